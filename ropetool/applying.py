@@ -1,0 +1,146 @@
+"""Carrying out a Plan: a staged copy of the source with the planned edits, put in place whole.
+
+The source is only read; an old value that is no longer there stops everything before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropetool import families, inspection, names, provenance
+from ropetool.errors import PlanMismatch
+from ropetool.families import Family
+from ropetool.formats import linking, output
+from ropetool.formats.hf import Checkpoint, Edit, apply_edits, open_checkpoint, parse_object, read_object, style
+from ropetool.formats.hf.jsontext import shown
+from ropetool.planning import Plan
+from ropetool.spec import TABLE_TOLERANCE, RopeSet
+
+LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
+_PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
+
+    left: what the source holds and the output does not, by name.
+    """
+
+    output: Path
+    placed: Mapping[str, int]
+    edited: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def apply(
+    plan: Plan,
+    source: str | Path,
+    target: str | Path,
+    *,
+    force: bool = False,
+    copy: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Applied:
+    """Write the planned checkpoint to `target`, whole or not at all.
+
+    Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
+    """
+    checkpoint = open_checkpoint(Path(source))
+    family = _family(plan, checkpoint)
+    edited = _edited_texts(plan, checkpoint)
+    _check_outcome(plan, checkpoint, family, edited)
+    carried, left = _sorted_out(checkpoint)
+    placed: Counter[str] = Counter()
+    with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage:
+        for relative in (path for path in carried if str(path) not in edited):
+            destination = stage / relative
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            if progress is not None:
+                progress(str(relative))
+            placed[linking.place(checkpoint.path / relative, destination, copy=copy)] += 1
+        for name, text in edited.items():
+            (stage / name).write_bytes(text.encode("utf-8"))
+        made = provenance.Provenance(
+            str(checkpoint.path.resolve()), provenance.fingerprint(checkpoint.path), plan.trained_length, plan.to_json()
+        )
+        # ASCII, so that a path that is no UTF-8 survives too.
+        (stage / names.PROVENANCE_JSON).write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="ascii")
+    return Applied(Path(target), dict(placed), tuple(edited), left)
+
+
+def _family(plan: Plan, checkpoint: Checkpoint) -> Family:
+    found = checkpoint.config.get(names.MODEL_TYPE)
+    if found != plan.family:
+        raise PlanMismatch(
+            f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=_PLAN_AGAIN
+        )
+    return families.get(plan.family)
+
+
+def _edited_texts(plan: Plan, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the new text of every file that the plan names."""
+    texts = {}
+    for name in dict.fromkeys(edit.file for edit in plan.edits):
+        path = checkpoint.path / name
+        if not path.is_file():
+            raise PlanMismatch(
+                f"the plan edits {name}, which is not there", where=str(checkpoint.path), try_=_PLAN_AGAIN
+            )
+        text = checkpoint.config_text if name == names.CONFIG_JSON else read_object(path)[0]
+        edits = [Edit(edit.path, edit.old, edit.new) for edit in plan.edits if edit.file == name]
+        texts[name] = apply_edits(text, edits, str(path))
+    return texts
+
+
+def _check_outcome(plan: Plan, checkpoint: Checkpoint, family: Family, texts: Mapping[str, str]) -> None:
+    """Refuse where a key that no edit names has changed: every runtime must still read what the plan says."""
+    where = str(checkpoint.path / names.CONFIG_JSON)
+    config = parse_object(texts.get(names.CONFIG_JSON, checkpoint.config_text), where)
+    style.read(config, family, where)
+    for runtime in plan.runtimes:
+        reading = inspection.read_as(runtime, config, family, where)
+        if reading.rope is None or not _as_planned(plan, reading.rope):
+            raise PlanMismatch(
+                f"with the plan's edits {runtime} would not compute the plan's table: another key has changed",
+                where=where, try_=_PLAN_AGAIN,
+            )  # fmt: skip
+
+
+def _as_planned(plan: Plan, found: RopeSet) -> bool:
+    tables = {t: entry.table for t, entry in found.entries.items() if entry.table and entry.table.rule is None}
+    planned = plan.rope_tables()
+    softmax = found.entries[names.FULL_ATTENTION].softmax_multiplier
+    return (
+        found.max_position_embeddings == plan.max_position_embeddings
+        and math.isclose(softmax, plan.softmax_multiplier, rel_tol=TABLE_TOLERANCE)
+        and tables.keys() == planned.keys()
+        and all(table.agrees(planned[layer_type]) for layer_type, table in tables.items())
+    )
+
+
+def _sorted_out(checkpoint: Checkpoint) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the files of the source that belong in the output, and the names of what does not.
+
+    Pickles stay behind with their index, folders of tools, and links that lead to a directory or nowhere.
+    """
+    carried, left = [], []
+    for path in sorted(checkpoint.path.rglob("*")):
+        relative = path.relative_to(checkpoint.path)
+        if not LEFT_BEHIND.isdisjoint(relative.parts[:-1]) or str(relative) == names.PROVENANCE_JSON:
+            continue
+        pickled = path in checkpoint.pickles or path.name == names.PICKLE_INDEX_JSON
+        if relative.name in LEFT_BEHIND or pickled or not (path.is_file() or _is_real_directory(path)):
+            left.append(str(relative))
+        elif path.is_file():
+            carried.append(relative)
+    return carried, tuple(left)
+
+
+def _is_real_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

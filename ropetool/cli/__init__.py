@@ -1,0 +1,116 @@
+"""The command group: commands are loaded when they are called, errors become two lines, exit codes are fixed.
+
+click and the error tree are all that --help needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ropetool import __version__
+from ropetool.errors import RopetoolError
+
+# name -> (module, first line of its help); the line stands here so that --help loads no command.
+COMMANDS = {
+    "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it."),
+    "methods": ("lists", "List the methods, or explain one."),
+    "families": ("lists", "List the model families, or explain one."),
+    "runtimes": ("lists", "List the runtimes, or explain one."),
+    "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
+    "apply": ("apply", "Carry out a plan made by extend --plan-out."),
+    "verify": ("verify", "Measure perplexity as the context grows."),
+    "demo": ("demo", "Extend and verify the embedded demo checkpoint."),
+}
+
+
+class Commands(click.Group):
+    """A group that imports a command's module only when the command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"ropetool.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="ropetool")
+def group() -> None:
+    """Extend the context window of language models, explain it, verify it.
+
+    \b
+    ropetool inspect model
+    ropetool extend model --method yarn --factor 8
+    ropetool verify model-yarn-8x --baseline model
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code: 0 done, 1 refused, 2 usage, 3 verification failed, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    _accept_any_name()
+    try:
+        code = group.main(arguments, prog_name="ropetool", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("Interrupted.", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        if "--json" in arguments:
+            _print_json_error(type(error).__name__, "", error.format_message(), "")
+        error.show()
+        sys.exit(error.exit_code)
+    except RopetoolError as error:
+        if os.environ.get("ROPETOOL_TRACEBACK"):
+            raise
+        _refuse(error, arguments)
+    except OSError as error:  # the system's word on a file: nothing that a traceback would explain
+        if os.environ.get("ROPETOOL_TRACEBACK"):
+            raise
+        _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _accept_any_name() -> None:
+    """Let file names that are no UTF-8 be printed, escaped."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse(error: RopetoolError, arguments: list[str]) -> NoReturn:
+    if "--json" in arguments:
+        _print_json_error(type(error).__name__, error.where, error.message, error.try_)
+    click.echo(f"Error: {error}", err=True)
+    if error.try_:
+        click.echo(f"Try: {error.try_}", err=True)
+    sys.exit(error.exit_code)
+
+
+def _print_json_error(kind: str, where: str, message: str, try_: str) -> None:
+    click.echo(json.dumps({"error": {"type": kind, "where": where, "message": message, "try": try_}}))
+
+
+def print_json(data: Any) -> None:
+    """Print a result as JSON on stdout, in ASCII: no locale or pipe can garble it."""
+    click.echo(json.dumps(data, indent=2, allow_nan=False))
+
+
+def notes(lines: tuple[str, ...] | list[str]) -> None:
+    """Print notes on stderr."""
+    for line in lines:
+        click.echo(f"Note: {line}", err=True)

@@ -1,0 +1,39 @@
+"""ropetool apply."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ropetool.cli import notes, print_json
+
+
+@click.command("apply")
+@click.argument("source", type=click.Path())
+@click.argument("plan_file", metavar="PLAN.json", type=click.Path())
+@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, as extend would name it.")
+@click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
+@click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def apply_command(source: str, plan_file: str, output: str | None, copy: bool, force: bool, as_json: bool) -> None:
+    """Carry out a plan made by extend --plan-out.
+
+    A source whose values are no longer those of the plan is refused.
+
+    \b
+    ropetool extend model --method yarn --factor 8 --dry-run --plan-out plan.json
+    ropetool apply model plan.json
+    """
+    from ropetool.applying import apply
+    from ropetool.planning import Plan
+    from ropetool.report.planned import applied_json, applied_text
+
+    plan = Plan.read(plan_file)
+    target = Path(output) if output else plan.output_beside(Path(source))
+    written = apply(plan, source, target, force=force, copy=copy)
+    if as_json:
+        print_json(applied_json(plan, written))
+    else:
+        click.echo(applied_text(plan, written), nl=False)
+        notes(plan.notes)

@@ -1,0 +1,180 @@
+"""ropetool extend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ropetool.cli import notes, print_json
+from ropetool.errors import ConfigError, UnknownParameter
+
+if TYPE_CHECKING:
+    from ropetool.planning import Plan
+
+
+@click.command("extend")
+@click.argument("source", type=click.Path())
+@click.option("--method", "-m", required=True, help="A method; see `ropetool methods`.")
+@click.option("--factor", type=float, help="How many times the trained length.")
+@click.option("--target-length", type=int, help="The new context in tokens, instead of --factor.")
+@click.option(
+    "--from",
+    "reading",
+    type=click.Choice(["original", "current"]),
+    help="For a source that is already scaled: replace its scaling, or build on it.",
+)
+@click.option(
+    "-p",
+    "params",
+    nargs=2,
+    multiple=True,
+    metavar="NAME VALUE",
+    help="A parameter of the method; see `ropetool methods NAME`.",
+)
+@click.option(
+    "--attention-factor",
+    default="auto",
+    show_default=True,
+    metavar="auto|none|yarn|logn|X",
+    help="What multiplies cos and sin.",
+)
+@click.option("--beta-fast", type=float, help="yarn, ntk-by-parts: turns above which a pair is kept.")
+@click.option("--beta-slow", type=float, help="yarn, ntk-by-parts: turns below which a pair is divided.")
+@click.option("--rope-theta", type=float, help="abf: the new base.")
+@click.option("--original-length", type=int, help="The trained length, where the file does not say it or says another.")
+@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx.")
+@click.option(
+    "--for",
+    "for_runtimes",
+    multiple=True,
+    metavar="RUNTIME",
+    help="A runtime that must agree; repeat for several. Default: transformers.",
+)
+@click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
+@click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
+@click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
+@click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def extend_command(
+    source: str,
+    method: str,
+    factor: float | None,
+    target_length: int | None,
+    reading: str | None,
+    params: tuple[tuple[str, str], ...],
+    attention_factor: str,
+    output: str | None,
+    dry_run: bool,
+    plan_out: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write a copy of a checkpoint with a longer context.
+
+    The source is only read; its weight files are linked. Every runtime asked for must decode what is written to
+    exactly the table that the method derives, otherwise nothing is written.
+
+    \b
+    ropetool extend model --method yarn --factor 8
+    ropetool extend model --method yarn --target-length 131072 --dry-run
+    ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
+    """
+    from ropetool.planning import make_plan
+    from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
+
+    plan = make_plan(
+        source, method, factor=factor, target_length=target_length, reading=reading,
+        params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
+        original_length=options["original_length"], for_runtimes=options["for_runtimes"],
+        config_style=options["config_style"],
+    )  # fmt: skip
+    target = Path(output) if output else plan.output_beside(Path(source))
+    with _written_beside(plan_out, plan):
+        if dry_run:
+            if as_json:
+                print_json(planned_json(plan, target))
+            else:
+                click.echo(plan_text(plan, str(target)), nl=False)
+                notes(plan.notes)
+            return
+        from ropetool.applying import apply
+
+        written = apply(plan, source, target, force=options["force"], copy=options["copy"])
+    if as_json:
+        print_json(applied_json(plan, written))
+    else:
+        click.echo(applied_text(plan, written), nl=False)
+        notes(plan.notes)
+
+
+@contextmanager
+def _written_beside(path: str | None, plan: Plan) -> Iterator[None]:
+    """Write the plan file, and remove it again if what follows fails."""
+    if path is None:
+        yield
+        return
+    _write_new(Path(path), json.dumps(plan.to_json(), indent=2) + "\n")
+    try:
+        yield
+    except BaseException:
+        Path(path).unlink()
+        raise
+
+
+def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the method's parameters from -p and from the options of the everyday ones."""
+    values: dict[str, Any] = {}
+    for name, value in params:
+        if name in values:
+            raise UnknownParameter("given twice", where=f"-p {name}")
+        values[name] = _list_value(name, value) if name in ("long_factor", "short_factor") else value
+    for name in ("beta_fast", "beta_slow", "rope_theta"):
+        if options[name] is not None:
+            if name in values:
+                raise UnknownParameter("given twice", where=f"-p {name}")
+            values[name] = options[name]
+    return values
+
+
+def _list_value(name: str, value: str) -> Any:
+    """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
+    text = value
+    if not value.lstrip().startswith("["):
+        try:
+            text = Path(value).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(
+                f"{value!r} is neither a JSON list nor a readable file ({reason})", where=f"-p {name}"
+            ) from None
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"it is not JSON ({error})", where=f"-p {name}: {value[:60]}") from None
+    data = data.get(name) if isinstance(data, dict) else data
+    if not isinstance(data, list):
+        raise ConfigError(f"it holds no list called {name}", where=f"-p {name}: {value[:60]}")
+    return data
+
+
+def _number_or_name(value: str) -> str | float:
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _write_new(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError("it exists already", where=f"--plan-out {path}", try_="another name, or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"it cannot be written ({error.strerror})", where=f"--plan-out {path}") from None

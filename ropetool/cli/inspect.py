@@ -1,0 +1,34 @@
+"""ropetool inspect."""
+
+from __future__ import annotations
+
+import click
+
+from ropetool.cli import notes, print_json
+
+
+@click.command("inspect")
+@click.argument("source", type=click.Path())
+@click.option(
+    "--target-length",
+    type=click.IntRange(1, 2**31),
+    help="Also show what this length would do to the bands, in tokens.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with every table.")
+def inspect_command(source: str, target_length: int | None, as_json: bool) -> None:
+    """Show what a checkpoint says and what runtimes make of it.
+
+    SOURCE is a directory with a config.json. No weights are read.
+
+    \b
+    ropetool inspect model --target-length 131072
+    """
+    from ropetool import inspection
+    from ropetool.report.inspected import inspection_text
+
+    found = inspection.inspect(source)
+    if as_json:
+        print_json(inspection.to_json(found, target_length))
+    else:
+        click.echo(inspection_text(found, target_length), nl=False)
+        notes(found.notes)

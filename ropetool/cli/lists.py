@@ -1,0 +1,39 @@
+"""ropetool methods, families and runtimes: generated from the code and data that they describe."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("methods")
+@click.argument("name", required=False)
+def methods_command(name: str | None) -> None:
+    """List the methods, or explain one with its parameters."""
+    from ropetool import methods
+    from ropetool.report.lists import method_text, overview
+
+    rows = [(n, methods.get(n).summary) for n in methods.names()]
+    click.echo(overview(rows) if name is None else method_text(methods.get(name)), nl=False)
+
+
+@click.command("families")
+@click.argument("name", required=False)
+def families_command(name: str | None) -> None:
+    """List the model families, or explain one."""
+    from ropetool import families
+    from ropetool.report.lists import family_text, overview
+
+    known = [families.get(n) for n in families.names()]
+    rows = [(f.model_type, f"{f.architecture}, for example {f.example}") for f in known]
+    click.echo(overview(rows) if name is None else family_text(families.get(name)), nl=False)
+
+
+@click.command("runtimes")
+@click.argument("name", required=False)
+def runtimes_command(name: str | None) -> None:
+    """List the runtimes, or explain one."""
+    from ropetool import runtimes
+    from ropetool.report.lists import overview, runtime_text
+
+    rows = [(n, runtimes.get(n).summary) for n in runtimes.names()]
+    click.echo(overview(rows) if name is None else runtime_text(runtimes.get(name)), nl=False)

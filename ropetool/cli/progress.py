@@ -1,0 +1,34 @@
+"""A progress bar on stderr, silent where that is no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback that takes what is being done, the tokens done, and the tokens of the whole run."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} tokens"),
+    )
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as shown:
+        task = shown.add_task("starting", total=None)
+
+        def update(stage: str, done: int, total: int) -> None:
+            shown.update(task, description=stage, completed=done, total=total or None)
+
+        yield update

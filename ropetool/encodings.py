@@ -1,0 +1,138 @@
+"""The ways to write a table into a Hugging Face config, and the test of each: read it back as a runtime would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool import inspection, names
+from ropetool.families import Family
+from ropetool.formats.hf import ABSENT, Checkpoint, Edit, apply_edits, parse_object, style
+from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.hf.style import RopeKeys
+from ropetool.methods import Derived
+from ropetool.rope import base_inv_freq
+from ropetool.spec import LayerRope, RopeSet
+
+
+@dataclass(frozen=True)
+class FileEdit:
+    """One change in one JSON file of the checkpoint; old and new may be ABSENT."""
+
+    file: str
+    path: tuple[str, ...]
+    old: Any
+    new: Any
+
+    def to_json(self) -> dict[str, Any]:
+        values = {key: v for key, v in (("old", self.old), ("new", self.new)) if v is not ABSENT}
+        return {"file": self.file, "path": list(self.path), **values}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FileEdit:
+        """Return the edit of a plan file.
+
+        Raises: KeyError, TypeError or ValueError if it is none, or of a file that plans do not edit.
+        """
+        file, path = data["file"], data["path"]
+        if file not in (names.CONFIG_JSON, names.TOKENIZER_CONFIG_JSON):
+            raise ValueError(f"{shown(file)} is no file that a plan edits")
+        if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
+            raise ValueError(f"{shown(path)} is no path to a key")
+        return cls(file, tuple(path), data.get("old", ABSENT), data.get("new", ABSENT))
+
+
+def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> list[tuple[str, RopeKeys]]:
+    """Return the encodings to try, in order of preference: the method's own keys, then a full table."""
+    found = []
+    for native in derived.native:
+        keys = dict(native)
+        rope_type = keys.pop(names.ROPE_TYPE)
+        theta = keys.pop(names.ROPE_THETA, entry.rope_theta)
+        found.append((f"{rope_type} keys", RopeKeys(rope_type, theta, keys)))
+    lists = _as_lists(entry, derived, trained_length, family)
+    return [*found, ("a full table as longrope lists", lists)] if lists else found
+
+
+def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> RopeKeys | None:
+    """Return the table as longrope divisors, which hold any fixed table; None where a pair never turns."""
+    regimes = derived.table.regimes
+    if derived.table.rule is not None or len(regimes) > 2 or any((r.inv_freq == 0).any() for r in regimes):
+        return None
+    assert entry.rope_theta is not None
+    base = base_inv_freq(entry.rope_theta, entry.rotary_dim)
+    factor = max(1.0, derived.max_position_embeddings / trained_length)
+    params: dict[str, Any] = {
+        names.SHORT_FACTOR: (base / regimes[0].inv_freq).tolist(),
+        names.LONG_FACTOR: (base / regimes[-1].inv_freq).tolist(),
+        names.FACTOR: factor,
+        names.ORIGINAL_MAX_POSITION_EMBEDDINGS: trained_length,
+        names.ATTENTION_FACTOR: regimes[-1].attention_factor,
+    }
+    if family.mla and derived.softmax_multiplier != 1 and factor > 1:
+        # The softmax scale follows (0.1 m ln s + 1)^2 for any type, so the multiplier is said through m.
+        params[names.MSCALE_ALL_DIM] = (math.sqrt(derived.softmax_multiplier) - 1) / (0.1 * math.log(factor))
+    return RopeKeys("longrope", entry.rope_theta, params)
+
+
+def config_edits(
+    checkpoint: Checkpoint,
+    family: Family,
+    keys: RopeKeys,
+    target: RopeSet,
+    trained_length: int,
+    config_style: str,
+    where: str,
+) -> list[FileEdit]:
+    config = checkpoint.config
+    part = style.section(config, family, where)
+    edits = style.edits(config, family, {names.FULL_ATTENTION: keys}, config_style, where)
+    path = family.text_path
+    edits += _number_edit(path, part, names.MAX_POSITION_EMBEDDINGS, target.max_position_embeddings)
+    outer = names.ORIGINAL_MAX_POSITION_EMBEDDINGS
+    if keys.rope_type == "longrope" or (outer in part and outer in keys.params):
+        # transformers 4.57 reads longrope's length only here, and transformers 5 lets this one win over the inner.
+        edits += _number_edit(path, part, outer, int(keys.params[outer]))
+    if (
+        family.null_head_dim
+        and keys.rope_type in ("yarn", "dynamic", "longrope")
+        and part.get(family.head_dim_key) is None
+    ):
+        edits += _number_edit(path, part, family.head_dim_key, target.entries[names.FULL_ATTENTION].head_dim)
+    return [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
+
+
+def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value: int) -> list[Edit]:
+    old = part.get(key, ABSENT)
+    return [] if old == value else [Edit((*path, key), old, value)]
+
+
+def objection(
+    checkpoint: Checkpoint,
+    family: Family,
+    edits: Sequence[FileEdit],
+    target: RopeSet,
+    wanted: Sequence[str],
+    where: str,
+) -> str:
+    """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
+    for runtime in wanted:
+        reason = difference(checkpoint, family, edits, target, runtime, where)
+        if reason:
+            return f"{runtime}: {reason}"
+    return ""
+
+
+def difference(
+    checkpoint: Checkpoint, family: Family, edits: Sequence[FileEdit], target: RopeSet, runtime: str, where: str
+) -> str:
+    changes = [Edit(e.path, e.old, e.new) for e in edits if e.file == names.CONFIG_JSON]
+    config = parse_object(apply_edits(checkpoint.config_text, changes, where), where)
+    found = inspection.read_as(runtime, config, family, where)
+    if found.rope is None:
+        return f"refuses with {found.refuses}"
+    if found.rope.max_position_embeddings != target.max_position_embeddings:
+        return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
+    return target.disagreement(found.rope)

@@ -1,0 +1,117 @@
+"""The exceptions of ropetool: one sentence, a place, a rule and a next step each.
+
+RopetoolError                 anything a user can mend; carries `where` and `try_`
+  CheckpointError             the files
+    NotACheckpoint            no config.json, no GGUF, not a directory
+    MissingFile               a file that another file names is absent
+    CorruptFile               a file that breaks its own format
+    UnsupportedDtype          a tensor type that is not handled
+    OutputError               the output exists, has no room, or may not be written
+  ConfigError                 the values
+    InvalidRope               a rope value that breaks a rule
+    AmbiguousRope             two readings, or two styles that disagree
+  UnknownName                 a name that is not in a list; says the list
+    UnknownFamily, UnknownMethod, UnknownParameter, UnknownRuntime
+  LossyExport                 the file or runtime cannot hold what was asked
+  PlanMismatch                the source is not what the plan was made for
+  VerificationFailed          a measurement ran and failed
+  MissingDependency           an optional package is absent; says how to install it
+"""
+
+from __future__ import annotations
+
+
+class RopetoolError(Exception):
+    """An error that the user can act on.
+
+    `where` is the file, key or option at fault, `try_` a command or step that would work; both may be empty.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, where: str = "", try_: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.try_ = try_
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class CheckpointError(RopetoolError):
+    """Something is wrong with the files of a checkpoint."""
+
+
+class NotACheckpoint(CheckpointError):
+    """The path holds nothing that ropetool can read."""
+
+
+class MissingFile(CheckpointError):
+    """A file that another file names is absent."""
+
+
+class CorruptFile(CheckpointError):
+    """A file breaks the rules of its own format."""
+
+
+class UnsupportedDtype(CheckpointError):
+    """A tensor has a type that is not handled."""
+
+
+class OutputError(CheckpointError):
+    """The output cannot be written."""
+
+
+class ConfigError(RopetoolError):
+    """A value in a file or an option breaks a rule."""
+
+
+class InvalidRope(ConfigError):
+    """A rope value is missing, malformed or out of range."""
+
+
+class AmbiguousRope(ConfigError):
+    """The file can be read in two ways and ropetool does not choose."""
+
+
+class UnknownName(RopetoolError):
+    """A name is not in the list of known ones."""
+
+    exit_code = 2
+
+
+class UnknownFamily(UnknownName):
+    """The model_type has no entry in families/."""
+
+    exit_code = 1
+
+
+class UnknownMethod(UnknownName):
+    """No method has this name."""
+
+
+class UnknownParameter(UnknownName):
+    """The method has no parameter of this name, or the value is of the wrong kind."""
+
+
+class UnknownRuntime(UnknownName):
+    """No runtime has this name, or it cannot read this format."""
+
+
+class LossyExport(RopetoolError):
+    """No encoding holds what was asked; says which parts, and what would work."""
+
+
+class PlanMismatch(RopetoolError):
+    """The source is not the one that the plan was made for."""
+
+
+class VerificationFailed(RopetoolError):
+    """A verification ran and the result is below its threshold."""
+
+    exit_code = 3
+
+
+class MissingDependency(RopetoolError):
+    """An optional package is needed and absent."""

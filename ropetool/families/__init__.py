@@ -1,0 +1,157 @@
+"""The model families: one JSON file each, named after its model_type, read by a strict loader.
+
+What a family says is what its code in transformers does; see docs/contributing.md for the checklist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ropetool.errors import UnknownFamily
+
+
+@dataclass(frozen=True)
+class TrainedLength:
+    """A shipped max_position_embeddings that is not the length trained on."""
+
+    max_position_embeddings: int
+    trained: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model family, as its config.json and its code in transformers have it.
+
+    text_path: where the rope keys live inside config.json. layer_types: kinds of layer with a table of their own
+    (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
+    full-attention one where the config does not list layer_types. default_*: the values that the class assumes
+    when the config is silent; None for head_dim means hidden_size // num_attention_heads.
+    null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
+    interleave_key: the boolean key that, when false, makes the layout half.
+    sliding_window: never, always, or the boolean key that switches it on. mla: the softmax scale follows
+    mscale_all_dim, the table belongs to the decoupled keys.
+    """
+
+    model_type: str
+    example: str
+    architecture: str
+    layout: str
+    text_path: tuple[str, ...] = ()
+    layer_types: tuple[str, ...] = ()
+    extends: tuple[str, ...] = ("full_attention",)
+    pattern: int | None = None
+    head_dim_key: str = "head_dim"
+    default_head_dim: int | None = None
+    default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)
+    v4_default_rope_theta: float = 10000.0
+    default_max_position_embeddings: int = 2048
+    null_head_dim: tuple[str, ...] = ()
+    sliding_window: str = "never"
+    default_sliding_window: int | None = None
+    interleave_key: str = ""
+    mla: bool = False
+    v4_softmax_scale: bool = True
+    trained_length: tuple[TrainedLength, ...] = ()
+    source: str = ""
+
+    @property
+    def nested(self) -> bool:
+        """Whether the v5 style nests its rope keys by layer type."""
+        return bool(self.layer_types)
+
+    @property
+    def shared_default_theta(self) -> float | None:
+        """The base that every generation of transformers assumes where the config is silent, None if they differ."""
+        theta = self.default_rope_theta["full_attention"]
+        return theta if theta == self.v4_default_rope_theta else None
+
+    @property
+    def has_local_base(self) -> bool:
+        """Whether the v4 style has rope_local_base_freq for the sliding layers."""
+        return self.nested and self.default_rope_theta["sliding_attention"] != self.default_rope_theta["full_attention"]
+
+    @property
+    def rope_entries(self) -> tuple[str, ...]:
+        """The kinds of layer that have a table."""
+        return self.layer_types or ("full_attention",)
+
+
+def _typed(hint: Any, value: Any, where: str) -> Any:
+    """Return the JSON value as the hinted type; a family file with a wrong kind of value is a bug of ours."""
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        inner = typing.get_args(hint)[0]
+        if not isinstance(value, list):
+            raise TypeError(f"{where}: {value!r} is no list")
+        return tuple(
+            _record(inner, v, where) if dataclasses.is_dataclass(inner) else _typed(inner, v, where) for v in value
+        )
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TypeError(f"{where}: {value!r} is no object")
+        return {key: float(v) for key, v in value.items()}
+    kinds = typing.get_args(hint) or (hint,)
+    if hint is float and type(value) in (int, float):
+        return float(value)
+    if type(value) not in kinds:
+        raise TypeError(f"{where}: {value!r} is not {hint}")
+    return value
+
+
+def _record(kind: Any, data: dict[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    unknown = set(data) - set(hints)
+    if unknown:
+        raise TypeError(f"{where}: unknown keys {sorted(unknown)}")
+    return kind(**{key: _typed(hints[key], value, f"{where}: {key}") for key, value in data.items()})
+
+
+@cache
+def _discovered() -> dict[str, Family]:
+    found: dict[str, Family] = {}
+    for entry in resources.files(__name__).iterdir():
+        if entry.name.endswith(".json"):
+            family: Family = _record(Family, json.loads(entry.read_text(encoding="utf-8")), entry.name)
+            if f"{family.model_type}.json" != entry.name or family.layout not in ("half", "interleaved"):
+                raise TypeError(
+                    f"{entry.name}: the file is named after its model_type, the layout is half or interleaved"
+                )
+            found[family.model_type] = family
+    return dict(sorted(found.items()))
+
+
+def names() -> list[str]:
+    """Return the model_type of every known family, sorted."""
+    return list(_discovered())
+
+
+def find(model_type: str) -> Family | None:
+    """Return the family of this model_type, or None."""
+    return _discovered().get(model_type)
+
+
+def get(model_type: str, where: str = "") -> Family:
+    """Return the family of this model_type.
+
+    Raises: UnknownFamily with the nearest known names and how to add one.
+    """
+    family = find(model_type)
+    if family is None:
+        near = difflib.get_close_matches(model_type, names(), n=2)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        shown = model_type if len(model_type) <= 60 else f"{model_type[:57]}..."
+        file = f"{model_type}.json" if model_type.isidentifier() and len(model_type) <= 60 else "MODEL_TYPE.json"
+        raise UnknownFamily(
+            f"the model family {shown!r} is not known{hint}; known: {', '.join(names())}",
+            where=where,
+            try_=f"add ropetool/families/{file} after the checklist in docs/contributing.md",
+        )
+    return family

@@ -1,0 +1,21 @@
+"""Hugging Face directories: config.json as text that is edited in place, safetensors headers, shards."""
+
+from ropetool.formats.hf.checkpoint import Checkpoint, headers, open_checkpoint, read_object, read_optional_object
+from ropetool.formats.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
+from ropetool.formats.hf.safetensors import DTYPE_BITS, Header, TensorInfo, read_header
+
+__all__ = [
+    "ABSENT",
+    "DTYPE_BITS",
+    "Checkpoint",
+    "Edit",
+    "Header",
+    "TensorInfo",
+    "apply_edits",
+    "headers",
+    "open_checkpoint",
+    "parse_object",
+    "read_header",
+    "read_object",
+    "read_optional_object",
+]

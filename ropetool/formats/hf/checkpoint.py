@@ -1,0 +1,185 @@
+"""A Hugging Face directory as found: its config, its weight files, its shard index. Loads no weights, no pickles.
+
+Knows which files belong together, not what a key of the config means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import CheckpointError, CorruptFile, MissingFile, NotACheckpoint
+from ropetool.formats.hf.jsontext import MAX_CHARS, parse_object
+from ropetool.formats.hf.safetensors import Header, read_header
+
+SUFFIX = ".safetensors"
+SINGLE_FILE = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a directory. `weights` are what a loader reads; `index` maps tensor names to shard names."""
+
+    path: Path
+    config: Mapping[str, Any]
+    config_text: str
+    tokenizer_config: Mapping[str, Any] | None
+    weights: tuple[Path, ...]
+    index: Mapping[str, str] | None
+    pickles: tuple[Path, ...]
+
+    @property
+    def config_only(self) -> bool:
+        """Return whether there are no weights of any kind."""
+        return not self.weights and not self.pickles
+
+    @property
+    def pickle_only(self) -> bool:
+        """Return whether the only weights are pickles, which are never loaded."""
+        return bool(self.pickles) and not self.weights
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return what the directory holds; the files that its shard index names are there.
+
+    Raises: NotACheckpoint, MissingFile, CorruptFile, or CheckpointError where a file cannot be read.
+    """
+    path = Path(path)
+    _check_directory(path)
+    text, config = read_object(path / names.CONFIG_JSON)
+    tokenizer = read_optional_object(path / names.TOKENIZER_CONFIG_JSON)
+    index = _read_index(path)
+    return Checkpoint(
+        path, config, text,
+        tokenizer_config=tokenizer[1] if tokenizer else None,
+        weights=_weights(path, index),
+        index=index,
+        pickles=tuple(sorted(_pickles(path))),
+    )  # fmt: skip
+
+
+def _check_directory(path: Path) -> None:
+    where = str(path)
+    if os.path.isfile(path):
+        if path.suffix.lower() == ".gguf":
+            raise NotACheckpoint("is a GGUF file, not a Hugging Face directory", where=where)
+        raise NotACheckpoint(
+            f"is a file; a checkpoint is a directory with a {names.CONFIG_JSON}",
+            where=where, try_=f"give its directory, {path.parent}",
+        )  # fmt: skip
+    if not os.path.isdir(path):
+        raise NotACheckpoint(
+            "does not exist" if not os.path.lexists(path) else "is neither a directory nor a file",
+            where=where, try_=f"give a directory that holds a {names.CONFIG_JSON}",
+        )  # fmt: skip
+    config = path / names.CONFIG_JSON
+    if not os.path.lexists(config):
+        raise NotACheckpoint(f"holds no {names.CONFIG_JSON}", where=where, try_=_nearby(path))
+
+
+def _nearby(path: Path) -> str:
+    """Return what the user may have meant by a directory without a config."""
+    found = sorted(path.glob("*.gguf"))[:1] or [c.parent for c in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))]
+    return f"give {found[0]}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
+
+
+def read_object(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of a JSON file, line ends as they are, and the object that it holds.
+
+    Raises: MissingFile, CorruptFile, or CheckpointError where it cannot be read.
+    """
+    where = str(path)
+    if not os.path.isfile(path):
+        if os.path.lexists(path) and not path.is_symlink():
+            raise CorruptFile("is a directory or a device; a regular file is needed", where=where)
+        raise MissingFile(
+            "is a link to a file that does not exist" if path.is_symlink() else "does not exist", where=where
+        )
+    try:
+        size = path.stat().st_size
+        if size > MAX_CHARS:
+            raise CorruptFile(f"is {size:,} bytes long; at most {MAX_CHARS:,} are read", where=where)
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"is not UTF-8: {error.reason} at byte {error.start}", where=where) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=where) from error
+    if not text.strip():
+        raise CorruptFile("is empty", where=where)
+    return text, parse_object(text, where)
+
+
+def read_optional_object(path: Path) -> tuple[str, dict[str, Any]] | None:
+    """Return what read_object does, or None where there is no such file."""
+    return read_object(path) if os.path.lexists(path) else None
+
+
+def _pickles(path: Path) -> Iterator[Path]:
+    """Yield the pickles at any depth: Meta's repositories keep theirs in original/."""
+    for folder, inner, files in os.walk(path):
+        inner[:] = [name for name in inner if not name.startswith(".")]  # .git and the hub's .cache
+        yield from (Path(folder, name) for name in files if name.endswith(names.PICKLE_SUFFIXES))
+
+
+def _weights(path: Path, index: Mapping[str, str] | None) -> tuple[Path, ...]:
+    """Return the files that loaders read: model.safetensors and the shards of the index, else all there are."""
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    loaded = {SINGLE_FILE, *(index or {}).values()}
+    return tuple([file for file in found if file.name in loaded] or found)
+
+
+# --- the shard index
+
+
+def _read_index(path: Path) -> Mapping[str, str] | None:
+    file = path / names.SAFETENSORS_INDEX_JSON
+    read = read_optional_object(file)
+    if read is None:
+        return None
+    index = read[1].get("weight_map")
+    if not isinstance(index, dict) or not index or not all(isinstance(shard, str) for shard in index.values()):
+        raise CorruptFile("has no weight_map of tensor names to file names", where=str(file))
+    first_tensor = {shard: tensor for tensor, shard in reversed(index.items())}
+    for shard, tensor in sorted(first_tensor.items()):
+        _check_shard(path, shard, tensor, str(file))
+    return index
+
+
+def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
+    if any(char in shard for char in "/\\\0") or not shard.endswith(SUFFIX):
+        raise CorruptFile(
+            f"{tensor!r} is said to be in {shard!r}; shards are {SUFFIX} files of the same directory", where=where
+        )
+    if not os.path.isfile(path / shard):
+        raise MissingFile(
+            f"{tensor!r} is said to be in {shard}, which is not there",
+            where=where, try_=f"fetch {shard} into {path}",
+        )  # fmt: skip
+
+
+def headers(checkpoint: Checkpoint) -> list[Header]:
+    """Return the checked headers of all weight files, no tensor twice and each where the index says.
+
+    Raises: CorruptFile.
+    """
+    found = [read_header(path) for path in checkpoint.weights]
+    holder: dict[str, str] = {}
+    for header in found:
+        for name in header.tensors:
+            if name in holder:
+                raise CorruptFile(
+                    f"tensor {name!r} is in {holder[name]} and in {header.path.name}: loaders differ in which they take",
+                    where=str(checkpoint.path),
+                )
+            holder[name] = header.path.name
+    for name, shard in (checkpoint.index or {}).items():
+        if holder.get(name) != shard:
+            raise CorruptFile(
+                f"tensor {name!r} is said to be in {shard}, but is in {holder.get(name, 'no weight file')}",
+                where=str(checkpoint.path / names.SAFETENSORS_INDEX_JSON),
+            )
+    return found

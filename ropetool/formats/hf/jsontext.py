@@ -1,0 +1,331 @@
+"""JSON text edited in place: whatever an edit does not name keeps its characters.
+
+Knows JSON and nothing else: no files, and not what a key means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from ropetool.errors import CorruptFile, PlanMismatch
+
+# Room for the index of a checkpoint with 200,000 tensors (about 20 MB), and a bound on what a hostile file can cost.
+MAX_CHARS = 32 << 20
+MAX_VALUES = 1_000_000
+MAX_DEPTH = 100
+
+BOM = "\ufeff"
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_DECODER = json.JSONDecoder()
+
+
+class _Absent(Enum):
+    """One member, so that copies and pickles of it stay the same object."""
+
+    ABSENT = "ABSENT"
+
+    def __repr__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Final = _Absent.ABSENT
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One key that changes from `old` to `new`; ABSENT as `old` adds the key, as `new` removes it.
+
+    `after` names the key of the same object behind which an added key goes; the last one by default.
+    """
+
+    path: tuple[str, ...]
+    old: Any
+    new: Any
+    after: str | None = None
+
+
+def parse_object(text: str, where: str) -> dict[str, Any]:
+    """Return the object that `text` holds; a byte order mark in front is allowed.
+
+    Raises: CorruptFile if it is malformed, names a key twice, is no object or breaks a limit.
+    """
+    if len(text) > MAX_CHARS:
+        raise CorruptFile(f"has {len(text):,} characters; at most {MAX_CHARS:,} are read", where=where)
+    # Each comma and bracket starts at most one value; those inside strings count too, which the limit has room for.
+    openers = text.count("{") + text.count("[")
+    if openers + text.count(",") > MAX_VALUES:
+        raise CorruptFile(f"holds more than {MAX_VALUES:,} values", where=where)
+    try:
+        value = json.loads(text.removeprefix(BOM), object_pairs_hook=lambda pairs: unique(pairs, where))
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise CorruptFile(f"is not valid JSON: {error.msg} at {place}", where=where) from None
+    except RecursionError:
+        raise _too_deep(where) from None
+    except ValueError:  # Python's own limit, against quadratic conversion
+        raise CorruptFile("holds an integer with too many digits to be read", where=where) from None
+    if not isinstance(value, dict):
+        raise CorruptFile(f"holds {shown(value)}; a JSON object is needed", where=where)
+    if openers > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        raise _too_deep(where)
+    return value
+
+
+def unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """Return the pairs as a dict.
+
+    Raises: CorruptFile if two have the same key: readers differ in which they take.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise CorruptFile(f"names the key {key!r} twice in one object", where=where)
+        found[key] = value
+    return found
+
+
+def _too_deep(where: str) -> CorruptFile:
+    return CorruptFile(f"is nested more than {MAX_DEPTH} levels deep", where=where)
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(limit):
+        nested = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [child for children in nested for child in children if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def apply_edits(text: str, edits: Iterable[Edit], where: str) -> str:
+    """Return `text` with the edits made one after the other.
+
+    Raises: PlanMismatch if a value is not the `old` of its edit; CorruptFile if the text is no JSON object.
+    """
+    parse_object(text, where)
+    for edit in edits:
+        text = _apply(text, edit, where)
+    return text
+
+
+def _apply(text: str, edit: Edit, where: str) -> str:
+    if not edit.path:
+        raise _mismatch("an edit names no key", where)
+    place = f"{where}: {'.'.join(edit.path)}"
+    holder = _locate(text, edit.path[:-1], place)
+    key = edit.path[-1]
+    member = holder.get(key)
+    current = ABSENT if member is None else member.value
+    if not same(current, edit.old):
+        raise _mismatch(f"is {shown(current)}, but the plan was made for {shown(edit.old)}", place)
+    if same(edit.new, edit.old):
+        return text  # a number keeps its spelling
+    style = _Style.of(text)
+    if member is None:
+        return _inserted(text, holder, edit, style, place)
+    if edit.new is ABSENT:
+        return _removed(text, holder, member)
+    return _replaced(text, holder, member, edit.new, style)
+
+
+def same(left: Any, right: Any) -> bool:
+    """Return whether two parsed values are the same JSON: 1, 1.0 and true differ, the order of keys does not count."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    if isinstance(left, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, float):
+        return repr(left) == repr(right)  # so that NaN is itself and -0.0 is not 0.0
+    return bool(left == right)
+
+
+def _mismatch(message: str, place: str) -> PlanMismatch:
+    return PlanMismatch(message, where=place, try_="make the plan again from this file")
+
+
+def shown(value: Any) -> str:
+    """Return a value as at most 80 characters for a message."""
+    if value is ABSENT:
+        return "absent"
+    if _deeper_than(value, 4):
+        return "deeply nested"
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# --- where things are
+
+
+@dataclass(frozen=True)
+class _Member:
+    key: str
+    start: int  # of the key
+    colon: str  # from the end of the key to the value
+    begin: int  # of the value
+    end: int  # of the value
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Object:
+    begin: int
+    end: int
+    members: Sequence[_Member]
+
+    def get(self, key: str) -> _Member | None:
+        return next((member for member in self.members if member.key == key), None)
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found is not None
+    return found.end()
+
+
+def _scan(text: str, begin: int) -> _Object:
+    """Return the members of the object that starts at `begin`, in text that is known to be valid."""
+    members = []
+    at = _skip(text, begin + 1)
+    while text[at] != "}":
+        key, key_end = _DECODER.raw_decode(text, at)
+        value_at = _skip(text, _skip(text, key_end) + 1)
+        value, end = _DECODER.raw_decode(text, value_at)
+        members.append(_Member(key, at, text[key_end:value_at], value_at, end, value))
+        at = _skip(text, end)
+        if text[at] == ",":
+            at = _skip(text, at + 1)
+    return _Object(begin, at + 1, members)
+
+
+def _root(text: str) -> _Object:
+    return _scan(text, _skip(text, len(BOM) if text.startswith(BOM) else 0))
+
+
+def _locate(text: str, path: tuple[str, ...], place: str) -> _Object:
+    found = _root(text)
+    for depth, key in enumerate(path, 1):
+        member = found.get(key)
+        value = ABSENT if member is None else member.value
+        if member is None or not isinstance(value, dict):
+            raise _mismatch(f"{'.'.join(path[:depth])} is {shown(value)}, but the plan was made for an object", place)
+        found = _scan(text, member.begin)
+    return found
+
+
+# --- how things are written
+
+
+@dataclass(frozen=True)
+class _Style:
+    """What the outermost object says about how the file is written; its inner objects may differ."""
+
+    newline: str
+    unit: str | None  # one step of indentation; None where the file is on one line
+    colon: str
+    ascii_only: bool
+
+    @classmethod
+    def of(cls, text: str) -> _Style:
+        root = _root(text)
+        first = text[root.begin + 1 : root.members[0].start if root.members else root.end - 1]
+        colon = root.members[0].colon if root.members else ": "
+        return cls(
+            newline="\r\n" if "\r\n" in text else "\n",
+            unit=(first.rpartition("\n")[2] if root.members else "  ") if "\n" in first else None,
+            colon=colon if "\n" not in colon else ": ",
+            ascii_only=text.removeprefix(BOM).isascii(),
+        )
+
+    def render(self, value: Any, indent: str, *, one_line: bool) -> str:
+        """Return `value` as text for a line that is indented by `indent`."""
+        # A lone surrogate has no UTF-8 form; it can only be written as an escape.
+        ascii_only = self.ascii_only or _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
+        if one_line:
+            return json.dumps(value, ensure_ascii=ascii_only, separators=("," + self.gap, self.colon))
+        unit = "  " if self.unit is None else self.unit
+        lines = json.dumps(value, ensure_ascii=ascii_only, indent=unit, separators=(",", self.colon))
+        return lines.replace("\n", self.newline + indent)  # in JSON a line end never stands inside a string
+
+    @property
+    def gap(self) -> str:
+        """What follows a comma on one line."""
+        return " " if self.colon.endswith(" ") else ""
+
+
+def _gap_before(text: str, member: _Member) -> str:
+    bare = text[: member.start].rstrip(" \t\r\n")
+    return text[len(bare) : member.start]
+
+
+def _indent_at(text: str, at: int) -> str:
+    line = text.rfind("\n", 0, at) + 1
+    return re.match(r"[ \t]*", text[line:at]).group()  # type: ignore[union-attr]
+
+
+def _replaced(text: str, holder: _Object, member: _Member, new: Any, style: _Style) -> str:
+    old = text[member.begin : member.end]
+    # A list or object keeps its own form; anything else takes the form of the object around it.
+    around = (
+        old if isinstance(member.value, dict | list) and member.value else text[holder.begin : holder.members[0].start]
+    )
+    rendered = style.render(new, _indent_at(text, member.start), one_line="\n" not in around)
+    return text[: member.begin] + rendered + text[member.end :]
+
+
+def _inserted(text: str, holder: _Object, edit: Edit, style: _Style, place: str) -> str:
+    key = edit.path[-1]
+    anchor = _anchor(holder, edit.after, place)
+    if anchor is None:
+        return _filled(text, holder, {key: edit.new}, style)
+    gap = _gap_after(text, holder, anchor, style)
+    on_own_line = "\n" in gap
+    indent = gap.rpartition("\n")[2] if on_own_line else _indent_at(text, anchor.start)
+    colon = anchor.colon if "\n" not in anchor.colon else style.colon
+    name = style.render(key, indent, one_line=True)
+    value = style.render(edit.new, indent, one_line=not on_own_line)
+    return text[: anchor.end] + "," + gap + name + colon + value + text[anchor.end :]
+
+
+def _anchor(holder: _Object, after: str | None, place: str) -> _Member | None:
+    """Return the member behind which a new key goes, None in an empty object."""
+    if after is None:
+        return holder.members[-1] if holder.members else None
+    anchor = holder.get(after)
+    if anchor is None:
+        raise _mismatch(f"goes behind {after!r}, which is absent", place)
+    return anchor
+
+
+def _filled(text: str, holder: _Object, members: dict[str, Any], style: _Style) -> str:
+    """Return `text` with `members` in an object that was empty."""
+    rendered = style.render(members, _indent_at(text, holder.begin), one_line=style.unit is None)
+    return text[: holder.begin] + rendered + text[holder.end :]
+
+
+def _gap_after(text: str, holder: _Object, anchor: _Member, style: _Style) -> str:
+    """Return the space between the comma behind `anchor` and a new key."""
+    position = holder.members.index(anchor)
+    # The space before a first key belongs to the brace: "{ " may well stand before "a": 1,"b": 2.
+    model = holder.members[1] if position == 0 and len(holder.members) > 1 else anchor
+    gap = _gap_before(text, model)
+    if "\n" in gap:  # one line end, however many blank lines stand there
+        return ("\r\n" if "\r\n" in gap else "\n") + gap.rpartition("\n")[2]
+    return style.gap if model is holder.members[0] else gap
+
+
+def _removed(text: str, holder: _Object, member: _Member) -> str:
+    position = holder.members.index(member)
+    if len(holder.members) == 1:
+        return text[: holder.begin] + "{}" + text[holder.end :]
+    if position == 0:
+        return text[: member.start] + text[holder.members[1].start :]
+    return text[: holder.members[position - 1].end] + text[member.end :]

@@ -1,0 +1,139 @@
+"""Putting an unchanged file into an output for as little as the file system charges: shared blocks, a link, a copy.
+
+Knows no file format; never changes the source.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ropetool.errors import CheckpointError, OutputError
+from ropetool.formats.output import output_error
+
+if sys.platform == "linux":
+    import fcntl
+
+REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_RANGE = 64 << 20
+_BUFFER = 1 << 20
+# The answers that mean "not with this file system or this pair of files"; everything else is an error.
+_UNSUPPORTED = frozenset({
+    errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.EMLINK,
+    errno.EPERM,  # a hard link to a file of another owner, under fs.protected_hardlinks
+    errno.EACCES,
+})  # fmt: skip
+
+
+def place(source: Path, destination: Path, *, copy: bool = False) -> str:
+    """Put the content of `source` at `destination`; return "reflinked", "hard-linked" or "copied".
+
+    Symbolic links are followed first, as in a hub cache. `copy` asks for a copy where a link would do; a hard-linked
+    file keeps its mode and owner.
+    Raises: OutputError if it cannot be written, nothing is left then; CheckpointError if the source cannot be read.
+    """
+    with _readable(source) as reader:
+        try:
+            return _place(reader, destination, copy)
+        except OSError as error:
+            raise output_error(error, destination, need=os.fstat(reader.fileno()).st_size) from error
+
+
+def _place(reader: BinaryIO, destination: Path, copy: bool) -> str:
+    if os.path.lexists(destination):
+        raise OutputError("exists already", where=str(destination))
+    if not copy and _reflink(reader, destination):
+        return REFLINKED
+    if not copy and _hard_link(Path(reader.name), destination):
+        return HARD_LINKED
+    _copy(reader, destination)
+    return COPIED
+
+
+@contextmanager
+def _readable(source: Path) -> Iterator[BinaryIO]:
+    try:
+        real = source.resolve(strict=True)
+        if not real.is_file():  # opening a pipe would wait for ever
+            raise CheckpointError("is no regular file, so it cannot be carried over", where=str(source))
+        file = real.open("rb")
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"cannot be read: {reason}", where=str(source)) from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _new(destination: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that is gone again if the body fails, a keyboard interrupt included."""
+    file = destination.open("xb")
+    try:
+        with file:
+            yield file
+    except BaseException:
+        destination.unlink()
+        raise
+
+
+def _reflink(reader: BinaryIO, destination: Path) -> bool:
+    """Return whether the new file shares the blocks of the source, as btrfs, xfs and bcachefs can."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with _new(destination) as writer:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _hard_link(real: Path, destination: Path) -> bool:
+    try:
+        os.link(real, destination)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _copy(reader: BinaryIO, destination: Path) -> None:
+    size = os.fstat(reader.fileno()).st_size
+    with _new(destination) as writer:
+        done = _copy_in_kernel(reader.fileno(), writer.fileno(), size)
+        if done < size:
+            reader.seek(done)
+            writer.seek(done)
+            shutil.copyfileobj(reader, writer, _BUFFER)
+            writer.flush()
+        if os.fstat(writer.fileno()).st_size != size:
+            raise CheckpointError(
+                f"is no longer {size:,} bytes long: it changed while it was copied", where=reader.name
+            )
+
+
+def _copy_in_kernel(source: int, destination: int, size: int) -> int:
+    """Return how many bytes copy_file_range carried over; some file systems do none, or stop early."""
+    done = 0
+    if not hasattr(os, "copy_file_range"):
+        return done
+    try:
+        while done < size:
+            step = os.copy_file_range(source, destination, min(_RANGE, size - done), done, done)
+            if not step:
+                break
+            done += step
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return done

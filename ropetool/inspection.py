@@ -1,0 +1,214 @@
+"""What a checkpoint says and what each runtime makes of it: the data behind `ropetool inspect`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import families, names, provenance, rope, runtimes
+from ropetool.families import Family
+from ropetool.formats.hf import Checkpoint, open_checkpoint, style
+from ropetool.formats.hf.jsontext import shown
+from ropetool.spec import LayerRope, RopeSet
+
+SCHEMA = 1
+DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
+
+
+@dataclass(frozen=True)
+class RuntimeReading:
+    """What one runtime computes, or why it stops."""
+
+    name: str
+    rope: RopeSet | None
+    refuses: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint as found: `family` and `rope` are None where the model_type is unknown."""
+
+    source: Path
+    format: str
+    model_type: str
+    family: Family | None
+    rope: RopeSet | None
+    trained_length: int | None
+    stated: Mapping[str, Any]
+    readings: tuple[RuntimeReading, ...]
+    kv_bytes: Mapping[str, KvCache]
+    notes: tuple[str, ...]
+
+    def cache_bytes(self, length: int) -> int:
+        """Return the size of a KV cache of this many tokens, for one sequence."""
+        return sum(kind.bytes_at(length) for kind in self.kv_bytes.values())
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The cache of one kind of layer: bytes per token, and the window that bounds it."""
+
+    per_token: int
+    window: int | None
+
+    def bytes_at(self, length: int) -> int:
+        return self.per_token * (length if self.window is None else min(length, self.window))
+
+
+def inspect(source: str | Path) -> Inspection:
+    """Return what the checkpoint says and what each runtime makes of it; reads no weights.
+
+    Raises: CheckpointError for broken files, ConfigError for broken values of a known family.
+    """
+    checkpoint = open_checkpoint(Path(source))
+    return inspect_checkpoint(checkpoint)
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Return the inspection of an opened Hugging Face checkpoint."""
+    config = checkpoint.config
+    where = str(checkpoint.path / names.CONFIG_JSON)
+    stated_type = config.get(names.MODEL_TYPE)
+    model_type = stated_type if isinstance(stated_type, str) else ""
+    family = families.find(model_type)
+    notes = ["only config.json, no weights"] if checkpoint.config_only else []
+    if checkpoint.pickle_only:
+        notes.append("the weights are pickles, which ropetool never loads; convert them to safetensors first")
+    stated = stated_rope_keys(config)
+    if family is None:
+        what = f"the family {shown(model_type)} is unknown" if model_type else "config.json states no model_type"
+        reason = f"{what}: the keys are shown as written, no runtime is decoded"
+        return Inspection(checkpoint.path, "hf", model_type, None, None, None, stated, (), {}, (*notes, reason))
+    style.read(config, family, where)
+    readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes())
+    decoded = next((r.rope for r in readings if r.rope is not None), None)
+    trained = _trained_length(checkpoint, family, decoded)
+    return Inspection(
+        checkpoint.path, "hf", model_type, family, decoded, trained, stated, readings,
+        _kv_cache(config, family, decoded) if decoded else {}, tuple(notes),
+    )  # fmt: skip
+
+
+def _hf_runtimes() -> list[str]:
+    return [runtime.name for runtime in runtimes.for_format("hf")]
+
+
+def read_as(runtime: str, config: Mapping[str, Any], family: Family, where: str) -> RuntimeReading:
+    """Return what this runtime makes of the config."""
+    try:
+        return RuntimeReading(runtime, runtimes.get(runtime).decode(runtimes.HfView(config, family, where)))
+    except runtimes.Refuses as refusal:
+        return RuntimeReading(runtime, None, str(refusal))
+
+
+def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every key about positions as written, those of text_config under their dotted name."""
+    wanted = ("rope", "rotary", "max_position", "sliding_window", "max_seq", "seq_length", "alibi")
+    found = {}
+    text = config.get(names.TEXT_CONFIG)
+    for prefix, part in (("", config), (f"{names.TEXT_CONFIG}.", text if isinstance(text, Mapping) else {})):
+        found.update({prefix + k: v for k, v in part.items() if any(word in k for word in wanted)})
+    return found
+
+
+def _trained_length(checkpoint: Checkpoint, family: Family, decoded: RopeSet | None) -> int | None:
+    known = provenance.read(checkpoint.path)
+    if known is not None:
+        return known.trained_length
+    if decoded is None:
+        return None
+    length = decoded.original_max_position_embeddings
+    if any(entry.rope_type != "default" for entry in decoded.entries.values()):
+        return length
+    shipped = {t.max_position_embeddings: t.trained for t in family.trained_length}
+    return shipped.get(length, length) if length is not None else None
+
+
+def _kv_cache(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
+    part = style.section(config, family, names.CONFIG_JSON)
+    dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
+    size = DTYPE_BYTES.get(str(dtype), 2)
+    found = {}
+    for layer_type, entry in decoded.entries.items():
+        if family.mla:
+            channels = (part.get(names.KV_LORA_RANK) or 512) + entry.rotary_dim
+        else:
+            heads = part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0
+            channels = 2 * heads * entry.head_dim
+        found[layer_type] = KvCache(len(entry.layers) * channels * size, entry.sliding_window)
+    return found
+
+
+def to_json(inspection: Inspection, target_length: int | None = None) -> dict[str, Any]:
+    """Return the inspection as `inspect --json` prints it."""
+    decoded = inspection.rope
+    target = target_length or (decoded.max_position_embeddings if decoded else None)
+    return {
+        "schema": SCHEMA,
+        "source": str(inspection.source),
+        "format": inspection.format,
+        "family": inspection.family.model_type if inspection.family else None,
+        "arch": inspection.model_type,
+        "trained_length": inspection.trained_length,
+        "stated": _without_nan(inspection.stated),
+        "rope": {t: _entry_json(e, decoded, inspection) for t, e in decoded.entries.items()} if decoded else {},
+        "runtimes": {r.name: _reading_json(r) for r in inspection.readings},
+        "kv_cache_bytes": {
+            "per_token": sum(kind.per_token for kind in inspection.kv_bytes.values()),
+            "at_target": inspection.cache_bytes(target) if target else None,
+        },
+        "notes": list(inspection.notes),
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    """Return the value with NaN and the infinities as text: some files have them, JSON does not."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _entry_json(entry: LayerRope, decoded: RopeSet, inspection: Inspection) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "rope_type": entry.rope_type, "rope_theta": entry.rope_theta, "head_dim": entry.head_dim,
+        "rotary_dim": entry.rotary_dim, "layout": entry.layout, "factor": entry.factor,
+        "attention_factor": entry.attention_factor, "score_rotary": entry.score_rotary,
+        "score_plain": entry.score_plain,
+        "temperature": {"beta": entry.temperature.beta, "length": entry.temperature.length} if entry.temperature else None,
+        "sliding_window": entry.sliding_window, "max_position_embeddings": decoded.max_position_embeddings,
+        "original_max_position_embeddings": entry.original_max_position_embeddings, "layers": list(entry.layers),
+    }  # fmt: skip
+    if entry.table is None:
+        return {**data, "regimes": [], "inv_freq": [], "wavelength": [], "turns": []}
+    last = entry.table.regimes[-1].inv_freq
+    length = inspection.trained_length or decoded.max_position_embeddings
+    return {
+        **data,
+        "regimes": [
+            {"up_to": r.up_to, "inv_freq": r.inv_freq.tolist(), "attention_factor": r.attention_factor}
+            for r in entry.table.regimes
+        ],
+        "inv_freq": last.tolist(),
+        "wavelength": [w if math.isfinite(w) else None for w in rope.wavelengths(last).tolist()],
+        "turns": rope.turns(last, length).tolist(),
+    }
+
+
+def _reading_json(reading: RuntimeReading) -> dict[str, Any]:
+    if reading.rope is None:
+        return {"refuses": reading.refuses}
+    return {
+        "context_length": reading.rope.max_position_embeddings,
+        "layers": {
+            t: {
+                "inv_freq": e.table.regimes[-1].inv_freq.tolist() if e.table else [],
+                "attention_factor": e.attention_factor,
+            }
+            for t, e in reading.rope.entries.items()
+        },
+    }

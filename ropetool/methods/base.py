@@ -1,0 +1,227 @@
+"""What a method is: a source table and a goal in, a target table out. Shared by all files of this folder.
+
+A method module holds NAME, ALIASES, SUMMARY, SOURCE, AUTO_ATTENTION_FACTOR, a frozen dataclass Params and a
+function derive(source, goal, params) -> Derived. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ropetool import rope
+from ropetool.errors import InvalidRope
+from ropetool.spec import MAX_LENGTH, Array, RopeTable, frozen_table, is_number
+
+PRESETS = ("auto", "none", "yarn", "logn")
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The table that a method starts from.
+
+    length: tokens that this table was trained on. rope_theta: set when inv_freq is exactly its base table, so
+    that a native encoding exists. stated_theta: the base that the file names, whatever was done to its table. mscale: DeepSeek's multiplier when the family scales the whole score (MLA).
+    """
+
+    inv_freq: Array
+    length: int
+    rope_theta: float | None = None
+    stated_theta: float | None = None
+    attention_factor: float = 1.0
+    softmax_multiplier: float = 1.0
+    mscale: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inv_freq", frozen_table(self.inv_freq))
+        # ln L divides in the logn factor, so a single token will not do.
+        if not 2 <= self.length <= MAX_LENGTH:
+            raise InvalidRope(f"the trained length is {self.length} tokens; it must be from 2 to {MAX_LENGTH}")
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * self.inv_freq.size
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How far to go: factor times the source's length, exactly; target_length is that in whole tokens.
+
+    attention_factor: a preset's name or a number, see `PRESETS`; auto is the method's own.
+    """
+
+    factor: float
+    target_length: int
+    attention_factor: str | float = "auto"
+
+    @classmethod
+    def make(
+        cls, length: int, factor: float | None, target_length: int | None, attention_factor: str | float = "auto"
+    ) -> Goal:
+        """Return the goal from exactly one of factor and target length.
+
+        Raises: InvalidRope if both or neither are given, the factor is no finite number of at least 1, or the
+        target is below the source's length or beyond 2^31 positions.
+        """
+        if (factor is None) == (target_length is None):
+            raise InvalidRope("give exactly one of --factor and --target-length", try_="--factor 4")
+        if factor is not None:
+            if not is_number(factor) or factor < 1:
+                raise InvalidRope(f"{factor} is not a factor; it is a finite number of at least 1", where="--factor")
+            if length * factor > MAX_LENGTH:
+                raise InvalidRope(
+                    f"{factor:g} times {length} tokens is beyond {MAX_LENGTH} positions, the most that runtimes count",
+                    where="--factor",
+                )
+            target_length = round(length * factor)
+        if not isinstance(target_length, int) or isinstance(target_length, bool):
+            raise InvalidRope(f"{target_length} is not a whole number of tokens", where="--target-length")
+        if target_length < length:
+            raise InvalidRope(
+                f"{target_length} is below the {length} tokens that the model was trained on; nothing to extend",
+                where="--target-length",
+                try_=f"a target length of at least {length}",
+            )
+        if target_length > MAX_LENGTH:
+            raise InvalidRope(
+                f"{target_length} is beyond {MAX_LENGTH} positions, the most that runtimes count",
+                where="--target-length",
+            )
+        if not isinstance(attention_factor, str) and not (is_number(attention_factor) and attention_factor > 0):
+            raise InvalidRope(
+                f"{attention_factor} multiplies cos and sin and must be a finite number above 0",
+                where="--attention-factor",
+            )
+        return cls(float(factor) if factor is not None else target_length / length, target_length, attention_factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """What a method wants: the table, the multiplier of the whole score, and how native keys would say it.
+
+    native: candidates of Hugging Face rope keys in order of preference (rope_type and its parameters; rope_theta
+    where the base changes); empty when only a full table can say it.
+    max_position_embeddings: tokens that the config must state (dynamic keeps the trained length).
+    """
+
+    table: RopeTable
+    max_position_embeddings: int
+    native: tuple[Mapping[str, Any], ...] = ()
+    softmax_multiplier: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """The parameters of a method that has none."""
+
+
+def described(default: Any, text: str) -> Any:
+    """Return a dataclass field with its one-line description, which help and docs show."""
+    return field(default=default, metadata={"help": text})
+
+
+def yarn_factor(factor: float) -> float:
+    """Return YaRN's attention factor, 0.1 ln s + 1."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def logn_factor(factor: float, length: int) -> float:
+    """Return sqrt(ln(s L) / ln L), the constant form of the entropy-invariance scale; LongRoPE's default too."""
+    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+
+
+def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
+    """Return the attention factor: the preset's value, the number, or the source's times the method's own.
+
+    A stated preset or number is absolute; only `auto` builds on what the source already has.
+    """
+    preset = goal.attention_factor
+    base = 1.0
+    if preset == "auto":
+        preset, base = auto, source.attention_factor
+    if isinstance(preset, (int, float)):
+        return float(preset)
+    values = {"none": 1.0, "yarn": yarn_factor(goal.factor), "logn": logn_factor(goal.factor, source.length)}
+    if preset not in values:
+        raise InvalidRope(f"{preset!r} is neither a number nor one of {', '.join(PRESETS)}", where="--attention-factor")
+    return base * values[preset]
+
+
+def check_betas(beta_fast: float, beta_slow: float) -> None:
+    """Raise InvalidRope unless both are finite numbers above 0 and beta_fast is not below beta_slow."""
+    for name, value in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
+        if not math.isfinite(value) or value <= 0:
+            raise InvalidRope(
+                f"{name} is {value}; it counts turns and must be above 0", where=f"--{name.replace('_', '-')}"
+            )
+    if beta_fast < beta_slow:
+        raise InvalidRope(
+            f"beta_fast {beta_fast:g} is below beta_slow {beta_slow:g}; "
+            "pairs above beta_fast turns are kept, below beta_slow divided",
+            where="--beta-fast",
+            try_="--beta-fast 32 --beta-slow 1",
+        )
+
+
+def kept_share_by_dims(source: Source, beta_fast: float, beta_slow: float, truncate: bool) -> Array:
+    """Return g, the share of each pair's frequency that stays: 1 at and below index c(beta_fast), 0 from c(beta_slow).
+
+    Linear in the pair index between. The clip at rotary_dim - 1 (not at the last pair) is transformers' and
+    llama.cpp's; keeping it keeps the tables equal.
+    """
+    if source.rope_theta is not None:
+
+        def index(count: float) -> float:
+            assert source.rope_theta is not None
+            return (
+                source.rotary_dim * math.log(source.length / (count * 2 * math.pi)) / (2 * math.log(source.rope_theta))
+            )
+    else:
+
+        def index(count: float) -> float:
+            return rope.index_at_turns(source.inv_freq, source.length, count)
+
+    low, high = index(beta_fast), index(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, source.rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    kept: Array = 1 - np.clip((np.arange(source.inv_freq.size) - low) / (high - low), 0, 1)
+    return kept
+
+
+def kept_share_by_turns(source: Source, beta_fast: float, beta_slow: float) -> Array:
+    """Return g by the paper's formula: linear in the number of turns from beta_slow (0) to beta_fast (1)."""
+    counted = rope.turns(source.inv_freq, source.length)
+    if beta_fast == beta_slow:
+        return (counted >= beta_fast).astype(np.float64)
+    return np.clip((counted - beta_slow) / (beta_fast - beta_slow), 0, 1)
+
+
+def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
+    """Return f (g + (1 - g) / s) for each pair."""
+    return inv_freq * (kept + (1 - kept) / factor)
+
+
+def ntk_stretch(rotary_dim: int, factor: float) -> Array:
+    """Return s ** (-2i / (d - 2)) for each pair: 1 for the fastest, 1 / s for the slowest.
+
+    Raises: InvalidRope for a single pair, which would be both.
+    """
+    if rotary_dim < 4:
+        raise InvalidRope(f"rotary_dim is {rotary_dim}; a change of base needs at least two pairs")
+    stretch: Array = np.float64(factor) ** (-np.arange(0, rotary_dim, 2) / (rotary_dim - 2))
+    return stretch
+
+
+def with_attention_factor(
+    native: Mapping[str, Any], attention_factor: float, default: float, key: str = "attention_factor"
+) -> Mapping[str, Any]:
+    """Return the native keys, with the attention factor stated only where the runtime's default differs."""
+    return dict(native) if math.isclose(attention_factor, default, rel_tol=1e-12) else {**native, key: attention_factor}

@@ -1,0 +1,69 @@
+"""Every external spelling, once: config keys, their aliases, layer types, file names.
+
+The rest of the code uses Hugging Face's words; whoever reads or writes a file takes the spelling from here.
+"""
+
+from __future__ import annotations
+
+# --- files of a Hugging Face checkpoint
+CONFIG_JSON = "config.json"
+TOKENIZER_CONFIG_JSON = "tokenizer_config.json"
+TOKENIZER_JSON = "tokenizer.json"
+SAFETENSORS_INDEX_JSON = "model.safetensors.index.json"
+PROVENANCE_JSON = "ropetool.json"
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# Pickles that hold a trainer's state, not weights: carried along like any file, never loaded.
+TRAINER_STATE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state")
+PICKLE_INDEX_JSON = "pytorch_model.bin.index.json"
+
+# --- config.json
+MODEL_TYPE = "model_type"
+TEXT_CONFIG = "text_config"
+LAYER_TYPES = "layer_types"
+ROPE_SCALING = "rope_scaling"  # transformers up to 4.57
+ROPE_PARAMETERS = "rope_parameters"  # transformers 5
+ROPE_THETA = "rope_theta"
+ROPE_TYPE = "rope_type"
+LEGACY_TYPE = "type"  # the older spelling of rope_type
+FACTOR = "factor"
+ATTENTION_FACTOR = "attention_factor"
+BETA_FAST = "beta_fast"
+BETA_SLOW = "beta_slow"
+TRUNCATE = "truncate"
+MSCALE = "mscale"
+MSCALE_ALL_DIM = "mscale_all_dim"
+LOW_FREQ_FACTOR = "low_freq_factor"
+HIGH_FREQ_FACTOR = "high_freq_factor"
+SHORT_FACTOR = "short_factor"
+LONG_FACTOR = "long_factor"
+PARTIAL_ROTARY_FACTOR = "partial_rotary_factor"
+MAX_POSITION_EMBEDDINGS = "max_position_embeddings"
+ORIGINAL_MAX_POSITION_EMBEDDINGS = "original_max_position_embeddings"
+MODEL_MAX_LENGTH = "model_max_length"
+SLIDING_WINDOW = "sliding_window"
+ROPE_LOCAL_BASE_FREQ = "rope_local_base_freq"  # gemma3, v4 style: theta of the sliding layers
+ROTARY_PCT = "rotary_pct"  # gpt_neox's word for partial_rotary_factor
+NUM_HIDDEN_LAYERS = "num_hidden_layers"
+NUM_ATTENTION_HEADS = "num_attention_heads"
+NUM_KEY_VALUE_HEADS = "num_key_value_heads"
+HIDDEN_SIZE = "hidden_size"
+KV_LORA_RANK = "kv_lora_rank"
+SLIDING_WINDOW_PATTERN = "sliding_window_pattern"
+
+# Rope types under other names, by the name used here.
+ROPE_TYPE_ALIASES = {"su": "longrope", "mrope": "default"}
+
+# --- layer types, in transformers' words
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+
+# --- config styles
+V4, V5, BOTH = "v4", "v5", "both"
+
+# Every key that a rope type reads. What is not in here survives an edit (mrope_section and the like).
+ROPE_TYPE_KEYS = frozenset({
+    ROPE_TYPE, LEGACY_TYPE, FACTOR, ATTENTION_FACTOR, "attn_factor", BETA_FAST, BETA_SLOW, TRUNCATE, MSCALE,
+    MSCALE_ALL_DIM, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, SHORT_FACTOR, LONG_FACTOR, "short_mscale", "long_mscale",
+    ORIGINAL_MAX_POSITION_EMBEDDINGS, "finetuned", "alpha",
+})  # fmt: skip
+KNOWN_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")

@@ -1,0 +1,135 @@
+"""The inspection as text for a terminal."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from ropetool import rope
+from ropetool.inspection import Inspection, RuntimeReading
+from ropetool.report.layout import columns
+from ropetool.spec import LayerRope, RopeSet
+
+
+def inspection_text(found: Inspection, target_length: int | None) -> str:
+    """Return what `ropetool inspect` prints."""
+    family = found.family.model_type if found.family else "unknown"
+    head = f"{found.source}: {_plain(found.model_type) or 'no model_type'}, family: {family}\n"
+    if found.rope is None:
+        return f"{head}\nas written\n{_stated_text(found)}" + _refusals(found)
+    target = target_length or found.rope.max_position_embeddings
+    parts = [head, *(_entry_text(t, e, found, found.rope, target) for t, e in found.rope.entries.items())]
+    parts.append("\nKV cache, one sequence\n" + columns([
+        ("per token", _size(sum(k.per_token for k in found.kv_bytes.values()))),
+        (f"at {target} tokens", _size(found.cache_bytes(target))),
+    ]))  # fmt: skip
+    parts.append("\nruntimes\n" + columns([_runtime_row(r, found.rope) for r in found.readings]))
+    return "".join(parts)
+
+
+def _stated_text(found: Inspection) -> str:
+    rows = [(_plain(key), _plain(json.dumps(value, ensure_ascii=False))) for key, value in found.stated.items()]
+    return columns(rows or [("nothing about positions", "")])
+
+
+def _plain(text: str) -> str:
+    """Return text from a file as it can be shown: no control characters, and not too long."""
+    short = text if len(text) <= 70 else f"{text[:67]}..."
+    return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
+
+
+def _refusals(found: Inspection) -> str:
+    rows = [(reading.name, f"refuses: {reading.refuses}") for reading in found.readings]
+    return f"\nruntimes\n{columns(rows)}" if rows else ""
+
+
+def _entry_text(layer_type: str, entry: LayerRope, found: Inspection, decoded: RopeSet, target: int) -> str:
+    trained = found.trained_length
+    rows = [
+        (
+            "layers",
+            f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, rotary_dim {entry.rotary_dim}, {entry.layout} layout",
+        ),
+        ("rope type", _type_text(entry)),
+        ("trained length", f"{trained} tokens" if trained else "not stored in the file"),
+        ("context stated", f"{decoded.max_position_embeddings} tokens"),
+        ("attention factor", _factor_text(entry)),
+    ]
+    if entry.softmax_multiplier != 1:
+        rows.append(("softmax scale", f"the whole score times {entry.softmax_multiplier:.6g}"))
+    if entry.sliding_window is not None:
+        rows.append(("sliding window", f"{entry.sliding_window} tokens"))
+    text = f"\n{layer_type}\n" + columns(rows)
+    if entry.table is None:
+        return text
+    length = trained or decoded.max_position_embeddings
+    for regime in entry.table.regimes:
+        scope = f" up to {regime.up_to} tokens" if regime.up_to else " beyond" if len(entry.table.regimes) > 1 else ""
+        text += f"\n  bands{scope}, turns counted in {length} tokens\n" + _bands_text(
+            entry, regime.inv_freq, length, target
+        )
+    return text
+
+
+def _type_text(entry: LayerRope) -> str:
+    theta = f", theta {entry.rope_theta:g}" if entry.rope_theta else ""
+    factor = f", factor {entry.factor:g}" if entry.factor else ""
+    shown = {
+        k: v
+        for k, v in entry.params.items()
+        if not isinstance(v, list) and k not in ("factor", "attention_factor") and v is not None
+    }
+    rest = "".join(f", {k} {v}" for k, v in shown.items())
+    return f"{entry.rope_type}{theta}{factor}{rest}"
+
+
+def _factor_text(entry: LayerRope) -> str:
+    factor = entry.attention_factor
+    return "1" if factor == 1 else f"{factor:.6g} on cos and sin, so scores get {factor**2:.6g}"
+
+
+def _bands_text(entry: LayerRope, inv_freq: np.ndarray, length: int, target: int) -> str:
+    """Return three lines: pairs that turned often, some, and less than once; and what the target asks of each."""
+    in_trained, at_target = rope.turns(inv_freq, length), rope.turns(inv_freq, target)
+    # The arc that a slow pair has seen is that of the unscaled table in the trained length.
+    seen = (
+        rope.turns(rope.base_inv_freq(entry.rope_theta, entry.rotary_dim), length) if entry.rope_theta else in_trained
+    )
+    over = int(np.sum((seen < 1) & (at_target > seen * (1 + 1e-9))))
+    near, middle, far = rope.bands(inv_freq, length)
+    inside = "stays inside what it has seen"
+    rows = [
+        ("turns", "pairs", f"at {target} tokens"),
+        (f"over {rope.NEAR_TURNS:g}", str(near), "every angle seen many times: any length is safe"),
+        ("1 to 32", str(middle), "every angle seen"),
+        (
+            "under 1",
+            str(far),
+            inside if not over else f"{over} pairs pass the arc seen in training",
+        ),
+    ]
+    return columns(rows, indent=4)
+
+
+def _runtime_row(reading: RuntimeReading, decoded: RopeSet) -> tuple[str, str]:
+    if reading.rope is None:
+        return reading.name, f"refuses: {reading.refuses}"
+    difference = decoded.disagreement(reading.rope)
+    context = f"context {reading.rope.max_position_embeddings}"
+    return reading.name, f"{context}, DIFFERS: {difference}" if difference else f"{context}, as above"
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """Return 0-3, or 5, 11, 17 for layers that do not follow each other."""
+    if layers and layers == tuple(range(layers[0], layers[-1] + 1)):
+        return f"{layers[0]}-{layers[-1]}"
+    shown = ", ".join(str(i) for i in layers[:6])
+    return f"{shown}, ... ({len(layers)} layers)" if len(layers) > 6 else shown or "none"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"

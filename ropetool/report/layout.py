@@ -1,0 +1,15 @@
+"""Aligned columns for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
+    """Return the rows with every column but the last padded to its widest cell, one line each."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = (
+        " " * indent + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    )
+    return "".join(line.rstrip() + "\n" for line in lines)

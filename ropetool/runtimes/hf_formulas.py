@@ -1,0 +1,185 @@
+"""transformers' rope formulas, in float64, from values as stored: shared by its two generations.
+
+What differs between them (where a key is looked for) stays in transformers.py and transformers_v4.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool import names, rope
+from ropetool.families import Family
+from ropetool.methods.base import Source, blend, kept_share_by_dims, kept_share_by_turns, logn_factor
+from ropetool.methods.dynamic import dynamic_table
+from ropetool.runtimes.base import Refuses
+from ropetool.spec import LayerRope, Regime, RopeTable
+
+NEEDS = {
+    "linear": (names.FACTOR,),
+    "dynamic": (names.FACTOR,),
+    "yarn": (names.FACTOR,),
+    "longrope": (names.SHORT_FACTOR, names.LONG_FACTOR),
+    "llama3": (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR),
+}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The values that a generation of transformers resolves from a file, ready for the formulas.
+
+    length: original_max_position_embeddings as that generation finds it. factor: after its own overriding.
+    """
+
+    rope_type: str
+    rope_theta: float
+    rotary_dim: int
+    params: Mapping[str, Any]
+    factor: float | None
+    length: int
+    max_position_embeddings: int
+    truncate: bool
+
+
+def need_keys(rope_type: str, params: Mapping[str, Any]) -> None:
+    """Raise Refuses if a key that the type requires is absent; transformers raises KeyError."""
+    missing = [key for key in NEEDS.get(rope_type, ()) if key not in params]
+    if missing:
+        raise Refuses(f"KeyError: {rope_type} needs {', '.join(missing)}")
+
+
+def whole_heads(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family) -> None:
+    """Raise Refuses if the table would be narrower than the head, which these families rotate whole."""
+    share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(names.PARTIAL_ROTARY_FACTOR))
+    if share not in (None, 1):
+        raise Refuses(
+            f"RuntimeError: partial_rotary_factor {share} narrows the table, {family.model_type} rotates whole heads"
+        )
+
+
+def mscale_of(factor: float, mscale: float = 1.0) -> float:
+    """Return DeepSeek's and YaRN's 0.1 m ln s + 1, and 1 up to s = 1."""
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def table(r: Resolved) -> RopeTable:
+    """Return the table of these values.
+
+    Raises: Refuses where transformers would stop.
+    """
+    base = rope.base_inv_freq(r.rope_theta, r.rotary_dim)
+    source = Source(base, r.length, r.rope_theta)
+    if r.rope_type == "default":
+        return RopeTable.fixed(base)
+    if r.rope_type == "longrope":
+        return _longrope(r, base)
+    if r.factor is None:
+        raise Refuses(f"TypeError: {r.rope_type} with a factor of null")
+    if r.rope_type == "linear":
+        return RopeTable.fixed(base / r.factor)
+    if r.rope_type == "dynamic":
+        return dynamic_table(base, r.max_position_embeddings, r.factor)
+    if r.rope_type == "yarn":
+        # 0 and null both mean the default: transformers writes `get(...) or 32`.
+        kept = kept_share_by_dims(
+            source, r.params.get(names.BETA_FAST) or 32, r.params.get(names.BETA_SLOW) or 1, r.truncate
+        )
+        return RopeTable.fixed(blend(base, kept, r.factor), _yarn_attention_factor(r.params, r.factor))
+    if r.rope_type == "llama3":
+        low, high = r.params[names.LOW_FREQ_FACTOR], r.params[names.HIGH_FREQ_FACTOR]
+        if low is None or high is None:
+            raise Refuses("TypeError: llama3 with a null low_freq_factor or high_freq_factor")
+        return RopeTable.fixed(blend(base, kept_share_by_turns(source, high, low), r.factor))
+    raise Refuses(f"rope_type {r.rope_type} is not computed for this family")
+
+
+def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
+    stated = params.get(names.ATTENTION_FACTOR)
+    if stated is not None:
+        return float(stated)
+    mscale, all_dim = params.get(names.MSCALE), params.get(names.MSCALE_ALL_DIM)
+    if mscale and all_dim:  # a lone mscale is ignored
+        return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
+    return mscale_of(factor)
+
+
+def _longrope(r: Resolved, base: Any) -> RopeTable:
+    short, long = r.params[names.SHORT_FACTOR], r.params[names.LONG_FACTOR]
+    for name, divisors in ((names.SHORT_FACTOR, short), (names.LONG_FACTOR, long)):
+        if not isinstance(divisors, list) or len(divisors) != base.size:
+            count = len(divisors) if isinstance(divisors, list) else 0
+            raise Refuses(f"{name} has {count} entries for {base.size} rotary pairs")
+    stated = r.params.get(names.ATTENTION_FACTOR)
+    factor = r.factor if r.factor is not None else r.max_position_embeddings / r.length
+    attention_factor = float(stated) if stated is not None else logn_factor(factor, r.length)
+    last = Regime(base / long, attention_factor)
+    if short == long:
+        return RopeTable((last,))
+    return RopeTable((Regime(base / short, attention_factor, up_to=r.length), last))
+
+
+def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: str) -> int:
+    """Return the channels of a head that carry positions.
+
+    Raises: Refuses where the runtime leaves a missing head_dim null and the type's formula then stops.
+    """
+    stated = part.get(family.head_dim_key)
+    if stated is None and family.default_head_dim is not None:
+        stated = family.default_head_dim
+    if stated is None:
+        if runtime in family.null_head_dim and rope_type in ("yarn", "dynamic", "longrope"):
+            raise Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
+        hidden, heads = part.get(names.HIDDEN_SIZE), part.get(names.NUM_ATTENTION_HEADS)
+        if hidden is None or heads is None:
+            raise Refuses("head_dim, or hidden_size and num_attention_heads, must be stated")
+        stated = hidden // heads
+    channels = int(stated)
+    if channels < 2 or channels % 2:
+        raise Refuses(f"{family.head_dim_key} is {channels}; channels rotate in pairs, so it is even and at least 2")
+    return channels
+
+
+def layer_indices(part: Mapping[str, Any], family: Family, layer_type: str) -> tuple[int, ...]:
+    """Return the layers of this kind, from layer_types or the family's pattern."""
+    count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
+    if not family.nested:
+        return tuple(range(count))
+    kinds = part.get(names.LAYER_TYPES)
+    if not isinstance(kinds, list):
+        pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
+        kinds = [names.FULL_ATTENTION if (i + 1) % pattern == 0 else names.SLIDING_ATTENTION for i in range(count)]
+    return tuple(i for i, kind in enumerate(kinds) if kind == layer_type)
+
+
+def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> int | None:
+    """Return how many tokens the layers of this kind look back, None for all."""
+    if family.sliding_window == "never" or (family.nested and layer_type == names.FULL_ATTENTION):
+        return None
+    if family.sliding_window != "always" and part.get(family.sliding_window) is not True:
+        return None
+    window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
+    return int(window) if window is not None else None
+
+
+def entry(
+    r: Resolved, part: Mapping[str, Any], family: Family, layer_type: str, softmax_multiplier: float
+) -> LayerRope:
+    """Return the layer type's entry of the RopeSet."""
+    scaled = r.rope_type != "default"
+    interleaved = family.layout == "interleaved" and part.get(family.interleave_key or "", True) is not False
+    return LayerRope(
+        rope_type=r.rope_type, table=table(r), head_dim=r.rotary_dim, rotary_dim=r.rotary_dim,
+        layout="interleaved" if interleaved else "half",
+        layers=layer_indices(part, family, layer_type), rope_theta=r.rope_theta,
+        factor=r.factor if scaled else None, params=dict(r.params),
+        original_max_position_embeddings=_trained(r), softmax_multiplier=softmax_multiplier,
+        sliding_window=sliding_window(part, family, layer_type),
+    )  # fmt: skip
+
+
+def _trained(r: Resolved) -> int | None:
+    if r.rope_type == "linear":
+        return None  # linear scaling stores no length
+    return r.max_position_embeddings if r.rope_type in ("default", "dynamic") else r.length

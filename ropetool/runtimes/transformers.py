@@ -1,0 +1,96 @@
+"""transformers 5: rope_scaling beats rope_parameters, an outer original length beats the inner one.
+
+Source: modeling_rope_utils.py and models/*/configuration_*.py of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool import names
+from ropetool.families import Family
+from ropetool.formats.hf import style
+from ropetool.runtimes import hf_formulas as formulas
+from ropetool.runtimes.base import HfView, Refuses
+from ropetool.spec import RopeSet
+
+NAME = "transformers"
+FORMATS = ("hf",)
+VERSIONS = "5.23.0"
+SUMMARY = "Hugging Face transformers 5: reads both config styles; rope_scaling wins over rope_parameters"
+
+
+def decode(view: HfView) -> RopeSet:
+    """Return what transformers 5 computes from this config.
+
+    Raises: Refuses where building the model stops with an error.
+    """
+    family = view.family
+    part = style.section(view.config, family, view.where)
+    context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
+    entries = {}
+    for layer_type, keys in _objects(part, family).items():
+        rope_type = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE, "default"))
+        if rope_type not in (*formulas.NEEDS, "default"):
+            raise Refuses(f"KeyError: {rope_type!r} is no rope type of {family.model_type}")
+        formulas.need_keys(rope_type, keys)
+        if rope_type != "default":  # the default's own code does not look at it
+            formulas.whole_heads(part, keys, family)
+        if keys[names.ROPE_THETA] is None:
+            raise Refuses("TypeError: the base is null")
+        length = _original_length(part, keys, family, context)
+        factor = keys.get(names.FACTOR)
+        if factor is None and rope_type in ("yarn", "longrope"):
+            factor = context / length
+        resolved = formulas.Resolved(
+            rope_type, float(keys[names.ROPE_THETA]), formulas.head_dim(part, family, NAME, rope_type),
+            {k: v for k, v in keys.items() if k in names.ROPE_TYPE_KEYS - {names.ROPE_TYPE, names.LEGACY_TYPE}},
+            factor, length, context, _truncate(part, keys, family),
+        )  # fmt: skip
+        entries[layer_type] = formulas.entry(resolved, part, family, layer_type, _softmax(rope_type, keys, family))
+    full = entries[names.FULL_ATTENTION]
+    return RopeSet(entries, context, full.original_max_position_embeddings)
+
+
+def _objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]]:
+    """Return the object of each layer type after the class has filled in its defaults; a null base stays null."""
+    scaling = part.get(names.ROPE_SCALING)
+    parameters = part.get(names.ROPE_PARAMETERS)
+    defaults = family.default_rope_theta
+    if not family.nested:
+        keys = dict(scaling or parameters or {})
+        keys.setdefault(names.ROPE_THETA, part.get(names.ROPE_THETA, defaults[names.FULL_ATTENTION]))
+        return {names.FULL_ATTENTION: keys}
+    nested = {t: dict((parameters or {}).get(t) or {}) for t in family.layer_types}
+    nested[names.FULL_ATTENTION].update(scaling or {})
+    for layer_type, keys in nested.items():
+        # Both families hand the outer theta to the full layers only; gemma3 has a key of its own for the others.
+        outer = names.ROPE_THETA if layer_type == names.FULL_ATTENTION else names.ROPE_LOCAL_BASE_FREQ
+        read = layer_type == names.FULL_ATTENTION or family.has_local_base
+        keys.setdefault(names.ROPE_THETA, part.get(outer, defaults[layer_type]) if read else defaults[layer_type])
+    return nested
+
+
+def _original_length(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, context: int) -> int:
+    outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    if outer is not None and not family.nested:
+        return int(outer)
+    inner = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    return int(inner) if inner is not None else context
+
+
+def _truncate(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family) -> bool:
+    """Nested configs are asked for `truncate` beside the layer types, where nobody writes it."""
+    if not family.nested:
+        return bool(keys.get(names.TRUNCATE, True))
+    return bool((part.get(names.ROPE_PARAMETERS) or {}).get(names.TRUNCATE, True))
+
+
+def _softmax(rope_type: str, keys: Mapping[str, Any], family: Family) -> float:
+    all_dim = keys.get(names.MSCALE_ALL_DIM)
+    if not family.mla or rope_type == "default" or not all_dim:
+        return 1.0
+    if keys.get(names.FACTOR) is None:
+        raise Refuses("KeyError: mscale_all_dim needs factor")
+    return formulas.mscale_of(keys[names.FACTOR], all_dim) ** 2

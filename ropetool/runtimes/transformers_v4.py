@@ -1,0 +1,83 @@
+"""transformers 4.57: rope_theta and rope_scaling alone; a rope_parameters object is ignored without a word.
+
+Source: modeling_rope_utils.py and models/*/modeling_*.py of transformers 4.57.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool import names
+from ropetool.families import Family
+from ropetool.formats.hf import style
+from ropetool.runtimes import hf_formulas as formulas
+from ropetool.runtimes.base import HfView, Refuses
+from ropetool.spec import LayerRope, RopeSet
+
+NAME = "transformers-v4"
+FORMATS = ("hf",)
+VERSIONS = "4.57.6"
+SUMMARY = "Hugging Face transformers 4.57: reads rope_theta and rope_scaling, ignores rope_parameters"
+
+
+def decode(view: HfView) -> RopeSet:
+    """Return what transformers 4.57 computes from this config.
+
+    Raises: Refuses where building the model stops with an error.
+    """
+    family = view.family
+    part = style.section(view.config, family, view.where)
+    context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
+    theta = part.get(names.ROPE_THETA, family.v4_default_rope_theta)
+    formulas.whole_heads(part, {}, family)
+    scaling = part.get(names.ROPE_SCALING) or {}
+    entries = {names.FULL_ATTENTION: _entry(part, family, names.FULL_ATTENTION, scaling, theta, context)}
+    if names.SLIDING_ATTENTION in family.layer_types:
+        local = theta
+        if family.has_local_base:
+            local = part.get(names.ROPE_LOCAL_BASE_FREQ, family.default_rope_theta[names.SLIDING_ATTENTION])
+        entries[names.SLIDING_ATTENTION] = _entry(part, family, names.SLIDING_ATTENTION, {}, local, context)
+    return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _entry(
+    part: Mapping[str, Any],
+    family: Family,
+    layer_type: str,
+    scaling: Mapping[str, Any],
+    theta: float | None,
+    context: int,
+) -> LayerRope:
+    rope_type = scaling.get(names.ROPE_TYPE, scaling.get(names.LEGACY_TYPE, "default"))
+    if rope_type not in (*formulas.NEEDS, "default"):
+        raise Refuses(f"KeyError: {rope_type!r} is no rope type of transformers 4.57")
+    formulas.need_keys(rope_type, scaling)
+    if theta is None:
+        raise Refuses("TypeError: the base is null")
+    if rope_type == "llama3" and names.ORIGINAL_MAX_POSITION_EMBEDDINGS not in scaling:
+        raise Refuses("KeyError: llama3 needs original_max_position_embeddings")
+    length = scaling.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context
+    factor = scaling.get(names.FACTOR)
+    if rope_type == "longrope":
+        # Only the outer key counts, and where it is there the ratio of the lengths replaces the factor.
+        outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+        length = outer or context
+        factor = context / outer if outer else factor
+        if factor is None and scaling.get(names.ATTENTION_FACTOR) is None:
+            raise Refuses("TypeError: longrope needs factor, or original_max_position_embeddings beside rope_scaling")
+    resolved = formulas.Resolved(
+        rope_type, float(theta), formulas.head_dim(part, family, NAME, rope_type),
+        {k: v for k, v in scaling.items() if k in names.ROPE_TYPE_KEYS - {names.ROPE_TYPE, names.LEGACY_TYPE}},
+        factor, length, context, bool(scaling.get(names.TRUNCATE, True)),
+    )  # fmt: skip
+    return formulas.entry(resolved, part, family, layer_type, _softmax(scaling, family))
+
+
+def _softmax(scaling: Mapping[str, Any], family: Family) -> float:
+    if not (family.mla and family.v4_softmax_scale and scaling):
+        return 1.0
+    if scaling.get(names.FACTOR) is None:
+        raise Refuses("KeyError: the softmax scale of this family needs factor")
+    all_dim = scaling.get(names.MSCALE_ALL_DIM)
+    return formulas.mscale_of(scaling[names.FACTOR], all_dim) ** 2 if all_dim else 1.0

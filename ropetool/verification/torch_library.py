@@ -1,0 +1,113 @@
+"""What a run needs of torch and transformers around the model: imports, devices, silence, rotary state.
+
+Knows nothing of tokens or losses.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from ropetool.errors import ConfigError, MissingDependency
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+
+
+def library(name: str) -> Any:
+    """Return an imported module. Raises: MissingDependency if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise MissingDependency(
+            f"verification needs {name}, which is not installed", try_='pip install "ropetool[verify]"'
+        ) from error
+
+
+@contextmanager
+def quiet(transformers: Any) -> Iterator[None]:
+    """Keep transformers' bars and warnings off the terminal, and leave its settings as they were."""
+    log = transformers.utils.logging
+    hub = import_module("huggingface_hub.utils")
+    verbosity, bars, no_hub_bars = log.get_verbosity(), log.is_progress_bar_enabled(), hub.are_progress_bars_disabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()  # the hub's with them
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
+        if no_hub_bars:
+            hub.disable_progress_bars()
+
+
+def torch_device(torch: Any, name: str) -> Any:
+    """Return the torch.device of that name; for auto CUDA, else Apple's MPS, else the CPU.
+
+    Raises: ConfigError if torch knows no such device or has none here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"{name!r} is no device of torch's", where="--device", try_="--device auto") from error
+    present = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not present.get(device.type, False):
+        raise ConfigError(f"{name} was asked for, and torch finds none here", where="--device", try_="--device cpu")
+    return device
+
+
+def torch_dtype(torch: Any, name: str, device: Any) -> Any:
+    """Return what transformers takes as dtype; for auto as stored, but float32 on a CPU, where narrow types are slow.
+
+    Raises: ConfigError if it is not one of `DTYPES`.
+    """
+    if name not in DTYPES:
+        raise ConfigError(f"{name!r} is not one of {', '.join(DTYPES)}", where="--dtype")
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    return getattr(torch, name)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether the error says so: CUDA has a class for it, MPS and the CPU's allocator a RuntimeError."""
+    text = str(error).lower()
+    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in text or "can't allocate memory" in text
+
+
+class RopeState:
+    """What rotary modules remember between calls, so that every batch meets them as a fresh model's.
+
+    A `dynamic` table stays at the longest length it has seen (transformers' modeling_rope_utils.py,
+    dynamic_frequency_update): the same 100 tokens after a call of 200 differ by whole logits from a fresh model's.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._attributes: list[tuple[Any, str, Any]] = []
+        self._buffers: list[tuple[Any, str, Any]] = []
+        for module in model.modules():
+            if not hasattr(module, "rope_type"):
+                continue
+            self._buffers += [(module, name, value.clone()) for name, value in module.named_buffers(recurse=False)]
+            self._attributes += [
+                (module, name, value)
+                for name, value in vars(module).items()
+                if name.endswith(("max_seq_len_cached", "attention_scaling"))
+            ]
+
+    def restore(self) -> None:
+        """Set everything back to what it was after loading."""
+        for module, name, value in self._attributes:
+            setattr(module, name, value)
+        for module, name, value in self._buffers:
+            setattr(module, name, value.clone())  # a clone: longrope writes into the buffer

@@ -1,0 +1,339 @@
+"""What extend writes against what the real transformers computes from it, for every family, style and method.
+
+The chain: the planner keeps only encodings that our decoder reads back as the method's table; here the real rotary
+modules must agree with our decoder; tests/test_golden.py holds the methods against independent tables.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import configs
+import numpy as np
+import pytest
+
+import ropetool
+from ropetool import inspection
+from ropetool.errors import LossyExport
+
+PROBE = Path(__file__).with_name("rotary_probe.py")
+LENGTHS = [256, 512, 513, 1024, 2048]
+TOLERANCE = 3e-6  # transformers computes its tables in float32
+LISTS = {"long_factor": [1.0 + 0.2 * i for i in range(16)], "short_factor": [1.0 + 0.01 * i for i in range(16)]}
+
+# name -> method, options; each is written for every family in every style.
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("linear", {}),
+    "ntk": ("ntk", {}),
+    "abf": ("abf", {"params": {"rope_theta": 1e6}}),
+    "abf-smaller": ("abf", {"params": {"rope_theta": 500.0}}),
+    "ntk-by-parts": ("ntk-by-parts", {}),
+    "yarn": ("yarn", {}),
+    "yarn-factor-1.7": ("yarn", {"attention_factor": 1.7}),
+    "yarn-logn": ("yarn", {"attention_factor": "logn"}),
+    "yarn-beta-8": ("yarn", {"params": {"beta_fast": 8, "beta_slow": 2}}),
+    "yarn-no-truncate": ("yarn", {"params": {"truncate": False}}),
+    "yarn-turns": ("yarn", {"params": {"ramp": "turns", "beta_fast": 12}}),
+    "mixed-ntk": ("mixed-ntk", {}),
+    "dynamic": ("dynamic", {}),
+    "dynamic-transformers": ("dynamic", {"params": {"curve": "transformers"}}),
+    "dynamic-frozen": ("dynamic", {"params": {"freeze": 1500}}),
+    "llama3": ("llama3", {}),
+    "longrope": ("longrope", {"params": LISTS}),
+    "longrope-one-list": ("longrope", {"params": {"long_factor": LISTS["long_factor"]}}),
+    "attention": ("attention", {}),
+    "linear-with-factor": ("linear", {"attention_factor": 1.2}),
+}
+STYLES = ("v4", "v5", "both")
+
+
+def probe(jobs: list[dict[str, Any]], python: str = sys.executable) -> list[dict[str, Any]]:
+    """Return what the transformers of this interpreter answers."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [python, str(PROBE)], input=json.dumps(jobs), capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    return answers
+
+
+def v4_python() -> str:
+    """Return the interpreter of the virtual environment with transformers 4.57; scripts/test makes it."""
+    default = Path(__file__).parents[2] / ".venv-v4" / "bin" / "python"
+    return os.environ.get("ROPETOOL_V4_PYTHON", str(default))
+
+
+def write(directory: Path, data: Mapping[str, Any]) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(data, indent=2) + "\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, str], Path]:
+    """Return the extended config directories by family, style and cell."""
+    root = tmp_path_factory.mktemp("cells")
+    written = {}
+    for family in configs.FAMILIES:
+        for style in STYLES:
+            source = write(root / f"{family}-{style}", configs.config(family, "v4" if style == "v4" else "v5"))
+            if family == "olmo3" and style != "v5":
+                data = json.loads((source / "config.json").read_text())
+                if "rope_parameters" in data:
+                    # v4 has one base for both kinds of olmo3 layers; transformers 5 gives the sliding ones 500000.
+                    for keys in data["rope_parameters"].values():
+                        keys["rope_theta"] = 500000.0
+                else:
+                    data["rope_theta"] = 500000.0
+                (source / "config.json").write_text(json.dumps(data, indent=2) + "\n")
+            for cell, (method, options) in CELLS.items():
+                plan = ropetool.plan(
+                    source, method, factor=4, config_style=style, **options,
+                    for_runtimes=["transformers"] if style == "v5" else ["transformers", "transformers-v4"],
+                ) if not _v2_mla(family, style, cell) else ropetool.plan(
+                    source, method, factor=4, config_style=style, **options
+                )  # fmt: skip
+                target = root / f"{family}-{style}-{cell}"
+                ropetool.apply(plan, source, target)
+                written[family, style, cell] = target
+    return written
+
+
+def _v2_mla(family: str, style: str, cell: str) -> bool:
+    """transformers 4.57 leaves mscale_all_dim out of deepseek_v2's softmax scale, so yarn cannot agree there."""
+    return family == "deepseek_v2" and cell.startswith("yarn")
+
+
+@pytest.fixture(scope="module")
+def answers_5(outputs: dict[tuple[str, str, str], Path]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    jobs = [{"path": str(path), "lengths": LENGTHS} for path in outputs.values()]
+    return dict(zip(outputs, probe(jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def answers_4(outputs: dict[tuple[str, str, str], Path]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    wanted = {key: path for key, path in outputs.items() if key[1] != "v5"}
+    jobs = [{"path": str(path), "lengths": LENGTHS} for path in wanted.values()]
+    return dict(zip(wanted, probe(jobs, v4_python()), strict=True))
+
+
+def assert_agrees(answer: dict[str, Any], directory: Path, runtime: str) -> None:
+    """The real module's tables, factors and softmax scale are those that our decoder of this runtime gives."""
+    reading = next(r for r in inspection.inspect(directory).readings if r.name == runtime)
+    if reading.rope is None:
+        assert "error" in answer, f"our decoder refuses ({reading.refuses}), the real one loads"
+        return
+    assert "error" not in answer, answer
+    assert set(answer["layers"]) == set(reading.rope.entries)
+    for layer_type, entry in reading.rope.entries.items():
+        assert entry.table is not None
+        for length, found in zip(LENGTHS, answer["layers"][layer_type], strict=True):
+            wanted = entry.table.at(length)
+            np.testing.assert_allclose(found["inv_freq"], wanted.inv_freq, rtol=TOLERANCE, atol=0)
+            assert found["attention_factor"] == pytest.approx(wanted.attention_factor, rel=TOLERANCE)
+    full = reading.rope.entries["full_attention"]
+    assert answer["softmax"] == pytest.approx(full.softmax_multiplier, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("family", configs.FAMILIES)
+def test_transformers_5_computes_what_was_written(family: str, style: str, outputs: Any, answers_5: Any) -> None:
+    for cell in CELLS:
+        assert_agrees(answers_5[family, style, cell], outputs[family, style, cell], "transformers")
+
+
+@pytest.mark.parametrize("style", ["v4", "both"])
+@pytest.mark.parametrize("family", configs.FAMILIES)
+def test_transformers_4_computes_what_was_written(family: str, style: str, outputs: Any, answers_4: Any) -> None:
+    for cell in CELLS:
+        assert_agrees(answers_4[family, style, cell], outputs[family, style, cell], "transformers-v4")
+
+
+@pytest.mark.parametrize("family", configs.FAMILIES)
+def test_every_cell_changes_what_the_model_computes(family: str, outputs: Any) -> None:
+    """A cell that changes nothing could not turn red: three pairs or the factor differ from the source's."""
+    source = inspection.inspect(outputs[family, "v5", "yarn"].parent / f"{family}-v5").rope
+    assert source is not None
+    before = source.entries["full_attention"].table.at(2048)
+    for cell in CELLS:
+        after = inspection.inspect(outputs[family, "v5", cell]).rope.entries["full_attention"]
+        regime = after.table.at(2048)
+        moved = int(np.sum(np.abs(regime.inv_freq / before.inv_freq - 1) > 1e-3))
+        assert moved >= 3 or abs(regime.attention_factor - before.attention_factor) > 1e-3, cell
+
+
+SABOTAGE = {
+    "attention_factor dropped": ("v4", "yarn-factor-1.7", lambda keys: keys.pop("attention_factor")),
+    "theta left out of v5": ("v5", "abf", lambda keys: keys.pop("rope_theta")),
+    "wrong original length": ("v4", "yarn", lambda keys: keys.update(original_max_position_embeddings=1024)),
+    "truncate dropped": ("v5", "yarn-no-truncate", lambda keys: keys.pop("truncate")),
+    "wrong factor": ("v4", "linear", lambda keys: keys.update(factor=3.9)),
+    "betas dropped": ("v5", "yarn-beta-8", lambda keys: (keys.pop("beta_fast"), keys.pop("beta_slow"))),
+}
+
+
+@pytest.mark.parametrize("defect", SABOTAGE)
+def test_a_planted_defect_is_seen_by_the_real_module(defect: str, outputs: Any, tmp_path: Path) -> None:
+    """The same comparison turns red when the file is broken and the expectation is that of the intact one."""
+    style, cell, change = SABOTAGE[defect]
+    intact = outputs["llama", style, cell]
+    data = json.loads((intact / "config.json").read_text())
+    change(data["rope_scaling" if style == "v4" else "rope_parameters"])
+    broken = write(tmp_path / "broken", data)
+    answer = probe([{"path": str(broken), "lengths": LENGTHS}])[0]
+    with pytest.raises(AssertionError):
+        assert_agrees(answer, intact, "transformers")
+
+
+def test_type_and_rope_type_that_differ_are_read_differently_and_refused(tmp_path: Path) -> None:
+    """The two generations really disagree on such a file, so ropetool refuses to choose."""
+    data = configs.config("llama", "v4")
+    data["rope_scaling"] = {
+        "type": "linear",
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }
+    source = write(tmp_path / "model", data)
+    job = [{"path": str(source), "lengths": [512]}]
+    new, old = probe(job)[0], probe(job, v4_python())[0]
+    assert new["layers"]["full_attention"][0]["attention_factor"] == pytest.approx(1.1386, abs=1e-4)
+    assert old["layers"]["full_attention"][0]["attention_factor"] == 1.0
+    with pytest.raises(ropetool.errors.AmbiguousRope, match="type is 'linear'"):
+        ropetool.plan(source, "yarn", factor=4, reading="original")
+
+
+REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "")) / "configs"
+REAL_FAMILIES = {
+    "meta-llama__Llama-2-7b-hf", "meta-llama__Meta-Llama-3-8B-Instruct", "meta-llama__Llama-3.1-8B-Instruct",
+    "codellama__CodeLlama-7b-hf", "HuggingFaceTB__SmolLM2-1.7B-Instruct", "mistralai__Mistral-7B-v0.1",
+    "mistralai__Mistral-7B-Instruct-v0.3", "mistralai__Mixtral-8x7B-v0.1", "Qwen__Qwen2-7B-Instruct",
+    "Qwen__Qwen2.5-7B-Instruct", "Qwen__Qwen2.5-7B-Instruct-1M", "Qwen__Qwen3-8B", "Qwen__Qwen3-0.6B",
+    "google__gemma-3-1b-it", "google__gemma-3-4b-it", "google__gemma-3-27b-it", "deepseek-ai__DeepSeek-V3",
+    "deepseek-ai__DeepSeek-V2-Lite-Chat",
+}  # fmt: skip
+OLMO_3 = {  # the published rope values of Olmo-3-7B
+    **configs.config("olmo3", "v4", 500000.0), "max_position_embeddings": 65536, "sliding_window": 4096,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192, "beta_fast": 32.0,
+        "beta_slow": 1.0, "attention_factor": 1.2079441541679836,
+    },
+}  # fmt: skip
+needs_real_files = pytest.mark.skipif(not REAL.is_dir(), reason="ROPETOOL_REAL_FILES names no folder with configs/")
+
+
+def real_cells(source: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the methods with lists that fit this model."""
+    found = inspection.inspect(source).rope
+    assert found is not None
+    pairs = found.entries["full_attention"].rotary_dim // 2
+    cells = []
+    for name in ("linear", "ntk", "ntk-by-parts", "yarn", "mixed-ntk", "dynamic", "llama3", "attention"):
+        cells.append((name, {}))
+    cells.append(("abf", {"params": {"rope_theta": 7e6}}))
+    cells.append(("longrope", {"params": {"long_factor": [1 + 0.1 * i for i in range(pairs)]}}))
+    return cells
+
+
+@needs_real_files
+def test_real_configs_in_every_method(tmp_path: Path) -> None:
+    """Each real config of a known family, extended by every method, is read by transformers 5 as we say."""
+    jobs, targets = [], []
+    for name in sorted(REAL_FAMILIES):
+        source = write(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
+        for method, options in real_cells(source):
+            extended = extend_any(source, method, options, tmp_path / f"{name}-{method}")
+            jobs.append({"path": str(extended), "lengths": LENGTHS})
+            targets.append(extended)
+    for answer, directory in zip(probe(jobs), targets, strict=True):
+        assert_agrees(answer, directory, "transformers")
+    assert len(jobs) == 10 * len(REAL_FAMILIES)
+
+
+def extend_any(source: Path, method: str, options: dict[str, Any], target: Path) -> Path:
+    """Extend from the original reading where the source is scaled and says its length, else from the current one."""
+    found = inspection.inspect(source).rope
+    assert found is not None
+    entry = found.entries["full_attention"]
+    scaled = entry.rope_type != "default"
+    known = {"original_length": 16384} if scaled and entry.original_max_position_embeddings is None else {}
+    plan = ropetool.plan(source, method, factor=64, reading="original" if scaled else None, **known, **options)
+    ropetool.apply(plan, source, target)
+    return target
+
+
+def test_nested_style_of_the_published_olmo_3(tmp_path: Path) -> None:
+    source = write(tmp_path / "olmo3", OLMO_3)
+    jobs, targets = [], []
+    for style in ("v4", "v5", "both"):
+        plan = ropetool.plan(source, "yarn", factor=16, reading="original", config_style=style)
+        ropetool.apply(plan, source, tmp_path / style)
+        jobs.append({"path": str(tmp_path / style), "lengths": LENGTHS})
+        targets.append(tmp_path / style)
+    answers = probe(jobs)
+    for answer, directory in zip(answers, targets, strict=True):
+        assert_agrees(answer, directory, "transformers")
+        assert answer["layers"]["sliding_attention"][0]["attention_factor"] == 1.0
+        assert answer["layers"]["full_attention"][0]["attention_factor"] == pytest.approx(1.2772589, rel=1e-6)
+    assert "rope_parameters" in json.loads((tmp_path / "v5" / "config.json").read_text())
+
+
+@needs_real_files
+def test_all_real_configs_survive_inspect(tmp_path: Path) -> None:
+    names = sorted(path.stem for path in REAL.glob("*.json"))
+    assert len(names) >= 30
+    for name in names:
+        source = write(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
+        found = inspection.inspect(source)
+        data = inspection.to_json(found, 262144)
+        json.dumps(data, allow_nan=False)
+        assert (found.family is not None) == (name in REAL_FAMILIES)
+        if found.family is None:
+            assert found.stated or name.startswith(("tiiuae", "THUDM"))
+
+
+def test_current_reading_of_scaled_sources(tmp_path: Path) -> None:
+    """Extensions on top of a llama3, a yarn and a longrope table are computed by transformers as we say."""
+    scalings = {
+        "llama3": {
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+        "yarn": {"factor": 4.0, "original_max_position_embeddings": 512, "attention_factor": 1.3},
+        "longrope": {**LISTS, "factor": 4.0, "original_max_position_embeddings": 512},
+    }
+    jobs, targets = [], []
+    for rope_type, keys in scalings.items():
+        data = {
+            **configs.config("llama", "v4"),
+            "max_position_embeddings": 2048,
+            "rope_scaling": {"rope_type": rope_type, **keys},
+        }
+        source = write(tmp_path / rope_type, data)
+        for method in ("yarn", "ntk", "linear", "llama3"):
+            plan = ropetool.plan(
+                source, method, factor=2, reading="current", for_runtimes=["transformers", "transformers-v4"]
+            )
+            target = tmp_path / f"{rope_type}-{method}"
+            ropetool.apply(plan, source, target)
+            jobs.append({"path": str(target), "lengths": LENGTHS})
+            targets.append(target)
+    for python, runtime in ((sys.executable, "transformers"), (v4_python(), "transformers-v4")):
+        for answer, directory in zip(probe(jobs, python), targets, strict=True):
+            assert_agrees(answer, directory, runtime)
+
+
+def test_what_cannot_be_held_is_refused(tmp_path: Path) -> None:
+    """transformers 4.57 has one base for both kinds of olmo3 layers, so different ones cannot be written for it."""
+    source = write(tmp_path / "olmo3", configs.config("olmo3", "v5"))
+    with pytest.raises(LossyExport, match="sliding_attention"):
+        ropetool.plan(source, "yarn", factor=4, config_style="both", for_runtimes=["transformers", "transformers-v4"])

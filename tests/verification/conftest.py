@@ -1,0 +1,113 @@
+"""Tiny checkpoints made on the spot: a Llama with random weights that see positions, and its own BPE tokenizer."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ropetool.verification.texts import Document
+
+TRAINED_LENGTH = 64
+BOS = "<bos>"
+WORDS = ["the", "of", "a", "rope", "turns", "pair", "angle", "token", "length", "near", "far", "context", "read"]
+
+
+def make_text(seed: int, words: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) + rng.choice(["", "", "", ".", ",", "\n"]) for _ in range(words))
+
+
+def write_tokenizer(folder: Path, bos: bool = True, seed: int = 0) -> None:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[BOS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([make_text(seed, 400)], trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B", special_tokens=[(BOS, 0)]
+        )
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BOS, "model_max_length": TRAINED_LENGTH}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_model(folder: Path, seed: int = 0, **changes: object) -> None:
+    options = {
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "max_position_embeddings": TRAINED_LENGTH,
+        "initializer_range": 0.2,  # default weights are so small that positions move no logit
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": None,
+        **changes,
+    }
+    torch.manual_seed(seed)
+    LlamaForCausalLM(LlamaConfig(**options)).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama trained, so to speak, at 64 tokens, whose tokenizer adds BOS."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "tiny"
+    folder.mkdir()
+    write_model(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def dynamic(tiny: Path) -> Path:
+    """The same weights with a dynamic table, which transformers changes as it meets longer rows."""
+    return with_config(
+        tiny, tiny.parent / "dynamic", rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    )
+
+
+def with_config(source: Path, folder: Path, **changes: object) -> Path:
+    """Return a copy of a checkpoint with some config keys replaced."""
+    shutil.copytree(source, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[Document]:
+    return [Document(f"text-{seed}.txt", make_text(seed, 300)) for seed in range(5)]
+
+
+@pytest.fixture(name="write_tokenizer", scope="session")
+def give_write_tokenizer() -> Callable[..., None]:
+    return write_tokenizer
+
+
+@pytest.fixture
+def make_variant(tmp_path: Path) -> Callable[..., Path]:
+    """Copy a checkpoint, with some config keys replaced."""
+    names = (tmp_path / f"variant-{number}" for number in count())
+
+    def make(source: Path, **changes: object) -> Path:
+        return with_config(source, next(names), **changes)
+
+    return make
