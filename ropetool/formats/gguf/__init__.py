@@ -1,0 +1,28 @@
+"""GGUF files: headers read without their data, copies with keys and vectors changed, models split over files.
+
+Knows the container; which keys and tensors matter, and what they mean, is for the runtimes to say.
+"""
+
+from ropetool.formats.gguf.codec import Value
+from ropetool.formats.gguf.header import GgufHeader, read_header, read_vector
+from ropetool.formats.gguf.kinds import GGML_TYPES, ValueType
+from ropetool.formats.gguf.patch import Patch
+from ropetool.formats.gguf.shards import read_shards, shard_paths, shards, split_patch
+from ropetool.formats.gguf.tensors import TensorInfo
+from ropetool.formats.gguf.writer import write_patched
+
+__all__ = [
+    "GGML_TYPES",
+    "GgufHeader",
+    "Patch",
+    "TensorInfo",
+    "Value",
+    "ValueType",
+    "read_header",
+    "read_shards",
+    "read_vector",
+    "shard_paths",
+    "shards",
+    "split_patch",
+    "write_patched",
+]

@@ -1,0 +1,83 @@
+"""Steps forward through the mapped start of a file and checks every step against its end.
+
+Knows lengths and numbers; what they mean is header.py's concern.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+from ropetool.errors import CorruptFile
+
+I32 = struct.Struct("<i")
+U32 = struct.Struct("<I")
+U64 = struct.Struct("<Q")
+I64 = struct.Struct("<q")
+
+AGAIN = "download or convert the file again"
+
+
+class Cursor:
+    """A position in `view`, the first bytes of a file of `file_size`."""
+
+    def __init__(self, view: memoryview, file_size: int, path: Path) -> None:
+        self.view = view
+        self.position = 0
+        self._file_size = file_size
+        self._path = path
+        self._place = "the header"
+        self._place_at = 0
+
+    def enter(self, place: str, at: int) -> None:
+        """Name what is being read, for the errors to come."""
+        self._place = place
+        self._place_at = at
+
+    def error(self, message: str, *, try_: str = "") -> CorruptFile:
+        """Return the error for what is being read."""
+        return CorruptFile(f"{self._place} at byte {self._place_at} {message}", where=str(self._path), try_=try_)
+
+    def number(self, packing: struct.Struct) -> int:
+        """Return the next integer of this packing."""
+        number: int = packing.unpack_from(self.view, self.skip(packing.size))[0]
+        return number
+
+    def skip(self, nbytes: int, what: str = "") -> int:
+        """Step over some bytes and return where they start; `what` says in the error what claims them."""
+        start = self.position
+        if nbytes > len(self.view) - start:
+            raise self.beyond(start + nbytes, what)
+        self.position = start + nbytes
+        return start
+
+    def text(self, longest: int, rule: str) -> str:
+        """Return the next string as a name of at most `longest` bytes; `rule` ends the error for a longer one."""
+        length = self.number(U64)
+        what = f"has a name of {length} bytes"
+        if length > self._file_size:
+            raise self.beyond(length, what)
+        if length > longest:
+            raise self.error(f"{what}; {rule}")
+        start = self.skip(length, what)
+        return str(self.view[start : self.position], "utf-8", "surrogateescape")
+
+    def skip_strings(self, count: int) -> None:
+        """Step over strings by their lengths alone; an object for each would cost ten times as much."""
+        length_at, view, position, fitting = U64.unpack_from, self.view, self.position, 0
+        try:
+            for fitting in range(count):  # noqa: B007 (tells how far the walk came)
+                position += 8 + length_at(view, position)[0]
+            fitting = count
+        except (struct.error, OverflowError):  # the walk has left the view
+            position += 8
+        if position > len(view):
+            raise self.beyond(position, f"has {count} strings, of which at most {fitting} fit")
+        self.position = position
+
+    def beyond(self, end: int, what: str = "") -> CorruptFile:
+        """Return the error for bytes that reach to `end`, beyond the view."""
+        if end <= self._file_size:
+            return self.error(f"does not end within {len(self.view)} bytes, more than any model needs")
+        ends = f"the file ends at byte {self._file_size}"
+        return self.error(f"{what}, which cannot be: {ends}" if what else f"is cut off: {ends}", try_=AGAIN)
