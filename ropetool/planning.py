@@ -169,7 +169,7 @@ def make_plan(
         raise _lossy(chosen, found_style, wanted, tried, where)
     edits += _tokenizer_edits(checkpoint, derived.max_position_embeddings)
     notes = (
-        *_source_notes(checkpoint), *start.notes, *derived.notes, *_window_notes(target),
+        *_source_notes(checkpoint), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
         *_other_readers(checkpoint, family, edits, target, wanted, found_style, where),
     )  # fmt: skip
     return Plan(
@@ -256,6 +256,11 @@ def _source_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
             "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class"
         )
     return tuple(notes)
+
+
+def _length_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
+    present, new = decoded.max_position_embeddings, target.max_position_embeddings
+    return (f"the new context of {new} tokens is below the present one of {present}",) if new < present else ()
 
 
 def _window_notes(target: RopeSet) -> tuple[str, ...]:

@@ -538,7 +538,11 @@ def test_abf_on_a_table_replaces_the_base_that_the_file_states() -> None:
 def test_abf_refuses_a_source_without_a_base() -> None:
     method = methods.get("abf")
     with pytest.raises(InvalidRope, match="names no rope_theta"):
-        method.derive(Source(rope.base_inv_freq(10000.0, 64), 4096), Goal.make(4096, 4.0, None), method.params({"rope_theta": 1e6}))
+        method.derive(
+            Source(rope.base_inv_freq(10000.0, 64), 4096),
+            Goal.make(4096, 4.0, None),
+            method.params({"rope_theta": 1e6}),
+        )
 
 
 @pytest.mark.parametrize("name", ["ntk", "dynamic"])

@@ -227,8 +227,9 @@ def test_disagreement_has_the_tolerance_of_agreement() -> None:
 
 def test_what_does_not_reach_the_score_is_no_disagreement() -> None:
     # a YaRN table stored as lists scores like the YaRN keys
-    same = layer(rope_type="longrope", rope_theta=1e4, factor=4.0, params={"factor": 4}, layers=(0,))
+    same = layer(rope_type="longrope", rope_theta=1e4, factor=4.0, params={"factor": 4})
     assert layer().disagreement(same) == ""
+    assert layer().disagreement(replace(layer(), layers=(7,))) == "it concerns other layers"
 
 
 # --- sets

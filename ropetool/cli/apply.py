@@ -30,7 +30,7 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
     from ropetool.report.planned import applied_json, applied_text
 
     plan = Plan.read(plan_file)
-    target = Path(output) if output else plan.output_beside(Path(source))
+    target = Path(output) if output is not None else plan.output_beside(Path(source))
     written = apply(plan, source, target, force=force, copy=copy)
     if as_json:
         print_json(applied_json(plan, written))

@@ -16,12 +16,14 @@ from ropetool.errors import ConfigError, UnknownParameter
 if TYPE_CHECKING:
     from ropetool.planning import Plan
 
+LIST_FILE_BYTES = 4 << 20
+
 
 @click.command("extend")
 @click.argument("source", type=click.Path())
 @click.option("--method", "-m", required=True, help="A method; see `ropetool methods`.")
 @click.option("--factor", type=float, help="How many times the trained length.")
-@click.option("--target-length", type=int, help="The new context in tokens, instead of --factor.")
+@click.option("--target-length", type=click.IntRange(1, 2**31), help="The new context in tokens, instead of --factor.")
 @click.option(
     "--from",
     "reading",
@@ -94,7 +96,7 @@ def extend_command(
         original_length=options["original_length"], for_runtimes=options["for_runtimes"],
         config_style=options["config_style"],
     )  # fmt: skip
-    target = Path(output) if output else plan.output_beside(Path(source))
+    target = Path(output) if output is not None else plan.output_beside(Path(source))
     with _written_beside(plan_out, plan):
         if dry_run:
             if as_json:
@@ -144,23 +146,33 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
 
 def _list_value(name: str, value: str) -> Any:
     """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
-    text = value
-    if not value.lstrip().startswith("["):
-        try:
-            text = Path(value).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise ConfigError(
-                f"{value!r} is neither a JSON list nor a readable file ({reason})", where=f"-p {name}"
-            ) from None
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"it is not JSON ({error})", where=f"-p {name}: {value[:60]}") from None
-    data = data.get(name) if isinstance(data, dict) else data
+    from ropetool.formats.hf import parse_object
+
+    text = value if value.lstrip().startswith("[") else _small_text(name, value)
+    where = _place(name, value)
+    data = parse_object(f'{{"{name}": {text}}}' if text.lstrip().startswith("[") else text, where).get(name)
     if not isinstance(data, list):
-        raise ConfigError(f"it holds no list called {name}", where=f"-p {name}: {value[:60]}")
+        raise ConfigError(f"it holds no list called {name}", where=where)
     return data
+
+
+def _place(name: str, value: str) -> str:
+    return f"-p {name} {value if len(value) <= 200 else value[:60] + '...'}"
+
+
+def _small_text(name: str, value: str) -> str:
+    path = Path(value)
+    try:
+        # A device has no end, and a list of one number per rotary pair is short.
+        if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
+            raise ConfigError(
+                f"it is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes",
+                where=_place(name, value),
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"it cannot be read ({reason})", where=_place(name, value)) from None
 
 
 def _number_or_name(value: str) -> str | float:

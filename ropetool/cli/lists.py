@@ -8,7 +8,7 @@ import click
 @click.command("methods")
 @click.argument("name", required=False)
 def methods_command(name: str | None) -> None:
-    """List the methods, or explain one with its parameters."""
+    """List the methods, or explain one."""
     from ropetool import methods
     from ropetool.report.lists import method_text, overview
 

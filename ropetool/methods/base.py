@@ -25,7 +25,8 @@ class Source:
     """The table that a method starts from.
 
     length: tokens that this table was trained on. rope_theta: set when inv_freq is exactly its base table, so
-    that a native encoding exists. stated_theta: the base that the file names, whatever was done to its table. mscale: DeepSeek's multiplier when the family scales the whole score (MLA).
+    that a native encoding exists. stated_theta: the base that the file names, whatever was done to its table.
+    mscale: DeepSeek's multiplier when the family scales the whole score (MLA).
     """
 
     inv_freq: Array

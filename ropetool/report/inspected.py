@@ -9,7 +9,7 @@ import numpy as np
 from ropetool import rope
 from ropetool.inspection import Inspection, RuntimeReading
 from ropetool.report.layout import columns
-from ropetool.spec import LayerRope, RopeSet
+from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 
 
 def inspection_text(found: Inspection, target_length: int | None) -> str:
@@ -61,14 +61,24 @@ def _entry_text(layer_type: str, entry: LayerRope, found: Inspection, decoded: R
     if entry.sliding_window is not None:
         rows.append(("sliding window", f"{entry.sliding_window} tokens"))
     text = f"\n{layer_type}\n" + columns(rows)
-    if entry.table is None:
-        return text
-    length = trained or decoded.max_position_embeddings
-    for regime in entry.table.regimes:
-        scope = f" up to {regime.up_to} tokens" if regime.up_to else " beyond" if len(entry.table.regimes) > 1 else ""
-        text += f"\n  bands{scope}, turns counted in {length} tokens\n" + _bands_text(
-            entry, regime.inv_freq, length, target
-        )
+    if entry.table is not None:
+        # Within a window no two positions are further apart than that, in training and afterwards.
+        window = entry.sliding_window or MAX_LENGTH
+        length = min(trained or decoded.max_position_embeddings, window)
+        text += _regimes_text(entry, entry.table, length, min(target, window))
+    return text
+
+
+def _regimes_text(entry: LayerRope, table: RopeTable, length: int, target: int) -> str:
+    text, limit = "", None
+    for regime in table.regimes:
+        scope = f" up to {regime.up_to} tokens" if regime.up_to else f" beyond {limit} tokens" if limit else ""
+        # Each regime at the part of the target that it serves.
+        reach = min(target, regime.up_to) if regime.up_to else max(target, limit or 0)
+        inv_freq = regime.inv_freq if table.rule is None else table.at(reach).inv_freq
+        text += f"\n  bands{scope}, turns counted in {length} tokens\n"
+        text += _bands_text(entry, regime.inv_freq, inv_freq, length, reach)
+        limit = regime.up_to
     return text
 
 
@@ -81,6 +91,8 @@ def _type_text(entry: LayerRope) -> str:
         if not isinstance(v, list) and k not in ("factor", "attention_factor") and v is not None
     }
     rest = "".join(f", {k} {v}" for k, v in shown.items())
+    if entry.table is not None and entry.table.rule is not None:
+        rest += "; the table follows the length"
     return f"{entry.rope_type}{theta}{factor}{rest}"
 
 
@@ -89,9 +101,12 @@ def _factor_text(entry: LayerRope) -> str:
     return "1" if factor == 1 else f"{factor:.6g} on cos and sin, so scores get {factor**2:.6g}"
 
 
-def _bands_text(entry: LayerRope, inv_freq: np.ndarray, length: int, target: int) -> str:
-    """Return three lines: pairs that turned often, some, and less than once; and what the target asks of each."""
-    in_trained, at_target = rope.turns(inv_freq, length), rope.turns(inv_freq, target)
+def _bands_text(entry: LayerRope, inv_freq: Array, extended: Array, length: int, target: int) -> str:
+    """Return three lines: pairs that turned often, some, and less than once; and what the target asks of each.
+
+    `extended` is the table that a sequence of the target's length is rotated by.
+    """
+    in_trained, at_target = rope.turns(inv_freq, length), rope.turns(extended, target)
     # The arc that a slow pair has seen is that of the unscaled table in the trained length.
     seen = (
         rope.turns(rope.base_inv_freq(entry.rope_theta, entry.rotary_dim), length) if entry.rope_theta else in_trained

@@ -14,13 +14,15 @@ import numpy.typing as npt
 
 from ropetool.families import Family
 from ropetool.formats.gguf import GgufHeader, Patch, TensorInfo, Value, ValueType, read_vector
-
-
-GGML_F32 = 0  # the number of this tensor type
+from ropetool.formats.gguf.kinds import F32
 
 
 class Refuses(Exception):
     """The runtime stops with an error on this file; the text says which."""
+
+
+class NotKnown(Refuses):
+    """The runtime may run this file, but ropetool does not know how."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,7 @@ class GgufView:
 
     def after(self, patch: Patch) -> GgufView:
         """Return the view of the model as it would be with the patch applied."""
-        added = {
-            name: TensorInfo(name, vector.shape, GGML_F32, 0, vector.nbytes) for name, vector in patch.tensors.items()
-        }
+        added = {name: TensorInfo(name, vector.shape, F32, 0, vector.nbytes) for name, vector in patch.tensors.items()}
         return GgufView(
             {key: value for key, value in self.values.items() if key not in patch.remove} | dict(patch.set),
             {**self.tensors, **added},

@@ -19,6 +19,8 @@ from ropetool.spec import Array
 from ropetool.verification.segments import MIN_DOCUMENTS, MIN_SEGMENTS, Segment, enough
 from ropetool.verification.statistics import Estimate, clustered, paired_difference
 
+SCHEMA = 1
+
 
 class Runner(Protocol):
     """A checkpoint that can be asked for losses. `prefix`: the ids that its tokenizer puts in front (BOS)."""
@@ -97,7 +99,7 @@ class VerifyResult:
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""
         plain = _plain(dataclasses.asdict(self))
-        return {"verdict": self.verdict, **plain}
+        return {"schema": SCHEMA, "verdict": self.verdict, **plain}
 
 
 def perplexity(loss: float) -> float:

@@ -206,7 +206,7 @@ def test_type_and_rope_type_that_differ_are_read_differently_and_refused(tmp_pat
     new, old = probe(job)[0], probe(job, v4_python())[0]
     assert new["layers"]["full_attention"][0]["attention_factor"] == pytest.approx(1.1386, abs=1e-4)
     assert old["layers"]["full_attention"][0]["attention_factor"] == 1.0
-    with pytest.raises(ropetool.errors.AmbiguousRope, match="type is 'linear'"):
+    with pytest.raises(ropetool.errors.AmbiguousRope, match='type is "linear"'):
         ropetool.plan(source, "yarn", factor=4, reading="original")
 
 

@@ -255,7 +255,7 @@ def edits(
     extra = {layer_type: _unknown(keys.params) for layer_type, keys in found.keys.items()}
     result: list[Edit] = []
     if style in (names.V4, names.BOTH):
-        result += _v4_edits(part, family, wanted, extra[names.FULL_ATTENTION])
+        result += _v4_edits(part, family, found.keys, wanted, extra[names.FULL_ATTENTION])
     elif found.style == names.V5:
         result += _outer_theta_edit(part, family, wanted[names.FULL_ATTENTION])
     else:
@@ -280,7 +280,11 @@ def _outer_theta_edit(part: Mapping[str, Any], family: Family, full: RopeKeys) -
 
 
 def _v4_edits(
-    part: Mapping[str, Any], family: Family, wanted: Mapping[str, RopeKeys], extra: Mapping[str, Any]
+    part: Mapping[str, Any],
+    family: Family,
+    current: Mapping[str, RopeKeys],
+    wanted: Mapping[str, RopeKeys],
+    extra: Mapping[str, Any],
 ) -> list[Edit]:
     path = family.text_path
     full = wanted[names.FULL_ATTENTION]
@@ -291,7 +295,7 @@ def _v4_edits(
     result: list[Edit] = []
     if theta is None and names.ROPE_PARAMETERS in part:
         theta = family.default_rope_theta[names.FULL_ATTENTION]
-    silent = part.get(names.ROPE_THETA) is None and theta == family.shared_default_theta
+    silent = current[names.FULL_ATTENTION].rope_theta is None and theta == family.shared_default_theta
     if theta is not None and not silent and not theta_inside:
         result += _value_edit((*path, names.ROPE_THETA), part.get(names.ROPE_THETA, ABSENT), theta)
     sliding = wanted.get(names.SLIDING_ATTENTION)

@@ -1,0 +1,307 @@
+#!/usr/bin/env python3
+"""Write the parts of the documentation that follow from code and data.
+
+docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
+`<!-- /NAME -->` is replaced: tables in docs/methods.md and docs/runtimes.md, the tree in README.md. With --examples the
+commands of README's worked example are run, about a minute, and what they print is put behind them.
+
+    scripts/docs.py               write them
+    scripts/docs.py --examples    run the worked example too
+    scripts/docs.py --check       write nothing; exit 1 if a file differs from what would be written
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from ropetool import families, methods, runtimes
+from ropetool.cli import group
+from ropetool.families import Family
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH = 100
+NOTICE = "<!-- Written by scripts/docs.py; do not edit. -->\n"
+
+
+def generated() -> Iterator[tuple[Path, str]]:
+    """Yield each file with the whole text that it should have; the tree comes last, when all other files are there."""
+    yield ROOT / "docs/cli.md", cli_reference()
+    yield ROOT / "docs/families.md", family_reference()
+    tables = {"methods": method_table(), "parameters": parameter_table()}
+    yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
+    yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", {"runtimes": runtime_table()})
+    yield ROOT / "README.md", _filled("README.md", {"tree": tree()})
+
+
+def _filled(name: str, parts: dict[str, str]) -> str:
+    """Return the file's text with each part between its markers."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for part, content in parts.items():
+        pattern = re.compile(rf"(<!-- {part} -->\n).*?(<!-- /{part} -->)", re.DOTALL)
+        text, count = pattern.subn(lambda found, content=content: f"{found[1]}\n{content}\n{found[2]}", text)
+        if count != 1:
+            raise SystemExit(f"{name}: {count} places between <!-- {part} --> and <!-- /{part} -->; there must be one")
+    return text
+
+
+def examples() -> Iterator[tuple[str, list[str]]]:
+    """Yield the name and the arguments of each command in README that shows its output."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pattern = r"^```console\n\$ ropetool (.+)\n```\n\n<!-- output-(\w+) -->$"
+    yield from ((name, shlex.split(line)) for line, name in re.findall(pattern, text, re.MULTILINE))
+
+
+def example_output(arguments: Sequence[str], folder: Path) -> str:
+    """Return what the command prints in a folder that has the demo checkpoint at its usual place."""
+    model = folder / "ropetool/demo/model"
+    if not model.exists():
+        shutil.copytree(ROOT / "ropetool/demo/model", model)
+    done = subprocess.run(
+        [sys.executable, "-m", "ropetool", *arguments],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def readme_with_examples() -> str:
+    """Return README's text with the output of its commands, which are run one after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = {name: example_output(line, Path(folder)) for name, line in examples()}
+    return _filled("README.md", {f"output-{name}": f"```text\n{text}```" for name, text in outputs.items()})
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
+
+
+# --- commands
+
+
+def commands() -> Iterator[tuple[str, click.Context]]:
+    """Yield the full name of every command and a context that it can be asked in; the group comes first."""
+    top = click.Context(group, info_name="ropetool", terminal_width=WIDTH, **group.context_settings)
+    yield "ropetool", top
+    for name in group.list_commands(top):
+        command = group.get_command(top, name)
+        assert command is not None
+        yield f"ropetool {name}", click.Context(command, info_name=name, parent=top, terminal_width=WIDTH)
+
+
+def cli_reference() -> str:
+    """Return the help of every command."""
+    parts = [f"# Command line\n\n{NOTICE}", _EXIT_CODES]
+    for name, context in commands():
+        parts.append(f"\n## {name}\n\n```text\n{context.command.get_help(context)}\n```\n")
+    return "".join(parts)
+
+
+_EXIT_CODES = """
+The result goes to stdout, progress, notes and errors go to stderr. With `--json` the result is JSON
+([schemas](api.md#json)), and so is a failure. `ROPETOOL_TRACEBACK=1` shows where an error came from.
+
+| exit code | meaning |
+| --- | --- |
+| 0 | done |
+| 1 | refused or failed, or a verification that could not run in full (`partial`) |
+| 2 | usage |
+| 3 | a verification ran and a length does not hold |
+| 130 | interrupted |
+"""
+
+
+# --- families, methods, runtimes
+
+
+def family_reference() -> str:
+    """Return a table of all families and a list of what is particular to each."""
+    known = [families.get(name) for name in families.names()]
+    rows = [
+        [f"[{f.model_type}](#{f.model_type})", f.architecture, f.layout, _rope_keys(f), _window(f), f.example]
+        for f in known
+    ]
+    head = ["model_type", "class in transformers", "layout", "rope keys", "sliding window", "example"]
+    return f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{''.join(map(_family_section, known))}"
+
+
+_FAMILIES = """One JSON file each in `ropetool/families/`, named after the `model_type` of config.json; `inspect` shows the rope keys
+of any other model as they are written, `extend` refuses it. [How to add one](contributing.md#a-model-family).
+"""
+
+
+def _rope_keys(family: Family) -> str:
+    place = f" in `{'.'.join(family.text_path)}`" if family.text_path else ""
+    return ("nested by layer type" if family.nested else "flat") + place
+
+
+def _window(family: Family) -> str:
+    if family.sliding_window == "never":
+        return "none"
+    if family.nested:
+        return "on the sliding layers"
+    return "where stated" if family.sliding_window == "always" else f"with `{family.sliding_window}`"
+
+
+def _family_section(family: Family) -> str:
+    thetas = ", ".join(f"{theta:g} ({layer_type})" for layer_type, theta in family.default_rope_theta.items())
+    lines = [
+        f"default rope_theta: {thetas}; transformers 4.57: {family.v4_default_rope_theta:g}",
+        f"head_dim: `{family.head_dim_key}`"
+        + (f", {family.default_head_dim} where absent" if family.default_head_dim else ", else hidden_size / heads"),
+        f"max_position_embeddings where absent: {family.default_max_position_embeddings}",
+    ]
+    if family.pattern:
+        lines.append(f"where layer_types is absent, every layer whose number is a multiple of {family.pattern} is full")
+    if family.interleave_key:
+        lines.append(f"the layout is half where `{family.interleave_key}` is false")
+    if family.null_head_dim:
+        lines.append(
+            f"without head_dim in the file, yarn, dynamic and longrope stop {' and '.join(family.null_head_dim)}; "
+            "extend writes it"
+        )
+    if family.mla:
+        v4 = "" if family.v4_softmax_scale else "; transformers 4.57 leaves it out"
+        lines.append(f"MLA: the table is that of the decoupled keys, mscale_all_dim multiplies the whole score{v4}")
+    lines += [
+        f"trained length: {t.trained} where max_position_embeddings is {t.max_position_embeddings}: {t.reason}"
+        for t in family.trained_length
+    ]
+    lines.append(f"read from: {family.source}")
+    return f"\n## {family.model_type}\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def method_table() -> str:
+    """Return a line for each method."""
+    known = [methods.get(name) for name in methods.names()]
+    rows = [
+        [f"`{m.name}`", ", ".join(f"`{a}`" for a in m.aliases), m.summary, m.auto_attention_factor, m.source]
+        for m in known
+    ]
+    return _table(["method", "aliases", "what it does", "attention factor by default", "source"], rows)
+
+
+def parameter_table() -> str:
+    """Return a line for each parameter of each method."""
+    rows = [
+        [f"`{name}`", f"`{field.name}`", _shown(field.default), field.metadata["help"]]
+        for name in methods.names()
+        for field in dataclasses.fields(methods.get(name).params_type)
+    ]
+    return _table(["method", "parameter", "default", "meaning"], rows)
+
+
+def _shown(default: object) -> str:
+    if default in (None, ()):
+        return "-"
+    return f"{default:g}" if isinstance(default, float) else f"{default}".lower()
+
+
+def runtime_table() -> str:
+    """Return a line for each runtime."""
+    known = [runtimes.get(name) for name in runtimes.names()]
+    rows = [[f"`{r.name}`", ", ".join(r.formats), r.versions, r.summary] for r in known]
+    return _table(["runtime", "reads", "checked with", "how"], rows)
+
+
+# --- the tree
+
+SHOWN = (
+    ".ci", "constraints-v4.txt", "constraints.txt", "docs", "LICENSE", "pyproject.toml", "ropetool", "scripts", "tests",
+)  # fmt: skip
+# Data, named once for the folder or the pattern.
+TOGETHER = {
+    "ropetool/demo/model": "the embedded checkpoint: a Llama of 3.5M parameters, trained at 256 tokens",
+    "ropetool/demo/text": "documents that its training did not see",
+    "ropetool/families/*.json": "one model family each",
+    "tests/golden/*.json": "one method each: tables by other implementations than ours",
+}
+SAID = {
+    "LICENSE": "Apache License 2.0",
+    "pyproject.toml": "the package, its extras, the settings of the tools",
+    "docs/api.md": "the Python calls, and the JSON of commands and files",
+    "docs/architecture.md": "the idea, the data flow, the layers, choices that look odd",
+    "docs/benchmarks.md": "what scripts/bench.py measured",
+    "docs/changelog.md": "what changed",
+    "docs/cli.md": "every command's help (generated)",
+    "docs/contributing.md": "how to run the tests; checklists for a method, a family, a command",
+    "docs/families.md": "the model families (generated)",
+    "docs/formats.md": "config styles, edits, encodings, the output, provenance",
+    "docs/methods.md": "formulas, ramps, attention factors, the two readings",
+    "docs/runtimes.md": "what transformers 5 and 4.57 read, and where they differ",
+    "docs/verify.md": "how verify measures and judges",
+}
+
+
+def tree() -> str:
+    """Return all files of the project, one a line, with what each says of itself."""
+    lines = [line for name in SHOWN for line in _branch(ROOT / name, 0)]
+    width = max(len(left) for left, _ in lines)
+    return "```text\n" + "".join(f"{left:<{width}}  {right}".rstrip() + "\n" for left, right in lines) + "```"
+
+
+def _branch(path: Path, depth: int) -> Iterator[tuple[str, str]]:
+    indent = "  " * depth
+    name = path.relative_to(ROOT).as_posix()
+    if name in TOGETHER:
+        yield f"{indent}{path.name}/", TOGETHER[name]
+    elif path.is_file():
+        yield f"{indent}{path.name}", _said(path)
+    elif path.is_dir():
+        inner = [p for p in path.iterdir() if not p.name.startswith((".", "__pycache__"))]
+        yield f"{indent}{path.name}/", ""
+        together = {f"*{p.suffix}" for p in inner if f"{name}/*{p.suffix}" in TOGETHER}
+        for pattern in sorted(together):
+            yield f"{indent}  {pattern}", TOGETHER[f"{name}/{pattern}"]
+        for entry in sorted(inner, key=lambda p: (p.is_dir(), p.name)):
+            if f"*{entry.suffix}" not in together:
+                yield from _branch(entry, depth + 1)
+
+
+def _said(path: Path) -> str:
+    """Return the first sentence of what the file says of itself: docstring or first comment."""
+    name = path.relative_to(ROOT).as_posix()
+    if name in SAID:
+        return SAID[name]
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        said = ast.get_docstring(ast.parse(text)) or ""
+    else:
+        comments = re.search(r"((?:^# .*\n)+)", text, re.MULTILINE)
+        said = comments[1].replace("# ", "") if comments else ""
+    paragraph = " ".join(said.partition("\n\n")[0].split())
+    return re.split(r"\.(?: |$)", paragraph)[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is stale")
+    parser.add_argument("--examples", action="store_true", help="run the commands of README's worked example too")
+    options = parser.parse_args()
+    check = options.check
+    if options.examples:
+        (ROOT / "README.md").write_text(readme_with_examples(), encoding="utf-8")
+    stale = 0
+    for path, text in generated():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        stale += 1
+        print(f"{path.relative_to(ROOT)} is {'stale; run scripts/docs.py' if check else 'written'}", file=sys.stderr)
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,173 @@
+"""`ropetool extend` and `ropetool apply` as a user sees them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import configs
+import pytest
+from making import config_of, run, snapshot, write_config, write_model
+
+import ropetool
+from ropetool.planning import Plan
+
+YARN = ("--method", "yarn", "--factor", "4")
+
+
+@pytest.fixture(autouse=True)
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_model(tmp_path / "model", configs.config("llama", "v4"))
+
+
+PLAN = """\
+plan for a llama
+  method    yarn, factor 4
+  lengths   trained 512, new context 2048
+  reading   unscaled
+  runtimes  transformers
+  output    {here}/model-yarn-4x
+
+encodings
+  yarn keys  kept: decodes to the table asked for
+
+edits
+  config.json            rope_scaling             null -> {{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}
+  config.json            max_position_embeddings  512 -> 2048
+  tokenizer_config.json  model_max_length         512 -> 2048
+"""
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+    done = run("extend", "model", *YARN, "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == PLAN.format(here=tmp_path)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_dry_run_says_why_an_encoding_was_rejected(tmp_path: Path) -> None:
+    out = run("extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run").out
+    assert "  method    linear, factor 4, attention_factor 1.2\n" in out
+    assert "  linear keys                     rejected: transformers: attention factor 1 instead of 1.2\n" in out
+    assert "  a full table as longrope lists  kept: decodes to the table asked for\n" in out
+    shown = next(line for line in out.splitlines() if " rope_scaling " in line)
+    assert shown.endswith("characters)")
+    assert len(shown) < 170
+
+
+def test_extend_says_what_it_wrote(tmp_path: Path) -> None:
+    done = run("extend", "model", *YARN, "--copy")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        f"{tmp_path}/model-yarn-4x\n  context      512 -> 2048 tokens, yarn factor 4\n"
+        "  edited       config.json, tokenizer_config.json\n  other files  6 copied\n"
+    )
+    assert config_of(tmp_path / "model-yarn-4x")["rope_scaling"]["factor"] == 4.0
+
+
+def test_what_stays_behind_is_named(source: Path) -> None:
+    (source / "pytorch_model.bin").write_bytes(b"pickle")
+    done = run("extend", "model", *YARN, "--copy")
+    assert "  other files  6 copied\n  left behind  pytorch_model.bin\n" in done.out
+    assert done.err == "Note: pickles are left behind: pytorch_model.bin\n"
+
+
+def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -> None:
+    (source / ".git").mkdir()
+    planned = run("extend", "model", *YARN, "--dry-run", "--json")
+    assert planned.err == ""
+    assert set(planned.json) == {"schema", "plan", "output", "written"}
+    assert (planned.json["output"], planned.json["written"]) == (f"{tmp_path}/model-yarn-4x", False)
+    assert Plan.from_json(planned.json["plan"], "stdout") == ropetool.plan(source, "yarn", factor=4)
+    done = run("extend", "model", *YARN, "--json", "--copy", "-o", "out")
+    assert done.json == {
+        **planned.json, "output": "out", "written": True, "placed": {"copied": 6},
+        "edited": ["config.json", "tokenizer_config.json"], "left": [".git"],
+    }  # fmt: skip
+
+
+def test_a_plan_file_is_carried_out_by_apply(tmp_path: Path, source: Path) -> None:
+    run("extend", "model", *YARN, "--dry-run", "--plan-out", "plan.json")
+    before = snapshot(source)
+    done = run("apply", "model", "plan.json", "--copy")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == run("extend", "model", *YARN, "--copy", "--force").out
+    run("apply", "model", "plan.json", "-o", "again", "--json")
+    for name in ("config.json", "tokenizer_config.json", "ropetool.json"):
+        assert Path("again", name).read_bytes() == Path("model-yarn-4x", name).read_bytes()
+    assert run("apply", "model", "plan.json", "-o", "third", "--json").json["output"] == "third"
+    assert snapshot(source) == before
+
+
+def test_apply_prints_the_notes_of_the_plan(tmp_path: Path) -> None:
+    write_config(tmp_path / "alone", configs.config("llama", "v4"))
+    planned = run("extend", "alone", *YARN, "--plan-out", "plan.json", "-o", "first")
+    applied = run("apply", "alone", "plan.json", "-o", "second")
+    assert planned.err == applied.err == "Note: only config.json is here: the output has no weights either\n"
+
+
+def test_the_options_reach_the_method(source: Path) -> None:
+    """Each everyday option against the same parameter given by name."""
+
+    def scaling(*options: str) -> Any:
+        done = run("extend", "model", "--factor", "4", "--dry-run", "--json", *options)
+        return {tuple(e["path"]): e.get("new") for e in done.json["plan"]["edits"]}
+
+    fast = scaling("-m", "yarn", "--beta-fast", "8", "--beta-slow", "2")
+    assert fast == scaling("-m", "yarn", "-p", "beta_fast", "8", "-p", "beta_slow", "2")
+    assert (fast["rope_scaling",]["beta_fast"], fast["rope_scaling",]["beta_slow"]) == (8.0, 2.0)
+    assert scaling("-m", "abf", "--rope-theta", "1e6")["rope_theta",] == 1e6
+    assert scaling("-m", "yarn", "--attention-factor", "none")["rope_scaling",]["attention_factor"] == 1.0
+    assert scaling("-m", "yarn", "--original-length", "256")["max_position_embeddings",] == 1024
+    assert scaling("-m", "yarn", "--attention-factor", "1.5")["rope_scaling",]["attention_factor"] == 1.5
+
+
+@pytest.mark.parametrize("form", ["text", "file", "object"])
+def test_a_list_comes_from_text_or_a_file(form: str, tmp_path: Path) -> None:
+    divisors = [1.0 + i for i in range(16)]
+    value = json.dumps(divisors)
+    if form != "text":
+        (tmp_path / "lists.json").write_text(value if form == "file" else json.dumps({"long_factor": divisors}))
+        value = "lists.json"
+    done = run("extend", "model", "-m", "longrope", "--factor", "4", "-p", "long_factor", value, "--dry-run", "--json")
+    assert done.json["plan"]["params"] == {"long_factor": divisors}
+
+
+def test_a_plan_file_is_not_left_by_a_run_that_fails(tmp_path: Path) -> None:
+    run("extend", "model", *YARN)
+    before = snapshot(tmp_path)
+    done = run("extend", "model", *YARN, "--plan-out", "plan.json")
+    assert (done.code, done.err.splitlines()[0]) == (1, f"Error: {tmp_path}/model-yarn-4x: exists already")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_plan_file_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine")
+    done = run("extend", "model", *YARN, "--plan-out", "plan.json")
+    assert done.code == 1
+    assert done.err == "Error: --plan-out plan.json: it exists already\nTry: another name, or remove it\n"
+    assert (tmp_path / "plan.json").read_text() == "mine"
+    assert not (tmp_path / "model-yarn-4x").exists()
+
+
+def test_a_stale_plan_is_refused(tmp_path: Path, source: Path) -> None:
+    run("extend", "model", *YARN, "--dry-run", "--plan-out", "plan.json")
+    (source / "config.json").write_text(json.dumps({**config_of(source), "max_position_embeddings": 600}))
+    done = run("apply", "model", "plan.json")
+    assert done.code == 1
+    assert done.err == (
+        "Error: model/config.json: max_position_embeddings: is 600, but the plan was made for 512\n"
+        "Try: make the plan again from this file\n"
+    )
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_the_source_is_never_the_output(force: tuple[str, ...], source: Path) -> None:
+    before = snapshot(source)
+    for output in ("model", "model/", "model/sub", "."):
+        done = run("extend", "model", *YARN, "-o", output, *force)
+        assert done.code == 1, output
+    assert snapshot(source) == before

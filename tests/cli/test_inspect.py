@@ -1,0 +1,209 @@
+"""`ropetool inspect` as a user sees it: the whole output for small checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import configs
+import pytest
+from making import run, write_config, write_model
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def config(family: str, style: str = "v4", **changes: Any) -> dict[str, Any]:
+    return {**configs.config(family, style), **changes}
+
+
+def hf_part(text: str) -> str:
+    """Return the output up to the two runtimes that are there from the start; others may follow."""
+    head, _, runtimes = text.partition("\nruntimes\n")
+    return head + "\nruntimes\n" + "".join(line + "\n" for line in runtimes.splitlines() if "  transformers" in line)
+
+
+LLAMA = """\
+model: llama, family: llama
+
+full_attention
+  layers            0-1; head_dim 32, rotary_dim 32, half layout
+  rope type         default, theta 10000
+  trained length    512 tokens
+  context stated    512 tokens
+  attention factor  1
+
+  bands, turns counted in 512 tokens
+    turns    pairs  at 4096 tokens
+    over 32  2      every angle seen many times: any length is safe
+    1 to 32  6      every angle seen
+    under 1  8      8 pairs pass the arc seen in training
+
+KV cache, one sequence
+  per token       1.00 KiB
+  at 4096 tokens  4.00 MiB
+
+runtimes
+  transformers     context 512, as above
+  transformers-v4  context 512, as above
+"""
+
+
+def test_an_unscaled_model() -> None:
+    write_model(Path("model"), config("llama"))
+    done = run("inspect", "model", "--target-length", "4096")
+    assert (done.code, done.err) == (0, "")
+    assert hf_part(done.out) == LLAMA
+
+
+GEMMA = """\
+gemma: gemma3_text, family: gemma3_text
+
+full_attention
+  layers            4, 9; head_dim 32, rotary_dim 32, half layout
+  rope type         linear, theta 10000, factor 4
+  trained length    not stored in the file
+  context stated    2048 tokens
+  attention factor  1
+
+  bands, turns counted in 2048 tokens
+    turns    pairs  at 2048 tokens
+    over 32  2      every angle seen many times: any length is safe
+    1 to 32  6      every angle seen
+    under 1  8      stays inside what it has seen
+
+sliding_attention
+  layers            0, 1, 2, 3, 5, 6, ... (8 layers); head_dim 32, rotary_dim 32, half layout
+  rope type         default, theta 5000
+  trained length    not stored in the file
+  context stated    2048 tokens
+  attention factor  1
+  sliding window    64 tokens
+
+  bands, turns counted in 64 tokens
+    turns    pairs  at 64 tokens
+    over 32  0      every angle seen many times: any length is safe
+    1 to 32  5      every angle seen
+    under 1  11     stays inside what it has seen
+
+KV cache, one sequence
+  per token       5.00 KiB
+  at 2048 tokens  2.25 MiB
+
+runtimes
+  transformers     context 2048, as above
+  transformers-v4  context 2048, as above
+"""
+
+
+def test_layers_of_two_kinds() -> None:
+    kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 2
+    linear = {"rope_type": "linear", "factor": 4.0}
+    data = config(
+        "gemma3_text", layer_types=kinds, num_hidden_layers=10, max_position_embeddings=2048, rope_scaling=linear
+    )
+    write_config(Path("gemma"), data)
+    done = run("inspect", "gemma")
+    assert hf_part(done.out) == GEMMA
+    assert done.err == "Note: only config.json, no weights\n"
+
+
+MLA = """\
+  rope type         yarn, theta 10000, factor 4, original_max_position_embeddings 512, mscale 1.0, mscale_all_dim 1.0
+  trained length    512 tokens
+  context stated    2048 tokens
+  attention factor  1
+  softmax scale     the whole score times 1.29648
+"""
+
+
+def test_a_multiplier_of_the_whole_score() -> None:
+    scaling = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}
+    write_config(Path("mla"), config("deepseek_v3", rope_scaling=scaling, max_position_embeddings=2048))
+    assert MLA in run("inspect", "mla").out
+
+
+def test_what_the_bands_ask_of_each_regime() -> None:
+    """Two lists: the first serves up to 512 tokens, so 4096 concern the second alone."""
+    lists = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+    scaling = {**YARN, "rope_type": "longrope", **lists}
+    write_config(Path("lists"), config("llama", rope_scaling=scaling, max_position_embeddings=2048))
+    out = run("inspect", "lists", "--target-length", "4096").out
+    short, long = out.split("  bands ")[1:]
+    assert short.startswith("up to 512 tokens, turns counted in 512 tokens\n    turns    pairs  at 512 tokens\n")
+    assert "under 1  8      stays inside what it has seen\n" in short
+    assert long.startswith("beyond 512 tokens, turns counted in 512 tokens\n    turns    pairs  at 4096 tokens\n")
+    assert "under 1  10     8 pairs pass the arc seen in training\n" in long
+    assert "attention factor  1.10554 on cos and sin, so scores get 1.22222\n" in out
+
+
+def test_a_table_that_follows_the_length_is_judged_at_the_target() -> None:
+    write_config(Path("dynamic"), config("llama", rope_scaling={"rope_type": "dynamic", "factor": 4.0}))
+    out = run("inspect", "dynamic", "--target-length", "4096").out
+    assert "dynamic, theta 10000, factor 4; the table follows the length\n" in out
+    assert "under 1  8      2 pairs pass the arc seen in training\n" in out
+
+
+def test_runtimes_that_differ_or_stop() -> None:
+    write_config(Path("v5"), config("llama", "v5", rope_parameters={**YARN, "rope_theta": 1e4}))
+    out = run("inspect", "v5").out
+    assert "  transformers     context 512, as above\n" in out
+    assert "  transformers-v4  context 512, DIFFERS: attention factor 1 instead of 1.13863\n" in out
+    write_config(Path("odd"), config("llama", head_dim=31))
+    assert hf_part(run("inspect", "odd").out) == (
+        "odd: llama, family: llama\n\nas written\n  max_position_embeddings  512\n  rope_theta               10000.0\n"
+        "  rope_scaling             null\n\nruntimes\n"
+        "  transformers     refuses: head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
+        "  transformers-v4  refuses: head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
+    )
+
+
+UNKNOWN = """\
+new: phi9, family: unknown
+
+as written
+  rope_theta              NaN
+  rope_scaling            {"long_factor": [1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, ...
+  text_config.rotary_pct  0.25
+"""
+
+
+def test_an_unknown_family() -> None:
+    data = {
+        "model_type": "phi9", "rope_theta": float("nan"), "rope_scaling": {"long_factor": [1.5] * 40},
+        "text_config": {"rotary_pct": 0.25},
+    }  # fmt: skip
+    write_config(Path("new"), data)
+    done = run("inspect", "new")
+    assert (done.code, done.out) == (0, UNKNOWN)
+    reason = 'the family "phi9" is unknown: the keys are shown as written, no runtime is decoded'
+    assert done.err == f"Note: only config.json, no weights\nNote: {reason}\n"
+    printed = run("inspect", "new", "--json")
+    assert (printed.json["family"], printed.err) == (None, "")
+
+
+def test_a_config_that_says_nothing() -> None:
+    write_config(Path("empty"), "{}")
+    assert (
+        run("inspect", "empty").out
+        == "empty: no model_type, family: unknown\n\nas written\n  nothing about positions\n"
+    )
+
+
+def test_text_of_a_file_cannot_steer_the_terminal() -> None:
+    write_config(Path("evil"), {"model_type": "\x1b[2J", "rope_\x1b]0;": "\x07"})
+    done = run("inspect", "evil")
+    assert "\x1b" not in done.out + done.err
+    assert "\\x1b[2J" in done.out
+
+
+@pytest.mark.parametrize("length", ["0", "-5", "2147483649", "many"])
+def test_a_target_length_is_a_length(length: str) -> None:
+    write_config(Path("model"), config("llama"))
+    done = run("inspect", "model", "--target-length", length)
+    assert done.code == 2
+    assert "Invalid value for '--target-length'" in done.err

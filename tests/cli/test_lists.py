@@ -1,0 +1,99 @@
+"""`ropetool methods`, `families` and `runtimes`: one line for each, and a page for one."""
+
+from __future__ import annotations
+
+import pytest
+from making import run
+
+from ropetool import families, methods, runtimes
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("methods", methods.names()), ("families", families.names()), ("runtimes", runtimes.names())],
+)
+def test_the_list_has_one_line_for_each(command: str, names: list[str]) -> None:
+    done = run(command)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines] == names
+    starts = {len(line) - len(line.split(maxsplit=1)[1]) for line in lines}
+    assert len(starts) == 1  # aligned
+    for name in names:
+        assert run(command, name).code == 0
+
+
+YARN = """\
+yarn: NTK-by-parts and an attention factor of 0.1 ln s + 1; the training-free default
+  attention factor  yarn, unless --attention-factor says another
+  source            arXiv:2309.00071; MLA: arXiv:2405.04434
+
+YaRN: NTK-by-parts plus an attention factor of 0.1 ln s + 1 that makes up for the longer softmax.
+
+On DeepSeek-style MLA models the temperature belongs to the whole score, so it is written as mscale keys.
+
+parameters, as -p NAME VALUE
+  beta_fast  turns in the trained length above which a pair is kept (default 32.0)
+  beta_slow  turns in the trained length below which a pair is divided by the factor (default 1.0)
+  truncate   round the ends of the dims ramp outwards to whole pairs, as most files do (default true)
+  ramp       dims: linear in the pair index (files, runtimes); turns: linear in turns (the paper) (default dims)
+"""
+
+
+def test_a_method() -> None:
+    assert run("methods", "yarn").out == YARN
+
+
+def test_a_method_by_its_other_name_and_without_parameters() -> None:
+    out = run("methods", "pi").out
+    assert out.startswith("linear: position interpolation")
+    assert "  also called       pi\n" in out
+    assert "parameters" not in out
+    assert run("methods", "longrope").out.endswith("default: the long ones\n")
+
+
+QWEN3 = """\
+qwen3
+  architecture        Qwen3ForCausalLM
+  example             Qwen/Qwen3-8B
+  rope keys in        the top of config.json
+  one table for       full_attention
+  layout              half
+  head_dim            head_dim, 128 if absent
+  theta by default    10000 (full_attention)
+  context by default  32768 tokens
+  sliding window      if use_sliding_window
+  shipped 40960       32768: Qwen3 was trained at 32768 tokens and ships 40960 to leave room for a reply
+"""
+
+
+def test_a_family() -> None:
+    assert run("families", "qwen3").out.startswith(QWEN3)
+    gemma = run("families", "gemma3").out
+    assert "  rope keys in        text_config\n" in gemma
+    assert "  one table for       full_attention, sliding_attention\n" in gemma
+    mla = run("families", "deepseek_v3").out
+    assert "  layout              interleaved, half where rope_interleave is false\n" in mla
+    assert "  softmax scale       follows mscale_all_dim (MLA)\n" in mla
+
+
+def test_a_runtime() -> None:
+    assert run("runtimes", "transformers-v4").out == (
+        "transformers-v4\n  reads         hf\n  checked with  4.57.6\n"
+        "  how           Hugging Face transformers 4.57: reads rope_theta and rope_scaling, ignores rope_parameters\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "message"),
+    [
+        ("methods", 2, "no method is called 'yarm'; known: abf, attention,"),
+        ("families", 1, "the model family 'yarm' is not known"),
+        ("runtimes", 2, "no runtime is called 'yarm'; known: "),
+    ],
+)
+def test_an_unknown_name(command: str, code: int, message: str) -> None:
+    done = run(command, "yarm")
+    assert (done.code, done.out) == (code, "")
+    assert message in done.err
+    assert "\nTry: " in done.err

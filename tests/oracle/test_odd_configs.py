@@ -1,0 +1,121 @@
+"""Files that are odd, half-written or wrong: loading, refusing and computing as each real transformers does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import configs
+import pytest
+from test_transformers import LENGTHS, assert_agrees, probe, v4_python, write
+
+from ropetool import inspection
+from ropetool.errors import ConfigError
+
+LLAMA, LLAMA_5 = configs.config("llama", "v4"), configs.config("llama", "v5")
+GEMMA, GEMMA_5 = configs.config("gemma3_text", "v4"), configs.config("gemma3_text", "v5")
+OLMO, DEEPSEEK = configs.config("olmo3", "v4"), configs.config("deepseek_v3", "v4")
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+LISTS = {"short_factor": [1.0] * 16, "long_factor": [1.0 + i for i in range(16)]}
+LONGROPE = {"rope_type": "longrope", **LISTS, "factor": 4.0, "original_max_position_embeddings": 512}
+LONGER = {"max_position_embeddings": 2048}
+
+# What ropetool's decoder of each generation says must be what the program does: the same tables, or an error in both.
+AS_THE_PROGRAM: dict[str, dict[str, Any]] = {
+    "theta of null": {**LLAMA, "rope_theta": None},
+    "theta of null under yarn": {**LLAMA, "rope_theta": None, "rope_scaling": YARN},
+    "theta of null inside v5": {**LLAMA_5, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    "theta of null in gemma3": {**GEMMA, "rope_theta": None},
+    "local base of null in gemma3": {**GEMMA, "rope_local_base_freq": None},
+    "theta of null in olmo3": {**OLMO, "rope_theta": None},
+    "type alone": {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}},
+    "type alone in v5": {**LLAMA_5, "rope_parameters": {"type": "linear", "rope_theta": 1e4, "factor": 4.0}},
+    "the old name su": {**LLAMA, "rope_scaling": {**LONGROPE, "rope_type": "su"}},
+    "lists too short": {**LLAMA, "rope_scaling": {**LONGROPE, "short_factor": [1.0] * 3}},
+    "lists with a short regime": {**LLAMA, **LONGER, "rope_scaling": LONGROPE},
+    "lists with an outer length": {
+        **LLAMA, **LONGER, "rope_scaling": LONGROPE, "original_max_position_embeddings": 256,
+    },
+    "yarn with an outer length": {**LLAMA, **LONGER, "rope_scaling": YARN, "original_max_position_embeddings": 256},
+    "yarn with a factor of null": {**LLAMA, **LONGER, "rope_scaling": {**YARN, "factor": None}},
+    "yarn with betas of 0": {**LLAMA, **LONGER, "rope_scaling": {**YARN, "beta_fast": 0, "beta_slow": 0}},
+    "yarn with a lone mscale": {**LLAMA, **LONGER, "rope_scaling": {**YARN, "mscale": 0.5}},
+    "yarn with two mscales": {**LLAMA, **LONGER, "rope_scaling": {**YARN, "mscale": 2.0, "mscale_all_dim": 0.5}},
+    "yarn without a length": {**LLAMA, **LONGER, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+    "llama3 with a null ramp": {
+        **LLAMA, **LONGER,
+        "rope_scaling": {**YARN, "rope_type": "llama3", "low_freq_factor": None, "high_freq_factor": 4.0},
+    },
+    "linear without a factor": {**LLAMA, "rope_scaling": {"rope_type": "linear"}},
+    "an outer theta, none inside": {**LLAMA_5, "rope_theta": 5e5, "rope_parameters": YARN},
+    "a null rope_scaling beside v5": {**LLAMA_5, "rope_scaling": None},
+    "truncate in a nested object": {
+        **GEMMA_5, **LONGER,
+        "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 1e4, "truncate": False},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+    "mscale_all_dim without a factor": {**DEEPSEEK, "rope_scaling": {"type": "default", "mscale_all_dim": 1.0}},
+    "another gpt_neox's word": {**LLAMA, **LONGER, "rotary_pct": 0.5, "rope_scaling": YARN},
+    "all of a partial rotation": {**LLAMA, **LONGER, "partial_rotary_factor": 1.0, "rope_scaling": YARN},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("odd")
+    return {name: write(root / str(i), data) for i, (name, data) in enumerate(AS_THE_PROGRAM.items())}
+
+
+@pytest.mark.parametrize("runtime", ["transformers", "transformers-v4"])
+def test_odd_files_are_read_as_the_program_reads_them(runtime: str, paths: dict[str, Path]) -> None:
+    python = sys.executable if runtime == "transformers" else v4_python()
+    answers = probe([{"path": str(path), "lengths": LENGTHS} for path in paths.values()], python)
+    stopped = 0
+    for (name, path), answer in zip(paths.items(), answers, strict=True):
+        try:
+            assert_agrees(answer, path, runtime)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from error
+        stopped += "error" in answer
+    assert 5 <= stopped <= len(paths) - 10  # both outcomes are covered
+
+
+NESTED = {"full_attention": {**YARN, "rope_theta": 1e4}}
+
+# The program loads these and computes something that the file does not say; ropetool refuses them instead.
+IGNORED = {
+    "flat for gemma3": ({**GEMMA_5, **LONGER, "rope_parameters": {**YARN, "rope_theta": 1e4}}, "it is flat"),
+    "nested for llama": ({**LLAMA_5, **LONGER, "rope_parameters": NESTED}, "it is nested"),
+    "nested rope_scaling": ({**LLAMA, **LONGER, "rope_scaling": NESTED}, "rope_scaling is read flat"),
+    "negative divisors": ({**LLAMA, "rope_scaling": {**LONGROPE, "long_factor": [-1.0] * 16}}, "above 0"),
+    "a base on top and another inside": (
+        {**LLAMA_5, **LONGER, "rope_theta": 5e5, "rope_parameters": {**YARN, "rope_theta": 1e4}}, "500000 at the top",
+    ),
+}  # fmt: skip
+
+
+def test_what_the_program_ignores_in_silence_is_refused(tmp_path: Path) -> None:
+    sources = {name: write(tmp_path / str(i), data) for i, (name, (data, _)) in enumerate(IGNORED.items())}
+    answers = probe([{"path": str(path), "lengths": [512]} for path in sources.values()])
+    for (name, path), answer in zip(sources.items(), answers, strict=True):
+        assert "error" not in answer, name
+        with pytest.raises(ConfigError, match=IGNORED[name][1]):
+            inspection.inspect(path)
+
+
+def test_a_partial_rotation_narrows_the_table_of_whole_heads(tmp_path: Path) -> None:
+    """Unscaled it is ignored by transformers 5; otherwise the table no longer fits the head, and we say so."""
+    partial = {**LLAMA, "partial_rotary_factor": 0.5}
+    unscaled, yarn = write(tmp_path / "a", partial), write(tmp_path / "b", {**partial, **LONGER, "rope_scaling": YARN})
+    jobs = [{"path": str(path), "lengths": LENGTHS} for path in (unscaled, yarn)]
+    new, old = probe(jobs), probe(jobs, v4_python())
+    assert_agrees(new[0], unscaled, "transformers")
+    for answer, path, runtime in (
+        (new[1], yarn, "transformers"), (old[0], unscaled, "transformers-v4"), (old[1], yarn, "transformers-v4"),
+    ):  # fmt: skip
+        assert len(answer["layers"]["full_attention"][0]["inv_freq"]) == 8  # of 16 pairs
+        reading = next(r for r in inspection.inspect(path).readings if r.name == runtime)
+        assert "llama rotates whole heads" in reading.refuses

@@ -1,0 +1,283 @@
+"""Carrying out a plan: what arrives in the output, what stays behind, and what stops it before anything is written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import configs
+import pytest
+from making import config_of, snapshot, write_config, write_model
+
+import ropetool
+from ropetool import provenance
+from ropetool.errors import MissingFile, OutputError, PlanMismatch
+from ropetool.planning import Plan
+
+SHARD = "model-00001-of-00002.safetensors"
+CARRIED = {
+    "config.json", "tokenizer_config.json", "tokenizer.json", "README.md", "assets", "assets/license.txt", SHARD,
+    "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+}  # fmt: skip
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_model(tmp_path / "model", configs.config("llama", "v4"))
+
+
+def extended(source: Path, target: Path, **options: Any) -> Any:
+    return ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, target, **options)
+
+
+def files(directory: Path) -> set[str]:
+    return {str(path.relative_to(directory)) for path in directory.rglob("*")}
+
+
+# --- what arrives
+
+
+def test_the_output_is_the_source_but_for_the_planned_lines(source: Path, tmp_path: Path) -> None:
+    extended(source, tmp_path / "out")
+    out = tmp_path / "out"
+    assert files(out) == CARRIED | {"ropetool.json"}
+    for name in CARRIED - {"config.json", "tokenizer_config.json", "assets"}:
+        assert (out / name).read_bytes() == (source / name).read_bytes(), name
+    text = (source / "config.json").read_text()
+    scaling = '{\n    "rope_type": "yarn",\n    "factor": 4.0,\n    "original_max_position_embeddings": 512\n  }'
+    expected = text.replace('"rope_scaling": null', f'"rope_scaling": {scaling}')
+    expected = expected.replace('"max_position_embeddings": 512', '"max_position_embeddings": 2048')
+    assert (out / "config.json").read_text() == expected
+    tokenizer = (source / "tokenizer_config.json").read_text()
+    assert (out / "tokenizer_config.json").read_text() == tokenizer.replace("512", "2048")
+
+
+def test_the_source_is_untouched(source: Path, tmp_path: Path) -> None:
+    before = snapshot(source)
+    extended(source, tmp_path / "out")
+    extended(source, tmp_path / "copy", copy=True)
+    assert snapshot(source) == before
+
+
+def test_weights_are_linked_or_copied_as_asked(source: Path, tmp_path: Path) -> None:
+    copied = extended(source, tmp_path / "copied", copy=True)
+    assert copied.placed == {"copied": 6}
+    assert (tmp_path / "copied" / SHARD).stat().st_ino != (source / SHARD).stat().st_ino
+    linked = extended(source, tmp_path / "linked")
+    assert sum(linked.placed.values()) == 6
+    shared = (tmp_path / "linked" / SHARD).stat().st_ino == (source / SHARD).stat().st_ino
+    assert ("hard-linked" in linked.placed) == shared
+    assert set(linked.placed) <= {"hard-linked", "reflinked", "copied"}
+    assert linked.edited == ("config.json", "tokenizer_config.json")
+
+
+def test_an_edited_file_is_never_linked(source: Path, tmp_path: Path) -> None:
+    """A write through a link would change the source."""
+    os.link(source / "config.json", tmp_path / "second-name.json")
+    extended(source, tmp_path / "out")
+    for name in ("config.json", "tokenizer_config.json", "ropetool.json"):
+        assert (tmp_path / "out" / name).stat().st_nlink == 1
+
+
+def test_progress_names_every_file_that_is_placed(source: Path, tmp_path: Path) -> None:
+    seen: list[str] = []
+    extended(source, tmp_path / "out", progress=seen.append)
+    assert sorted(seen) == sorted(CARRIED - {"config.json", "tokenizer_config.json", "assets"})
+
+
+def test_a_config_alone_gives_a_config_alone(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "model", configs.config("qwen2", "v5"))
+    extended(source, tmp_path / "out")
+    assert files(tmp_path / "out") == {"config.json", "ropetool.json"}
+
+
+def test_factor_1_says_the_same_table(source: Path, tmp_path: Path) -> None:
+    for method, factor in (("linear", 1), ("ntk", 1), ("abf", 1)):
+        params = {"rope_theta": 10000} if method == "abf" else {}
+        plan = ropetool.plan(source, method, factor=factor, params=params)
+        ropetool.apply(plan, source, tmp_path / method)
+        found = ropetool.inspect(tmp_path / method).rope
+        before = ropetool.inspect(source).rope
+        assert before is not None
+        assert found is not None
+        assert before.disagreement(found) == ""
+        assert found.max_position_embeddings == 512
+    for method in ("ntk", "abf"):  # the base stays, so there is nothing to write
+        assert (tmp_path / method / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+# --- what stays behind
+
+
+def test_pickles_tools_and_dead_links_stay_behind_and_are_named(source: Path, tmp_path: Path) -> None:
+    (source / "pytorch_model.bin").write_bytes(b"pickle")
+    (source / "pytorch_model.bin.index.json").write_text("{}")
+    (source / "original").mkdir()
+    (source / "original" / "consolidated.00.pth").write_bytes(b"pickle")
+    (source / "original" / "params.json").write_text("{}")
+    (source / ".git").mkdir()
+    (source / ".git" / "HEAD").write_text("ref")
+    (source / ".cache").mkdir()
+    (source / "dead.txt").symlink_to(source / "nowhere")
+    (source / "folder").symlink_to(tmp_path)
+    (source / "linked.txt").symlink_to(source / "README.md")
+    written = extended(source, tmp_path / "out")
+    assert set(written.left) == {
+        "pytorch_model.bin", "pytorch_model.bin.index.json", "original/consolidated.00.pth", ".git", ".cache",
+        "dead.txt", "folder",
+    }  # fmt: skip
+    out = files(tmp_path / "out")
+    assert out == CARRIED | {"ropetool.json", "original", "original/params.json", "linked.txt"}
+    assert (tmp_path / "out" / "linked.txt").read_text() == "# A model\n"
+    assert not (tmp_path / "out" / "linked.txt").is_symlink()
+
+
+def test_links_into_a_cache_become_files(source: Path, tmp_path: Path) -> None:
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for name in (SHARD, "config.json"):
+        (source / name).rename(blobs / name)
+        (source / name).symlink_to(blobs / name)
+    before = snapshot(blobs)
+    extended(source, tmp_path / "out")
+    for name in (SHARD, "config.json"):
+        assert not (tmp_path / "out" / name).is_symlink()
+    assert (tmp_path / "out" / SHARD).read_bytes() == (blobs / SHARD).read_bytes()
+    assert snapshot(blobs) == before
+
+
+# --- provenance
+
+
+def test_the_provenance_says_where_from_and_how(source: Path, tmp_path: Path) -> None:
+    plan = ropetool.plan(source, "yarn", factor=4)
+    ropetool.apply(plan, source, tmp_path / "out")
+    made = provenance.read(tmp_path / "out")
+    assert made is not None
+    assert (made.source, made.trained_length) == (str(source), 512)
+    assert made.source_fingerprint == provenance.fingerprint(source)
+    assert Plan.from_json(made.plan, "here") == plan
+    data = json.loads((tmp_path / "out" / "ropetool.json").read_text())
+    assert (data["schema"], data["ropetool"]) == (1, ropetool.__version__)
+
+
+def test_the_provenance_of_a_source_of_ours_is_replaced(source: Path, tmp_path: Path) -> None:
+    extended(source, tmp_path / "first")
+    again = ropetool.plan(tmp_path / "first", "yarn", factor=2, reading="current")
+    written = ropetool.apply(again, tmp_path / "first", tmp_path / "second")
+    made = provenance.read(tmp_path / "second")
+    assert made is not None
+    assert (made.source, made.trained_length, made.plan["method"]) == (str(tmp_path / "first"), 512, "yarn")
+    assert written.left == ()
+
+
+# --- force
+
+
+def test_force_replaces_what_is_ours(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    extended(source, out)
+    (out / "stale.txt").write_text("from before")
+    with pytest.raises(OutputError, match="exists already"):
+        extended(source, out)
+    assert (out / "stale.txt").exists()
+    ropetool.apply(ropetool.plan(source, "linear", factor=2), source, out, force=True)
+    assert config_of(out)["rope_scaling"]["rope_type"] == "linear"
+    assert files(out) == CARRIED | {"ropetool.json"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_of_others_is_never_replaced(force: bool, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.tex").write_text("years of work")
+    before = snapshot(tmp_path)
+    with pytest.raises(OutputError, match="a directory that ropetool did not write"):
+        extended(source, tmp_path / "theirs", force=force)
+    assert snapshot(tmp_path) == before
+
+
+# --- a source that is not the plan's
+
+
+def changed(**changes: Any) -> Callable[[Path], None]:
+    def change(source: Path) -> None:
+        (source / "config.json").write_text(json.dumps({**config_of(source), **changes}))
+
+    return change
+
+
+def without_tokenizer(source: Path) -> None:
+    (source / "tokenizer_config.json").unlink()
+
+
+STALE = {
+    "an edited value": (changed(max_position_embeddings=1024), "is 1024, but the plan was made for 512"),
+    "a value that was absent": (changed(rope_scaling={"rope_type": "linear", "factor": 2.0}), "the plan was made for null"),
+    "another family": (changed(model_type="mistral"), 'the plan is for a llama, this is a "mistral"'),
+    "no family": (changed(model_type=None), "the plan is for a llama, this is a null"),
+    # no edit names these two, but they change what the edited file says
+    "another base": (changed(rope_theta=500000.0), "would not compute the plan's table: another key has changed"),
+    "another head": (changed(head_dim=64), "would not compute the plan's table: another key has changed"),
+    "a file that is gone": (without_tokenizer, "the plan edits tokenizer_config.json, which is not there"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STALE)
+def test_a_source_that_has_changed_is_refused(case: str, source: Path, tmp_path: Path) -> None:
+    change, message = STALE[case]
+    plan = ropetool.plan(source, "yarn", factor=4)
+    change(source)
+    before = snapshot(tmp_path)
+    with pytest.raises(PlanMismatch, match=message):
+        ropetool.apply(plan, source, tmp_path / "out")
+    assert snapshot(tmp_path) == before
+
+
+def test_a_change_that_concerns_nothing_is_accepted(source: Path, tmp_path: Path) -> None:
+    plan = ropetool.plan(source, "yarn", factor=4)
+    changed(torch_dtype="bfloat16", vocab_size=97)(source)
+    ropetool.apply(plan, source, tmp_path / "out")
+    assert config_of(tmp_path / "out")["vocab_size"] == 97
+    assert config_of(tmp_path / "out")["rope_scaling"]["factor"] == 4.0
+
+
+def test_another_multiplier_of_the_whole_score_is_refused(tmp_path: Path) -> None:
+    """Only MLA has it, and no table shows it."""
+    scaling = {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "mscale": 0.7, "mscale_all_dim": 0.7,
+        "beta_fast": 32, "beta_slow": 1,
+    }  # fmt: skip
+    data = {**configs.config("deepseek_v3", "v4"), "rope_scaling": scaling, "max_position_embeddings": 2048}
+    source = write_config(tmp_path / "model", data)
+    plan = ropetool.plan(source, "yarn", factor=8, reading="original")
+    assert {edit.path[-1] for edit in plan.edits} == {"factor", "max_position_embeddings"}
+    changed(rope_scaling={**scaling, "mscale_all_dim": 0.9, "mscale": 0.9})(source)
+    with pytest.raises(PlanMismatch, match="another key has changed"):
+        ropetool.apply(plan, source, tmp_path / "out")
+
+
+# --- failure
+
+
+def test_a_failure_leaves_nothing(source: Path, tmp_path: Path) -> None:
+    before = snapshot(tmp_path)
+
+    def stop(name: str) -> None:
+        if name.endswith(".safetensors"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extended(source, tmp_path / "out", progress=stop)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_shard_that_is_gone_is_refused(source: Path, tmp_path: Path) -> None:
+    plan = ropetool.plan(source, "yarn", factor=4)
+    (source / SHARD).unlink()
+    before = snapshot(tmp_path)
+    with pytest.raises(MissingFile, match=f"is said to be in {SHARD}, which is not there"):
+        ropetool.apply(plan, source, tmp_path / "out")
+    assert snapshot(tmp_path) == before

@@ -1,0 +1,243 @@
+"""The documentation: generated parts are fresh, every command in it exists, its examples run, its JSON is what is printed."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+
+import ropetool
+from ropetool import inspection
+from ropetool.cli import COMMANDS, group
+
+ROOT = Path(ropetool.__file__).parents[1]
+DEMO = ROOT / "ropetool" / "demo" / "model"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FORBIDDEN = re.compile(r"(?i)\bsessions?\b|/work/|\bissue #?\d|\bpart [0-9] of\b|\bhelper\b|\bTODO\b")
+
+
+def load_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs", ROOT / "scripts" / "docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+docs = load_docs()
+
+
+# --- generated parts
+
+
+def test_generated_parts_are_fresh() -> None:
+    stale = [path.name for path, text in docs.generated() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run scripts/docs.py"
+
+
+def test_a_changed_page_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = docs.cli_reference().replace("--factor", "--faktor", 1)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "cli.md").write_text(changed, encoding="utf-8")
+    monkeypatch.setattr(docs, "generated", lambda: iter([(tmp_path / "docs" / "cli.md", docs.cli_reference())]))
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["docs.py", "--check"])
+    assert docs.main() == 1
+    assert (tmp_path / "docs" / "cli.md").read_text(encoding="utf-8") == changed
+    monkeypatch.setattr(sys, "argv", ["docs.py"])
+    assert docs.main() == 0
+    monkeypatch.setattr(sys, "argv", ["docs.py", "--check"])
+    assert docs.main() == 0
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_and_is_in_the_reference(name: str) -> None:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    first = (command.help or "").partition("\n")[0]
+    assert 10 < len(first) < 60
+    assert COMMANDS[name][1] == first or name in ("methods", "families", "runtimes")
+    assert len(COMMANDS[name][1]) < 60
+    assert all(p.help for p in command.params if isinstance(p, click.Option) and not p.metavar)
+    assert f"\n## ropetool {name}\n" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+
+
+def test_the_tree_lists_every_module_once() -> None:
+    lines = docs.tree().splitlines()
+    for path in (*ROOT.glob("ropetool/**/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("docs/*")):
+        if "__pycache__" not in path.parts:
+            same_name = [p for p in ROOT.glob(f"[!.]*/**/{path.name}") if "__pycache__" not in p.parts]
+            assert sum(line.split()[:1] == [path.name] for line in lines) == len(same_name), path.name
+
+
+# --- commands in the text
+
+
+def blocks(text: str, *languages: str) -> Iterator[str]:
+    """Yield the fenced blocks of these languages."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        if language in languages:
+            yield block
+
+
+def command_lines(text: str) -> Iterator[list[str]]:
+    """Yield the arguments of every `ropetool` call in fenced blocks."""
+    for block in blocks(text, "console", "text", "bash", "sh"):
+        for line in block.splitlines():
+            for part in line.strip().removeprefix("$ ").split("&&"):
+                if part.strip().startswith("ropetool "):
+                    yield shlex.split(part, comments=True)[1:]
+
+
+def complaint(arguments: list[str]) -> str:
+    """Return what click says against a command line, without running it."""
+    name, *rest = arguments
+    if name.startswith("-"):
+        return "" if name in ("--help", "-h", "--version") else f"no option {name}"
+    command = group.get_command(click.Context(group), name)
+    if command is None:
+        return f"no command {name}"
+    try:
+        command.make_context(name, rest)
+    except click.exceptions.Exit:
+        return ""
+    except click.ClickException as error:
+        return error.format_message()
+    return ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    found = list(command_lines(page.read_text(encoding="utf-8")))
+    assert {" ".join(line): complaint(line) for line in found if complaint(line)} == {}
+    assert found or page.stem not in ("README", "cli")
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("ropetool extent model", "no command extent"),
+        ("ropetool extend model --method yarn --faktor 4", "No such option"),
+        ("ropetool verify X --lengths 256,many", "no list of lengths"),
+        ("ropetool extend model --factor 4", "Missing option"),
+    ],
+)
+def test_a_wrong_command_in_the_text_is_seen(line: str, reason: str) -> None:
+    (found,) = command_lines(f"```console\n$ {line}\n```\n")
+    assert reason in complaint(found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_text_speaks_of_the_project_alone(page: Path) -> None:
+    assert FORBIDDEN.findall(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.is_file(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in headings], target
+
+
+# --- examples that run
+
+
+PLACED = re.compile(r"\d+ (reflinked|hard-linked|copied)")  # which of them is the file system's business
+
+
+def shown(name: str) -> str:
+    """Return the output that README shows under this name."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = re.search(rf"<!-- output-{name} -->\n+```text\n(.*?)```\n+<!-- /output-{name} -->", text, re.DOTALL)
+    assert found is not None, f"README.md shows no output {name}; run scripts/docs.py --examples"
+    return found[1]
+
+
+def test_the_worked_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    lines = dict(docs.examples())
+    assert list(lines) == ["inspect", "plan", "extend", "verify"]
+    assert "holds" in shown("verify")  # its figures depend on the machine, so it is not run here
+    for name in ("inspect", "plan", "extend"):
+        assert PLACED.sub("N placed", docs.example_output(lines[name], tmp_path)) == PLACED.sub("N placed", shown(name))
+    assert (tmp_path / "X" / "config.json").is_file()
+
+
+def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(DEMO, tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    source = "\n".join(blocks(text, "pycon"))
+    parsed = doctest.DocTestParser().get_doctest(source, {}, "api.md", "docs/api.md", 0)
+    assert len(parsed.examples) > 10
+    runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS)
+    report: list[str] = []
+    runner.run(parsed, out=report.append)
+    assert report == []
+
+
+# --- JSON
+
+
+def key_tree(value: Any) -> Any:
+    """Return the keys of nested objects; a list is that of its first entry, anything else is nothing."""
+    if isinstance(value, dict):
+        return {key: key_tree(inner) for key, inner in value.items()}
+    if isinstance(value, list) and value:
+        return key_tree(value[0])
+    return None
+
+
+def documented(name: str) -> Any:
+    """Return the JSON example that stands under a heading of docs/api.md."""
+    text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    section = text.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+    (block,) = blocks(section, "json")
+    return json.loads(block)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """Return a folder with the extended demo checkpoint in `out`, and what extend printed."""
+    folder = tmp_path_factory.mktemp("extended")
+    line = "extend ropetool/demo/model --method yarn --factor 8 --beta-fast 16 -o out --json"
+    return folder, json.loads(docs.example_output(line.split(), folder))
+
+
+def test_the_json_of_inspect_is_documented() -> None:
+    assert key_tree(documented("inspect --json")) == key_tree(inspection.to_json(inspection.inspect(DEMO)))
+
+
+def test_the_json_of_extend_is_documented(extended: tuple[Path, Any]) -> None:
+    assert set(documented("extend --json")) == set(extended[1])
+
+
+def test_the_json_of_a_plan_is_documented(extended: tuple[Path, Any]) -> None:
+    assert key_tree(documented("Plan")) == key_tree(extended[1]["plan"])
+
+
+def test_the_provenance_is_documented(extended: tuple[Path, Any]) -> None:
+    made = json.loads((extended[0] / "out" / "ropetool.json").read_text(encoding="utf-8"))
+    assert made["plan"] == extended[1]["plan"]
+    section = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8").partition("## ropetool.json")[2]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(made)
+
+
+def test_the_json_of_verify_is_documented(extended: tuple[Path, Any]) -> None:
+    result = ropetool.verify(extended[0] / "out", lengths=[64, 256], segments=8)
+    assert key_tree(documented("verify --json")) == key_tree(result.to_json())
