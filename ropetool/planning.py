@@ -146,7 +146,8 @@ def make_plan(
     checkpoint = _with_weights_that_can_be_read(Path(source))
     where = str(checkpoint.path / names.CONFIG_JSON)
     family = known_family(checkpoint, where)
-    found_style = config_style or style.read(checkpoint.config, family, where).style
+    found_style = style.read(checkpoint.config, family, where).style
+    written_style = config_style or found_style
     check_whole_heads(checkpoint, family, where)
     decoded = decode_source(checkpoint, family, wanted[0], where)
     entry = decoded.entries[names.FULL_ATTENTION]
@@ -161,20 +162,20 @@ def make_plan(
     target = _target(decoded, entry, derived, start.trained_length)
     tried: list[Candidate] = []
     for name, keys in encodings(entry, derived, start.trained_length, family):
-        edits = config_edits(checkpoint, family, keys, target, start.trained_length, found_style, where)
+        edits = config_edits(checkpoint, family, keys, target, start.trained_length, written_style, where)
         tried.append(Candidate(name, objection(checkpoint, family, edits, target, wanted, where)))
         if not tried[-1].rejected:
             break
     else:
-        raise _lossy(chosen, found_style, wanted, tried, where)
+        raise _lossy(chosen, written_style, wanted, tried, where)
     edits += _tokenizer_edits(checkpoint, derived.max_position_embeddings)
     notes = (
         *_source_notes(checkpoint), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
-        *_other_readers(checkpoint, family, edits, target, wanted, found_style, where),
+        *_other_readers(checkpoint, family, edits, target, wanted, written_style, where),
     )  # fmt: skip
     return Plan(
         family.model_type, chosen.name, goal.factor, _stated(typed, values, attention_factor),
-        start.reading, start.trained_length, derived.max_position_embeddings, wanted, found_style,
+        start.reading, start.trained_length, derived.max_position_embeddings, wanted, written_style,
         tables_of(target), derived.softmax_multiplier, tuple(edits), tuple(tried), notes,
         _suffix(chosen, goal, target_length, typed),
     )  # fmt: skip

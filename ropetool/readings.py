@@ -32,6 +32,15 @@ class Wish:
     reading: str | None
     original_length: int | None
 
+    def __post_init__(self) -> None:
+        if self.reading not in (None, ORIGINAL, CURRENT):
+            raise InvalidRope(f"{self.reading!r} is no reading; there are {ORIGINAL} and {CURRENT}", where="--from")
+        if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:
+            raise InvalidRope(
+                f"{self.original_length} is no length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
+                where="--original-length",
+            )
+
     def reach(self, length: int) -> int:
         """Return the context that the wish means, counted from this length."""
         return round(length * self.factor) if self.factor is not None else self.target_length or length
@@ -98,11 +107,6 @@ def find_start(checkpoint: Checkpoint, family: Family, decoded: RopeSet, wish: W
     Raises: AmbiguousRope where a scaled source leaves two readings open; InvalidRope where the reading that was
     chosen is not in the file.
     """
-    if wish.original_length is not None and not 2 <= wish.original_length <= MAX_LENGTH:
-        raise InvalidRope(
-            f"{wish.original_length} is no length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
-            where="--original-length",
-        )
     entry = decoded.entries[names.FULL_ATTENTION]
     context = decoded.max_position_embeddings
     made = provenance.read(checkpoint.path)

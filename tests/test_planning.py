@@ -100,6 +100,16 @@ def test_the_current_reading_builds_on_the_table(tmp_path: Path) -> None:
     assert edits(plan)["rope_scaling.long_factor"] == pytest.approx([16.0] * 16, rel=1e-12)
 
 
+def test_turns_are_counted_on_the_current_table(tmp_path: Path) -> None:
+    """A table divided by 8 turns in 4096 tokens as often as the base does in 512, so yarn's ramp stands where it stood."""
+    source = scaled(tmp_path, {"rope_type": "linear", "factor": 8.0})
+    plan = ropetool.plan(source, "yarn", factor=2, reading="current")
+    plain = ropetool.plan(llama(tmp_path / "plain"), "yarn", factor=2)
+    expected = [f / 8 for f in plain.tables["full_attention"][0]["inv_freq"]]
+    assert plan.tables["full_attention"][0]["inv_freq"] == pytest.approx(expected, rel=1e-9)
+    assert tried(plan) == [("a full table as longrope lists", "")]
+
+
 def test_linear_scaling_stores_no_length(tmp_path: Path) -> None:
     source = scaled(tmp_path, {"rope_type": "linear", "factor": 8.0})
     with pytest.raises(AmbiguousRope, match="original not stored, context 4096"):
@@ -188,9 +198,16 @@ def test_a_stated_original_length_counts_for_an_unscaled_source(tmp_path: Path) 
         ropetool.plan(tmp_path / "model", "yarn", factor=4, original_length=1)
 
 
+def test_a_reading_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRope, match="'present' is no reading; there are original and current"):
+        ropetool.plan(llama(tmp_path), "yarn", factor=4, reading="present")
+
+
 def test_a_context_below_the_present_one_is_noted(tmp_path: Path) -> None:
     plan = ropetool.plan(scaled(tmp_path, LLAMA3), "yarn", factor=4, reading="original")
     assert "the new context of 2048 tokens is below the present one of 4096" in plan.notes
+    same = ropetool.plan(tmp_path / "model", "yarn", factor=8, reading="original")
+    assert not [note for note in same.notes if "the new context" in note]
 
 
 # --- encodings
@@ -301,6 +318,7 @@ def test_the_outer_original_length_is_kept_equal(tmp_path: Path) -> None:
     """transformers 5 lets it win over the inner one, 4.57 reads longrope's only there."""
     outer = ropetool.plan(llama(tmp_path / "a", original_max_position_embeddings=333), "yarn", factor=4)
     assert edits(outer)["original_max_position_embeddings"] == 512
+    assert tried(outer) == [("yarn keys", "")]
     assert "original_max_position_embeddings" not in edits(ropetool.plan(llama(tmp_path / "b"), "yarn", factor=4))
     lists = ropetool.plan(llama(tmp_path / "c"), "mixed-ntk", factor=4)
     assert edits(lists)["original_max_position_embeddings"] == 512

@@ -75,7 +75,8 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     ),
     "type against rope_type": (
         scaled(type="linear"),
-        f'{C}: rope_scaling: rope_type is "yarn" and type is "linear"; readers differ in which they take',
+        f'{C}: rope_scaling: rope_type is "yarn" and type is "linear"; transformers 5 reads the first, 4 the '
+        "second",
         "make them equal in config.json",
     ),
     "the styles in conflict": (
@@ -128,6 +129,7 @@ def test_a_broken_config(case: str, tmp_path: Path) -> None:
     model = with_config(tmp_path, content)
     refused(tmp_path, error, try_, "inspect", model)
     refused(tmp_path, error, try_, "extend", model, *EXTEND, "--from", "original")
+    refused(tmp_path, error, try_, "extend", model, *EXTEND, "--config-style", "both")
 
 
 CANNOT = f"{C}: transformers cannot load this config"

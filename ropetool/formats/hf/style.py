@@ -118,7 +118,7 @@ def _keys(data: Any, where: str) -> RopeKeys:
     new, old = data.get(names.ROPE_TYPE), data.get(names.LEGACY_TYPE)
     if new is not None and old is not None and _canonical(new) != _canonical(old):
         raise AmbiguousRope(
-            f"rope_type is {shown(new)} and type is {shown(old)}; readers differ in which they take",
+            f"rope_type is {shown(new)} and type is {shown(old)}; transformers 5 reads the first, 4 the second",
             where=where, try_="make them equal in config.json",
         )  # fmt: skip
     rope_type = _canonical(new if new is not None else old if old is not None else "default")
