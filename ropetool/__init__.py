@@ -10,10 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "inspect", "patch", "plan", "verify"]
+__all__ = ["__version__", "apply", "export", "inspect", "patch", "plan", "verify"]
 
 if TYPE_CHECKING:
     from ropetool.applying import apply
+    from ropetool.exporting import export_checkpoint as export
     from ropetool.inspection import inspect
     from ropetool.planning import make_plan as plan
     from ropetool.verification.checkpoints import verify_checkpoint as verify
@@ -23,6 +24,7 @@ _HOMES = {
     "inspect": ("ropetool.inspection", "inspect"),
     "plan": ("ropetool.planning", "make_plan"),
     "apply": ("ropetool.applying", "apply"),
+    "export": ("ropetool.exporting", "export_checkpoint"),
     "verify": ("ropetool.verification.checkpoints", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),
 }

@@ -9,16 +9,21 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool import families, inspection, names, provenance
+from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import PlanMismatch
 from ropetool.families import Family
 from ropetool.formats import linking, output
+from ropetool.formats.gguf import read_shards, shard_paths, split_patch, write_patched
 from ropetool.formats.hf import Checkpoint, Edit, apply_edits, open_checkpoint, parse_object, read_object, style
 from ropetool.formats.hf.jsontext import shown
-from ropetool.planning import Plan
+from ropetool.inspection import RuntimeReading
+from ropetool.plans import Plan
+from ropetool.runtimes import GgufView
 from ropetool.spec import TABLE_TOLERANCE, RopeSet
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
@@ -51,6 +56,8 @@ def apply(
 
     Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
     """
+    if plan.format == "gguf":
+        return _apply_gguf(plan, Path(source), Path(target), force=force, copy=copy)
     checkpoint = open_checkpoint(Path(source))
     family = _family(plan, checkpoint)
     edited = _edited_texts(plan, checkpoint)
@@ -66,12 +73,42 @@ def apply(
             placed[linking.place(checkpoint.path / relative, destination, copy=copy)] += 1
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
-        made = provenance.Provenance(
-            str(checkpoint.path.resolve()), provenance.fingerprint(checkpoint.path), plan.trained_length, plan.to_json()
-        )
-        # ASCII, so that a path that is no UTF-8 survives too.
-        (stage / names.PROVENANCE_JSON).write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="ascii")
+        _write_provenance(plan, checkpoint.path, stage / names.PROVENANCE_JSON)
     return Applied(Path(target), dict(placed), tuple(edited), left)
+
+
+def _write_provenance(plan: Plan, source: Path, destination: Path) -> None:
+    made = provenance.Provenance(
+        str(source.resolve()), provenance.fingerprint(source), plan.trained_length, plan.to_json()
+    )
+    # ASCII, so that a path that is no UTF-8 survives too.
+    destination.write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="ascii")
+
+
+def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool) -> Applied:
+    """Write the model's files, the unchanged ones linked; the first appears last, so that none looks whole too early."""
+    headers = read_shards(source)
+    view = GgufView.of(headers)
+    check_old_values(plan.edits, view, str(headers[0].path))
+    patch = patch_of(plan.edits)
+    for runtime in plan.runtimes:
+        _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
+    targets = shard_paths(target, len(headers))
+    for path in targets:
+        output.check_output(path, headers[0].path, force=force)
+    placed: Counter[str] = Counter()
+    parts = list(zip(headers, split_patch(headers, patch), targets, strict=True))
+    record = provenance.beside(targets[0])
+    with ExitStack() as stack:  # nothing is put in place before everything is written; the first file goes last
+        stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
+        _write_provenance(plan, headers[0].path, stage)
+        for header, part, path in parts:
+            stage = stack.enter_context(output.staged(path, header.path, force=force))
+            if part.is_empty and header is not headers[0]:
+                placed[linking.place(header.path, stage, copy=copy)] += 1
+            else:
+                write_patched(header, part, stage)
+    return Applied(targets[0], dict(placed), (targets[0].name,), ())
 
 
 def _family(plan: Plan, checkpoint: Checkpoint) -> Family:
@@ -104,12 +141,15 @@ def _check_outcome(plan: Plan, checkpoint: Checkpoint, family: Family, texts: Ma
     config = parse_object(texts.get(names.CONFIG_JSON, checkpoint.config_text), where)
     style.read(config, family, where)
     for runtime in plan.runtimes:
-        reading = inspection.read_as(runtime, config, family, where)
-        if reading.rope is None or not _as_planned(plan, reading.rope):
-            raise PlanMismatch(
-                f"with the plan's edits {runtime} would not compute the plan's table: another key has changed",
-                where=where, try_=_PLAN_AGAIN,
-            )  # fmt: skip
+        _check_reading(plan, inspection.read_as(runtime, config, family, where), where)
+
+
+def _check_reading(plan: Plan, reading: RuntimeReading, where: str) -> None:
+    if reading.rope is None or not _as_planned(plan, reading.rope):
+        raise PlanMismatch(
+            f"with the plan's edits {reading.name} would not compute the plan's table: another key has changed",
+            where=where, try_=_PLAN_AGAIN,
+        )  # fmt: skip
 
 
 def _as_planned(plan: Plan, found: RopeSet) -> bool:

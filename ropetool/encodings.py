@@ -1,25 +1,30 @@
-"""The ways to write a table into a Hugging Face config, and the test of each: read it back as a runtime would."""
+"""The ways to write a table into a Hugging Face config, in order of preference, as edits of its text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropetool import inspection, names
+from ropetool import names
 from ropetool.families import Family
-from ropetool.formats.hf import ABSENT, Checkpoint, Edit, apply_edits, parse_object, style
+from ropetool.formats.hf import ABSENT, Checkpoint, Edit, style
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.hf.style import RopeKeys
 from ropetool.methods import Derived
 from ropetool.rope import base_inv_freq
 from ropetool.spec import LayerRope, RopeSet
 
+METADATA, TENSORS = "metadata", "tensors"  # the two parts of a GGUF model that plans edit
+
 
 @dataclass(frozen=True)
 class FileEdit:
-    """One change in one JSON file of the checkpoint; old and new may be ABSENT."""
+    """One change in one JSON file of the checkpoint, or to the METADATA or TENSORS of a GGUF model.
+
+    old and new may be ABSENT. A metadata value is {"type", "value"}, a tensor a list of numbers.
+    """
 
     file: str
     path: tuple[str, ...]
@@ -37,7 +42,7 @@ class FileEdit:
         Raises: KeyError, TypeError or ValueError if it is none, or of a file that plans do not edit.
         """
         file, path = data["file"], data["path"]
-        if file not in (names.CONFIG_JSON, names.TOKENIZER_CONFIG_JSON):
+        if file not in (names.CONFIG_JSON, names.TOKENIZER_CONFIG_JSON, METADATA, TENSORS):
             raise ValueError(f"{shown(file)} is no file that a plan edits")
         if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
             raise ValueError(f"{shown(path)} is no path to a key")
@@ -82,7 +87,6 @@ def config_edits(
     family: Family,
     keys: RopeKeys,
     target: RopeSet,
-    trained_length: int,
     config_style: str,
     where: str,
 ) -> list[FileEdit]:
@@ -107,32 +111,3 @@ def config_edits(
 def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value: int) -> list[Edit]:
     old = part.get(key, ABSENT)
     return [] if old == value else [Edit((*path, key), old, value)]
-
-
-def objection(
-    checkpoint: Checkpoint,
-    family: Family,
-    edits: Sequence[FileEdit],
-    target: RopeSet,
-    wanted: Sequence[str],
-    where: str,
-) -> str:
-    """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
-    for runtime in wanted:
-        reason = difference(checkpoint, family, edits, target, runtime, where)
-        if reason:
-            return f"{runtime}: {reason}"
-    return ""
-
-
-def difference(
-    checkpoint: Checkpoint, family: Family, edits: Sequence[FileEdit], target: RopeSet, runtime: str, where: str
-) -> str:
-    changes = [Edit(e.path, e.old, e.new) for e in edits if e.file == names.CONFIG_JSON]
-    config = parse_object(apply_edits(checkpoint.config_text, changes, where), where)
-    found = inspection.read_as(runtime, config, family, where)
-    if found.rope is None:
-        return f"refuses with {found.refuses}"
-    if found.rope.max_position_embeddings != target.max_position_embeddings:
-        return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
-    return target.disagreement(found.rope)

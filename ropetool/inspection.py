@@ -9,12 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import families, names, provenance, rope, runtimes
+from ropetool.errors import InvalidRope
 from ropetool.families import Family
+from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
+from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, HEAD_COUNT, HEAD_COUNT_KV
+from ropetool.runtimes.llama_cpp_layers import Model
 from ropetool.spec import LayerRope, RopeSet
 
 SCHEMA = 1
+MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
 
 
@@ -63,8 +68,92 @@ def inspect(source: str | Path) -> Inspection:
 
     Raises: CheckpointError for broken files, ConfigError for broken values of a known family.
     """
-    checkpoint = open_checkpoint(Path(source))
-    return inspect_checkpoint(checkpoint)
+    path = Path(source)
+    return _inspect_gguf(path) if is_gguf(path) else inspect_checkpoint(open_checkpoint(path))
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether this is a file of the GGUF kind, by its name or its first letters."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == ".gguf":
+        return True
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def architecture(view: runtimes.GgufView) -> str:
+    """Return the architecture that a GGUF file names.
+
+    Raises: InvalidRope if it names none.
+    """
+    try:
+        found = view.read(ARCHITECTURE, ValueType.STR)
+    except runtimes.Refuses as refusal:
+        raise InvalidRope(str(refusal), where=view.where) from None
+    if not found:
+        raise InvalidRope(f"{ARCHITECTURE} is missing, so nothing says how its keys are read", where=view.where)
+    return str(found)
+
+
+def read_view(runtime: str, view: runtimes.GgufView) -> RuntimeReading:
+    """Return what this runtime makes of a GGUF model."""
+    return _reading(runtime, view)
+
+
+def _inspect_gguf(path: Path) -> Inspection:
+    headers = read_shards(path)
+    view = runtimes.GgufView.of(headers)
+    arch = architecture(view)
+    family = families.of_gguf(arch)
+    readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
+    decoded = next((r.rope for r in readings if r.rope is not None), None)
+    notes = [] if view.tensors else ["no tensors: a file of the vocabulary alone"]
+    trained = _trained_of(provenance.read(headers[0].path), family, decoded)
+    kv = _gguf_kv_cache(view, decoded) if decoded else {}
+    return Inspection(
+        headers[0].path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, tuple(notes)
+    )
+
+
+def _stated_metadata(view: runtimes.GgufView) -> dict[str, Any]:
+    """Return every key about positions, and which frequency vectors there are."""
+    wanted = ("rope.", "context_length", "sliding_window", "attention.temperature")
+    found: dict[str, Any] = {}
+    for key, value in view.values.items():
+        if any(word in key for word in wanted):
+            found[key] = _shown_value(value)
+    vectors = {name: tensor for name, tensor in view.tensors.items() if name.startswith("rope_f")}
+    return found | {name: f"{tensor.type_name} {list(tensor.shape)}" for name, tensor in vectors.items()}
+
+
+def _shown_value(value: Value) -> Any:
+    """Return a value as plain data; a long one by its type and size, for a hostile file may have millions."""
+    if len(value.raw) > MAX_SHOWN_BYTES:
+        return f"{value.label} of {len(value.raw)} bytes"
+    plain: Any = value.decode()
+    return plain.tolist() if hasattr(plain, "tolist") else plain
+
+
+def _gguf_kv_cache(view: runtimes.GgufView, decoded: RopeSet) -> dict[str, KvCache]:
+    """Return llama.cpp's default cache: two bytes a value; heads may be stated for each layer.
+
+    Raises: InvalidRope if the heads are stated in a type that llama.cpp does not load.
+    """
+    found = {}
+    try:
+        model = Model.of(view)
+        for layer_type, entry in decoded.entries.items():
+            heads = sum(_key_heads(model, layer) for layer in entry.layers)
+            found[layer_type] = KvCache(heads * 2 * entry.head_dim * 2, entry.sliding_window)
+    except runtimes.Refuses as refusal:
+        raise InvalidRope(str(refusal), where=view.where) from None
+    return found
+
+
+def _key_heads(model: Model, layer: int) -> int:
+    heads = model.per_layer(HEAD_COUNT_KV, layer)
+    return heads if heads is not None else model.per_layer(HEAD_COUNT, layer) or 0
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -85,7 +174,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     style.read(config, family, where)
     readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes())
     decoded = next((r.rope for r in readings if r.rope is not None), None)
-    trained = _trained_length(checkpoint, family, decoded)
+    trained = _trained_of(provenance.read(checkpoint.path), family, decoded)
     return Inspection(
         checkpoint.path, "hf", model_type, family, decoded, trained, stated, readings,
         _kv_cache(config, family, decoded) if decoded else {}, tuple(notes),
@@ -98,10 +187,24 @@ def _hf_runtimes() -> list[str]:
 
 def read_as(runtime: str, config: Mapping[str, Any], family: Family, where: str) -> RuntimeReading:
     """Return what this runtime makes of the config."""
+    return _reading(runtime, runtimes.HfView(config, family, where))
+
+
+def _reading(runtime: str, view: runtimes.HfView | runtimes.GgufView) -> RuntimeReading:
     try:
-        return RuntimeReading(runtime, runtimes.get(runtime).decode(runtimes.HfView(config, family, where)))
+        return RuntimeReading(runtime, runtimes.get(runtime).decode(view))
     except runtimes.Refuses as refusal:
         return RuntimeReading(runtime, None, str(refusal))
+
+
+def understood(reading: RuntimeReading, where: str, what: str = "config") -> RopeSet:
+    """Return what the runtime computes.
+
+    Raises: InvalidRope if it stops with an error.
+    """
+    if reading.rope is None:
+        raise InvalidRope(f"{reading.name} cannot load this {what}: {reading.refuses}", where=where)
+    return reading.rope
 
 
 def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,8 +217,7 @@ def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _trained_length(checkpoint: Checkpoint, family: Family, decoded: RopeSet | None) -> int | None:
-    known = provenance.read(checkpoint.path)
+def _trained_of(known: provenance.Provenance | None, family: Family | None, decoded: RopeSet | None) -> int | None:
     if known is not None:
         return known.trained_length
     if decoded is None:
@@ -123,7 +225,7 @@ def _trained_length(checkpoint: Checkpoint, family: Family, decoded: RopeSet | N
     length = decoded.original_max_position_embeddings
     if any(entry.rope_type != "default" for entry in decoded.entries.values()):
         return length
-    shipped = {t.max_position_embeddings: t.trained for t in family.trained_length}
+    shipped = {t.max_position_embeddings: t.trained for t in family.trained_length} if family else {}
     return shipped.get(length, length) if length is not None else None
 
 

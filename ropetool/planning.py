@@ -1,125 +1,26 @@
-"""From a source and a wish to a Plan: derive the target, try encodings, keep the first that every runtime decodes to it.
-
-A Plan is frozen data: it can be printed, stored as JSON, and applied later; every edit carries the old value.
-"""
+"""From a source and a wish to a Plan: derive the target, try encodings, keep the first that every runtime decodes to it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ropetool import methods, names, runtimes
-from ropetool.encodings import FileEdit, config_edits, difference, encodings, objection
-from ropetool.errors import CheckpointError, ConfigError, InvalidRope, LossyExport
-from ropetool.families import Family
-from ropetool.formats.hf import Checkpoint, headers, open_checkpoint, read_object, style
-from ropetool.formats.hf.jsontext import shown
+from ropetool import inspection, methods, names, runtimes
+from ropetool.encodings import FileEdit
+from ropetool.errors import InvalidRope, LossyExport
+from ropetool.hosts import Host, open_host
 from ropetool.methods import Derived, Goal, Method
-from ropetool.readings import CURRENT, Wish, check_whole_heads, decode_source, find_start, known_family
-from ropetool.spec import LayerRope, Regime, RopeSet, RopeTable, is_number
+from ropetool.plans import Candidate, Plan
+from ropetool.readings import CURRENT, ORIGINAL, Start, Wish, find_start
+from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.spec import LayerRope, RopeSet
 
-SCHEMA = 1
+__all__ = ["Candidate", "Plan", "make_plan", "tables_of"]
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """An encoding that was tried; `rejected` says why it does not serve, empty for the one that was kept."""
-
-    name: str
-    rejected: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What will be written, and why: everything that `apply` needs and a reader wants to check.
-
-    tables: what every runtime asked for will compute, by layer type, with the regimes of each; a table that follows
-    the length has none. softmax_multiplier: what the whole score is multiplied by (MLA).
-    """
-
-    family: str
-    method: str
-    factor: float
-    params: Mapping[str, Any]
-    reading: str
-    trained_length: int
-    max_position_embeddings: int
-    runtimes: tuple[str, ...]
-    config_style: str
-    tables: Mapping[str, Any]
-    softmax_multiplier: float
-    edits: tuple[FileEdit, ...]
-    candidates: tuple[Candidate, ...]
-    notes: tuple[str, ...]
-    suffix: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain data, the form of a plan file."""
-        return {
-            "schema": SCHEMA, "format": "hf", "family": self.family, "method": self.method, "factor": self.factor,
-            "params": dict(self.params), "reading": self.reading, "trained_length": self.trained_length,
-            "max_position_embeddings": self.max_position_embeddings, "runtimes": list(self.runtimes),
-            "config_style": self.config_style, "tables": self.tables,
-            "softmax_multiplier": self.softmax_multiplier, "edits": [edit.to_json() for edit in self.edits],
-            "candidates": [{"name": c.name, "rejected": c.rejected} for c in self.candidates],
-            "notes": list(self.notes), "suffix": self.suffix,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any], where: str) -> Plan:
-        """Return the plan that a plan file holds.
-
-        Raises: ConfigError if it is not one.
-        """
-        try:
-            if (data["schema"], data["format"]) != (SCHEMA, "hf"):
-                raise ValueError(
-                    f"schema {shown(data['schema'])} for {shown(data['format'])}; this version reads 1 for hf"
-                )
-            plan = cls(
-                family=_typed(data, "family", str), method=_typed(data, "method", str), factor=float(data["factor"]),
-                params=dict(data["params"]), reading=_typed(data, "reading", str),
-                trained_length=_typed(data, "trained_length", int),
-                max_position_embeddings=_typed(data, "max_position_embeddings", int),
-                runtimes=tuple(map(str, data["runtimes"])), config_style=_typed(data, "config_style", str),
-                tables=dict(data["tables"]), softmax_multiplier=float(data["softmax_multiplier"]),
-                edits=tuple(FileEdit.from_json(e) for e in data["edits"]),
-                candidates=tuple(Candidate(c["name"], c["rejected"]) for c in data["candidates"]),
-                notes=tuple(map(str, data["notes"])), suffix=_typed(data, "suffix", str),
-            )  # fmt: skip
-            plan.rope_tables()
-            if Path(plan.suffix).name != plan.suffix:
-                raise ValueError(f"suffix {shown(plan.suffix)} is no part of a file name")
-        except (KeyError, TypeError, ValueError, OverflowError, InvalidRope) as error:
-            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ConfigError(
-                f"it is no plan of ropetool ({reason})",
-                where=where, try_="make one with ropetool extend ... --dry-run --plan-out FILE",
-            ) from None  # fmt: skip
-        return plan
-
-    @classmethod
-    def read(cls, path: str | Path) -> Plan:
-        """Return the plan in this file.
-
-        Raises: CheckpointError if the file cannot be read or is no JSON object, ConfigError if it is no plan.
-        """
-        return cls.from_json(read_object(Path(path))[1], str(path))
-
-    def rope_tables(self) -> dict[str, RopeTable]:
-        """Return `tables` as data that can be compared."""
-        return {
-            layer_type: RopeTable(tuple(Regime(r["inv_freq"], r["attention_factor"], r["up_to"]) for r in regimes))
-            for layer_type, regimes in self.tables.items()
-        }
-
-    def output_beside(self, source: Path) -> Path:
-        """Return the default output: beside the source as it was named, called after method and reach."""
-        source = Path(os.path.abspath(source))
-        return source.with_name(f"{source.name}-{self.suffix}")
+BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # with their own parameters any GGUF file holds them
+PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
 
 
 def make_plan(
@@ -141,18 +42,17 @@ def make_plan(
     Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError.
     """
     chosen = methods.get(method)
-    wanted = tuple(runtimes.get(name, "hf").name for name in for_runtimes) or ("transformers",)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
-    checkpoint = _with_weights_that_can_be_read(Path(source))
-    where = str(checkpoint.path / names.CONFIG_JSON)
-    family = known_family(checkpoint, where)
-    found_style = style.read(checkpoint.config, family, where).style
-    written_style = config_style or found_style
-    check_whole_heads(checkpoint, family, where)
-    decoded = decode_source(checkpoint, family, wanted[0], where)
+    file_format = "gguf" if inspection.is_gguf(Path(source)) else "hf"
+    wanted = tuple(runtimes.get(name, file_format).name for name in for_runtimes)
+    if file_format == "gguf" and config_style is not None:
+        raise InvalidRope("GGUF files have no config style", where="--config-style")
+    host = open_host(Path(source), config_style)
+    wanted = wanted or (host.runtime,)
+    decoded = _decode(host, wanted[0])
     entry = decoded.entries[names.FULL_ATTENTION]
     wish = Wish(chosen.name, factor, target_length, reading, original_length)
-    start = find_start(checkpoint, family, decoded, wish, where)
+    start = find_start(host, decoded, wish)
     goal = Goal.make(start.source.length, factor, target_length, attention_factor)
     values = dict(params or {})
     if chosen.name == "longrope" and not values and names.LONG_FACTOR in entry.params and start.reading != CURRENT:
@@ -161,35 +61,56 @@ def make_plan(
     derived = chosen.derive(start.source, goal, typed)
     target = _target(decoded, entry, derived, start.trained_length)
     tried: list[Candidate] = []
-    for name, keys in encodings(entry, derived, start.trained_length, family):
-        edits = config_edits(checkpoint, family, keys, target, start.trained_length, written_style, where)
-        tried.append(Candidate(name, objection(checkpoint, family, edits, target, wanted, where)))
+    for name, edits in host.encodings(entry, derived, target, start.trained_length, goal.factor):
+        tried.append(Candidate(name, _objection(host, edits, target, wanted)))
         if not tried[-1].rejected:
             break
     else:
-        raise _lossy(chosen, written_style, wanted, tried, where)
-    edits += _tokenizer_edits(checkpoint, derived.max_position_embeddings)
+        if host.format == "gguf":
+            raise _lossy_gguf(host, wish, goal, start, _changed(chosen, typed, values), tried)
+        raise _lossy(host, chosen, wanted, tried)
+    edits = [*edits, *host.length_edits(derived.max_position_embeddings)]
     notes = (
-        *_source_notes(checkpoint), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
-        *_other_readers(checkpoint, family, edits, target, wanted, written_style, where),
+        *host.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
+        *_other_readers(host, edits, target, wanted),
     )  # fmt: skip
     return Plan(
-        family.model_type, chosen.name, goal.factor, _stated(typed, values, attention_factor),
-        start.reading, start.trained_length, derived.max_position_embeddings, wanted, written_style,
+        host.format, host.family.model_type, chosen.name, goal.factor, _stated(typed, values, attention_factor),
+        start.reading, start.trained_length, derived.max_position_embeddings, wanted, host.style,
         tables_of(target), derived.softmax_multiplier, tuple(edits), tuple(tried), notes,
         _suffix(chosen, goal, target_length, typed),
     )  # fmt: skip
 
 
-def _with_weights_that_can_be_read(path: Path) -> Checkpoint:
-    checkpoint = open_checkpoint(path)
-    if checkpoint.pickle_only:
-        raise CheckpointError(
-            f"the weights are pickles ({checkpoint.pickles[0].name}), which ropetool never loads",
-            where=str(path), try_="convert them to safetensors first",
-        )  # fmt: skip
-    headers(checkpoint)
-    return checkpoint
+def _decode(host: Host, runtime: str) -> RopeSet:
+    """Return what the runtime computes from the source.
+
+    Raises: InvalidRope if it stops with an error, or the model does not rotate.
+    """
+    found = inspection.understood(host.read(runtime), host.where, "config" if host.format == "hf" else "file")
+    entry = found.entries.get(names.FULL_ATTENTION)
+    if entry is None or entry.table is None:
+        raise InvalidRope("its full-attention layers do not rotate: there is nothing to extend", where=host.where)
+    if found.max_position_embeddings < 2:
+        raise InvalidRope(
+            f"states a context of {found.max_position_embeddings} tokens; it must be at least 2", where=host.where
+        )
+    return found
+
+
+def _objection(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> str:
+    """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
+    reasons = ((runtime, _difference(host, edits, target, runtime)) for runtime in wanted)
+    return next((f"{runtime}: {reason}" for runtime, reason in reasons if reason), "")
+
+
+def _difference(host: Host, edits: Sequence[FileEdit], target: RopeSet, runtime: str) -> str:
+    found = host.read(runtime, edits)
+    if found.rope is None:
+        return f"refuses with {found.refuses}"
+    if found.rope.max_position_embeddings != target.max_position_embeddings:
+        return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
+    return target.disagreement(found.rope)
 
 
 def _stated(typed: Any, values: Mapping[str, Any], attention_factor: str | float) -> dict[str, Any]:
@@ -199,20 +120,72 @@ def _stated(typed: Any, values: Mapping[str, Any], attention_factor: str | float
     return stated if attention_factor == "auto" else {**stated, names.ATTENTION_FACTOR: attention_factor}
 
 
-def _lossy(
-    method: Method, config_style: str, wanted: Sequence[str], tried: Sequence[Candidate], where: str
-) -> LossyExport:
-    reasons = "; ".join(f"{c.name}: {c.rejected}" for c in tried) or "no rope keys can say it"
-    if config_style == names.V5 and "transformers-v4" in wanted:
+def _lossy(host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate]) -> LossyExport:
+    reasons = _reasons(tried) or "no rope keys can say it"
+    if host.style == names.V5 and "transformers-v4" in wanted:
         would_work = "--config-style both"
     elif method.name == "dynamic":
         would_work = "-p freeze N, a fixed table"
     else:
         would_work = "fewer runtimes with --for, or another method"
     return LossyExport(
-        f"{method.name} cannot be written in {config_style} style for {', '.join(wanted)}: {reasons}",
-        where=where, try_=would_work,
+        f"{method.name} cannot be written in {host.style} style for {', '.join(wanted)}: {reasons}",
+        where=host.where, try_=would_work,
     )  # fmt: skip
+
+
+def _reasons(tried: Sequence[Candidate]) -> str:
+    return "; ".join(f"{c.name}: {c.rejected}" for c in tried)
+
+
+def _changed(method: Method, typed: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that were given and differ from the method's own."""
+    own = {field.name: field.default for field in fields(method.params_type)}
+    return {name: value for name, value in _stated(typed, values, "auto").items() if value != own[name]}
+
+
+def _lossy_gguf(
+    host: Host, wish: Wish, goal: Goal, start: Start, changed: Mapping[str, Any], tried: Sequence[Candidate]
+) -> LossyExport:
+    """Return the refusal that names what llama.cpp does not read for the architecture, and a command that works."""
+    arch = archs.get(host.family.gguf_architecture)
+    what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or wish.method
+    instead = replace(wish, method=wish.method if wish.method in BY_YARN_KEYS else "yarn")
+    more = [] if wish.reading is None else ["--from", wish.reading]
+    if wish.method == "dynamic":
+        instead = wish
+        more += [*_options(changed), "-p", "freeze", str(goal.target_length)]
+        what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
+    elif arch.vectors:
+        why = _reasons(tried) or "llama.cpp reads nothing that could say it"
+    else:
+        why = f"llama.cpp {_unread(arch, changed)} for this architecture"
+    if start.reading == CURRENT and wish.method != "dynamic":
+        what += " on top of the present table"
+        instead, more = replace(instead, factor=None, target_length=goal.target_length), ["--from", ORIGINAL]
+    if wish.original_length is not None:
+        more += ["--original-length", str(wish.original_length)]
+    return LossyExport(
+        f"{arch.name} files cannot hold {what}: {why}", where=host.where, try_=instead.command(host.path, *more)
+    )
+
+
+def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:
+    """Return what would have to be read: the keys of these parameters, or a vector of divisors."""
+    keys = [key for name, key in PARAMETER_KEYS.items() if name in changed and key not in arch.keys]
+    absent = [*(key.rpartition(".")[2] for key in keys), archs.ROPE_FREQS.partition(".")[0]]
+    return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and reads no {absent[0]}"
+
+
+def _options(params: Mapping[str, Any]) -> list[str]:
+    return [word for name, value in params.items() for word in ("-p", name, _word(value))]
+
+
+def _word(value: Any) -> str:
+    """Return a parameter as the command line takes it; a list by its length."""
+    if isinstance(value, list):
+        return f"of {len(value)} divisors"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _target(decoded: RopeSet, entry: LayerRope, derived: Derived, trained_length: int) -> RopeSet:
@@ -237,28 +210,6 @@ def tables_of(target: RopeSet) -> dict[str, Any]:
     }
 
 
-def _tokenizer_edits(checkpoint: Checkpoint, length: int) -> list[FileEdit]:
-    """Return the edit that lets the tokenizer produce the new length; a larger or absent limit stays."""
-    limit = checkpoint.tokenizer_config.get(names.MODEL_MAX_LENGTH) if checkpoint.tokenizer_config else None
-    if limit is None or not is_number(limit) or limit >= length:
-        return []
-    return [FileEdit(names.TOKENIZER_CONFIG_JSON, (names.MODEL_MAX_LENGTH,), limit, length)]
-
-
-def _source_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
-    notes = []
-    if checkpoint.config_only:
-        notes.append("only config.json is here: the output has no weights either")
-    elif checkpoint.pickles:
-        left = ", ".join(path.name for path in checkpoint.pickles)
-        notes.append(f"pickles are left behind: {left}")
-    if "auto_map" in checkpoint.config:
-        notes.append(
-            "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class"
-        )
-    return tuple(notes)
-
-
 def _length_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     present, new = decoded.max_position_embeddings, target.max_position_embeddings
     return (f"the new context of {new} tokens is below the present one of {present}",) if new < present else ()
@@ -276,21 +227,13 @@ def _window_notes(target: RopeSet) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _other_readers(
-    checkpoint: Checkpoint,
-    family: Family,
-    edits: Sequence[FileEdit],
-    target: RopeSet,
-    wanted: Sequence[str],
-    config_style: str,
-    where: str,
-) -> tuple[str, ...]:
+def _other_readers(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
     """Say which runtimes that were not asked for would compute something else from the output."""
     notes = []
-    for runtime in (r for r in runtimes.for_format("hf") if r.name not in wanted):
-        reason = difference(checkpoint, family, edits, target, runtime.name, where)
+    for runtime in (r for r in runtimes.for_format(host.format) if r.name not in wanted):
+        reason = _difference(host, edits, target, runtime.name)
         if reason:
-            both = "--config-style both " if config_style == names.V5 else ""
+            both = "--config-style both " if host.style == names.V5 else ""
             everyone = " ".join(f"--for {name}" for name in (*wanted, runtime.name))
             notes.append(
                 f"{runtime.name} ({runtime.versions}) would not agree: {reason}; {both}{everyone} asks for a file that "
@@ -305,10 +248,3 @@ def _suffix(method: Method, goal: Goal, target_length: int | None, params: Any) 
     if target_length is not None:
         return f"{method.name}-{target_length}"
     return f"{method.name}-{goal.factor:g}x"
-
-
-def _typed(data: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = data[key]
-    if type(value) is not kind:
-        raise TypeError(f"{key} is {shown(value)}")
-    return value

@@ -37,11 +37,32 @@ class Provenance:
         }  # fmt: skip
 
 
-def fingerprint(directory: Path) -> str:
+def place(checkpoint: Path) -> Path:
+    """Return where the provenance of a checkpoint stands: inside a directory, beside a file."""
+    return checkpoint / names.PROVENANCE_JSON if checkpoint.is_dir() else beside(checkpoint)
+
+
+def beside(file: Path) -> Path:
+    """Return the name of the provenance beside this file."""
+    return file.with_name(f"{file.name}.{names.PROVENANCE_JSON}")
+
+
+def fingerprint(checkpoint: Path) -> str:
     """Return a digest of config.json's text and of every weight file's name, size and modification time.
 
-    Cheap on purpose: it says whether a source is still the one that an output was made from.
+    Of a GGUF file it is the size, the time and the first MiB, which holds the rope keys. Cheap on purpose: it says
+    whether a source is still the one that an output was made from.
     """
+    if checkpoint.is_file():
+        status = checkpoint.stat()
+        with checkpoint.open("rb") as file:
+            digest = hashlib.sha256(file.read(2**20))
+        digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+    return _directory_fingerprint(checkpoint)
+
+
+def _directory_fingerprint(directory: Path) -> str:
     digest = hashlib.sha256((directory / names.CONFIG_JSON).read_bytes())
     for path in sorted(directory.glob("*.safetensors")):
         status = path.stat()
@@ -49,12 +70,12 @@ def fingerprint(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def read(directory: Path) -> Provenance | None:
+def read(checkpoint: Path) -> Provenance | None:
     """Return the provenance of an output of ours, or None where there is no such file.
 
     Raises: CorruptFile if it is not what ropetool writes.
     """
-    path = directory / names.PROVENANCE_JSON
+    path = place(checkpoint)
     found = read_optional_object(path)
     if found is None:
         return None

@@ -5,20 +5,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from ropetool import families, inspection, names, provenance
+from ropetool import names
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.families import Family
-from ropetool.formats.hf import Checkpoint, style
-from ropetool.formats.hf.jsontext import shown
+from ropetool.hosts import Host
 from ropetool.methods import Source
 from ropetool.provenance import Provenance
 from ropetool.rope import base_inv_freq
 from ropetool.spec import MAX_LENGTH, LayerRope, RopeSet
 
-NO_ROTATION = frozenset({
-    "bert", "roberta", "distilbert", "albert", "electra", "xlm-roberta", "deberta", "deberta-v2", "gpt2", "gpt_neo",
-    "opt", "bloom", "mpt", "t5", "bart", "mamba", "mamba2", "rwkv",
-})  # fmt: skip
 ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
 
 
@@ -61,47 +56,7 @@ class Start:
     notes: tuple[str, ...] = ()
 
 
-def known_family(checkpoint: Checkpoint, where: str) -> Family:
-    """Return the checkpoint's family.
-
-    Raises: InvalidRope for a model without rotary positions, UnknownFamily for any other unknown model_type.
-    """
-    model_type = checkpoint.config.get(names.MODEL_TYPE)
-    if not isinstance(model_type, str) or not model_type:
-        raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
-    if model_type in NO_ROTATION:
-        raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
-    return families.get(model_type, where)
-
-
-def check_whole_heads(checkpoint: Checkpoint, family: Family, where: str) -> None:
-    """Raise InvalidRope if the file asks for partial rotation, which these families' code does not do.
-
-    transformers 5 ignores the key for unscaled tables and stops at the first token for scaled ones.
-    """
-    part = style.section(checkpoint.config, family, where)
-    objects = (part, part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING))
-    for keys in (found for found in objects if isinstance(found, dict)):
-        for key in (names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT):
-            if keys.get(key) not in (None, 1):
-                raise InvalidRope(
-                    f"{shown(keys[key])} asks for partial rotation, and {family.model_type} rotates whole heads",
-                    where=f"{where}: {key}", try_=f"remove {key} from {names.CONFIG_JSON}",
-                )  # fmt: skip
-
-
-def decode_source(checkpoint: Checkpoint, family: Family, runtime: str, where: str) -> RopeSet:
-    """Return what the runtime computes from the source.
-
-    Raises: InvalidRope if it stops with an error.
-    """
-    found = inspection.read_as(runtime, checkpoint.config, family, where)
-    if found.rope is None:
-        raise InvalidRope(f"{runtime} cannot load this config: {found.refuses}", where=where)
-    return found.rope
-
-
-def find_start(checkpoint: Checkpoint, family: Family, decoded: RopeSet, wish: Wish, where: str) -> Start:
+def find_start(host: Host, decoded: RopeSet, wish: Wish) -> Start:
     """Return the table and length to start from.
 
     Raises: AmbiguousRope where a scaled source leaves two readings open; InvalidRope where the reading that was
@@ -109,11 +64,11 @@ def find_start(checkpoint: Checkpoint, family: Family, decoded: RopeSet, wish: W
     """
     entry = decoded.entries[names.FULL_ATTENTION]
     context = decoded.max_position_embeddings
-    made = provenance.read(checkpoint.path)
+    made, family = host.made, host.family
     if entry.rope_type == "default" and made is None:
         return _unscaled(family, entry, context, wish)
     original = wish.original_length or (made.trained_length if made else entry.original_max_position_embeddings)
-    scaled = _Scaled(checkpoint, family, entry, made, original, context, wish, where)
+    scaled = _Scaled(host, entry, original, context, wish)
     if wish.reading is None:
         raise scaled.refusal()
     return scaled.from_original() if wish.reading == ORIGINAL else scaled.from_current()
@@ -149,14 +104,15 @@ def _mscale(family: Family, entry: LayerRope) -> float | None:
 class _Scaled:
     """A source that carries scaling, and what was asked of it; `original` is its length before the scaling."""
 
-    checkpoint: Checkpoint
-    family: Family
+    host: Host
     entry: LayerRope
-    made: Provenance | None
     original: int | None
     context: int
     wish: Wish
-    where: str
+
+    @property
+    def made(self) -> Provenance | None:
+        return self.host.made
 
     def refusal(self) -> AmbiguousRope:
         """Return the error that spells out both readings."""
@@ -170,7 +126,7 @@ class _Scaled:
         return AmbiguousRope(
             f"already scaled ({kind}{factor}, original {self.original or 'not stored'}, context {self.context}); "
             f"{what} could mean {first} or {self.context} -> {wish.reach(self.context)}",
-            where=self.where, try_=wish.command(self.checkpoint.path, "--from", self._likely()),
+            where=self.host.where, try_=wish.command(self.host.path, "--from", self._likely()),
         )  # fmt: skip
 
     def _likely(self) -> str:
@@ -185,30 +141,30 @@ class _Scaled:
         if made is not None and (entry.rope_type == "default" or made.plan.get("reading") == CURRENT):
             raise AmbiguousRope(
                 f"its original table is not in this file: ropetool made it from {made.source} by {made.plan.get('method')}",
-                where=self.where, try_=self.wish.command(made.source),
+                where=self.host.where, try_=self.wish.command(made.source),
             )  # fmt: skip
         if self.original is None:
             guess = self.context // max(1, round(entry.factor or 1))
             raise InvalidRope(
                 f"{entry.rope_type} scaling stores no original length, so its original reading needs one",
-                where=self.where,
-                try_=self.wish.command(self.checkpoint.path, "--from", ORIGINAL, "--original-length", str(guess)),
+                where=self.host.where,
+                try_=self.wish.command(self.host.path, "--from", ORIGINAL, "--original-length", str(guess)),
             )
-        return Start(_on_base(self.family, entry, self.original), self.original, ORIGINAL)
+        return Start(_on_base(self.host.family, entry, self.original), self.original, ORIGINAL)
 
     def from_current(self) -> Start:
         entry = self.entry
         assert entry.table is not None
         if entry.table.rule is not None:
             raise InvalidRope(
-                "the current table follows the length, so there is no one table to build on", where=self.where,
-                try_=self.wish.command(self.checkpoint.path, "--from", ORIGINAL),
+                "the current table follows the length, so there is no one table to build on", where=self.host.where,
+                try_=self.wish.command(self.host.path, "--from", ORIGINAL),
             )  # fmt: skip
         last, limit = entry.table.regimes[-1], entry.table.regimes[0].up_to
         theta = entry.rope_theta if entry.rope_type == "default" else None
         source = Source(
             last.inv_freq, self.context, theta, entry.rope_theta, last.attention_factor, entry.softmax_multiplier,
-            _mscale(self.family, entry),
+            _mscale(self.host.family, entry),
         )  # fmt: skip
         notes = () if limit is None else (f"the table beyond {limit} tokens is extended, for all lengths",)
         return Start(source, self.original or self.context, CURRENT, notes)

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Measure what ropetool promises about speed, each time beside the plain thing that it is compared with.
 
-Both sides of a ratio run in turn within one run, five times each; the table has medians. Needs the extra `verify`, two
-cores to itself and 7 GB of disk for a moment.
+Both sides of a ratio run in turn within one run, five times each; the table has medians. Programs that take ten times as
+long run once. Needs the extra `verify`, two cores to itself and 7 GB of disk for a moment. llama.cpp's converter takes
+part where ROPETOOL_LLAMA_CPP names a folder with it and ROPETOOL_REAL_FILES one with tokenizers/gpt-2, since it converts
+published tokenizers alone.
 
     scripts/bench.py                      print a Markdown table
     scripts/bench.py --folder /mnt/disk   make the large files there instead of in the system's temporary folder
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,17 @@ SEGMENTS = 32
 DEMO = Path(__file__).resolve().parents[1] / "ropetool" / "demo" / "model"
 ROPETOOL = [sys.executable, "-m", "ropetool"]
 HEAVY = ("numpy", "torch", "transformers", "gguf")
+VOCABULARY = 150_000
+CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
+TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
+TOOLS = Path(sys.executable).parent  # where the gguf package puts its commands
+# A small process of its own, because a child's peak counts that of the process that it was forked from.
+MEASURE = """
+import resource, subprocess, sys, time
+start = time.perf_counter()
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
+print(time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -44,6 +57,16 @@ def seconds(work: Callable[[], object]) -> float:
 
 def run(*command: str | Path) -> None:
     subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+def measured(*command: str | Path, env: Mapping[str, str] | None = None) -> tuple[float, float]:
+    """Return the seconds that a command takes, and the MB that it or a child of it held at most."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *(str(part) for part in command)],
+        check=True, capture_output=True, text=True, env={**os.environ, **(env or {})},
+    )  # fmt: skip
+    spent, kilobytes = done.stdout.split()
+    return float(spent), int(kilobytes) * 1024 / 1e6
 
 
 def in_turn(*sides: Callable[[], float]) -> list[float]:
@@ -113,11 +136,171 @@ def extend_rows(folder: Path) -> list[list[str]]:
         run("sync", *target.iterdir())
 
     linked, whole, plain = in_turn(extend(), extend("--copy"), lambda: timed(copied))
+    shutil.rmtree(source)
     size = f"{SHARDS * SHARD_BYTES / 2**30:g} GiB, {SHARDS} shards"
     return [
         [f"`extend`, {size}, links", f"{linked:.2f} s", "-", "-", "0.5 s"],
         [f"`extend --copy`, {size}", f"{whole:.2f} s", f"cp --reflink=never, sync: {plain:.2f} s", f"{whole / plain:.2f}", "-"],
     ]  # fmt: skip
+
+
+# --- GGUF
+
+
+def make_gguf(path: Path) -> Path:
+    """Write a llama file of 2 GiB with a large vocabulary, and return its path."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(SHARDS)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(4096)
+    writer.add_head_count(32)
+    writer.add_rope_dimension_count(128)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"token{number}" for number in range(VOCABULARY)])
+    writer.add_token_types([1] * VOCABULARY)
+    writer.add_token_merges([f"token{number} token{number + 1}" for number in range(VOCABULARY - 1)])
+    rows = SHARD_BYTES // 4 // 4096
+    for number in range(SHARDS):
+        writer.add_tensor_info(f"blk.{number}.ffn_up.weight", (rows, 4096), np.dtype(np.float32), SHARD_BYTES)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    (file,) = writer.fout
+    file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
+    for part in repeated(np.random.default_rng(0).bytes(1 << 24), SHARDS * SHARD_BYTES):
+        file.write(part)
+    writer.close()
+    os.sync()
+    return path
+
+
+def repeated(block: bytes, size: int) -> Iterator[bytes]:
+    """Yield the block again and again, `size` bytes in all."""
+    yield from (block for _ in range(size // len(block)))
+    yield block[: size % len(block)]
+
+
+class Peaks:
+    """Times commands whose output goes into one folder, which is emptied after each, and keeps their highest peak."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.peak = folder, 0.0
+
+    def timed(self, *command: str | Path, env: Mapping[str, str] | None = None) -> float:
+        """Return the seconds that the command takes until its output is on the disk."""
+        self.folder.mkdir()
+        spent, peak = measured("sh", "-c", '"$@" && sync "$0"/*', self.folder, *command, env=env)
+        self.peak = max(self.peak, peak)
+        shutil.rmtree(self.folder)
+        os.sync()  # what one side left unwritten is not the other's to write
+        return spent
+
+
+def gguf_rows(folder: Path) -> list[list[str]]:
+    """Return the rows of a large GGUF file: looked at, and copied with other rope keys."""
+    source, output = make_gguf(folder / "model.gguf"), folder / "output"
+    looked = [measured(*ROPETOOL, "inspect", source) for _ in range(ROUNDS + 1)][1:]
+    spent, peak = (statistics.median(figures) for figures in zip(*looked, strict=True))
+    dump_spent, dump_peak = measured(TOOLS / "gguf-dump", source)
+
+    ours, others, target = Peaks(output), Peaks(output), output / "model.gguf"
+    extended, plain = in_turn(
+        lambda: ours.timed(*ROPETOOL, "extend", source, "--method", "yarn", "--factor", "4", "-o", target),
+        lambda: Peaks(output).timed("cp", "--reflink=never", source, target),
+    )
+    renamed = others.timed(TOOLS / "gguf-new-metadata", "--general-name", "renamed", source, target)
+    source.unlink()
+    size = f"{SHARDS * SHARD_BYTES / 2**30:g} GiB"
+    return [
+        [
+            f"`inspect` of a GGUF, {VOCABULARY} tokens", f"{spent:.2f} s, {peak:.0f} MB",
+            f"gguf-dump: {dump_spent:.1f} s, {dump_peak:.0f} MB", "-", "0.5 s, 80 MB",
+        ],
+        [
+            f"`extend` of a GGUF, {size}", f"{extended:.2f} s, {ours.peak:.0f} MB",
+            f"cp --reflink=never, sync: {plain:.2f} s", f"{extended / plain:.2f}", "1.1, 80 MB",
+        ],
+        ["the same", "-", f"gguf-new-metadata, sync: {renamed:.1f} s, {others.peak:.0f} MB", "-", "-"],
+    ]  # fmt: skip
+
+
+# --- export
+
+
+def make_llama(source: Path) -> Path:
+    """Write a Llama of 1.1 billion parameters in bfloat16 with a tokenizer, and return its directory."""
+    tokenizer = TOKENIZER if TOKENIZER.is_dir() else DEMO
+    source.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(tokenizer / name, source / name)
+    config = json.loads((DEMO / "config.json").read_text())
+    del config["torch_dtype"]
+    vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    config |= {
+        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 32, "head_dim": 64, "vocab_size": max(vocabulary.values()) + 1,
+        "tie_word_embeddings": True, "dtype": "bfloat16",
+    }  # fmt: skip
+    (source / "config.json").write_text(json.dumps(config))
+    at, header = 0, {}
+    for name, shape in llama_shapes(config):
+        nbytes = 2 * int(np.prod(shape))
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    numbers = np.random.default_rng(0).standard_normal(1 << 22, np.float32)
+    block = (numbers.view(np.uint32) >> 16).astype("<u2").tobytes()  # bfloat16 is the upper half
+    text = json.dumps(header).encode()
+    with (source / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for part in repeated(block, at):
+            file.write(part)
+    os.sync()
+    return source
+
+
+def llama_shapes(config: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name and the shape of every tensor of a Llama with as many key heads as heads and a tied embedding."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    yield "model.embed_tokens.weight", [config["vocab_size"], hidden]
+    for layer in range(config["num_hidden_layers"]):
+        inside = f"model.layers.{layer}"
+        yield from ((f"{inside}.self_attn.{name}_proj.weight", [hidden, hidden]) for name in "qkvo")
+        yield from ((f"{inside}.mlp.{name}_proj.weight", [inner, hidden]) for name in ("gate", "up"))
+        yield f"{inside}.mlp.down_proj.weight", [hidden, inner]
+        yield from ((f"{inside}.{name}_layernorm.weight", [hidden]) for name in ("input", "post_attention"))
+    yield "model.norm.weight", [hidden]
+
+
+def export_rows(folder: Path) -> list[list[str]]:
+    """Return the rows of export: beside cp of the weights, and beside the stock converter where it is."""
+    source, output = make_llama(folder / "llama"), folder / "output"
+    weights, target = source / "model.safetensors", output / "model.gguf"
+    ours = Peaks(output)
+    exported, plain = in_turn(
+        lambda: ours.timed(*ROPETOOL, "export", source, "--outtype", "bf16", "-o", target),
+        lambda: Peaks(output).timed("cp", "--reflink=never", weights, target),
+    )
+    row = [
+        f"`export --outtype bf16`, {weights.stat().st_size / 2**30:.1f} GiB", f"{exported:.2f} s, {ours.peak:.0f} MB",
+        f"cp --reflink=never, sync: {plain:.2f} s", f"{exported / plain:.2f}", "1.3, 600 MB",
+    ]  # fmt: skip
+    return [row, *(converter_row(source, output) if CONVERTER.is_file() and TOKENIZER.is_dir() else [])]
+
+
+def converter_row(source: Path, output: Path) -> list[list[str]]:
+    """Return the row of llama.cpp's converter."""
+    modules = output.with_name("modules")
+    modules.mkdir()
+    (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
+    stock = Peaks(output)
+    spent = stock.timed(
+        sys.executable, CONVERTER, source, "--outtype", "bf16", "--outfile", output / "model.gguf",
+        env={"PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    return [["the same", "-", f"convert_hf_to_gguf.py, sync: {spent:.1f} s, {stock.peak:.0f} MB", "-", "-"]]
 
 
 # --- verify
@@ -191,6 +374,8 @@ def main() -> None:
     rows = [help_row()]
     with tempfile.TemporaryDirectory(prefix="ropetool-bench-", dir=folder) as made:
         rows += extend_rows(Path(made))
+        rows += gguf_rows(Path(made))
+        rows += export_rows(Path(made))
     rows.append(verify_row())
     print(f"{machine()}\n\n{table(rows)}")
 

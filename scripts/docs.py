@@ -29,6 +29,8 @@ import click
 from ropetool import families, methods, runtimes
 from ropetool.cli import group
 from ropetool.families import Family
+from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.runtimes.llama_cpp_archs import Architecture, Sliding
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
@@ -41,7 +43,8 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/families.md", family_reference()
     tables = {"methods": method_table(), "parameters": parameter_table()}
     yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
-    yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", {"runtimes": runtime_table()})
+    known = {"runtimes": runtime_table(), "architectures": architecture_table(), "sliding": sliding_table()}
+    yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     yield ROOT / "README.md", _filled("README.md", {"tree": tree()})
 
 
@@ -215,6 +218,112 @@ def runtime_table() -> str:
     return _table(["runtime", "reads", "checked with", "how"], rows)
 
 
+# --- the architectures of llama.cpp
+
+
+def architecture_table() -> str:
+    """Return a line for each way to rotate, with the architectures that llama.cpp runs so."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in archs.names():
+        arch = archs.get(name)
+        alike.setdefault((_pairs(arch), _partial(arch), _vectors(arch), _own_keys(arch)), []).append(name)
+    rows = [[", ".join(found), *how] for how, found in sorted(alike.items(), key=lambda item: item[1])]
+    rows.append([", ".join(sorted(archs.UNDESCRIBED)), "not decoded: rules of their own", "", "", ""])
+    return _table(["architecture", "pairs", "rotating channels", "divisors", "keys of its own"], rows)
+
+
+def _pairs(arch: Architecture) -> str:
+    if not arch.layout:
+        return "does not rotate"
+    if arch.name in archs.HALF_WITH_SECTIONS:
+        return f"{arch.layout}; half with {_code(archs.DIMENSION_SECTIONS)}"
+    return arch.layout
+
+
+def _partial(arch: Architecture) -> str:
+    if not arch.layout:
+        return "-"
+    if arch.mla:
+        return "the decoupled ones (MLA)"
+    return "all" if arch.whole_heads else _code(archs.DIMENSION_COUNT)
+
+
+def _vectors(arch: Architecture) -> str:
+    """Say which frequency vectors are used; one that is loaded and not looked at is named so."""
+    plain, longrope = (arch.loads(kind) for kind in ("none", "longrope"))
+    if not plain and not longrope:
+        return "-"
+    if not arch.vectors:
+        return "loaded, not used"
+    if plain == longrope:
+        needed = ", required; on full layers alone" if arch.name in archs.FREQS_REQUIRED else ""
+        return ("rope_freqs" if plain == (archs.ROPE_FREQS,) else "long and short") + needed
+    return "rope_freqs; with type longrope long and short"
+
+
+def _own_keys(arch: Architecture) -> str:
+    """Return the keys beyond those of sliding layers, which have a table of their own."""
+    sliding = {
+        archs.SLIDING_WINDOW, archs.SLIDING_WINDOW_PATTERN, archs.DIMENSION_COUNT_SWA, archs.KEY_LENGTH_SWA,
+        archs.FREQ_BASE_SWA,
+    }  # fmt: skip
+    found = [_code(key) for key in sorted(arch.keys - sliding)]
+    if arch.norm_after:
+        found.append("no attention factor: norms come after the rotation")
+    return ", ".join(found) or "-"
+
+
+def sliding_table() -> str:
+    """Return a line for each architecture that has sliding layers, or rotates only some layers."""
+    rows = []
+    for name in archs.names():
+        arch = archs.get(name)
+        if arch.sliding is not None:
+            rules = arch.sliding
+            rows.append([name, _which_slide(rules), _base(rules), _scale(rules), ROTATING[arch.rotating]])
+        elif arch.rotating != "all":
+            rows.append([name, "none", "-", "-", ROTATING[arch.rotating]])
+    return _table(["architecture", "which layers slide", "their base", "their scaling", "which layers rotate"], rows)
+
+
+ROTATING = {
+    "all": "all",
+    "step": "all but the last of each 4",
+    "sliding": "the sliding ones; all where none slides",
+    "sliding step": "all but the first of each 4; all where none slides",
+}
+
+
+def _which_slide(rules: Sliding) -> str:
+    if rules.pattern is None:
+        which = "those that the file lists"
+    elif rules.pattern == 0:
+        which = "all"
+    else:
+        which = f"all but {'the first' if rules.dense_first else 'the last'} of each {rules.pattern}"
+    window = f"; window {rules.fixed} whatever the key says" if rules.fixed else ""
+    window += f"; window {rules.default} where no key says" if rules.default else ""
+    window += "; the window's key is required" if rules.required else ""
+    return which + window + (f"; only with {rules.layer_count} layers" if rules.layer_count else "")
+
+
+def _base(rules: Sliding) -> str:
+    if rules.shares_base:
+        return "that of the others"
+    key = _code(archs.FREQ_BASE_SWA)
+    return f"{key}, else {'10000' if rules.own_base else 'that of the others'}"
+
+
+def _scale(rules: Sliding) -> str:
+    if rules.plain:
+        return "none, no attention factor either"
+    return "as the others" if rules.scaled else "no factor; YaRN's ramp and the attention factor"
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"
+
+
 # --- the tree
 
 SHOWN = (
@@ -237,9 +346,9 @@ SAID = {
     "docs/cli.md": "every command's help (generated)",
     "docs/contributing.md": "how to run the tests; checklists for a method, a family, a command",
     "docs/families.md": "the model families (generated)",
-    "docs/formats.md": "config styles, edits, encodings, the output, provenance",
+    "docs/formats.md": "config styles, GGUF files, edits, encodings, exports, the output, provenance",
     "docs/methods.md": "formulas, ramps, attention factors, the two readings",
-    "docs/runtimes.md": "what transformers 5 and 4.57 read, and where they differ",
+    "docs/runtimes.md": "what transformers 5, 4.57 and llama.cpp read, and where they differ",
     "docs/verify.md": "how verify measures and judges",
 }
 

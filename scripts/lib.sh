@@ -2,9 +2,14 @@
 #
 # An environment is made once and reused until the Python, the requirements or the files that pin them change; a
 # change installs on top, so it costs seconds. ROPETOOL_PYTHON and ROPETOOL_V4_PYTHON name interpreters to use instead.
+#
+# llama-cpp-python is published as source alone. It is built once, for any processor of the machine's kind, and kept in
+# ROPETOOL_CACHE (~/.cache/ropetool); ROPETOOL_LLAMA=0 does without it, ROPETOOL_LLAMA=1 builds it wherever it is used.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
+cache=${ROPETOOL_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ropetool}
+llama=$(grep '^llama-cpp-python==' constraints.txt)
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 
 say() { echo "ropetool: $*" >&2; }
@@ -69,4 +74,58 @@ use_v4() {
     environment .venv-v4 oracle constraints-v4.txt torch transformers
   fi
   export ROPETOOL_V4_PYTHON=${ROPETOOL_V4_PYTHON:-$root/.venv-v4/bin/python}
+}
+
+# Say whether the cache holds a wheel of llama-cpp-python for $python.
+has_llama_wheel() {
+  "$python" -m pip install -qq --dry-run --ignore-installed --no-index --no-deps --only-binary :all: \
+    --find-links "$cache/wheels" "$llama" 2>/dev/null
+}
+
+# Print the source archive of llama-cpp-python, downloaded into the cache if it is not there.
+llama_source() {
+  local archive=$cache/sources/llama_cpp_python-${llama#*==}.tar.gz
+  if [[ ! -f $archive ]]; then
+    "$python" -m pip download -qq --no-deps --no-binary llama-cpp-python --dest "$cache/sources" "$llama" >&2
+  fi
+  echo "$archive"
+}
+
+# Build the wheel of llama-cpp-python into the cache.
+build_llama() {
+  local log=$cache/llama-build.log
+  mkdir -p "$cache"
+  say "building $llama into $cache (minutes, once)"
+  if ! CMAKE_ARGS=${CMAKE_ARGS:--DGGML_NATIVE=OFF} "$python" -m pip wheel --no-deps --wheel-dir "$cache/wheels" \
+    "$(llama_source)" >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    say "it cannot be built (is there a C++ compiler? the log is $log); ROPETOOL_LLAMA=0 does without"
+    return 1
+  fi
+}
+
+# Have llama-cpp-python in the environment of use_package, building it if need be.
+use_llama() {
+  if [[ -n ${ROPETOOL_PYTHON:-} || ${ROPETOOL_LLAMA:-} == 0 ]]; then
+    return
+  fi
+  if ! has_llama_wheel; then
+    build_llama
+  fi
+  environment .venv llama.cpp constraints.txt --only-binary llama-cpp-python --find-links "$cache/wheels" "$llama"
+}
+
+# Export ROPETOOL_LLAMA_CPP: a folder with the stock converter of the same llama.cpp.
+use_converter() {
+  if [[ -n ${ROPETOOL_LLAMA_CPP:-} || ${ROPETOOL_LLAMA:-} == 0 ]]; then
+    return
+  fi
+  local folder=$cache/sources/llama.cpp-of-${llama#*==} archive unpacked
+  if [[ ! -d $folder ]]; then
+    archive=$(llama_source)
+    unpacked=$(mktemp -d "$cache/sources/unpacking-XXXXXX")
+    tar -xzf "$archive" -C "$unpacked" --strip-components=3 --wildcards '*/vendor/llama.cpp/*.py'
+    mv -T "$unpacked" "$folder"
+  fi
+  export ROPETOOL_LLAMA_CPP=$folder
 }

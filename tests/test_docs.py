@@ -171,9 +171,10 @@ def shown(name: str) -> str:
 
 def test_the_worked_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
     lines = dict(docs.examples())
-    assert list(lines) == ["inspect", "plan", "extend", "verify"]
-    assert "holds" in shown("verify")  # its figures depend on the machine, so it is not run here
-    for name in ("inspect", "plan", "extend"):
+    assert list(lines) == ["inspect", "plan", "extend", "verify", "export", "gguf"]
+    for name in ("verify", "gguf"):  # their figures depend on the machine, so they are not run here
+        assert "holds" in shown(name)
+    for name in ("inspect", "plan", "extend", "export"):
         assert PLACED.sub("N placed", docs.example_output(lines[name], tmp_path)) == PLACED.sub("N placed", shown(name))
     assert (tmp_path / "X" / "config.json").is_file()
 
@@ -236,6 +237,12 @@ def test_the_provenance_is_documented(extended: tuple[Path, Any]) -> None:
     assert made["plan"] == extended[1]["plan"]
     section = (ROOT / "docs" / "formats.md").read_text(encoding="utf-8").partition("## ropetool.json")[2]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(made)
+
+
+def test_the_json_of_export_is_documented(extended: tuple[Path, Any]) -> None:
+    line = ["export", str(extended[0] / "out"), "-o", str(extended[0] / "out.gguf"), "--json"]
+    printed = json.loads(docs.example_output(line, extended[0]))
+    assert set(documented("export --json")) == set(printed)
 
 
 def test_the_json_of_verify_is_documented(extended: tuple[Path, Any]) -> None:

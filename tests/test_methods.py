@@ -449,6 +449,8 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("ntk-by-parts", {"beta_fast": 0.5}, "beta_fast 0.5 is below beta_slow 1", "--beta-fast"),
     ("yarn", {"beta_fast": -1.0}, "beta_fast is -1.0; it counts turns", "--beta-fast"),
     ("yarn", {"beta_slow": 0.0}, "beta_slow is 0.0; it counts turns", "--beta-slow"),
+    ("yarn", {"beta_slow": 1e-320}, "must be from 1e-06 to 1e+09", "--beta-slow"),
+    ("yarn", {"beta_fast": 1e10}, "must be from 1e-06 to 1e+09", "--beta-fast"),
     ("yarn", {"beta_slow": math.nan}, "beta_slow is nan", "--beta-slow"),
     ("yarn", {"beta_fast": math.inf}, "beta_fast is inf", "--beta-fast"),
     ("yarn", {"ramp": "cosine"}, "'cosine' is no ramp; there are dims and turns", "-p ramp"),

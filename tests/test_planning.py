@@ -407,7 +407,7 @@ def corrupted(**changes: Any) -> Any:
 
 BROKEN_PLANS = {
     "another schema": (corrupted(schema=2), 'schema 2 for "hf"; this version reads 1 for hf'),
-    "another format": (corrupted(format="gguf"), 'schema 1 for "gguf"'),
+    "another format": (corrupted(format="onnx"), 'schema 1 for "onnx"'),
     "a key that is missing": (lambda data: data.pop("edits"), "'edits' is missing"),
     "a length as text": (corrupted(trained_length="512"), 'trained_length is "512"'),
     "a length without end": (corrupted(factor=10**400), "int too large"),

@@ -26,7 +26,8 @@ COMMANDS = {
     "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
     "apply": ("apply", "Carry out a plan made by extend --plan-out."),
     "verify": ("verify", "Measure perplexity as the context grows."),
-    "demo": ("demo", "Extend and verify the embedded demo checkpoint."),
+    "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
+    "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }
 
 

@@ -26,7 +26,7 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
     ropetool apply model plan.json
     """
     from ropetool.applying import apply
-    from ropetool.planning import Plan
+    from ropetool.plans import Plan
     from ropetool.report.planned import applied_json, applied_text
 
     plan = Plan.read(plan_file)

@@ -6,57 +6,109 @@ import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import notes
 
+if TYPE_CHECKING:
+    from ropetool.verification import VerifyResult
+
 LENGTHS = [256, 512, 1024, 2048]
+PASSAGE_TOKENS = 1500
 
 
 @click.command("demo")
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path())
 def demo_command(directory: str | None) -> int:
-    """Extend and verify the embedded demo checkpoint.
+    """Extend, verify and export the embedded checkpoint.
 
     A Llama of 3.5 million parameters that was trained at 256 tokens is unpacked to DIR (a temporary folder without
-    it), extended eight times with YaRN, and measured before and after at 256 to 2048 tokens. About a minute on two
-    cores.
+    it), extended eight times with YaRN, and measured before and after at 256 to 2048 tokens. The extended checkpoint
+    is then exported to GGUF, and where llama.cpp is installed its logits are compared with transformers'. About a
+    minute on two cores.
 
     \b
     ropetool demo my-demo
     """
-    from ropetool.applying import apply
-    from ropetool.cli.progress import bar
-    from ropetool.errors import OutputError
-    from ropetool.planning import make_plan
-    from ropetool.report.planned import applied_text
-    from ropetool.report.text import verify_table
-    from ropetool.verification.checkpoints import verify_checkpoint
-
     with ExitStack() as stack:
         if directory is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ropetool-demo-")))
         else:
-            folder = Path(directory)
-            try:
-                folder.mkdir()
-            except OSError as error:
-                raise OutputError(
-                    f"it cannot be made ({error.strerror})", where=directory, try_="ropetool demo NEW-FOLDER"
-                ) from None
+            folder = _new_folder(directory)
         source = folder / "model"
         shutil.copytree(Path(__file__).parents[1] / "demo" / "model", source)
-        plan = make_plan(source, "yarn", factor=8)
-        target = plan.output_beside(source)
-        click.echo("$ ropetool extend model --method yarn --factor 8")
-        click.echo(applied_text(plan, apply(plan, source, target)).replace(f"{folder.resolve()}/", ""))
-        notes(plan.notes)
-        click.echo(f"$ ropetool verify {target.name} --baseline model --lengths {','.join(map(str, LENGTHS))}")
-        with bar() as progress:
-            result = verify_checkpoint(target, baseline=source, lengths=LENGTHS, progress=progress)
-        click.echo(verify_table(result), nl=False)
-        notes(list(result.notes))
+        target = _extend(source)
+        result = _verify(source, target)
+        _export(target)
         if directory is not None:
-            click.echo(f"\nBoth checkpoints are in {folder}.")
+            click.echo(f"\nBoth checkpoints and the GGUF file are in {folder}.")
     return result.exit_code
+
+
+def _new_folder(directory: str) -> Path:
+    from ropetool.errors import OutputError
+
+    folder = Path(directory)
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise OutputError(
+            f"it cannot be made ({error.strerror})", where=directory, try_="ropetool demo NEW-FOLDER"
+        ) from None
+    return folder
+
+
+def _extend(source: Path) -> Path:
+    from ropetool.applying import apply
+    from ropetool.planning import make_plan
+    from ropetool.report.planned import applied_text
+
+    plan = make_plan(source, "yarn", factor=8)
+    target = plan.output_beside(source)
+    click.echo("$ ropetool extend model --method yarn --factor 8")
+    click.echo(_without(source.parent, applied_text(plan, apply(plan, source, target))))
+    notes(plan.notes)
+    return target
+
+
+def _verify(source: Path, target: Path) -> VerifyResult:
+    from ropetool.cli.progress import bar
+    from ropetool.report.text import verify_table
+    from ropetool.verification.checkpoints import verify_checkpoint
+
+    click.echo(f"$ ropetool verify {target.name} --baseline model --lengths {','.join(map(str, LENGTHS))}")
+    with bar() as progress:
+        result = verify_checkpoint(target, baseline=source, lengths=LENGTHS, progress=progress)
+    click.echo(verify_table(result))
+    notes(result.notes)
+    return result
+
+
+def _export(target: Path) -> None:
+    from ropetool.exporting import export_checkpoint
+    from ropetool.report.exported import exported_text
+
+    click.echo(f"$ ropetool export {target.name} --outtype f32")
+    written = export_checkpoint(target, outtype="f32")
+    click.echo(_without(target.parent, exported_text(written)), nl=False)
+    notes(written.notes)
+    click.echo(f"parity: {_parity(target, written.output)}")
+
+
+def _parity(target: Path, exported: Path) -> str:
+    from ropetool.errors import MissingDependency
+    from ropetool.verification import embedded_documents
+    from ropetool.verification.parity import logit_parity
+
+    try:
+        found = logit_parity(target, exported, embedded_documents()[0], PASSAGE_TOKENS)
+    except MissingDependency as missing:
+        return f"not measured, llama-cpp-python is not installed; {missing.try_}"
+    return f"largest difference {found.difference:.1e} of the largest logit over {found.tokens} tokens"
+
+
+def _without(folder: Path, text: str) -> str:
+    """Return the text with names inside the folder as seen from there."""
+    return text.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "")

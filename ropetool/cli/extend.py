@@ -14,7 +14,7 @@ from ropetool.cli import notes, print_json
 from ropetool.errors import ConfigError, UnknownParameter
 
 if TYPE_CHECKING:
-    from ropetool.planning import Plan
+    from ropetool.plans import Plan
 
 LIST_FILE_BYTES = 4 << 20
 

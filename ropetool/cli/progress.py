@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a callback that takes what is being done, the tokens done, and the tokens of the whole run."""
+def bar(unit: str = "tokens") -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback that takes what is being done, how many units are done, and how many the whole run has."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -16,7 +16,7 @@ def bar() -> Iterator[Callable[[str, int, int], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} tokens"),
+        TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
     )
     with Progress(
         *columns,

@@ -34,6 +34,7 @@ class Family:
     (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
     full-attention one where the config does not list layer_types. default_*: the values that the class assumes
     when the config is silent; None for head_dim means hidden_size // num_attention_heads.
+    gguf_architecture: the name that GGUF files give it; the family of that very name describes such a file.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     interleave_key: the boolean key that, when false, makes the layout half.
     sliding_window: never, always, or the boolean key that switches it on. mla: the softmax scale follows
@@ -60,6 +61,7 @@ class Family:
     mla: bool = False
     v4_softmax_scale: bool = True
     trained_length: tuple[TrainedLength, ...] = ()
+    gguf_architecture: str = ""
     source: str = ""
 
     @property
@@ -136,6 +138,12 @@ def names() -> list[str]:
 def find(model_type: str) -> Family | None:
     """Return the family of this model_type, or None."""
     return _discovered().get(model_type)
+
+
+def of_gguf(architecture: str) -> Family | None:
+    """Return the family that describes GGUF files of this architecture, or None."""
+    family = find(architecture)
+    return family if family is not None and family.gguf_architecture == architecture else None
 
 
 def get(model_type: str, where: str = "") -> Family:

@@ -79,7 +79,7 @@ def _new(destination: Path) -> Iterator[BinaryIO]:
         with file:
             yield file
     except BaseException:
-        destination.unlink()
+        destination.unlink(missing_ok=True)
         raise
 
 

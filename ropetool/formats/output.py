@@ -25,10 +25,11 @@ _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h: flags of renameat2
 # --- what may be written
 
 
-def check_output(output: Path, source: Path, *, force: bool) -> None:
-    """Return if `output` may be written.
+def check_output(output: Path, source: Path, *, force: bool, directory: bool = False) -> None:
+    """Return if `output` may be written, as a file or as a directory.
 
-    `force` allows the place of a regular file, or of a directory that ropetool wrote; never of the source.
+    `force` allows the place of a regular file, or of a directory that ropetool wrote, by one of the same kind; never
+    of the source.
     Raises: OutputError.
     """
     if output.name in ("", ".."):
@@ -37,7 +38,7 @@ def check_output(output: Path, source: Path, *, force: bool) -> None:
         _check_apart(output, source)
         _check_parent(output)
         if os.path.lexists(output):
-            _check_replaceable(output, force)
+            _check_replaceable(output, force, directory)
     except OSError as error:  # a name that is too long, a directory that may not be looked into
         raise output_error(error, output) from error
 
@@ -65,15 +66,19 @@ def _check_parent(output: Path) -> None:
     raise OutputError(f"the directory {parent} does not exist", where=str(output), try_=f"mkdir -p {parent}")
 
 
-def _check_replaceable(output: Path, force: bool) -> None:
+def _check_replaceable(output: Path, force: bool, directory: bool) -> None:
     refusal = ""
     if output.is_symlink():
         refusal = "is a symbolic link"
     elif output.is_dir():
         if not (output / names.PROVENANCE_JSON).is_file():
             refusal = f"is a directory that ropetool did not write (it holds no {names.PROVENANCE_JSON})"
+        elif not directory:
+            refusal = "is a directory, where a file is to be written"
     elif not output.is_file():
         refusal = "is neither a file nor a directory"
+    elif directory:
+        refusal = "is a file, where a directory is to be written"
     if refusal:
         only = "; --force does not replace it" if force else ""
         raise OutputError(f"exists already and {refusal}{only}", where=str(output), try_=_ELSEWHERE)
@@ -106,14 +111,14 @@ def staged(output: Path, source: Path, *, force: bool = False, directory: bool =
     included, it is removed and `output` is as before; a killed process leaves at most a hidden `.NAME.ropetool-XXXXXX`.
     Raises: OutputError if the output may not or cannot be written.
     """
-    check_output(output, source, force=force)
+    check_output(output, source, force=force, directory=directory)
     stage = _hidden_beside(output)
     try:
         if directory:
             stage.mkdir()
         yield stage
         _flush(stage)
-        check_output(output, source, force=force)  # again: writing may have taken minutes
+        check_output(output, source, force=force, directory=directory)  # again: writing may have taken minutes
         _put(stage, output)
     except BaseException as error:
         with suppress(OSError):  # the error at hand says more than one about what is left of the stage

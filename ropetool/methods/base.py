@@ -17,6 +17,8 @@ from ropetool import rope
 from ropetool.errors import InvalidRope
 from ropetool.spec import MAX_LENGTH, Array, RopeTable, frozen_table, is_number
 
+# Beyond these a ramp ends far outside every table, and a runtime's float32 loses the number.
+FEWEST_TURNS, MOST_TURNS = 1e-6, 1e9
 PRESETS = ("auto", "none", "yarn", "logn")
 
 
@@ -154,11 +156,12 @@ def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
 
 
 def check_betas(beta_fast: float, beta_slow: float) -> None:
-    """Raise InvalidRope unless both are finite numbers above 0 and beta_fast is not below beta_slow."""
+    """Raise InvalidRope unless both are plausible numbers of turns and beta_fast is not below beta_slow."""
     for name, value in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
-        if not math.isfinite(value) or value <= 0:
+        if not FEWEST_TURNS <= value <= MOST_TURNS:
             raise InvalidRope(
-                f"{name} is {value}; it counts turns and must be above 0", where=f"--{name.replace('_', '-')}"
+                f"{name} is {value}; it counts turns and must be from {FEWEST_TURNS:g} to {MOST_TURNS:g}",
+                where=f"--{name.replace('_', '-')}",
             )
     if beta_fast < beta_slow:
         raise InvalidRope(

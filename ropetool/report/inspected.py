@@ -11,6 +11,8 @@ from ropetool.inspection import Inspection, RuntimeReading
 from ropetool.report.layout import columns
 from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 
+SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
+
 
 def inspection_text(found: Inspection, target_length: int | None) -> str:
     """Return what `ropetool inspect` prints."""
@@ -85,11 +87,9 @@ def _regimes_text(entry: LayerRope, table: RopeTable, length: int, target: int) 
 def _type_text(entry: LayerRope) -> str:
     theta = f", theta {entry.rope_theta:g}" if entry.rope_theta else ""
     factor = f", factor {entry.factor:g}" if entry.factor else ""
-    shown = {
-        k: v
-        for k, v in entry.params.items()
-        if not isinstance(v, list) and k not in ("factor", "attention_factor") and v is not None
-    }
+    # GGUF keys have the architecture and their section in front: llama.rope.scaling.attn_factor.
+    named = {key.rpartition(".")[2]: value for key, value in entry.params.items()}
+    shown = {k: v for k, v in named.items() if not isinstance(v, list) and k not in SHOWN_APART and v is not None}
     rest = "".join(f", {k} {v}" for k, v in shown.items())
     if entry.table is not None and entry.table.rule is not None:
         rest += "; the table follows the length"

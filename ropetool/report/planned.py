@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropetool.encodings import METADATA, TENSORS, FileEdit
 from ropetool.formats.hf import ABSENT
-from ropetool.planning import SCHEMA, Plan
+from ropetool.plans import SCHEMA, Plan
 from ropetool.report.layout import columns
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def plan_text(plan: Plan, output: str) -> str:
         (c.name, f"rejected: {c.rejected}" if c.rejected else "kept: decodes to the table asked for")
         for c in plan.candidates
     ]
-    edits = [(e.file, ".".join(e.path), f"{_value(e.old)} -> {_value(e.new)}") for e in plan.edits]
+    edits = [(e.file, ".".join(e.path), _change(e)) for e in plan.edits]
     return (
         f"plan for a {plan.family}\n{columns(rows)}\nencodings\n{columns(tried)}\nedits\n"
         + (columns(edits) if edits else "  none: the source says it already\n")
@@ -62,6 +63,33 @@ def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
 
 def _params(plan: Plan) -> str:
     return "".join(f", {name} {_value(value)}" for name, value in plan.params.items())
+
+
+def _change(edit: FileEdit) -> str:
+    if edit.file == METADATA:
+        return _typed_change(edit.old, edit.new)
+    if edit.file == TENSORS:
+        return f"{_divisors(edit.old)} -> {_divisors(edit.new)}"
+    return f"{_value(edit.old)} -> {_value(edit.new)}"
+
+
+def _typed_change(old: Any, new: Any) -> str:
+    """Return the values of a GGUF key, with the type once where both have the same."""
+    last = new if new is not ABSENT else old
+    same_type = old is ABSENT or new is ABSENT or old["type"] == new["type"]
+    before = _value(old if old is ABSENT else old.get("value", old.get("sha256")))
+    after = _value(new if new is ABSENT else new["value"])
+    return (
+        f"{before} -> {after} ({last['type']})" if same_type else f"{before} ({old['type']}) -> {after} ({new['type']})"
+    )
+
+
+def _divisors(vector: Any) -> str:
+    """Return a frequency vector by its size and range."""
+    if vector is ABSENT:
+        return "(absent)"
+    low, high = min(map(float, vector)), max(map(float, vector))
+    return f"{len(vector)} divisors, " + (f"all {low:g}" if low == high else f"{low:g} to {high:g}")
 
 
 def _value(value: Any) -> str:

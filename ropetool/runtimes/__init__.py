@@ -10,10 +10,10 @@ from functools import cache
 from typing import Any
 
 from ropetool.errors import UnknownRuntime
-from ropetool.runtimes.base import HfView, Refuses
+from ropetool.runtimes.base import GgufView, HfView, Refuses
 from ropetool.spec import RopeSet
 
-__all__ = ["HfView", "Refuses", "Runtime", "for_format", "get", "names"]
+__all__ = ["GgufView", "HfView", "Refuses", "Runtime", "for_format", "get", "names"]
 
 
 @dataclass(frozen=True)

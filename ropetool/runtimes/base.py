@@ -16,6 +16,8 @@ from ropetool.families import Family
 from ropetool.formats.gguf import GgufHeader, Patch, TensorInfo, Value, ValueType, read_vector
 from ropetool.formats.gguf.kinds import F32
 
+MAX_TEXT_BYTES = 4096
+
 
 class Refuses(Exception):
     """The runtime stops with an error on this file; the text says which."""
@@ -77,4 +79,8 @@ class GgufView:
             return None
         if value.type is not type_:
             raise Refuses(f"key {key} has wrong type {value.type.label} but expected type {type_.label}")
+        if type_ is ValueType.STR and len(value.raw) > MAX_TEXT_BYTES:
+            raise Refuses(
+                f"key {key} is {len(value.raw)} bytes long; no value that is known has more than a few letters"
+            )
         return value.decode()

@@ -26,6 +26,7 @@ BATCH_LOGITS = 2**27  # entries: 0.5 GB in float32, one batch's logits at most
 CHUNK_LOGITS = 2**24  # entries: 64 MB, what the cross entropy holds in float32 at a time
 
 Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
 
 
 class TorchRunner:
@@ -97,6 +98,18 @@ class TorchRunner:
             if done is not None:
                 done(batch.size)
         return result
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Return the logits after every token of a row.
+
+        Shapes: (tokens,) -> (tokens, vocabulary). Raises: CheckpointError as for loading.
+        """
+        model, rope_state = self._loaded or self._load()
+        rope_state.restore()
+        row = self._torch.tensor([list(ids)], device=self._device)
+        with self._torch.inference_mode(), quiet(self._transformers):
+            found: Logits = model(input_ids=row, use_cache=False).logits[0].float().cpu().numpy()
+        return found
 
     def close(self) -> None:
         """Free the model."""

@@ -145,7 +145,11 @@ OUTPUTS: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "a link by force": (
         "link", ("--force",), "{r}/link: exists already and is a symbolic link; --force does not replace it", OTHER,
     ),
-    "a file": ("file", (), "{r}/file: exists already", "give another -o, or --force to replace it"),
+    "a file": ("file", (), "{r}/file: exists already and is a file, where a directory is to be written", OTHER),
+    "a file by force": (
+        "file", ("--force",), "{r}/file: exists already and is a file, where a directory is to be written; --force does not "
+        "replace it", OTHER,
+    ),
     "below a file": ("file/out", (), "{r}/file/out: {r}/file is a file where a directory is needed", OTHER),
     "in a folder that is not there": ("no/out", (), "{r}/no/out: the directory {r}/no does not exist", "mkdir -p {r}/no"),
     "the source": ("model", ("--force",), "{r}/model: is the source, {r}/model; the source is never written", OTHER),
@@ -241,7 +245,7 @@ PLANS: dict[str, tuple[Any, str, str]] = {
     "a list": ("[]", "plan.json: holds []; a JSON object is needed", ""),
     "an object": ("{}", "plan.json: it is no plan of ropetool ('schema' is missing)", NO_PLAN),
     "another schema": (
-        {"schema": 7}, 'plan.json: it is no plan of ropetool (schema 7 for "hf"; this version reads 1 for hf)', NO_PLAN,
+        {"schema": 7}, 'plan.json: it is no plan of ropetool (schema 7 for "hf"; this version reads 1 for hf and gguf)', NO_PLAN,
     ),
     "another file": (
         {"edits": [{"file": SHARD, "path": ["a"], "new": 1}]},

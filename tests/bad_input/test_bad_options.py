@@ -42,7 +42,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
         "--beta-fast 32 --beta-slow 1", 1,
     ),
     "a negative beta": (
-        ("--factor", "4", "--beta-slow", "-1"), "--beta-slow: beta_slow is -1.0; it counts turns and must be above 0", "", 1,
+        ("--factor", "4", "--beta-slow", "-1"), "--beta-slow: beta_slow is -1.0; it counts turns and must be from 1e-06 to 1e+09", "", 1,
     ),
     "a negative attention factor": (
         ("--factor", "4", "--attention-factor", "-1"),

@@ -47,14 +47,14 @@ def write_hostile(model: Path, name: str) -> None:
     config, rest = model / "config.json", json.dumps(BASE)[:-1].encode()
     if name == "a config of 60 MB":
         config.write_bytes(rest + b', "a": "' + b"x" * 60_000_000 + b'"}')
-    elif name == "ten million brackets":
-        config.write_bytes(rest + b', "a": ' + b"[" * 10_000_000)
+    elif name == "eight million brackets":
+        config.write_bytes(rest + b', "a": ' + b"[" * 8_000_000)
     elif name == "nested 100,000 deep":
         config.write_bytes(rest + b', "a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}")
     elif name == "a number of a million digits":
         config.write_bytes(rest.replace(b"10000.0", b"9" * 1_000_000) + b"}")
-    elif name == "lists of 400,000 divisors":
-        many = [1.5] * 400_000
+    elif name == "lists of 90,000 divisors":
+        many = [1.5] * 90_000
         scaling = {"rope_type": "longrope", "short_factor": many, "long_factor": many, "factor": 4.0}
         config.write_text(json.dumps({**BASE, "rope_scaling": scaling}))
     elif name == "a header that claims 2^60 bytes":
@@ -76,10 +76,10 @@ def write_hostile(model: Path, name: str) -> None:
 
 HOSTILE = {
     "a config of 60 MB": "is 60,000,",
-    "ten million brackets": "holds more than 1,000,000 values",
+    "eight million brackets": "holds more than 200,000 values",
     "nested 100,000 deep": "is nested more than 100 levels deep",
     "a number of a million digits": "digits",
-    "lists of 400,000 divisors": "short_factor has 400000 entries for 16 rotary pairs",
+    "lists of 90,000 divisors": "short_factor has 90000 entries for 16 rotary pairs",
     "a header that claims 2^60 bytes": "claims a header of 1,152,921,504,606,846,976 bytes",
     "a header that claims what is there": "the header does not begin with '{'",
     "a tokenizer of 60 MB": "tokenizer_config.json: is 60,000,",
@@ -100,7 +100,7 @@ def test_a_hostile_file_costs_little(case: str, model: Path) -> None:
 
 def test_a_hostile_plan_costs_little(model: Path, tmp_path: Path) -> None:
     for content, message in (
-        (b'{"a": "' + b"x" * 60_000_000 + b'"}', "is 60,000,"), (b'{"a": ' + b"[" * 10_000_000, "holds more than"),
+        (b'{"a": "' + b"x" * 60_000_000 + b'"}', "is 60,000,"), (b'{"a": ' + b"[" * 8_000_000, "holds more than"),
     ):  # fmt: skip
         (tmp_path / "plan.json").write_bytes(content)
         code, errors = bounded("apply", model, tmp_path / "plan.json")

@@ -191,7 +191,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
     config = make(tmp_path / "m") / "config.json"
     os.truncate(config, 1 << 40)
     error = refused(config.parent)
-    assert error.message == "is 1,099,511,627,776 bytes long; at most 33,554,432 are read"
+    assert error.message == "is 1,099,511,627,776 bytes long; at most 8,388,608 are read"
 
 
 def test_what_the_system_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

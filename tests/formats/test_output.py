@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ def arrange(work: Path) -> None:
 
 APART = "; the source is never written"
 NOT_OURS = "exists already and is a directory that ropetool did not write (it holds no ropetool.json)"
+NOT_A_FILE = "exists already and is a file, where a directory is to be written"
+NOT_A_FOLDER = "exists already and is a directory, where a file is to be written"
 KEPT = "; --force does not replace it"
 REFUSALS = [
     ("source", False, "is the source, {source}" + APART),
@@ -80,7 +83,8 @@ REFUSALS = [
     ("source/config.json", True, "is inside the source, {source}" + APART),
     ("theirs/../source/new", True, "is inside the source, {source}" + APART),
     ("../work", True, "holds the source, {source}" + APART),
-    ("file", False, "exists already"),
+    ("file", False, NOT_A_FILE),
+    ("file", True, NOT_A_FILE + KEPT),
     ("ours", False, "exists already"),
     ("theirs", False, NOT_OURS),
     ("theirs", True, NOT_OURS + KEPT),
@@ -106,12 +110,22 @@ def test_what_may_not_be_written_is_refused_before_anything_is(
     arrange(work)
     before = sorted(work.rglob("*"))
     expected = message.format(source=source, work=work)
-    for attempt in (check_output, enter):
+    for attempt in (partial(check_output, directory=True), enter):
         with pytest.raises(OutputError) as refused:
             attempt(work / name, source, force=force)
         assert (refused.value.message, refused.value.where) == (expected, str(work / name))
         assert refused.value.try_
     assert sorted(work.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("force", "kept"), [(False, ""), (True, KEPT)])
+def test_a_file_never_takes_the_place_of_a_directory(force: bool, kept: str, source: Path) -> None:
+    target = earlier_output(source.parent / "ours")
+    before = snapshot(source.parent)
+    with pytest.raises(OutputError) as refused, staged(target, source, force=force):
+        pytest.fail("the body ran")
+    assert refused.value.message == NOT_A_FOLDER + kept
+    assert snapshot(source.parent) == before
 
 
 def enter(target: Path, source: Path, *, force: bool) -> None:
@@ -124,7 +138,7 @@ def test_the_next_step_is_force_only_where_force_helps(source: Path) -> None:
     tries = {}
     for name in ("file", "ours", "theirs"):
         with pytest.raises(OutputError) as refused:
-            check_output(source.parent / name, source, force=False)
+            check_output(source.parent / name, source, force=False, directory=name != "file")
         tries[name] = "--force" in refused.value.try_
     assert tries == {"file": True, "ours": True, "theirs": False}
 
@@ -134,7 +148,7 @@ def test_the_next_step_is_force_only_where_force_helps(source: Path) -> None:
 )
 def test_what_may_be_written_passes(name: str, force: bool, source: Path) -> None:
     arrange(source.parent)
-    check_output(source.parent / name, source, force=force)
+    check_output(source.parent / name, source, force=force, directory=name == "ours")
 
 
 def test_a_source_file_is_guarded_under_all_its_names(tmp_path: Path) -> None:
@@ -195,7 +209,7 @@ def test_an_earlier_output_is_replaced_whole(way: str, source: Path, monkeypatch
 
 
 @WAYS
-@pytest.mark.parametrize("existing", [None, "file", "folder"])
+@pytest.mark.parametrize("existing", [None, "file"])
 def test_a_file_appears_at_the_end(
     existing: str | None, way: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,8 +217,6 @@ def test_a_file_appears_at_the_end(
     target = source.parent / "m.gguf"
     if existing == "file":
         target.write_text("old")
-    elif existing == "folder":
-        earlier_output(target)
     with staged(target, source, force=existing is not None) as stage:
         with stage.open("xb") as file:  # the name is free
             file.write(b"new")

@@ -79,3 +79,19 @@ def test_all_rope_keys_at_once_are_read_by_the_package(tmp_path):
     source = vocabulary(tmp_path / "source.gguf")  # the package's reader would take seconds for a real one
     patch = Patch(set={f"llama.{name}": value for name, value in ROPE_KEYS.items()})
     assert_patched(source, patched(source, patch), patch)
+
+
+def test_llama_cpp_loads_the_vocabulary_after_a_patch(source):
+    pytest.importorskip("llama_cpp")
+    from ropetool.verification.llama_library import free, library, load
+
+    arch = read_header(source).get("general.architecture", ValueType.STR)
+    keys = ("context_length", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor")
+    there = patched(source, Patch(set={f"{arch}.{name}": ROPE_KEYS[name] for name in keys}))
+    lib = library()
+    counts = []
+    for path in (source, there):
+        model = load(lib, path, gpu=False, vocabulary_only=True)
+        counts.append(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+        free(lib, model)
+    assert counts[0] == counts[1] > 0

@@ -7,7 +7,7 @@ from ropetool.formats.gguf.codec import Value
 from ropetool.formats.gguf.header import GgufHeader, read_header, read_vector
 from ropetool.formats.gguf.kinds import GGML_TYPES, ValueType
 from ropetool.formats.gguf.patch import Patch
-from ropetool.formats.gguf.shards import read_shards, shard_paths, shards, split_patch
+from ropetool.formats.gguf.shards import model_name, read_shards, shard_paths, shards, split_patch
 from ropetool.formats.gguf.tensors import TensorInfo
 from ropetool.formats.gguf.writer import write_patched
 
@@ -18,6 +18,7 @@ __all__ = [
     "TensorInfo",
     "Value",
     "ValueType",
+    "model_name",
     "read_header",
     "read_shards",
     "read_vector",

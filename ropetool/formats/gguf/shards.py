@@ -79,6 +79,11 @@ def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, .
     return (Patch({**patch.set, **recount}, patch.remove, parts[0].tensors), *parts[1:])
 
 
+def model_name(path: Path) -> str:
+    """Return the name of the model that a file belongs to: without the suffix, and without the numbers of a shard."""
+    return _SHARD_SUFFIX.sub("", path.name).removesuffix(".gguf")
+
+
 def _shard_name(name: str, index: int, count: int) -> str:
     return f"{_SHARD_SUFFIX.sub('', name)}-{index + 1:05d}-of-{count:05d}.gguf"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, MissingFile, NotACheckpoint
-from ropetool.formats.hf.jsontext import MAX_CHARS, parse_object
+from ropetool.formats.hf.jsontext import LARGE, SMALL, Limits, parse_object
 from ropetool.formats.hf.safetensors import Header, read_header
 
 SUFFIX = ".safetensors"
@@ -87,7 +87,7 @@ def _nearby(path: Path) -> str:
     return f"give {found[0]}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
 
 
-def read_object(path: Path) -> tuple[str, dict[str, Any]]:
+def read_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]]:
     """Return the text of a JSON file, line ends as they are, and the object that it holds.
 
     Raises: MissingFile, CorruptFile, or CheckpointError where it cannot be read.
@@ -101,8 +101,8 @@ def read_object(path: Path) -> tuple[str, dict[str, Any]]:
         )
     try:
         size = path.stat().st_size
-        if size > MAX_CHARS:
-            raise CorruptFile(f"is {size:,} bytes long; at most {MAX_CHARS:,} are read", where=where)
+        if size > limits.chars:
+            raise CorruptFile(f"is {size:,} bytes long; at most {limits.chars:,} are read", where=where)
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptFile(f"is not UTF-8: {error.reason} at byte {error.start}", where=where) from None
@@ -110,12 +110,12 @@ def read_object(path: Path) -> tuple[str, dict[str, Any]]:
         raise CheckpointError(f"cannot be read: {error.strerror}", where=where) from error
     if not text.strip():
         raise CorruptFile("is empty", where=where)
-    return text, parse_object(text, where)
+    return text, parse_object(text, where, limits)
 
 
-def read_optional_object(path: Path) -> tuple[str, dict[str, Any]] | None:
+def read_optional_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]] | None:
     """Return what read_object does, or None where there is no such file."""
-    return read_object(path) if os.path.lexists(path) else None
+    return read_object(path, limits) if os.path.lexists(path) else None
 
 
 def _pickles(path: Path) -> Iterator[Path]:
@@ -137,7 +137,7 @@ def _weights(path: Path, index: Mapping[str, str] | None) -> tuple[Path, ...]:
 
 def _read_index(path: Path) -> Mapping[str, str] | None:
     file = path / names.SAFETENSORS_INDEX_JSON
-    read = read_optional_object(file)
+    read = read_optional_object(file, LARGE)
     if read is None:
         return None
     index = read[1].get("weight_map")

@@ -14,9 +14,6 @@ from typing import Any, Final
 
 from ropetool.errors import CorruptFile, PlanMismatch
 
-# Room for the index of a checkpoint with 200,000 tensors (about 20 MB), and a bound on what a hostile file can cost.
-MAX_CHARS = 32 << 20
-MAX_VALUES = 1_000_000
 MAX_DEPTH = 100
 
 BOM = "\ufeff"
@@ -38,6 +35,20 @@ ABSENT: Final = _Absent.ABSENT
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How much is read at most, which bounds what a hostile file can cost."""
+
+    chars: int
+    values: int
+
+
+# A config has a few kilobytes; this much of the worst is refused within 200 MB of memory and 2 seconds.
+SMALL = Limits(8 << 20, 200_000)
+# The index of 200,000 tensors has 20 MB, the tokenizer of a large vocabulary nearly a million values.
+LARGE = Limits(32 << 20, 2_000_000)
+
+
+@dataclass(frozen=True)
 class Edit:
     """One key that changes from `old` to `new`; ABSENT as `old` adds the key, as `new` removes it.
 
@@ -50,17 +61,17 @@ class Edit:
     after: str | None = None
 
 
-def parse_object(text: str, where: str) -> dict[str, Any]:
+def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any]:
     """Return the object that `text` holds; a byte order mark in front is allowed.
 
     Raises: CorruptFile if it is malformed, names a key twice, is no object or breaks a limit.
     """
-    if len(text) > MAX_CHARS:
-        raise CorruptFile(f"has {len(text):,} characters; at most {MAX_CHARS:,} are read", where=where)
+    if len(text) > limits.chars:
+        raise CorruptFile(f"has {len(text):,} characters; at most {limits.chars:,} are read", where=where)
     # Each comma and bracket starts at most one value; those inside strings count too, which the limit has room for.
     openers = text.count("{") + text.count("[")
-    if openers + text.count(",") > MAX_VALUES:
-        raise CorruptFile(f"holds more than {MAX_VALUES:,} values", where=where)
+    if openers + text.count(",") > limits.values:
+        raise CorruptFile(f"holds more than {limits.values:,} values", where=where)
     try:
         value = json.loads(text.removeprefix(BOM), object_pairs_hook=lambda pairs: unique(pairs, where))
     except json.JSONDecodeError as error:

@@ -1,0 +1,121 @@
+"""A GGUF encoding as edits that a plan can hold and print, and edits as the patch that a writer takes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.encodings import METADATA, TENSORS, FileEdit
+from ropetool.encodings_gguf import SCALING_KEYS, GgufEncoding
+from ropetool.errors import ConfigError, PlanMismatch
+from ropetool.formats.gguf import Patch, Value, ValueType
+from ropetool.formats.hf import ABSENT
+from ropetool.runtimes import GgufView
+from ropetool.runtimes.llama_cpp_archs import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS
+from ropetool.spec import is_number
+
+MAX_PLAIN_BYTES = 1024
+
+
+def edits_of(encoding: GgufEncoding, arch: str, view: GgufView) -> list[FileEdit]:
+    """Return what turns the model into one that states the encoding, and nothing else that scales a rotation.
+
+    A vector that is there and not part of the encoding becomes ones, which divide nothing: llama.cpp demands the
+    tensors that it was given.
+    """
+    edits = []
+    for key, value in encoding.keys.items():
+        old = view.values.get(key)
+        if old != value:
+            edits.append(FileEdit(METADATA, (key,), _plain(old), _plain(value)))
+    for key in (f"{arch}.{name}" for name in SCALING_KEYS):
+        if key in view.values and key not in encoding.keys:
+            edits.append(FileEdit(METADATA, (key,), _plain(view.values[key]), ABSENT))
+    wanted = dict(encoding.tensors)
+    for name in (ROPE_FREQS, ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG):
+        if name in view.tensors and name not in wanted:
+            wanted[name] = np.ones(view.tensors[name].shape[0], np.float32)
+    for name, vector in wanted.items():
+        present = _numbers(view, name)
+        if present != vector.tolist():
+            edits.append(FileEdit(TENSORS, (name,), present, vector.tolist()))
+    return edits
+
+
+def _plain(value: Value | None) -> Any:
+    """Return a value as JSON can hold it; an array or a long string, which is only ever removed, by its digest."""
+    if value is None:
+        return ABSENT
+    if value.type is ValueType.ARR or len(value.raw) > MAX_PLAIN_BYTES:
+        return {"type": value.label, "sha256": hashlib.sha256(value.raw).hexdigest()}
+    return {"type": value.label, "value": _finite(value.decode())}
+
+
+def _numbers(view: GgufView, name: str) -> Any:
+    return [_finite(number) for number in view.vector(name).tolist()] if name in view.tensors else ABSENT
+
+
+def _finite(value: Any) -> Any:
+    """Return NaN and the infinities as text, which JSON can hold and which equals itself; the rest as it is."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _value(data: Any, key: str) -> Value:
+    """Return the typed value of an edit.
+
+    Raises: ConfigError if it is none.
+    """
+    try:
+        return Value.of(ValueType[str(data["type"]).upper()], data["value"])
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"the plan states no value of a known type ({error})", where=key) from None
+
+
+def _vector(data: Any, name: str) -> npt.NDArray[np.float32]:
+    """Return the new data of a tensor.
+
+    Raises: ConfigError if it is no list of finite numbers.
+    """
+    if not isinstance(data, list) or not data or not all(map(is_number, data)):
+        raise ConfigError("the plan states no list of finite numbers", where=name)
+    with np.errstate(over="ignore"):
+        vector = np.array(data, np.float32)
+    if not np.isfinite(vector).all():
+        raise ConfigError("the plan states numbers beyond f32", where=name)
+    return vector
+
+
+def patch_of(edits: Sequence[FileEdit]) -> Patch:
+    """Return the patch that these edits ask for.
+
+    Raises: ConfigError if a value is not of its type, or an edit is of another kind of file.
+    """
+    foreign = next((e.file for e in edits if e.file not in (METADATA, TENSORS)), None)
+    if foreign is not None:
+        raise ConfigError("the plan edits it, and a GGUF model has no such file", where=foreign)
+    values = {e.path[0]: e for e in edits if e.file == METADATA}
+    return Patch(
+        {key: _value(edit.new, key) for key, edit in values.items() if edit.new is not ABSENT},
+        frozenset(key for key, edit in values.items() if edit.new is ABSENT),
+        {e.path[0]: _vector(e.new, e.path[0]) for e in edits if e.file == TENSORS},
+    )
+
+
+def check_old_values(edits: Sequence[FileEdit], view: GgufView, where: str) -> None:
+    """Raise PlanMismatch unless the model still holds every old value."""
+    for edit in edits:
+        name = edit.path[0]
+        if edit.file == METADATA:
+            present = _plain(view.values.get(name))
+        else:
+            present = _numbers(view, name)
+        if present != edit.old:
+            raise PlanMismatch(
+                f"{name} is not what it was when the plan was made", where=where,
+                try_="make a new plan with ropetool extend ... --dry-run --plan-out FILE",
+            )  # fmt: skip

@@ -1,0 +1,185 @@
+"""The special tokens of a tokenizer, what it puts around each text, and its chat templates.
+
+Knows the files beside tokenizer.json and its post-processor; the vocabulary is for tokenizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import CheckpointError, CorruptFile, LossyExport
+from ropetool.formats.hf import read_object, read_optional_object
+from ropetool.formats.hf.jsontext import shown
+
+SPECIAL_TOKENS_MAP_JSON = "special_tokens_map.json"
+CHAT_TEMPLATE_JINJA = "chat_template.jinja"
+CHAT_TEMPLATE_JSON = "chat_template.json"
+MORE_TEMPLATES = "additional_chat_templates"
+KINDS = ("bos", "eos", "unk", "sep", "pad", "mask")  # those that a GGUF file has a key for
+MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth
+
+
+@dataclass(frozen=True)
+class Special:
+    """Ids by kind (bos, eos ...), and whether each text gets the first in front and the second behind."""
+
+    ids: Mapping[str, int] = field(default_factory=dict)
+    add_bos: bool = False
+    add_eos: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def special_tokens(
+    path: Path, config: Mapping[str, Any], tokenizer: Mapping[str, Any], ids: Mapping[str, int], where: str
+) -> Special:
+    """Return the special tokens: as tokenizer_config.json names them, else special_tokens_map.json, else config.json.
+
+    `ids` are those of all tokens. Around the text goes what the post-processor puts there, as in transformers, which
+    looks at nothing else for these tokenizers.
+    Raises: LossyExport for a post-processor that llama.cpp cannot follow; CorruptFile.
+    """
+    stated = _optional(path / names.TOKENIZER_CONFIG_JSON)
+    mapped = _optional(path / SPECIAL_TOKENS_MAP_JSON)
+    found, notes = {}, []
+    for kind in KINDS:
+        token = _content(stated.get(f"{kind}_token")) or _content(mapped.get(f"{kind}_token"))
+        number = ids.get(token) if token is not None else _first(config.get(f"{kind}_token_id"))
+        if token is not None and number is None:
+            notes.append(f"{kind}_token {token!r} is left out: {names.TOKENIZER_JSON} does not have it")
+        if number is not None and number in ids.values():
+            found[kind] = number
+    around = _around(tokenizer.get("post_processor"), where)
+    for kind, added in zip(("bos", "eos"), around, strict=True):
+        notes += _settle(found, kind, added, stated, where)
+    return Special(found, around[0] is not None, around[1] is not None, tuple(notes))
+
+
+def _settle(found: dict[str, int], kind: str, added: int | None, stated: Mapping[str, Any], where: str) -> list[str]:
+    """Make the token that is put around the text the special token of its kind, which is all that llama.cpp puts."""
+    if added is not None and found.setdefault(kind, added) != added:
+        raise LossyExport(
+            f"its post-processor adds token {added}, while its {kind} token is {found[kind]}; llama.cpp adds no other",
+            where=where,
+        )
+    asked = stated.get(f"add_{kind}_token")
+    if isinstance(asked, bool) and asked != (added is not None):
+        does = "adds one" if added is not None else "adds none"
+        return [f"add_{kind}_token is {str(asked).lower()}, but the post-processor {does}, which is what counts"]
+    return []
+
+
+def _optional(path: Path) -> Mapping[str, Any]:
+    found = read_optional_object(path)
+    return found[1] if found is not None else {}
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a token: a string, or an object that holds it; None where there is none."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) and content else None
+
+
+def _first(stated: Any) -> int | None:
+    """Return a token id, the first where there are several."""
+    one = stated[0] if isinstance(stated, list) and stated else stated
+    return one if isinstance(one, int) and not isinstance(one, bool) else None
+
+
+# --- the post-processor
+
+
+def _around(post_processor: Any, where: str) -> tuple[int | None, int | None]:
+    """Return the token that is put before a single text, and the one behind it."""
+    before: list[int] = []
+    behind: list[int] = []
+    for step in _steps(post_processor, where):
+        if step.get("type") == "TemplateProcessing":
+            first, last = _template(step, where)
+            before, behind = [*first, *before], [*behind, *last]
+        elif step.get("type") != "ByteLevel":  # that one only mends offsets
+            raise LossyExport(
+                f"its post-processor {shown(step.get('type'))} is not known; ByteLevel and TemplateProcessing are",
+                where=where,
+            )
+    if len(before) > 1 or len(behind) > 1:
+        raise LossyExport(
+            f"its post-processor puts {len(before)} tokens before a text and {len(behind)} behind; llama.cpp puts one "
+            "at most", where=where,
+        )  # fmt: skip
+    return before[0] if before else None, behind[0] if behind else None
+
+
+def _steps(part: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    if part is None:
+        return
+    inner = part.get("processors") if isinstance(part, Mapping) and part.get("type") == "Sequence" else [part]
+    if not isinstance(inner, list) or not all(isinstance(step, Mapping) for step in inner):
+        raise CorruptFile(f"has a post-processor that is none: {shown(part)}", where=where)
+    yield from inner
+
+
+def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]]:
+    """Return the ids before and behind the sequence in a template for one text."""
+    parts: tuple[list[int], list[int]] = ([], [])
+    known = step.get("special_tokens")
+    seen = 0
+    try:
+        for piece in step["single"]:
+            if "Sequence" in piece:
+                seen += 1
+            else:
+                assert isinstance(known, Mapping)
+                parts[min(seen, 1)].extend(int(number) for number in known[piece["SpecialToken"]["id"]]["ids"])
+    except (KeyError, TypeError, ValueError, AssertionError):
+        raise CorruptFile("has a TemplateProcessing that is none", where=where) from None
+    if seen != 1:
+        raise LossyExport(f"its template puts a text there {seen} times; llama.cpp does so once", where=where)
+    return parts
+
+
+# --- chat templates
+
+
+def chat_templates(path: Path) -> list[dict[str, str]]:
+    """Return the chat templates by name, the default one first; a file of its own wins, as in transformers.
+
+    Raises: CorruptFile for a template that is no text.
+    """
+    found = _template_file(path)
+    if found is None:
+        found = _optional(path / names.TOKENIZER_CONFIG_JSON).get("chat_template")
+    if found is None:
+        return []
+    listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
+    for one in listed:
+        if not isinstance(one, Mapping) or not all(isinstance(one.get(key), str) for key in ("name", "template")):
+            raise CorruptFile(f"has a chat template that is none: {shown(one)}", where=str(path))
+    chosen = [{"name": one["name"], "template": one["template"]} for one in listed]
+    return sorted(chosen, key=lambda one: one["name"] != "default")
+
+
+def _template_file(path: Path) -> Any:
+    if (path / CHAT_TEMPLATE_JINJA).is_file():
+        more = sorted((path / MORE_TEMPLATES).glob("*.jinja"))
+        texts = [("default", path / CHAT_TEMPLATE_JINJA), *((file.stem, file) for file in more)]
+        return [{"name": name, "template": _text(file)} for name, file in texts]
+    if (path / CHAT_TEMPLATE_JSON).is_file():
+        return read_object(path / CHAT_TEMPLATE_JSON)[1].get("chat_template")
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_TEMPLATE + 1)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"is not UTF-8: {error.reason}", where=str(path)) from None
+    if len(text) > MAX_TEMPLATE:
+        raise CorruptFile(f"is longer than {MAX_TEMPLATE:,} characters", where=str(path))
+    return text

@@ -1,0 +1,231 @@
+"""A checkpoint as planning sees it, whatever its format: read as a runtime would, with edits or without them.
+
+A host knows its files and the encodings that they can hold; which table to write, and from what, is not its to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ropetool import families, inspection, names, provenance
+from ropetool.edits_gguf import edits_of, patch_of
+from ropetool.encodings import FileEdit, config_edits, encodings
+from ropetool.encodings_gguf import gguf_encodings
+from ropetool.errors import CheckpointError, InvalidRope, UnknownFamily
+from ropetool.families import Family
+from ropetool.formats.gguf import GgufHeader, read_shards
+from ropetool.formats.hf import Checkpoint, Edit, apply_edits, headers, open_checkpoint, parse_object, style
+from ropetool.formats.hf.jsontext import shown
+from ropetool.inspection import RuntimeReading
+from ropetool.methods import Derived
+from ropetool.provenance import Provenance
+from ropetool.runtimes import GgufView
+from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.spec import LayerRope, RopeSet, is_number
+
+NO_ROTATION = frozenset({
+    "bert", "roberta", "distilbert", "albert", "electra", "xlm-roberta", "deberta", "deberta-v2", "gpt2", "gpt_neo",
+    "opt", "bloom", "mpt", "t5", "bart", "mamba", "mamba2", "rwkv",
+})  # fmt: skip
+
+
+class Host(Protocol):
+    """What planning asks of a format. `where` names the file that holds the rope keys, `style` how they are written."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def path(self) -> Path: ...
+    @property
+    def where(self) -> str: ...
+    @property
+    def family(self) -> Family: ...
+    @property
+    def made(self) -> Provenance | None: ...
+    @property
+    def style(self) -> str: ...
+
+    def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
+        """Return what the runtime makes of the checkpoint with these edits."""
+
+    def encodings(
+        self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
+    ) -> list[tuple[str, list[FileEdit]]]:
+        """Return the ways to write the target, in order of preference: a name, and the edits."""
+
+    def length_edits(self, length: int) -> list[FileEdit]:
+        """Return the edits besides the rope keys that let a reader use the new length."""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what a user should know of the source."""
+
+
+def open_host(path: Path, config_style: str | None) -> Host:
+    """Return the checkpoint at this path: a GGUF file, or a Hugging Face directory.
+
+    Raises: CheckpointError, ConfigError, UnknownFamily.
+    """
+    return GgufHost.open(path) if inspection.is_gguf(path) else HfHost.open(path, config_style)
+
+
+def known_family(model_type: object, where: str) -> Family:
+    """Return the family of this model_type.
+
+    Raises: InvalidRope for a model without rotary positions, UnknownFamily for any other unknown one.
+    """
+    if not isinstance(model_type, str) or not model_type:
+        raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
+    if model_type in NO_ROTATION:
+        raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
+    return families.get(model_type, where)
+
+
+def gguf_family(arch: str, where: str) -> Family:
+    """Return the family that describes GGUF files of this architecture.
+
+    Raises: InvalidRope for an architecture without rotary positions, UnknownFamily for one that is not described.
+    """
+    if arch in archs.WITHOUT_ROTATION:
+        raise InvalidRope(f"{arch} has no rotary positions: there is nothing to extend", where=where)
+    family = families.of_gguf(arch)
+    if family is None:
+        described = ", ".join(name for name in families.names() if families.of_gguf(name))
+        raise UnknownFamily(
+            f"GGUF files of {shown(arch)} are not extended; those of {described} are",
+            where=where, try_="ropetool inspect, which reads any of them",
+        )  # fmt: skip
+    return family
+
+
+@dataclass(frozen=True, eq=False)
+class HfHost:
+    """A Hugging Face directory; `style` is the config style that is written."""
+
+    checkpoint: Checkpoint
+    family: Family
+    where: str
+    style: str
+    made: Provenance | None
+    format: str = "hf"
+    runtime: str = "transformers"
+
+    @classmethod
+    def open(cls, path: Path, config_style: str | None) -> HfHost:
+        checkpoint = open_checkpoint(path)
+        if checkpoint.pickle_only:
+            raise CheckpointError(
+                f"the weights are pickles ({checkpoint.pickles[0].name}), which ropetool never loads",
+                where=str(path), try_="convert them to safetensors first",
+            )  # fmt: skip
+        headers(checkpoint)
+        where = str(checkpoint.path / names.CONFIG_JSON)
+        family = known_family(checkpoint.config.get(names.MODEL_TYPE), where)
+        found_style = style.read(checkpoint.config, family, where).style
+        check_whole_heads(checkpoint, family, where)
+        return cls(checkpoint, family, where, config_style or found_style, provenance.read(checkpoint.path))
+
+    @property
+    def path(self) -> Path:
+        return self.checkpoint.path
+
+    def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
+        changes = [Edit(e.path, e.old, e.new) for e in edits if e.file == names.CONFIG_JSON]
+        config = self.checkpoint.config
+        if changes:
+            config = parse_object(apply_edits(self.checkpoint.config_text, changes, self.where), self.where)
+        return inspection.read_as(runtime, config, self.family, self.where)
+
+    def encodings(
+        self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
+    ) -> list[tuple[str, list[FileEdit]]]:
+        return [
+            (name, config_edits(self.checkpoint, self.family, keys, target, self.style, self.where))
+            for name, keys in encodings(entry, derived, trained_length, self.family)
+        ]
+
+    def length_edits(self, length: int) -> list[FileEdit]:
+        """Raise the tokenizer's limit; a larger or absent one stays."""
+        limit = (self.checkpoint.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
+        if limit is None or not is_number(limit) or limit >= length:
+            return []
+        return [FileEdit(names.TOKENIZER_CONFIG_JSON, (names.MODEL_MAX_LENGTH,), limit, length)]
+
+    def notes(self) -> tuple[str, ...]:
+        notes = []
+        if self.checkpoint.config_only:
+            notes.append("only config.json is here: the output has no weights either")
+        elif self.checkpoint.pickles:
+            left = ", ".join(path.name for path in self.checkpoint.pickles)
+            notes.append(f"pickles are left behind: {left}")
+        if "auto_map" in self.checkpoint.config:
+            notes.append(
+                "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class"
+            )
+        return tuple(notes)
+
+
+def check_whole_heads(checkpoint: Checkpoint, family: Family, where: str) -> None:
+    """Raise InvalidRope if the file asks for partial rotation, which these families' code does not do.
+
+    transformers 5 ignores the key for unscaled tables and stops at the first token for scaled ones.
+    """
+    part = style.section(checkpoint.config, family, where)
+    objects = (part, part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING))
+    for keys in (found for found in objects if isinstance(found, dict)):
+        for key in (names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT):
+            if keys.get(key) not in (None, 1):
+                raise InvalidRope(
+                    f"{shown(keys[key])} asks for partial rotation, and {family.model_type} rotates whole heads",
+                    where=f"{where}: {key}", try_=f"remove {key} from {names.CONFIG_JSON}",
+                )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class GgufHost:
+    """A GGUF model in one file or several; the keys of all its layers stand in the first."""
+
+    headers: tuple[GgufHeader, ...]
+    view: GgufView
+    arch: str
+    family: Family
+    made: Provenance | None
+    format: str = "gguf"
+    runtime: str = "llama.cpp"
+    style: str = "GGUF"
+
+    @classmethod
+    def open(cls, path: Path) -> GgufHost:
+        headers = read_shards(path)
+        view = GgufView.of(headers)
+        arch = inspection.architecture(view)
+        family = gguf_family(arch, f"{headers[0].path}: {archs.ARCHITECTURE}")
+        return cls(headers, view, arch, family, provenance.read(headers[0].path))
+
+    @property
+    def path(self) -> Path:
+        return self.headers[0].path
+
+    @property
+    def where(self) -> str:
+        return str(self.path)
+
+    def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
+        return inspection.read_view(runtime, self.view.after(patch_of(edits)) if edits else self.view)
+
+    def encodings(
+        self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
+    ) -> list[tuple[str, list[FileEdit]]]:
+        assert entry.rope_theta is not None
+        found = gguf_encodings(target, self.arch, entry.rope_theta, factor)
+        return [(encoding.name, edits_of(encoding, self.arch, self.view)) for encoding in found]
+
+    def length_edits(self, length: int) -> list[FileEdit]:
+        return []  # context_length is part of every encoding
+
+    def notes(self) -> tuple[str, ...]:
+        return ()

@@ -1,0 +1,182 @@
+"""One GGUF opened through llama-cpp-python's C interface: loading, contexts, batches, and silence.
+
+Its high-level class overrides values of the file (YaRN's factor and betas), so it is not used. Knows nothing of losses.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import byref, c_int32, c_void_p
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.errors import CheckpointError, ConfigError, MissingDependency
+
+CHUNK_TOKENS = 512  # of a row, decoded at a time
+ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
+
+Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
+
+
+def library() -> Any:
+    """Return the imported llama_cpp. Raises: MissingDependency if it is not installed."""
+    try:
+        return import_module("llama_cpp")
+    except ImportError as error:
+        raise MissingDependency(
+            f"to run a GGUF, llama-cpp-python is needed: {error}", try_='pip install "ropetool[llama]"'
+        ) from error
+
+
+@contextmanager
+def listening(lib: Any) -> Iterator[list[str]]:
+    """Keep llama.cpp's log off the terminal and give its error lines; the caller's own log comes back after."""
+    pieces: list[tuple[int, str]] = []
+    lines: list[str] = []
+
+    @lib.llama_log_callback  # type: ignore[untyped-decorator]
+    def listen(level: int, text: bytes, user_data: Any) -> None:
+        pieces.append((level, text.decode("utf-8", "replace")))
+        if text.endswith(b"\n"):
+            if any(level == ERROR_LEVEL for level, _ in pieces):
+                lines.append("".join(piece for _, piece in pieces).strip())
+            pieces.clear()
+
+    before, data = lib.llama_log_callback(), c_void_p()
+    lib.llama_log_get(byref(before), byref(data))
+    lib.llama_log_set(listen, c_void_p())
+    try:
+        yield lines
+    finally:
+        lib.llama_log_set(before, data)
+
+
+class LlamaModel:
+    """A model and one context of it, freed by `close`.
+
+    cache: F32, F16 or BF16. Raises: CheckpointError with llama.cpp's own words if it does not load.
+    """
+
+    def __init__(self, lib: Any, path: Path, *, gpu: bool, cache: str, flash_attention: bool) -> None:
+        self._lib, self._path, self._gpu = lib, path, gpu
+        self._cache = getattr(lib, f"GGML_TYPE_{cache}")
+        self._flash_attention = flash_attention
+        self._model = load(lib, path, gpu=gpu)
+        self._context: Any = None
+        self._opened = (0, 0)
+        self._batch = lib.llama_batch_init(CHUNK_TOKENS, 0, 1)
+        self.vocabulary_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
+
+    def open(self, length: int, outputs: int) -> None:
+        """Make a context of `length` tokens for chunks with up to `outputs` logits, unless there is the same already.
+
+        Raises: ConfigError if there is no memory for it.
+        """
+        if self._opened == (length, outputs):
+            return
+        self._free_context()
+        lib, threads = self._lib, os.cpu_count() or 1
+        settings = lib.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = length, CHUNK_TOKENS, CHUNK_TOKENS
+        settings.n_outputs_max = outputs
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.type_k = settings.type_v = self._cache
+        settings.flash_attn_type = (
+            lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if self._flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        settings.offload_kqv = settings.op_offload = self._gpu
+        with listening(lib) as said:
+            self._context = lib.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise ConfigError(
+                f"no context of {length} tokens: {last_words(said)}", where=str(self._path), try_="shorter --lengths"
+            )
+        self._opened = (length, outputs)
+
+    def logits(self, row: Tokens, first: int, end: int) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits after the tokens `first` to `end` of a row, in pieces with the index of their first token.
+
+        A piece is overwritten by the next one. Shapes: (tokens of the piece, vocabulary).
+        Raises: CheckpointError if a token is not in the vocabulary, or the computation fails.
+        """
+        lib = self._lib
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        for start in range(0, end, CHUNK_TOKENS):
+            stop = min(start + CHUNK_TOKENS, end)
+            self._decode(row[start:stop], start, first)
+            if stop > first:
+                count = stop - max(start, first)
+                raw = lib.llama_get_logits(self._context)
+                yield max(start, first), np.ctypeslib.as_array(raw, (count, self.vocabulary_size))
+
+    def close(self) -> None:
+        """Free everything."""
+        self._free_context()
+        self._lib.llama_batch_free(self._batch)
+        free(self._lib, self._model)
+
+    def _decode(self, ids: Tokens, start: int, first: int) -> None:
+        lib, batch, count = self._lib, self._batch, len(ids)
+        positions = np.arange(start, start + count)
+        batch.n_tokens = count
+        np.ctypeslib.as_array(batch.token, (count,))[:] = ids
+        np.ctypeslib.as_array(batch.pos, (count,))[:] = positions
+        np.ctypeslib.as_array(batch.n_seq_id, (count,))[:] = 1
+        np.ctypeslib.as_array(batch.logits, (count,))[:] = positions >= first
+        for row in range(count):
+            batch.seq_id[row][0] = 0
+        with listening(lib) as said:
+            code = lib.llama_decode(self._context, batch)
+        if code != 0:
+            raise CheckpointError(
+                f"llama.cpp stops at tokens {start} to {start + count - 1}: {last_words(said) or f'code {code}'}",
+                where=str(self._path),
+            )
+
+    def _free_context(self) -> None:
+        if self._context is not None:
+            with listening(self._lib):
+                self._lib.llama_free(self._context)
+        self._context, self._opened = None, (0, 0)
+
+
+def load(lib: Any, path: Path, *, gpu: bool, vocabulary_only: bool = False) -> Any:
+    """Return a loaded model, to be freed by `free`. Raises: CheckpointError with llama.cpp's own words."""
+    params = lib.llama_model_default_params()
+    params.vocab_only = vocabulary_only
+    if not gpu:
+        params.n_gpu_layers = 0
+    with listening(lib) as said:
+        model = lib.llama_model_load_from_file(os.fsencode(path), params)
+    if not model:
+        raise CheckpointError(f"llama.cpp does not load it: {last_words(said)}", where=str(path))
+    return model
+
+
+def free(lib: Any, model: Any) -> None:
+    """Free a loaded model."""
+    with listening(lib):
+        lib.llama_model_free(model)
+
+
+def last_words(said: list[str]) -> str:
+    """Return the last error line that says more than that there was one, without the name of a function in front."""
+    telling = [line for line in said if not line.endswith("failed to load model")]
+    line = (telling or said or [""])[-1]
+    name, _, rest = line.partition(": ")
+    return rest if rest and " " not in name else line
+
+
+def tokens_of(lib: Any, vocabulary: Any, text: str) -> list[int]:
+    """Return the ids of a text, without any in front or behind; special tokens written out in it are known."""
+    raw = text.encode()
+    ids = (c_int32 * (2 * len(raw) + 16))()
+    count = lib.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), False, True)
+    return list(ids[:count])

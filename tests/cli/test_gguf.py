@@ -1,0 +1,208 @@
+"""`inspect`, `extend` and `apply` on GGUF files as a user sees them: the whole output, names, `--force`, JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from gguf_making import llama3_divisors, model
+from making import run, snapshot
+
+YARN = ("--method", "yarn", "--factor", "8")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+INSPECTED = """\
+model-yarn-8x.gguf: llama, family: llama
+
+full_attention
+  layers            0-0; head_dim 64, rotary_dim 64, interleaved layout
+  rope type         yarn, theta 10000, factor 8, original_context_length 512
+  trained length    512 tokens
+  context stated    4096 tokens
+  attention factor  1.20794 on cos and sin, so scores get 1.45913
+
+  bands, turns counted in 512 tokens
+    turns    pairs  at 4096 tokens
+    over 32  4      every angle seen many times: any length is safe
+    1 to 32  9      every angle seen
+    under 1  19     stays inside what it has seen
+
+KV cache, one sequence
+  per token       256 bytes
+  at 4096 tokens  1.00 MiB
+
+runtimes
+  llama.cpp  context 4096, as above
+"""
+
+PLANNED = """\
+plan for a llama
+  method    yarn, factor 8
+  lengths   trained 512, new context 4096
+  reading   original
+  runtimes  llama.cpp
+  output    {here}/model-yarn-8x.gguf
+
+encodings
+  yarn keys  kept: decodes to the table asked for
+
+edits
+  metadata  llama.context_length                        512 -> 4096 (u32)
+  metadata  llama.rope.scaling.type                     (absent) -> "yarn" (str)
+  metadata  llama.rope.scaling.factor                   (absent) -> 8.0 (f32)
+  metadata  llama.rope.scaling.original_context_length  (absent) -> 512 (u32)
+  tensors   rope_freqs.weight                           32 divisors, 1 to 8 -> 32 divisors, all 1
+"""
+
+WRITTEN = """\
+{here}/model-yarn-8x.gguf
+  context      512 -> 4096 tokens, yarn factor 8
+  edited       model-yarn-8x.gguf
+  other files  none
+"""
+
+
+def test_an_extension_from_plan_to_inspection() -> None:
+    model(Path("model.gguf"))
+    done = run("extend", "model.gguf", *YARN)
+    assert (done.code, done.out, done.err) == (0, WRITTEN.format(here=Path.cwd()), "")
+    names = ["model-yarn-8x.gguf", "model-yarn-8x.gguf.ropetool.json", "model.gguf"]
+    assert sorted(path.name for path in Path().iterdir()) == names
+    assert run("inspect", "model-yarn-8x.gguf").out == INSPECTED
+
+
+def test_a_dry_run_shows_values_and_types_and_writes_nothing() -> None:
+    model(Path("model.gguf"), divisors=llama3_divisors())
+    before = snapshot(Path())
+    done = run("extend", "model.gguf", *YARN, "--from", "original", "--original-length", "512", "--dry-run")
+    assert (done.code, done.out) == (0, PLANNED.format(here=Path.cwd()))
+    assert snapshot(Path()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (("--method", "yarn", "--target-length", "2048"), "model-yarn-2048.gguf"),
+        (("--method", "abf", "--factor", "4", "--rope-theta", "1e6"), "model-abf-1e6.gguf"),
+    ],
+)
+def test_default_names(options: tuple[str, ...], name: str) -> None:
+    model(Path("model.gguf"))
+    done = run("extend", "model.gguf", *options)
+    assert done.out.splitlines()[0] == str(Path.cwd() / name)
+    assert Path(name).is_file()
+
+
+def test_force_replaces_an_earlier_output_and_its_provenance() -> None:
+    model(Path("model.gguf"))
+    run("extend", "model.gguf", *YARN, "-o", "out.gguf")
+    before = snapshot(Path())
+    again = ("extend", "model.gguf", "--method", "yarn", "--factor", "2", "-o", "out.gguf")
+    done = run(*again)
+    assert (done.code, done.err) == (
+        1, "Error: out.gguf: exists already\nTry: give another -o, or --force to replace it\n",
+    )  # fmt: skip
+    assert snapshot(Path()) == before
+    assert run(*again, "--force").code == 0
+    assert run("inspect", "out.gguf", "--json").json["rope"]["full_attention"]["factor"] == 2
+    assert '"factor": 2.0' in Path("out.gguf.ropetool.json").read_text()
+
+
+def test_a_plan_file_is_applied_under_the_name_that_extend_would_give() -> None:
+    model(Path("model.gguf"))
+    assert run("extend", "model.gguf", *YARN, "--dry-run", "--plan-out", "plan.json").code == 0
+    done = run("apply", "model.gguf", "plan.json", "--json")
+    assert done.json["output"] == str(Path.cwd() / "model-yarn-8x.gguf")
+    assert done.json["edited"] == ["model-yarn-8x.gguf"]
+    assert run("inspect", "model-yarn-8x.gguf").out == INSPECTED
+
+
+SCHEMA = {
+    "schema", "source", "format", "family", "arch", "trained_length", "stated", "rope", "runtimes", "kv_cache_bytes",
+    "notes",
+}  # fmt: skip
+ENTRY = {
+    "rope_type", "rope_theta", "head_dim", "rotary_dim", "layout", "factor", "attention_factor", "score_rotary",
+    "score_plain", "temperature", "sliding_window", "max_position_embeddings", "original_max_position_embeddings",
+    "layers", "regimes", "inv_freq", "wavelength", "turns",
+}  # fmt: skip
+
+
+def test_the_json_of_an_inspection_is_that_of_a_checkpoint() -> None:
+    model(Path("model.gguf"), divisors=llama3_divisors())
+    found = run("inspect", "model.gguf", "--json", "--target-length", "1000").json
+    assert set(found) == SCHEMA
+    assert (found["schema"], found["format"], found["family"], found["arch"]) == (1, "gguf", "llama", "llama")
+    entry = found["rope"]["full_attention"]
+    assert set(entry) == ENTRY
+    assert (entry["rope_type"], entry["layout"], len(entry["inv_freq"])) == ("table", "interleaved", 32)
+    assert entry["inv_freq"][-1] == pytest.approx(10000.0 ** (-62 / 64) / 8, rel=1e-6)
+    assert found["trained_length"] is None  # a vector alone does not say from which length it came
+    assert found["stated"] == {
+        "llama.context_length": 512, "llama.rope.freq_base": 10000.0, "rope_freqs.weight": "F32 [32]",
+    }  # fmt: skip
+    reading = found["runtimes"]["llama.cpp"]
+    assert (reading["context_length"], list(reading["layers"])) == (512, ["full_attention"])
+    assert found["kv_cache_bytes"] == {"per_token": 256, "at_target": 256_000}
+
+
+def headers_only(path: Path, arch: str, **keys: Any) -> Path:
+    """Write a file without tensors: keys of blocks and heads, numbers as u32 or lists of them."""
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in keys.items():
+        whole = "context_length" in key or not key.startswith("rope")
+        kind = gguf.GGUFValueType.UINT32 if whole else gguf.GGUFValueType.FLOAT32
+        name = f"{arch}.{key.replace('__', '.')}"
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        else:
+            writer.add_key_value(name, value, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+HEADS = {"block_count": 4, "context_length": 512, "embedding_length": 256, "attention__head_count": 4}
+
+
+@pytest.mark.parametrize(
+    ("heads", "per_token"), [(2, 4 * 2 * 64 * 4), ([4, 2, 1, 2], 9 * 64 * 4), ([4, 2], 6 * 64 * 4), (None, 16 * 64 * 4)]
+)
+def test_key_heads_may_differ_by_layer(heads: Any, per_token: int) -> None:
+    """A cache has two values of two bytes for each channel of a key head; a list that is short has no more heads."""
+    more = {} if heads is None else {"attention__head_count_kv": heads}
+    headers_only(Path("m.gguf"), "llama", **HEADS, **more)
+    done = run("inspect", "m.gguf", "--json")
+    assert done.json["kv_cache_bytes"] == {"per_token": per_token, "at_target": 512 * per_token}
+    assert done.json["notes"] == ["no tensors: a file of the vocabulary alone"]
+
+
+def test_key_heads_of_a_wrong_type_are_named() -> None:
+    headers_only(Path("m.gguf"), "llama", **HEADS, attention__head_count_kv=["a", "b"])
+    done = run("inspect", "m.gguf")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "Error: m.gguf: llama.attention.head_count_kv has wrong array element type str\n"
+
+
+def test_an_architecture_without_rotation_can_be_inspected() -> None:
+    headers_only(Path("m.gguf"), "gpt2", **HEADS)
+    done = run("inspect", "m.gguf", "--json")
+    assert (done.code, done.json["family"], done.json["arch"]) == (0, None, "gpt2")
+    assert done.json["rope"]["full_attention"]["rope_type"] == "none"
+    assert run("inspect", "m.gguf").code == 0
+
+
+def test_a_file_that_llama_cpp_would_abort_on_says_so() -> None:
+    model(Path("m.gguf"), keys={"rope.scaling.type": "llama3"})
+    done = run("inspect", "m.gguf")
+    assert done.code == 0
+    assert "llama.cpp  refuses: llama.rope.scaling.type is 'llama3': llama.cpp aborts the whole process" in done.out
+    assert '  llama.rope.scaling.type  "llama3"\n' in done.out

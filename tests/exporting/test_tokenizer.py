@@ -1,0 +1,342 @@
+"""tokenizer.json as GGUF keys: what is carried over, and every structure that llama.cpp would not follow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporting import maker
+from ropetool.errors import CorruptFile, LossyExport, MissingFile, RopetoolError
+from ropetool.exporting import export_checkpoint
+from ropetool.exporting.pretokenizer import GPT2, LLAMA3, NAMES, NFC_NOTE, QWEN2, recognise
+
+tokenizers = pytest.importorskip("tokenizers")
+
+ChangeJson = Callable[[dict[str, Any]], None]
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+
+
+def exported(tmp_path: Path, change: ChangeJson | None = None, **files: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the keys and notes of an export; `change` edits tokenizer.json, `files` adds others by name."""
+    source = maker.checkpoint(tmp_path / "model")
+    data = maker.tokenizer()
+    if change is not None:
+        change(data)
+    maker.save(source / "tokenizer.json", data)
+    for name, content in files.items():
+        maker.save(source / f"{name}.json", content)
+    result = export_checkpoint(source, tmp_path / "x.gguf")
+    return maker.keys(result.output), result.notes
+
+
+# --- tokens and merges
+
+
+def test_the_maker_is_a_real_tokenizer() -> None:
+    ids = tokenizers.Tokenizer.from_str(json.dumps(maker.tokenizer())).encode(" the word\n").ids
+    assert ids == [256, 260, 220 - 188, 261, 10]
+
+
+def test_every_row_of_the_embedding_has_a_token(tmp_path: Path) -> None:
+    keys, notes = exported(tmp_path)
+    tokens, types = keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"]
+    assert len(tokens) == len(types) == maker.ROWS
+    assert tokens[:256] == maker.byte_letters()
+    assert tokens[256:263] == ["<|bos|>", "<|eos|>", "he", "Ġt", "Ġthe", "word", "[PAD262]"]
+    assert types[:256] == [NORMAL] * 256
+    assert types[256:263] == [CONTROL, CONTROL, NORMAL, NORMAL, NORMAL, USER_DEFINED, UNUSED]
+    assert set(types[262:]) == {UNUSED}
+    assert keys["tokenizer.ggml.model"] == "gpt2"
+    assert keys["tokenizer.ggml.pre"] == "llama-bpe"
+    assert notes == ()
+
+
+def test_merges_in_both_forms(tmp_path: Path) -> None:
+    pairs, _ = exported(tmp_path / "pairs")
+
+    def as_strings(data: dict[str, Any]) -> None:
+        data["model"]["merges"] = ["h e", "Ġ t", "Ġt he"]
+
+    strings, _ = exported(tmp_path / "strings", as_strings)
+    assert pairs["tokenizer.ggml.merges"] == strings["tokenizer.ggml.merges"] == ["h e", "Ġ t", "Ġt he"]
+
+
+def test_tokens_that_look_special_are_control_tokens(tmp_path: Path) -> None:
+    looks = ["<|im_start|>", "<\uff5cuser\uff5c>", "<unused7>", "<pad>"]
+
+    def add(data: dict[str, Any]) -> None:
+        data["added_tokens"] += [maker.added(262 + at, text, special=False) for at, text in enumerate(looks)]
+        data["added_tokens"].append(maker.added(270, "<tool>", special=False))
+
+    types = exported(tmp_path, add)[0]["tokenizer.ggml.token_type"]
+    assert types[262:271] == [CONTROL] * 4 + [UNUSED] * 4 + [USER_DEFINED]
+
+
+def test_habits_that_llama_cpp_does_not_follow_are_noted(tmp_path: Path) -> None:
+    _, notes = exported(tmp_path, lambda data: data["added_tokens"][2].update(lstrip=True, single_word=True))
+    assert notes == ("token 'word' has lstrip and single_word, which llama.cpp does not follow",)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    def add(data: dict[str, Any]) -> None:
+        data["added_tokens"].append(maker.added(maker.ROWS, "<extra>"))
+
+    with pytest.raises(LossyExport, match="'<extra>' with id 300, and the embedding has 300 rows"):
+        exported(tmp_path, add)
+    assert not (tmp_path / "x.gguf").exists()
+
+
+# --- pre-tokenizers
+
+BYTES = maker.byte_level()
+DIGITS = {"type": "Digits", "individual_digits": True}
+WHOLE = {**BYTES, "use_regex": True}
+KNOWN: list[tuple[str, Any, bool, str]] = [
+    ("llama 3", [maker.split(LLAMA3), BYTES], True, "llama-bpe"),
+    ("llama 3, other spelling", [maker.split(LLAMA3, "Removed", invert=True), BYTES], True, "llama-bpe"),
+    ("llama 3, all words merged", [maker.split(LLAMA3), BYTES], False, "smaug-bpe"),
+    ("qwen 2", [maker.split(QWEN2), BYTES], False, "qwen2"),
+    ("gpt-2", [WHOLE], False, "gpt-2"),
+    ("gpt-2, spelled out", [maker.split(GPT2), BYTES], False, "gpt-2"),
+    ("digits", [DIGITS, WHOLE], False, "smollm"),
+    ("digits, spelled out", [maker.split(r"\p{N}"), WHOLE], False, "smollm"),
+]
+
+
+def with_steps(steps: Any, ignore_merges: bool) -> dict[str, Any]:
+    data = maker.tokenizer()
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": steps}
+    data["model"]["ignore_merges"] = ignore_merges
+    return data
+
+
+@pytest.mark.parametrize(("steps", "ignore_merges", "name"), [c[1:] for c in KNOWN], ids=[c[0] for c in KNOWN])
+def test_the_structure_gives_the_name(steps: Any, ignore_merges: bool, name: str) -> None:
+    data = with_steps(steps, ignore_merges)
+    tokenizers.Tokenizer.from_str(json.dumps(data))  # a structure that the library takes
+    assert recognise(data, "here") == (name, ())
+    nested = {**data, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [data["pre_tokenizer"]]}}
+    assert recognise(nested, "here") == (name, ())
+
+
+def test_every_known_name_is_reached() -> None:
+    assert {case[3] for case in KNOWN} == set(NAMES.values())
+
+
+def test_a_single_step_needs_no_sequence() -> None:
+    data = with_steps([], False) | {"pre_tokenizer": WHOLE}
+    assert recognise(data, "here")[0] == "gpt-2"
+
+
+def test_the_expressions_are_the_published_ones() -> None:
+    assert (LLAMA3, QWEN2) == (maker.LLAMA3, maker.QWEN2)
+
+
+UNKNOWN: list[tuple[str, Any, str]] = [
+    ("another expression", [maker.split(r"\w+|[^\w]"), BYTES], r"splits text by \\w\+\|\[\^\\w\]; known are llama-bpe"),
+    ("two of them", [maker.split(LLAMA3), maker.split(QWEN2), BYTES], "then"),
+    ("a twin of qwen 2 without merges", [maker.split(QWEN2), BYTES], "like qwen2, but with ignore_merges true"),
+    ("joined digits", [{**DIGITS, "individual_digits": False}, WHOLE], "is none that llama.cpp has a name for"),
+    ("dropped spaces", [maker.split(r"\s+", "Removed"), BYTES], "drops or joins parts"),
+    ("digits alone kept", [maker.split(r"\p{N}", "Removed", invert=True), WHOLE], "drops or joins parts"),
+    ("plain text", [maker.split(LLAMA3)], "its last pre-tokenizer is not ByteLevel"),
+    ("words", [{"type": "Whitespace"}, BYTES], "is none that llama.cpp has a name for"),
+    ("a leading space", [{**WHOLE, "add_prefix_space": True}], "add_prefix_space"),
+    ("nothing", [], "its last pre-tokenizer is not ByteLevel"),
+    ("no expression", [BYTES], "splits text by no regular expression"),
+    ("a plain pattern", [{**maker.split("x"), "pattern": {"String": " "}}, BYTES], "has a name for"),
+]
+
+
+@pytest.mark.parametrize(("steps", "text"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN])
+def test_an_unknown_structure_is_refused_with_its_expression(steps: Any, text: str) -> None:
+    with pytest.raises(LossyExport, match=text):
+        recognise(with_steps(steps, True), "here")
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "expected"),
+    [(None, ()), ({"type": "NFC"}, (NFC_NOTE,)), ({"type": "Sequence", "normalizers": [{"type": "NFC"}]}, (NFC_NOTE,)),
+     ({"type": "Sequence", "normalizers": []}, ())],
+)  # fmt: skip
+def test_composing_text_is_noted(normaliser: Any, expected: tuple[str, ...]) -> None:
+    assert recognise({**maker.tokenizer(), "normalizer": normaliser}, "here") == ("llama-bpe", expected)
+
+
+@pytest.mark.parametrize("kind", ["NFKC", "Lowercase", "Prepend"])
+def test_other_normalisers_are_refused(kind: str) -> None:
+    steps = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": kind}]}
+    with pytest.raises(LossyExport, match=f"normalises text by {kind}"):
+        recognise({**maker.tokenizer(), "normalizer": steps}, "here")
+
+
+# --- special tokens
+
+
+def special(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix("tokenizer.ggml."): v for key, v in keys.items() if key.endswith(("token", "token_id"))}
+
+
+def test_special_tokens_and_what_is_put_around_a_text(tmp_path: Path) -> None:
+    keys, _ = exported(tmp_path)
+    assert special(keys) == {"bos_token_id": 256, "eos_token_id": 257, "add_bos_token": True, "add_eos_token": False}
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [
+        (None, (False, False)),
+        (BYTES, (False, False)),
+        (maker.template("<|bos|>", "A", "<|eos|>"), (True, True)),
+        (maker.template("A", "<|eos|>"), (False, True)),
+        ({"type": "Sequence", "processors": [BYTES, maker.template("<|bos|>", "A")]}, (True, False)),
+    ],
+    ids=["none", "bytes", "both", "end", "sequence"],
+)
+def test_the_post_processor_decides(processor: Any, expected: tuple[bool, bool], tmp_path: Path) -> None:
+    keys, _ = exported(tmp_path, lambda data: data.update(post_processor=processor))
+    assert (keys["tokenizer.ggml.add_bos_token"], keys["tokenizer.ggml.add_eos_token"]) == expected
+    library = tokenizers.Tokenizer.from_str(json.dumps({**maker.tokenizer(), "post_processor": processor}))
+    assert (library.encode("he").ids[0] == 256, library.encode("he").ids[-1] == 257) == expected
+
+
+def test_a_wish_that_transformers_does_not_grant_is_noted(tmp_path: Path) -> None:
+    _, notes = exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "add_bos_token": False})
+    assert notes == ("add_bos_token is false, but the post-processor adds one, which is what counts",)
+
+
+REFUSED_PROCESSORS: list[tuple[str, Any, type[RopetoolError], str]] = [
+    ("two in front", maker.template("<|bos|>", "<|eos|>", "A"), LossyExport, "puts 2 tokens before a text and 0 behind"),
+    ("no text", maker.template("<|bos|>"), LossyExport, "puts a text there 0 times"),
+    ("twice", maker.template("A", "A"), LossyExport, "puts a text there 2 times"),
+    ("another one", maker.template("<|eos|>", "A"), LossyExport, "adds token 257, while its bos token is 256"),
+    ("bert's", {"type": "BertProcessing"}, LossyExport, "\"BertProcessing\" is not known"),
+    ("unknown token", maker.template("<|x|>", "A"), CorruptFile, "a TemplateProcessing that is none"),
+    ("no template", {"type": "TemplateProcessing"}, CorruptFile, "a TemplateProcessing that is none"),
+    ("a number", 3, CorruptFile, "a post-processor that is none"),
+    ("no list", {"type": "Sequence", "processors": {}}, CorruptFile, "a post-processor that is none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("processor", "error", "text"), [c[1:] for c in REFUSED_PROCESSORS], ids=[c[0] for c in REFUSED_PROCESSORS]
+)
+def test_a_post_processor_that_cannot_be_followed(
+    processor: Any, error: type[RopetoolError], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=text):
+        exported(tmp_path, lambda data: data.update(post_processor=processor))
+
+
+def test_where_special_tokens_are_named(tmp_path: Path) -> None:
+    bare = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    plain: ChangeJson = lambda data: data.update(post_processor=None)  # noqa: E731
+    keys, _ = exported(tmp_path / "config", plain, tokenizer_config=bare)
+    assert (special(keys)["bos_token_id"], special(keys)["eos_token_id"]) == (256, 257)  # from config.json
+    mapped = {"eos_token": {"content": "word"}, "pad_token": "he", "mask_token": None}
+    keys, _ = exported(tmp_path / "map", plain, tokenizer_config=bare, special_tokens_map=mapped)
+    assert (special(keys)["bos_token_id"], special(keys)["eos_token_id"]) == (256, 261)
+    assert special(keys)["padding_token_id"] == 258
+    stated = {**bare, "eos_token": "Ġthe", "unk_token": "<unk>"}
+    keys, notes = exported(tmp_path / "stated", plain, tokenizer_config=stated, special_tokens_map=mapped)
+    assert special(keys)["eos_token_id"] == 260
+    assert notes == ("unk_token '<unk>' is left out: tokenizer.json does not have it",)
+
+
+def test_several_end_tokens_give_the_first(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model", eos_token_id=[261, 257])
+    maker.save(source / "tokenizer_config.json", {})
+    export_checkpoint(source, tmp_path / "x.gguf")
+    assert special(maker.keys(tmp_path / "x.gguf"))["eos_token_id"] == 261
+
+
+# --- chat templates
+
+
+def test_one_template_and_several(tmp_path: Path) -> None:
+    keys, _ = exported(tmp_path / "one")
+    assert keys["tokenizer.chat_template"] == "{{ messages }}"
+    several = [{"name": "tool use", "template": "T"}, {"name": "default", "template": "D"}]
+    keys, _ = exported(tmp_path / "two", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": several})
+    assert keys["tokenizer.chat_template"] == "D"
+    assert keys["tokenizer.chat_template.tool_use"] == "T"
+    assert keys["tokenizer.chat_templates"] == ["tool_use"]
+    keys, _ = exported(tmp_path / "none", tokenizer_config={"bos_token": "<|bos|>"})
+    assert not [key for key in keys if "chat" in key]
+
+
+def test_a_template_in_a_file_wins(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    (source / "chat_template.jinja").write_text("from the file")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "rag.jinja").write_text("R")
+    export_checkpoint(source, tmp_path / "x.gguf")
+    keys = maker.keys(tmp_path / "x.gguf")
+    assert keys["tokenizer.chat_template"] == "from the file"
+    assert keys["tokenizer.chat_template.rag"] == "R"
+
+
+@pytest.mark.parametrize("template", [7, [{"name": "default"}], ["x"]])
+def test_a_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> None:
+    with pytest.raises(CorruptFile, match="a chat template that is none"):
+        exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": template})
+
+
+# --- broken and foreign tokenizers
+
+BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
+    ("unigram", lambda d: d["model"].update(type="Unigram"), LossyExport, "is a Unigram tokenizer; only byte-level BPE"),
+    ("sentencepiece", lambda d: d["model"].update(byte_fallback=True), LossyExport, "is a SentencePiece BPE tokenizer"),
+    ("other decoder", lambda d: d.update(decoder={"type": "Metaspace"}), LossyExport, "is not byte-level"),
+    ("suffix", lambda d: d["model"].update(end_of_word_suffix="</w>"), LossyExport, "end_of_word_suffix"),
+    ("no model", lambda d: d.pop("model"), CorruptFile, "has no model"),
+    ("no vocab", lambda d: d["model"].pop("vocab"), CorruptFile, "has no vocab, or no merges"),
+    ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "has no vocab, or no merges"),
+    ("half a merge", lambda d: d["model"]["merges"].append(["h"]), CorruptFile, "which is no pair of tokens"),
+    ("no merge", lambda d: d["model"]["merges"].append("h e l"), CorruptFile, "which is no pair of tokens"),
+    ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "spelled without spaces"),
+    ("negative", lambda d: d["model"]["vocab"].update(h=-1), CorruptFile, "ids are whole numbers"),
+    ("same id", lambda d: d["model"]["vocab"].update(extra=5), CorruptFile, "the same id 5"),
+    ("two ids", lambda d: d["added_tokens"].append(maker.added(280, "he")), CorruptFile, "the ids 258 and 280"),
+    ("no token", lambda d: d["added_tokens"].append({"id": 270}), CorruptFile, "the added token"),
+    ("a padded name", lambda d: d["model"]["vocab"].update({"[PAD299]": 270}), CorruptFile, r"\[PADn\]"),
+    ("unknown bytes", lambda d: (d["model"].update(unk_token="he"), d["model"]["vocab"].pop("ÿ")), LossyExport, "unk_token"),
+    ("odd step", lambda d: d.update(pre_tokenizer="x"), CorruptFile, "has no type"),
+    ("odd sequence", lambda d: d.update(normalizer={"type": "Sequence"}), CorruptFile, "without normalizers"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "error", "text"), [c[1:] for c in BROKEN], ids=[c[0] for c in BROKEN])
+def test_a_tokenizer_that_cannot_be_exported(
+    change: ChangeJson, error: type[RopetoolError], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=text) as caught:
+        exported(tmp_path, change)
+    assert caught.value.where == str(tmp_path / "model" / "tokenizer.json")
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_an_unknown_token_that_cannot_occur_is_no_matter(tmp_path: Path) -> None:
+    keys, _ = exported(tmp_path, lambda data: data["model"].update(unk_token="he"))
+    assert keys["tokenizer.ggml.pre"] == "llama-bpe"
+
+
+def test_a_missing_tokenizer(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    (source / "tokenizer.json").unlink()
+    with pytest.raises(MissingFile, match="a GGUF file holds the tokenizer"):
+        export_checkpoint(source, tmp_path / "x.gguf")
+    (source / "tokenizer.model").write_bytes(b"\x0a")
+    with pytest.raises(LossyExport, match="not SentencePiece"):
+        export_checkpoint(source, tmp_path / "x.gguf")
+
+
+def test_a_tokenizer_that_is_no_json(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    (source / "tokenizer.json").write_text("{")
+    with pytest.raises(CorruptFile, match="not valid JSON"):
+        export_checkpoint(source, tmp_path / "x.gguf")

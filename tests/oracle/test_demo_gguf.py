@@ -1,0 +1,89 @@
+"""The demo checkpoint as GGUF: llama.cpp finds the perplexities and the logits that transformers finds."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from making import run
+
+import ropetool
+from ropetool.errors import ConfigError
+from ropetool.formats.gguf import Patch, read_header, write_patched
+from ropetool.verification import VerifyResult, embedded_documents
+from ropetool.verification.parity import logit_parity
+from ropetool.verification.texts import Document
+
+pytest.importorskip("llama_cpp")
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+LENGTHS = [256, 512, 1024, 2048]
+TOLERANCE = 2e-4  # of the largest logit, in float32
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The demo checkpoint, extended, exported as float32, and that file with its scaling forgotten."""
+    made = tmp_path_factory.mktemp("demo")
+    shutil.copytree(DEMO, made / "model")
+    ropetool.apply(ropetool.plan(made / "model", "yarn", factor=8), made / "model", made / "extended")
+    ropetool.export(made / "extended", made / "extended.gguf", outtype="f32")
+    header = read_header(made / "extended.gguf")
+    scaling = frozenset(key for key in header.values if ".rope.scaling." in key)
+    assert scaling
+    write_patched(header, Patch(remove=scaling), made / "forgotten.gguf")
+    yield made
+    shutil.rmtree(made)
+
+
+def verified(target: Path, baseline: Path, lengths: list[int]) -> VerifyResult:
+    return ropetool.verify(target, baseline=baseline, lengths=lengths, segments=8)
+
+
+def perplexities(result: VerifyResult) -> list[float]:
+    return [math.exp(entry.target.mean) for entry in result.lengths]
+
+
+def test_perplexities_are_those_of_the_checkpoint(folder: Path) -> None:
+    found = verified(folder / "extended.gguf", folder / "model", LENGTHS)
+    wanted = verified(folder / "extended", folder / "model", LENGTHS)
+    assert perplexities(found) == pytest.approx(perplexities(wanted), rel=1e-3)
+    assert [entry.baseline for entry in found.lengths] == [entry.baseline for entry in wanted.lengths]
+    assert (found.verdict, found.trained_length) == ("pass", 256)
+    assert found.runtime.startswith("llama-cpp-python")
+    forgotten = verified(folder / "forgotten.gguf", folder / "model", LENGTHS[-1:])
+    assert forgotten.verdict == "fail"
+
+
+def test_logits_are_those_of_the_checkpoint(folder: Path) -> None:
+    passage = embedded_documents()[0]
+    assert logit_parity(folder / "extended", folder / "extended.gguf", passage, 1500).difference < TOLERANCE
+    forgotten = logit_parity(folder / "extended", folder / "forgotten.gguf", passage, 300)
+    assert forgotten.difference > 20 * TOLERANCE
+    with pytest.raises(ConfigError, match="short: it has 3 tokens; 1500 are asked for"):
+        logit_parity(folder / "extended", folder / "extended.gguf", Document("short", "a b"), 1500)
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["with llama.cpp", "without"])
+def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropetool.cli.demo.LENGTHS", [256])
+    if not installed:
+        monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    done = run("demo", tmp_path / "demo")
+    assert done.code == 0
+    *_, parity, blank, where = done.out.splitlines()
+    assert (blank, where) == ("", f"Both checkpoints and the GGUF file are in {tmp_path / 'demo'}.")
+    if installed:
+        found = re.fullmatch(r"parity: largest difference (\S+) of the largest logit over 1500 tokens", parity)
+        assert found is not None
+        assert 0 < float(found[1]) < TOLERANCE
+    else:
+        assert parity == 'parity: not measured, llama-cpp-python is not installed; pip install "ropetool[llama]"'
+    names = sorted(path.name for path in (tmp_path / "demo").iterdir())
+    assert names == ["model", "model-yarn-8x", "model-yarn-8x-F32.gguf"]
+    assert str(tmp_path) not in done.out.partition("Both checkpoints")[0]

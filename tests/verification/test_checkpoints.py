@@ -1,0 +1,141 @@
+"""Checkpoints as a user names them: which runtime opens which, their lengths, and the baseline found without asking."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ropetool
+from ropetool import provenance
+from ropetool.errors import ConfigError, MissingDependency, RopetoolError
+from ropetool.exporting import export_checkpoint
+from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.verification import checkpoints
+from ropetool.verification.checkpoints import verify_checkpoint
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+
+
+class Fake:
+    """A runner that remembers what it was opened with; every token costs one nat."""
+
+    prefix = ()
+    opened: list[tuple[str, Path]] = []  # noqa: RUF012  # emptied by the fixture
+
+    def __init__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> None:
+        self.opened.append((type(self).__name__, path))
+        self.description = type(self).__name__
+
+    def tokenize(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def losses(
+        self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None] | None = None
+    ) -> np.ndarray:
+        return np.ones((len(rows), scored))
+
+    def close(self) -> None:
+        pass
+
+
+class Torch(Fake):
+    pass
+
+
+class Llama(Fake):
+    pass
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    monkeypatch.setattr(checkpoints, "TorchRunner", Torch)
+    monkeypatch.setattr(checkpoints, "LlamaRunner", Llama)
+    Fake.opened.clear()
+    return Fake.opened
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO, tmp_path / "model"))
+
+
+@pytest.fixture
+def exported(source: Path) -> Path:
+    return export_checkpoint(source).output
+
+
+def test_each_path_gets_its_runtime_and_a_mix_is_told(opened: list, source: Path, exported: Path) -> None:
+    found = verify_checkpoint(exported, baseline=source, segments=8)
+    assert opened == [("Llama", exported), ("Torch", source)]
+    assert [entry.length for entry in found.lengths] == [64, 128, 256]  # from the file's own keys
+    assert "llama.cpp runs the target, transformers the baseline" in found.notes
+    opened.clear()
+    found = verify_checkpoint(source, baseline=exported, segments=8)
+    assert opened == [("Torch", source), ("Llama", exported)]
+    opened.clear()
+    assert verify_checkpoint(exported, segments=8).notes == ()
+    assert opened == [("Llama", exported)]
+
+
+def test_a_gguf_is_known_by_its_first_letters_too(opened: list, exported: Path) -> None:
+    renamed = exported.rename(exported.with_name("blob"))
+    verify_checkpoint(renamed, segments=8)
+    assert opened == [("Llama", renamed)]
+
+
+def made_from(exported: Path, source: Path, trained: int) -> Path:
+    """Return an output with a provenance file that names this source."""
+    output = exported.with_name("output.gguf")
+    shutil.copyfile(exported, output)
+    made = provenance.Provenance(str(source), provenance.fingerprint(source), trained, {})
+    output.with_name("output.gguf.ropetool.json").write_text(json.dumps(made.to_json()))
+    return output
+
+
+def test_an_unchanged_source_is_the_baseline(opened: list, exported: Path) -> None:
+    found = verify_checkpoint(made_from(exported, exported, 128), segments=8)
+    assert (found.baseline, found.trained_length) == (exported.name, 128)
+    assert [entry.length for entry in found.lengths] == [32, 64, 128, 256]
+
+
+@pytest.mark.parametrize("change", ["gone", "changed"])
+def test_a_source_that_is_not_the_same_is_no_baseline(opened: list, exported: Path, change: str) -> None:
+    output = made_from(exported, exported, 128)
+    if change == "gone":
+        exported.unlink()
+    else:
+        os.utime(exported, (1, 1))
+    found = verify_checkpoint(output, segments=8)
+    assert found.baseline is None
+    assert f"the source {exported} {'is gone' if change == 'gone' else 'has changed'}" in found.notes[0]
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    for name in ("config.json", "x.gguf"):
+        (tmp_path / name).write_text("{}")
+        with pytest.raises(RopetoolError, match=name):
+            verify_checkpoint(tmp_path / name)
+    with pytest.raises(RopetoolError, match="nowhere"):
+        verify_checkpoint(tmp_path / "nowhere.gguf")
+
+
+def test_an_unknown_architecture_without_a_length_is_refused(opened: list, exported: Path, tmp_path: Path) -> None:
+    changed = tmp_path / "changed.gguf"
+    write_patched(read_header(exported), Patch(set={"general.architecture": Value.of(ValueType.STR, "new")}), changed)
+    with pytest.raises(ConfigError, match=r"it states no new\.context_length") as refused:
+        verify_checkpoint(changed)
+    assert refused.value.where == str(changed)
+
+
+def test_without_llama_cpp_the_way_to_it_is_named(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    with pytest.raises(MissingDependency) as refused:
+        verify_checkpoint(exported)
+    assert refused.value.try_ == 'pip install "ropetool[llama]"'
