@@ -6,7 +6,7 @@ Where the file goes and when it becomes visible is the caller's concern.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,10 @@ from ropetool.formats import dtypes
 from ropetool.formats.gguf import TensorInfo, Value
 from ropetool.formats.gguf.codec import encode_text
 from ropetool.formats.gguf.copying import copy_range, write_all
-from ropetool.formats.gguf.cursor import I32, I64, U32, U64
+from ropetool.formats.gguf.cursor import I32, I64, U32
 from ropetool.formats.gguf.header import MAGIC, VERSIONS, reading
 from ropetool.formats.gguf.tensors import padded
-from ropetool.formats.output import output_error
+from ropetool.formats.gguf.writer import creating, encode_info
 from ropetool.rope import half_to_interleaved
 
 Progress = Callable[[str, int, int], None]
@@ -45,7 +45,7 @@ def write(
     start = padded(len(head), ALIGNMENT)
     data = start + (extra[-1].end if extra else layout.tensors[-1].info.end)
     size = padded(data, ALIGNMENT)
-    with _creating(destination, size) as target, ExitStack() as files:
+    with creating(destination, size) as target, ExitStack() as files:
         write_all(target, 0, head)
         sources = {path: files.enter_context(reading(path)) for path in _paths(layout)}
         for placed in layout.tensors:
@@ -61,29 +61,11 @@ def _paths(layout: Layout) -> list[Path]:
     return sorted({source.path for placed in layout.tensors for source in placed.sources})
 
 
-@contextmanager
-def _creating(destination: Path, size: int) -> Iterator[FileIO]:
-    try:
-        with FileIO(destination, "x") as target:
-            target.truncate(size)  # the padding between tensors is what stays zero
-            yield target
-    except OSError as error:
-        raise output_error(error, destination, need=size) from error
-
-
 def _head(values: Mapping[str, Value], infos: Sequence[TensorInfo]) -> bytes:
     parts = [MAGIC, U32.pack(max(VERSIONS)), I64.pack(len(infos)), I64.pack(len(values))]
     for key, value in values.items():
         parts += (encode_text(key), I32.pack(value.type), bytes(value.raw))
-    for info in infos:
-        shape = b"".join(map(I64.pack, info.shape))
-        parts += (
-            encode_text(info.name),
-            U32.pack(len(info.shape)),
-            shape,
-            I32.pack(info.ggml_type),
-            U64.pack(info.offset),
-        )
+    parts += map(encode_info, infos)
     return b"".join(parts)
 
 

@@ -48,7 +48,7 @@ def write_patched(header: GgufHeader, patch: Patch, destination: Path) -> None:
     has changed since its header was read; OutputError if the path exists or cannot be written.
     """
     layout = lay_out(header, patch)
-    with reading(header.path) as source, _creating(destination, layout.size) as target:
+    with reading(header.path) as source, creating(destination, layout.size) as target:
         _check_unchanged(header, source)
         for position, piece in layout.pieces:
             if isinstance(piece, Span):
@@ -86,10 +86,11 @@ def _head(header: GgufHeader, values: Mapping[str, Value], new: list[TensorInfo]
     head: list[Buffer] = [MAGIC + U32.pack(header.version) + counts]
     for key, value in values.items():
         head += (encode_text(key) + I32.pack(value.type), value.raw)
-    return [*head, header.infos, b"".join(map(_info, new))]
+    return [*head, header.infos, b"".join(map(encode_info, new))]
 
 
-def _info(info: TensorInfo) -> bytes:
+def encode_info(info: TensorInfo) -> bytes:
+    """Return a tensor's line of the table: name, shape, type and offset."""
     shape = b"".join(map(I64.pack, info.shape))
     return encode_text(info.name) + U32.pack(len(info.shape)) + shape + I32.pack(info.ggml_type) + U64.pack(info.offset)
 
@@ -116,7 +117,8 @@ def _check_unchanged(header: GgufHeader, source: FileIO) -> None:
 
 
 @contextmanager
-def _creating(destination: Path, size: int) -> Iterator[FileIO]:
+def creating(destination: Path, size: int) -> Iterator[FileIO]:
+    """Yield a new file of this size, all zero: the padding between tensors is what stays so."""
     try:
         with FileIO(destination, "x") as target:  # x: whatever is there, the source above all, is never opened
             target.truncate(size)
