@@ -5,7 +5,6 @@ The source is only read; an old value that is no longer there stops everything b
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -81,8 +80,7 @@ def _write_provenance(plan: Plan, source: Path, destination: Path) -> None:
     made = provenance.Provenance(
         str(source.resolve()), provenance.fingerprint(source), plan.trained_length, plan.to_json()
     )
-    # ASCII, so that a path that is no UTF-8 survives too.
-    destination.write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="ascii")
+    provenance.write(made, destination)
 
 
 def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool) -> Applied:

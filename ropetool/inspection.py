@@ -109,7 +109,7 @@ def _inspect_gguf(path: Path) -> Inspection:
     readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
     notes = [] if view.tensors else ["no tensors: a file of the vocabulary alone"]
-    trained = _trained_of(provenance.read(headers[0].path), family, decoded)
+    trained = _trained_of(provenance.record(headers[0].path), family, decoded)
     kv = _gguf_kv_cache(view, decoded) if decoded else {}
     return Inspection(
         headers[0].path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, tuple(notes)
@@ -218,7 +218,7 @@ def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _trained_of(known: provenance.Provenance | None, family: Family | None, decoded: RopeSet | None) -> int | None:
-    if known is not None:
+    if known is not None and known.trained_length is not None:
         return known.trained_length
     if decoded is None:
         return None

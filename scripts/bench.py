@@ -37,6 +37,14 @@ DEMO = Path(__file__).resolve().parents[1] / "ropetool" / "demo" / "model"
 ROPETOOL = [sys.executable, "-m", "ropetool"]
 HEAVY = ("numpy", "torch", "transformers", "gguf")
 VOCABULARY = 150_000
+LONG_TOKENS, LONG_VOCABULARY = 32768, 128_256
+SCORE_LONG = """
+import sys
+from pathlib import Path
+from ropetool.verification.torch_runner import TorchRunner
+length = int(sys.argv[2])
+TorchRunner(Path(sys.argv[1]), device="cpu").score([[i % 2000 for i in range(length)]], length - 1)
+"""
 CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
 TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
 TOOLS = Path(sys.executable).parent  # where the gguf package puts its commands
@@ -311,8 +319,9 @@ def verify_row() -> list[str]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ropetool.verification import TorchRunner, embedded_documents
     from ropetool.verification.segments import choose_segments, scored_tokens
+    from ropetool.verification.texts import embedded_documents
+    from ropetool.verification.torch_runner import TorchRunner
 
     runner = TorchRunner(DEMO, device="cpu", dtype="float32")
     tokens = [runner.tokenize(document.text) for document in embedded_documents()]
@@ -324,12 +333,12 @@ def verify_row() -> list[str]:
     }
     sizes: dict[int, list[int]] = {length: [] for length in rows}
     for length in rows:
-        runner.losses(rows[length], scored, sizes[length].append)  # loads the model, and tells the batches
+        runner.score(rows[length], scored, sizes[length].append)  # loads the model, and tells the batches
     model: Any = AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32).eval()
 
     def ours() -> None:
         for length in rows:
-            runner.losses(rows[length], scored)
+            runner.score(rows[length], scored)
 
     def bare() -> None:
         with torch.inference_mode():
@@ -344,6 +353,36 @@ def verify_row() -> list[str]:
         f"`verify`, {count} tokens, demo model", f"{count / spent:.0f} tokens/s", f"forward pass: {count / plain:.0f} tokens/s",
         f"{plain / spent:.2f}", "at least 0.95",
     ]  # fmt: skip
+
+
+def long_row(folder: Path) -> list[str]:
+    """Return the row of one long text scored in full by a model with a large vocabulary; its logits are 17 GB."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=LONG_VOCABULARY, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=LONG_TOKENS,
+    )  # fmt: skip
+    model = folder / "long"
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(model)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(DEMO / name, model)
+    spent, peak = measured(sys.executable, "-c", SCORE_LONG, model, str(LONG_TOKENS))
+    bare, plain = measured(sys.executable, "-c", SCORE_LONG, model, "256")
+    whole = LONG_TOKENS * LONG_VOCABULARY * 4 / 1e6
+    return [
+        f"`verify`, {LONG_TOKENS} tokens scored, vocabulary {LONG_VOCABULARY}", f"{spent:.0f} s, {peak:.0f} MB",
+        f"256 tokens: {bare:.0f} s, {plain:.0f} MB; all logits in float32: {whole:.0f} MB", f"{peak / plain:.2f}",
+        "never context x vocabulary",
+    ]  # fmt: skip
+
+
+def suite_row(folder: Path) -> list[str]:
+    """Return the row of the standard suite on the demo checkpoint extended eight times, the whole command."""
+    run(*ROPETOOL, "extend", DEMO, "--method", "yarn", "--factor", "8", "-o", folder / "extended")
+    spent, peak = measured(*ROPETOOL, "verify", folder / "extended")
+    return ["`verify`, standard suite, demo pair", f"{spent:.0f} s, {peak:.0f} MB", "-", "-", "120 s"]
 
 
 # --- the table
@@ -376,6 +415,7 @@ def main() -> None:
         rows += extend_rows(Path(made))
         rows += gguf_rows(Path(made))
         rows += export_rows(Path(made))
+        rows += [suite_row(Path(made)), long_row(Path(made))]
     rows.append(verify_row())
     print(f"{machine()}\n\n{table(rows)}")
 

@@ -333,7 +333,9 @@ SHOWN = (
 TOGETHER = {
     "ropetool/demo/model": "the embedded checkpoint: a Llama of 3.5M parameters, trained at 256 tokens",
     "ropetool/demo/text": "documents that its training did not see",
+    "ropetool/texts": "six long free texts for verify, and where they come from",
     "ropetool/families/*.json": "one model family each",
+    "tests/report/snapshots": "what the terminal shows of made-up results",
     "tests/golden/*.json": "one method each: tables by other implementations than ours",
 }
 SAID = {
@@ -350,6 +352,7 @@ SAID = {
     "docs/methods.md": "formulas, ramps, attention factors, the two readings",
     "docs/runtimes.md": "what transformers 5, 4.57 and llama.cpp read, and where they differ",
     "docs/verify.md": "how verify measures and judges",
+    "ropetool/report/report.html.j2": "the page of verify --report",
 }
 
 

@@ -56,7 +56,7 @@ environment() {
 use_package() {
   python=${ROPETOOL_PYTHON:-$root/.venv/bin/python}
   if [[ -z ${ROPETOOL_PYTHON:-} ]]; then
-    environment .venv package constraints.txt --editable '.[verify]'
+    environment .venv package constraints.txt --editable '.[verify,report]'
   fi
 }
 

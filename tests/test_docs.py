@@ -175,6 +175,8 @@ def test_the_worked_example_prints_what_the_readme_shows(tmp_path: Path) -> None
     for name in ("verify", "gguf"):  # their figures depend on the machine, so they are not run here
         assert "holds" in shown(name)
     for name in ("inspect", "plan", "extend", "export"):
+        if name == "export":  # which asks for a certificate
+            docs.example_output(["verify", "X", "--suite", "quick", "--segments", "8", "--lengths", "2048"], tmp_path)
         assert PLACED.sub("N placed", docs.example_output(lines[name], tmp_path)) == PLACED.sub("N placed", shown(name))
     assert (tmp_path / "X" / "config.json").is_file()
 
@@ -240,11 +242,15 @@ def test_the_provenance_is_documented(extended: tuple[Path, Any]) -> None:
 
 
 def test_the_json_of_export_is_documented(extended: tuple[Path, Any]) -> None:
-    line = ["export", str(extended[0] / "out"), "-o", str(extended[0] / "out.gguf"), "--json"]
+    line = ["export", str(extended[0] / "out"), "-o", str(extended[0] / "out.gguf"), "--allow-unverified", "--json"]
     printed = json.loads(docs.example_output(line, extended[0]))
     assert set(documented("export --json")) == set(printed)
 
 
 def test_the_json_of_verify_is_documented(extended: tuple[Path, Any]) -> None:
-    result = ropetool.verify(extended[0] / "out", lengths=[64, 256], segments=8)
+    measures = ["last-segment", "position", "far", "retrieval", "yarn"]
+    texts = sorted((ROOT / "ropetool" / "demo" / "text").iterdir())[:4]
+    result = ropetool.verify(
+        extended[0] / "out", lengths=[64, 512], segments=8, measures=measures, texts=texts, against=DEMO
+    )
     assert key_tree(documented("verify --json")) == key_tree(result.to_json())

@@ -38,6 +38,7 @@ LAYERS = (
         "planning",
         "applying",
         "certificate",
+        "results",
         "report",
     ),
     ("verification", "exporting", "tune"),

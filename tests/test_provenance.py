@@ -28,8 +28,42 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert provenance.read(put(tmp_path, made.to_json())) == made
 
 
+EXPORT = {"outtype": "bf16", "encoding": "yarn keys"}
+
+
+def test_an_export_is_told_from_an_extension(tmp_path: Path) -> None:
+    extension = Provenance("/m", "ab", 512, {"method": "yarn"})
+    export = Provenance("/m-yarn-4x", "cd", 512, {"method": "yarn"}, EXPORT)
+    assert (extension.kind, export.kind) == ("extension", "export")
+    assert "export" not in extension.to_json()
+    for made in (extension, export):
+        put(tmp_path, made.to_json())
+        assert provenance.read(tmp_path) == provenance.record(tmp_path) == made
+
+
+@pytest.mark.parametrize("trained", [512, None])
+def test_an_export_of_a_checkpoint_as_it_came_has_no_plan(trained: int | None, tmp_path: Path) -> None:
+    made = Provenance("/m", "ab", trained, {}, EXPORT)
+    put(tmp_path, made.to_json())
+    assert provenance.record(tmp_path) == made
+    assert provenance.read(tmp_path) is None  # ropetool scaled nothing
+
+
+def test_a_certificate_is_kept(tmp_path: Path) -> None:
+    made = Provenance("/m", "ab", 512, {"method": "yarn"}, certificate={"verdict": "fail"})
+    assert provenance.read(put(tmp_path, made.to_json())) == made
+    assert "certificate" not in Provenance("/m", "ab", 512, {"method": "yarn"}).to_json()
+
+
+def test_a_path_that_is_no_utf8_survives(tmp_path: Path) -> None:
+    made = Provenance("/models/gr\udcf6\udcdfe", "ab", 512, {"method": "yarn"}, EXPORT)
+    provenance.write(made, tmp_path / "ropetool.json")
+    assert provenance.read(tmp_path) == made
+
+
 def test_no_file_is_no_provenance(tmp_path: Path) -> None:
     assert provenance.read(tmp_path) is None
+    assert provenance.record(tmp_path) is None
 
 
 def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
@@ -45,6 +79,10 @@ def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
         ({**GOOD, "source_fingerprint": None}, "source_fingerprint is null"),
         ({**GOOD, "trained_length": "512"}, 'trained_length is "512"'), ({**GOOD, "trained_length": 0}, "trained_length is 0"),
         ({**GOOD, "trained_length": True}, "trained_length is true"), ({**GOOD, "trained_length": 5.0}, "trained_length is 5.0"),
+        ({**GOOD, "trained_length": None}, "trained_length is null"), ({**GOOD, "export": "bf16"}, 'export is "bf16"'),
+        ({**GOOD, "export": EXPORT, "trained_length": False}, "trained_length is false"),
+        ({**GOOD, "export": EXPORT, "trained_length": 0}, "trained_length is 0"),
+        ({**GOOD, "export": EXPORT, "plan": None}, "plan is null"), ({**GOOD, "export": None}, "export is null"),
     ],
     ids=lambda value: str(value)[:30],
 )  # fmt: skip

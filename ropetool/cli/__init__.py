@@ -25,7 +25,7 @@ COMMANDS = {
     "runtimes": ("lists", "List the runtimes, or explain one."),
     "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
     "apply": ("apply", "Carry out a plan made by extend --plan-out."),
-    "verify": ("verify", "Measure perplexity as the context grows."),
+    "verify": ("verify", "Measure what a longer context does, and judge it."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }

@@ -13,7 +13,7 @@ import click
 from ropetool.cli import notes
 
 if TYPE_CHECKING:
-    from ropetool.verification import VerifyResult
+    from ropetool.results import VerifyResult
 
 LENGTHS = [256, 512, 1024, 2048]
 PASSAGE_TOKENS = 1500
@@ -74,15 +74,11 @@ def _extend(source: Path) -> Path:
 
 
 def _verify(source: Path, target: Path) -> VerifyResult:
-    from ropetool.cli.progress import bar
-    from ropetool.report.text import verify_table
-    from ropetool.verification.checkpoints import verify_checkpoint
+    from ropetool.cli.verify import run_verify
 
-    click.echo(f"$ ropetool verify {target.name} --baseline model --lengths {','.join(map(str, LENGTHS))}")
-    with bar() as progress:
-        result = verify_checkpoint(target, baseline=source, lengths=LENGTHS, progress=progress)
-    click.echo(verify_table(result))
-    notes(result.notes)
+    click.echo(f"$ ropetool verify {target.name} --suite quick --lengths {','.join(map(str, LENGTHS))}")
+    result = run_verify(target, baseline=source, lengths=LENGTHS, suite="quick")
+    click.echo()
     return result
 
 
@@ -99,8 +95,8 @@ def _export(target: Path) -> None:
 
 def _parity(target: Path, exported: Path) -> str:
     from ropetool.errors import MissingDependency
-    from ropetool.verification import embedded_documents
     from ropetool.verification.parity import logit_parity
+    from ropetool.verification.texts import embedded_documents
 
     try:
         found = logit_parity(target, exported, embedded_documents()[0], PASSAGE_TOKENS)

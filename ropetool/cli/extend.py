@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ropetool.cli import notes, print_json
-from ropetool.errors import ConfigError, UnknownParameter
+from ropetool.errors import ConfigError, OutputError, UnknownParameter
 
 if TYPE_CHECKING:
     from ropetool.plans import Plan
+    from ropetool.results import VerifyResult
 
 LIST_FILE_BYTES = 4 << 20
 
@@ -62,6 +64,15 @@ LIST_FILE_BYTES = 4 << 20
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
+@click.option("--verify", is_flag=True, help="Verify the output, and record the result as its certificate.")
+@click.option("--suite", type=click.Choice(["quick", "standard", "full"]), help="How much is measured. Default: quick.")
+@click.option(
+    "--export",
+    type=click.Path(),
+    metavar="FILE.gguf",
+    help="Implies --verify: write the output as a GGUF file too, if it passes.",
+)
+@click.option("--allow-unverified", is_flag=True, help="With --export: do not verify.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def extend_command(
     source: str,
@@ -76,20 +87,26 @@ def extend_command(
     plan_out: str | None,
     as_json: bool,
     **options: Any,
-) -> None:
+) -> int:
     """Write a copy of a checkpoint with a longer context.
 
     The source is only read; its weight files are linked. Every runtime asked for must decode what is written to
     exactly the table that the method derives, otherwise nothing is written.
 
+    --verify and --export are `ropetool verify` and `ropetool export` of the output. An output that fails stays, with a
+    certificate that says so, and is not exported: exit code 3; 1 where a part of the verification could not run.
+
     \b
     ropetool extend model --method yarn --factor 8
     ropetool extend model --method yarn --target-length 131072 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
+    ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.planning import make_plan
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
+    chain = _Chain.of(options, dry_run)
+    chain.check_source(Path(source))
     plan = make_plan(
         source, method, factor=factor, target_length=target_length, reading=reading,
         params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
@@ -104,15 +121,105 @@ def extend_command(
             else:
                 click.echo(plan_text(plan, str(target)), nl=False)
                 notes(plan.notes)
-            return
+            return 0
         from ropetool.applying import apply
 
+        chain.check_place(Path(source), target)
         written = apply(plan, source, target, force=options["force"], copy=options["copy"])
-    if as_json:
-        print_json(applied_json(plan, written))
-    else:
+    if not as_json:
         click.echo(applied_text(plan, written), nl=False)
         notes(plan.notes)
+    code, found = chain.run(written.output, as_json)
+    if as_json:
+        print_json({**applied_json(plan, written), **found})
+    return code
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What follows the output: a verification by this suite, an export to this file, or neither."""
+
+    suite: str | None
+    export: Path | None
+    force: bool
+
+    @classmethod
+    def of(cls, options: dict[str, Any], dry_run: bool) -> _Chain:
+        """Return what the options ask for; to export is to verify first, unless that is waived."""
+        export, waived = options["export"], options["allow_unverified"]
+        verified = options["verify"] or (export is not None and not waived)
+        if dry_run and (verified or export is not None):
+            raise click.UsageError("--dry-run writes nothing that --verify or --export could take")
+        if waived and (options["verify"] or export is None):
+            raise click.UsageError("--allow-unverified goes with --export, and without --verify")
+        if options["suite"] is not None and not verified:
+            raise click.UsageError("--suite goes with --verify or --export")
+        suite = (options["suite"] or "quick") if verified else None
+        return cls(suite, Path(export) if export is not None else None, options["force"])
+
+    def check_source(self, source: Path) -> None:
+        """Refuse to export what is a GGUF file already."""
+        from ropetool.inspection import is_gguf
+
+        if self.export is not None and is_gguf(source):
+            raise ConfigError(
+                "the source is a GGUF file, and so is the output: nothing is left to export",
+                where=f"--export {self.export}", try_="leave out --export, and name the output with -o",
+            )  # fmt: skip
+
+    def check_place(self, source: Path, target: Path) -> None:
+        """Refuse a file that may not be written, before the output is."""
+        from ropetool.formats.output import check_output
+
+        if self.export is None:
+            return
+        where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
+        if output == file or output in file.parents:
+            raise OutputError(f"it lies in the output, {target}", where=where, try_="give another FILE")
+        try:
+            check_output(self.export, source, force=self.force)
+        except OutputError as error:
+            raise OutputError(
+                error.message, where=where, try_=error.try_.replace("another -o", "another FILE")
+            ) from None
+
+    def run(self, output: Path, as_json: bool) -> tuple[int, dict[str, Any]]:
+        """Return the exit code, and what --json prints of the verification and the export."""
+        if self.export is not None:
+            from ropetool.exporting import check_export
+
+            check_export(output, self.export, force=self.force)  # a verification may take hours
+        found: dict[str, Any] = {}
+        code = 0
+        if self.suite is not None:
+            result = _verified(output, self.suite, as_json)
+            code, found["verification"] = result.exit_code, result.to_json()
+        if self.export is not None and code == 0:
+            found["export"] = self._exported(output, self.export, as_json)
+        elif self.export is not None:
+            found["export"] = None
+            notes([f"{self.export} is not written: the output did not pass its verification"])
+        return code, found
+
+    def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
+        from ropetool.exporting import export_checkpoint
+        from ropetool.report.exported import exported_json, exported_text
+
+        written = export_checkpoint(output, file, force=self.force, allow_unverified=self.suite is None)
+        if not as_json:
+            click.echo(f"\n{exported_text(written)}", nl=False)
+            notes(written.notes)
+        return exported_json(written)
+
+
+def _verified(output: Path, suite: str, as_json: bool) -> VerifyResult:
+    """Return the result of a verification, shown as `ropetool verify` shows it."""
+    from ropetool.cli.verify import measured, run_verify
+
+    if as_json:
+        return measured(output, quiet=True, suite=suite)
+    click.echo()
+    return run_verify(output, suite=suite)
 
 
 @contextmanager

@@ -10,7 +10,22 @@ from contextlib import contextmanager
 def bar(unit: str = "tokens") -> Iterator[Callable[[str, int, int], None]]:
     """Yield a callback that takes what is being done, how many units are done, and how many the whole run has."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        """How many units a second, as soon as that is known."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.0f} {unit}/s" if task.speed else "")
 
     console = Console(stderr=True)
     columns = (
@@ -20,6 +35,7 @@ def bar(unit: str = "tokens") -> Iterator[Callable[[str, int, int], None]]:
     )
     with Progress(
         *columns,
+        Rate(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ropetool.cli import notes, print_json
+
+if TYPE_CHECKING:
+    from ropetool.results import VerifyResult
 
 
 def lengths_option(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
@@ -22,45 +28,120 @@ def lengths_option(ctx: click.Context, param: click.Parameter, value: str | None
 @click.command("verify")
 @click.argument("target", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="What to compare with. Default: the unchanged source of TARGET.")
+@click.option("--against", type=click.Path(), help="Another file of the same model: compare logits, token by token.")
 @click.option(
-    "--text", "texts", type=click.Path(), multiple=True, help="A document, or a folder of them; repeat for several."
-)
+    "--text", "texts", type=click.Path(), multiple=True,
+    help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
+)  # fmt: skip
 @click.option(
     "--lengths", callback=lengths_option, metavar="N,N,...", help="Default: doubling up to the context stated."
 )
+@click.option("--suite", metavar="quick|standard|full", help="What to measure. Default: standard.")
+@click.option(
+    "--measure", "measures", multiple=True, metavar="NAME",
+    help="One measurement, alone or besides the suite: last-segment, position, far, retrieval, many-keys, variables, "
+    "yarn, llama.cpp, hf-stride; repeat for several.",
+)  # fmt: skip
 @click.option(
     "--max-ratio", type=float, default=1.5, show_default=True, help="Perplexity allowed, over the baseline's."
 )
 @click.option(
-    "--segments", type=int, default=32, show_default=True, help="How many passages are scored at each length."
+    "--max-tax", type=float, default=0.35, show_default=True, help="Nats allowed to be lost within the trained length."
 )
+@click.option(
+    "--min-retrieval", type=float, default=0.8, show_default=True,
+    help="Share of the baseline's retrieval score that must be left beyond the trained length.",
+)  # fmt: skip
+@click.option(
+    "--max-kl", type=float,
+    help="Nats a token allowed with --against. Default: 1e-4, or by the unextended pair for quantised files.",
+)  # fmt: skip
+@click.option("--require-useful", is_flag=True, help="Fail where the longer context does not beat truncation.")
+@click.option("--segments", type=int, help="How many passages are scored at each length. Default: the suite's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
-@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps")
+@click.option(
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
+    help="Where to compute; map spreads the layers over all devices.",
+)  # fmt: skip
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option(
+    "--parallel", type=click.Choice(["data", "tensor"]), default="data", show_default=True,
+    help="Under torchrun: what the processes share, the documents or the model.",
+)  # fmt: skip
+@click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
+@click.option("--certificate", type=click.Path(), help="Where to certify a checkpoint that ropetool did not write.")
+@click.option("--full-hash", is_flag=True, help="Bind the certificate to all bytes, not to samples of the weights.")
+@click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify_command(
-    target: str, baseline: str | None, texts: tuple[str, ...], lengths: list[int] | None, as_json: bool, **options: Any
-) -> int:
-    """Measure perplexity as the context grows.
+def verify_command(target: str, as_json: bool, **options: Any) -> int:
+    """Measure what a longer context does, and judge it.
 
-    The same last tokens are scored behind ever longer contexts. A length holds when its perplexity is at most
-    --max-ratio times the baseline's; it is useful when it beats cutting the text to the trained length.
-    Exit code 3 when a length does not hold, 1 when the texts were too few for some length.
+    First the output is read back and its rotation compared with the runtime's, without a text. Then the same last
+    tokens are scored behind ever longer contexts: a length holds when its perplexity is at most --max-ratio times the
+    baseline's, and is useful when it beats cutting the text to the trained length. The standard suite adds the
+    position probe, far dependence and retrieval, the full one published perplexity protocols and harder retrieval.
+    Exit code 3 when a check fails, 1 when one could not run.
 
     \b
-    ropetool verify model-yarn-8x --baseline model --lengths 4096,8192,32768
+    ropetool verify model-yarn-8x
+    ropetool verify model-yarn-8x --baseline model --lengths 4096,8192,32768 --suite quick
+    ropetool verify model.gguf --against model-yarn-8x
+    torchrun --nproc-per-node 2 -m ropetool verify model-yarn-8x
     """
-    from ropetool.cli.progress import bar
-    from ropetool.report.text import verify_table
-    from ropetool.verification.checkpoints import verify_checkpoint
+    return run_verify(Path(target), as_json=as_json, **options).exit_code
 
-    with bar() as progress:
-        result = verify_checkpoint(
-            target, baseline=baseline, texts=texts, lengths=lengths, progress=progress, **options
-        )
-    if as_json:
-        print_json(result.to_json())
-    else:
-        click.echo(verify_table(result), nl=False)
-    notes(list(result.notes))
-    return result.exit_code
+
+def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> VerifyResult:
+    """Verify, print the result and its notes, write the report asked for, and return the result."""
+    from ropetool.verification import parallel
+
+    together = parallel.size() > 1
+    if together:
+        parallel.join()
+    try:
+        result = measured(target, quiet=as_json or parallel.rank() > 0, **options)
+    finally:
+        if together:
+            parallel.leave()
+    if parallel.rank() == 0:
+        if as_json:
+            print_json(result.to_json())
+        else:
+            from ropetool.report.verified import verify_text
+
+            click.echo(verify_text(result), nl=False)
+        notes(list(result.notes))
+    return result
+
+
+def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResult:
+    """Return the result of a verification with these options of the command; show progress and the duration ahead."""
+    from ropetool.cli.progress import bar
+    from ropetool.report.html import check_folder, write_report
+    from ropetool.verification import parallel
+    from ropetool.verification.checkpoints import verify_checkpoint
+    from ropetool.verification.gate import Limits
+
+    report, force = options.pop("report", None), options.pop("force", False)
+    if report is not None:
+        check_folder(Path(report), force=force)
+    limits = {
+        name: options.pop(name)
+        for name in ("max_ratio", "max_tax", "min_retrieval", "max_kl", "require_useful")
+        if name in options
+    }
+    tensor = options.pop("parallel", parallel.DATA) == parallel.TENSOR
+    certificate = options.pop("certificate", None)
+    try:
+        with bar() as progress:
+            result = verify_checkpoint(
+                target, limits=Limits(**limits), tensor_parallel=tensor, certificate_file=certificate,
+                progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        notes(["what was measured is kept; the same command with --resume goes on"])
+        raise
+    if report is not None and parallel.rank() == 0:
+        write_report(result, Path(report), force=force, command=shlex.join(["ropetool", *sys.argv[1:]]))
+    return result

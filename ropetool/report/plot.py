@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from ropetool.report.tables import number
+
 WIDTH, HEIGHT, MARGIN = 72, 9, 2
 SEVERAL, TRAINED = "◉", "┊"  # the sign of several series on one place, and the line at the trained length
 
@@ -25,16 +27,9 @@ def perplexity_plot(series: Mapping[str, Sequence[tuple[int, float]]], trained_l
     for sign, points in series.items():
         _draw(grid, sign, [(_column(n, lengths), _share(loss, low, high) * (HEIGHT - 1)) for n, loss in points])
     ticks = {0: low, HEIGHT // 2: (low + high) / 2, HEIGHT - 1: high} if high > low else {0: low}
-    labels = {level: number(math.exp(min(loss, 700))) for level, loss in ticks.items()}
+    labels = {level: number(math.exp(min(loss, 709))) for level, loss in ticks.items()}
     rows = [f"{labels.get(level, ''):>8} │{''.join(grid[level])}".rstrip() for level in reversed(range(HEIGHT))]
     return "\n".join([*rows, f"{'':>8} └{'─' * WIDTH}", _axis(lengths)]) + "\n"
-
-
-def number(value: float) -> str:
-    """Return a positive number with three digits, or in whole ones from 100 on."""
-    if value >= 1e5:
-        return f"{value:.1e}"  # inf comes out as inf
-    return f"{value:.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def _draw(grid: list[list[str]], sign: str, points: Sequence[tuple[int, float]]) -> None:

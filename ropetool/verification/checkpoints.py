@@ -1,95 +1,269 @@
-"""Verification of a checkpoint as a user names it: finds its lengths, its baseline and its texts, then measures.
+"""Verification of a checkpoint as a user names it: finds its lengths, baseline and texts, measures, and certifies.
 
 Target and baseline may each be a Hugging Face directory, run by transformers, or a GGUF file, run by llama.cpp.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import platform
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropetool import inspection, names, provenance
+from ropetool import __version__, certificate, inspection, names, provenance
+from ropetool.certificate import Certificate
 from ropetool.errors import ConfigError
-from ropetool.inspection import is_gguf
-from ropetool.verification import default_lengths, verify
+from ropetool.formats.gguf import read_shards
+from ropetool.formats.hf import open_checkpoint
+from ropetool.inspection import Inspection, is_gguf
+from ropetool.results import VerifyResult
+from ropetool.verification import parallel, suites
+from ropetool.verification.gate import Limits
+from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.llama_runner import LlamaRunner
-from ropetool.verification.loss import Runner, VerifyResult
-from ropetool.verification.texts import embedded_documents, read_documents
+from ropetool.verification.readback import read_back, same_tables
+from ropetool.verification.rotary import check_rotation
+from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
+from ropetool.verification.scoring import Runner
+from ropetool.verification.suites import Suite
+from ropetool.verification.texts import Document, default_documents, fingerprint, read_documents
 from ropetool.verification.torch_runner import TorchRunner
+
+Wrap = Callable[[Runner, str], Runner]
+UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
 
 
 def verify_checkpoint(
     target: str | Path,
     *,
     baseline: str | Path | None = None,
+    against: str | Path | None = None,
     texts: Sequence[str | Path] = (),
     lengths: Sequence[int] | None = None,
-    **options: Any,
+    suite: str | None = None,
+    measures: Sequence[str] = (),
+    segments: int | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
+    tensor_parallel: bool = False,
+    resume: bool = False,
+    certificate_file: str | Path | None = None,
+    full_hash: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> VerifyResult:
-    """Return the losses of the target and its baseline with growing context, and both verdicts for each length.
+    """Return what the suite finds of the target and its baseline, with the verdict of every check.
 
-    Without a baseline, the source that the target was made from serves if it is unchanged, otherwise the target's
-    own figures within its trained length. Without texts, the embedded documents serve. `options` are those of
-    `verify`: max_ratio, segments, seed, device, dtype, progress.
+    Without a suite and measures it is the standard one. Without a baseline, the source that the target was made from
+    serves if it is unchanged, otherwise the target's own figures within its trained length. Without texts, those of
+    the package serve. A run of a whole suite is certified in the target's provenance file, or in `certificate_file`.
 
     Raises: CheckpointError, ConfigError.
     """
     target = Path(target)
-    made = provenance.read(target)
+    chosen = suites.choose(suite, measures, segments)
+    place = None if certificate_file is None else Path(certificate_file)
+    if place is not None:
+        certificate.check_place(target, place)
     notes: list[str] = []
-    if baseline is None and made is not None:
-        baseline = _unchanged_source(made, notes)
-    context, trained = _lengths_of(target)
-    if baseline is not None:
-        trained = min(trained, _lengths_of(Path(baseline))[1])
-        if is_gguf(target) != is_gguf(Path(baseline)):
-            notes.append(f"{_runtime(target)} runs the target, {_runtime(Path(baseline))} the baseline")
-    result = verify(
-        target,
-        baseline=Path(baseline) if baseline is not None else None,
-        texts=read_documents([Path(text) for text in texts]) if texts else embedded_documents(),
-        lengths=list(lengths) if lengths is not None else default_lengths(trained, max(trained, context)),
-        trained_length=trained,
-        context_length=context,
-        runner=_open,
-        **options,
+    original = Path(baseline) if baseline is not None else _unchanged_source(target, notes)
+    found = inspection.inspect(target)
+    context, trained = _lengths_of(found, target)
+    if original is not None:
+        trained = min(trained, _lengths_of(inspection.inspect(original), original)[1])
+        if is_gguf(target) != is_gguf(original):
+            notes.append(f"{_runtime(target)} runs the target, {_runtime(original)} the baseline")
+    asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
+    documents = read_documents([Path(text) for text in texts]) if texts else default_documents(max(asked, default=0))
+    marked = certificate.fingerprint(target, full_hash)  # before measuring: an edit meanwhile makes it stale
+    checks = [*read_back(target, original), check_rotation(target)]
+    pair = None
+    if against is not None:
+        checks.append(same_tables(target, Path(against)))
+        pair = _pair(target, Path(against), original)
+    around = (
+        _shared(tensor_parallel, resume)
+        if parallel.size() > 1
+        else _kept(target, original, documents, device, dtype, resume, notes)
     )
-    return replace(result, notes=(*notes, *result.notes))
+    with around as wrap:
+        result = verify(
+            target,
+            baseline=original,
+            texts=documents,
+            lengths=asked,
+            trained_length=trained,
+            context_length=context,
+            suite=chosen,
+            limits=limits,
+            against=pair,
+            checks=checks,
+            bands=_bands(found, original, trained, context),
+            seed=seed,
+            device=device,
+            dtype=dtype,
+            progress=progress,
+            say=say,
+            runner=_Open(tensor_parallel),
+            wrap=wrap,
+        )
+    result = replace(result, notes=(*notes, *result.notes))
+    if parallel.rank() == 0:
+        result = _certified(result, chosen, target, place, marked)
+    return result
 
 
-def _unchanged_source(made: provenance.Provenance, notes: list[str]) -> Path | None:
-    """Return the source that the provenance names, if it is still what it was; otherwise say so."""
-    source = Path(made.source)
-    if not (is_gguf(source) or (source / names.CONFIG_JSON).is_file()):
-        notes.append(
-            f"the source {source} is gone: the target's own figures within {made.trained_length} tokens are the baseline"
-        )
+class _Open:
+    """What opens a checkpoint of either format."""
+
+    def __init__(self, tensor_parallel: bool) -> None:
+        self._tensor_parallel = tensor_parallel
+
+    def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
+        if is_gguf(path):
+            return LlamaRunner(path, device=device, dtype=dtype, report=report)
+        return TorchRunner(path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel)
+
+
+@contextmanager
+def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
+    """Give what shares the rows among the processes of torchrun; with a model cut over them, all compute all rows."""
+    if resume:
+        raise ConfigError("runs of several processes keep no journal", where="--resume", try_="without --resume")
+    yield None if tensor_parallel else lambda runner, role: runner if role == AGAINST else parallel.SharedRunner(runner)
+
+
+@contextmanager
+def _kept(
+    target: Path,
+    baseline: Path | None,
+    documents: Sequence[Document],
+    device: str,
+    dtype: str,
+    resume: bool,
+    notes: list[str],
+) -> Iterator[Wrap]:
+    """Give what keeps the figures of each runner on disk until the run is complete."""
+    prints = [certificate.fingerprint(path) if path else "" for path in (target, baseline)]
+    journal = Journal(" ".join([*prints, fingerprint(documents), device, dtype]), resume=resume)
+    if resume:
+        kept = f"{journal.rows} rows were kept" if journal.rows else "nothing was kept of such a run; it starts anew"
+        notes.append(kept)
+    complete = False
+    try:
+        yield lambda runner, role: runner if role == AGAINST else JournaledRunner(runner, journal, role)
+        complete = True
+    finally:
+        journal.close(remove=complete or not journal.rows)
+
+
+def _certified(result: VerifyResult, suite: Suite, target: Path, place: Path | None, marked: str) -> VerifyResult:
+    """Write the certificate where there is a place for it; return the result with a note that says so."""
+    if suite.name == suites.CUSTOM:
+        if place is None:
+            return result
+        raise ConfigError("single measurements make no certificate", where="--certificate", try_="--suite quick")
+    versions = {"ropetool": __version__, "python": platform.python_version(), "runtime": result.runtime}
+    written = certificate.write(
+        target,
+        Certificate(
+            verdict=result.verdict,
+            suite=suite.name,
+            longest=max(entry.length for entry in result.lengths),
+            checks=tuple(vars(check) for check in result.checks),
+            text_fingerprint=result.text_fingerprint,
+            versions=versions,
+            command=shlex.join(["ropetool", *sys.argv[1:]]),
+            made=certificate.now(),
+            fingerprint=marked,
+            full_hash=marked.startswith("sha256:"),
+        ),
+        place,
+    )
+    return result if written is None else replace(result, notes=(*result.notes, f"certificate: {written}"))
+
+
+def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
+    """Return what the target was extended from, if it is still what it was; otherwise say so.
+
+    An export is the same model in another format, so its baseline is that of the checkpoint it was made from.
+    """
+    made = provenance.record(target)
+    while made is not None:
+        source = Path(made.source)
+        if not (is_gguf(source) or (source / names.CONFIG_JSON).is_file()):
+            problem = "is gone"
+        elif provenance.fingerprint(source) != made.source_fingerprint:
+            problem = "has changed"
+        else:
+            before = provenance.record(source) if made.kind == provenance.EXPORT else None
+            if before is None:
+                return source
+            made = before
+            continue
+        length = f" within {made.trained_length} tokens" if made.trained_length else ""
+        notes.append(f"the source {source} {problem}: the target's own figures{length} are the baseline")
         return None
-    if provenance.fingerprint(source) != made.source_fingerprint:
-        notes.append(
-            f"the source {source} has changed: the target's own figures within {made.trained_length} tokens are the baseline"
-        )
-        return None
-    return source
+    return None
+
+
+def _pair(target: Path, other: Path, baseline: Path | None) -> Pair:
+    """Return what the target is compared with, and the same two files before the extension where they are at hand."""
+    quantised = _is_quantised(target) or _is_quantised(other)
+    notes: list[str] = []
+    original = _unchanged_source(other, notes)
+    before = None
+    if baseline is not None and original is not None and _weights(baseline) == _weights(target):
+        before = (original, baseline)
+    return Pair(other, quantised, before)
+
+
+def _weights(path: Path) -> frozenset[str]:
+    """Return the types of a GGUF's tensors; none for a directory."""
+    if not is_gguf(path):
+        return frozenset()
+    return frozenset(tensor.type_name for header in read_shards(path) for tensor in header.tensors)
+
+
+def _is_quantised(path: Path) -> bool:
+    if is_gguf(path):
+        return not _weights(path) <= UNQUANTISED
+    return "quantization_config" in open_checkpoint(path).config
+
+
+def _bands(found: Inspection, baseline: Path | None, trained: int, context: int) -> dict[str, Any] | None:
+    """Return the frequencies of the first kind of layer before and after, in radians per token."""
+    before = inspection.inspect(baseline) if baseline is not None else found
+    tables = []
+    for entry in (before, found):
+        first = next(iter(entry.rope.entries.values()), None) if entry.rope else None
+        if first is None or first.table is None:
+            return None
+        tables.append(first.table.at(context))
+    return {
+        "trained_length": trained,
+        "target_length": context,
+        "before": tables[0].inv_freq.tolist(),
+        "after": tables[1].inv_freq.tolist(),
+        "attention_factor": tables[1].attention_factor,
+    }
 
 
 def _runtime(path: Path) -> str:
     return "llama.cpp" if is_gguf(path) else "transformers"
 
 
-def _open(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-    make = LlamaRunner if is_gguf(path) else TorchRunner
-    return make(path, device=device, dtype=dtype, report=report)
-
-
-def _lengths_of(path: Path) -> tuple[int, int]:
+def _lengths_of(found: Inspection, path: Path) -> tuple[int, int]:
     """Return the context that the checkpoint states, and the length it was trained on.
 
     Raises: ConfigError if it states neither.
     """
-    found = inspection.inspect(path)
     stated = f"{found.model_type}.context_length" if is_gguf(path) else names.MAX_POSITION_EMBEDDINGS
     context = found.rope.max_position_embeddings if found.rope else found.stated.get(stated)
     trained = found.trained_length or context

@@ -8,21 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_int32, c_void_p
+from ctypes import byref, c_int32, c_void_p, create_string_buffer
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency
+from ropetool.verification.scoring import PIECE_TOKENS, Logits, Tokens
 
-CHUNK_TOKENS = 512  # of a row, decoded at a time
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
-
-Tokens = npt.NDArray[np.int64]
-Logits = npt.NDArray[np.float32]
 
 
 def library() -> Any:
@@ -71,7 +67,7 @@ class LlamaModel:
         self._model = load(lib, path, gpu=gpu)
         self._context: Any = None
         self._opened = (0, 0)
-        self._batch = lib.llama_batch_init(CHUNK_TOKENS, 0, 1)
+        self._batch = lib.llama_batch_init(PIECE_TOKENS, 0, 1)
         self.vocabulary_size = int(lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self._model)))
 
     def open(self, length: int, outputs: int) -> None:
@@ -84,7 +80,7 @@ class LlamaModel:
         self._free_context()
         lib, threads = self._lib, os.cpu_count() or 1
         settings = lib.llama_context_default_params()
-        settings.n_ctx, settings.n_batch, settings.n_ubatch = length, CHUNK_TOKENS, CHUNK_TOKENS
+        settings.n_ctx, settings.n_batch, settings.n_ubatch = length, PIECE_TOKENS, PIECE_TOKENS
         settings.n_outputs_max = outputs
         settings.n_threads = settings.n_threads_batch = threads
         settings.type_k = settings.type_v = self._cache
@@ -108,8 +104,8 @@ class LlamaModel:
         """
         lib = self._lib
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-        for start in range(0, end, CHUNK_TOKENS):
-            stop = min(start + CHUNK_TOKENS, end)
+        for start in range(0, end, PIECE_TOKENS):
+            stop = min(start + PIECE_TOKENS, end)
             self._decode(row[start:stop], start, first)
             if stop > first:
                 count = stop - max(start, first)
@@ -180,3 +176,14 @@ def tokens_of(lib: Any, vocabulary: Any, text: str) -> list[int]:
     ids = (c_int32 * (2 * len(raw) + 16))()
     count = lib.llama_tokenize(vocabulary, raw, len(raw), ids, len(ids), False, True)
     return list(ids[:count])
+
+
+def piece_of(lib: Any, vocabulary: Any, token: int) -> bytes:
+    """Return the bytes that a token stands for; a special one is written out."""
+    size = 64
+    while True:
+        buffer = create_string_buffer(size)
+        count = int(lib.llama_token_to_piece(vocabulary, token, buffer, size, 0, True))
+        if count >= 0:
+            return buffer.raw[:count]
+        size = -count

@@ -1,4 +1,4 @@
-"""A GGUF run by llama.cpp: tokens in, losses of the last tokens out.
+"""A GGUF run by llama.cpp: tokens in, what the asked places cost out.
 
 Holds the logits of one chunk at a time. Knows nothing of documents, segments or verdicts.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,14 @@ from ropetool.runtimes import llama_cpp
 from ropetool.runtimes.base import GgufView, NotKnown, Refuses
 from ropetool.spec import Array
 from ropetool.verification.llama_library import (
-    CHUNK_TOKENS,
     LlamaModel,
-    Logits,
-    Tokens,
     free,
     library,
     load,
+    piece_of,
     tokens_of,
 )  # fmt: skip
+from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
 
 CACHE_TYPES = {"auto": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -84,40 +83,78 @@ class LlamaRunner:
             raise CheckpointError("it has no vocabulary, so no text can be read", where=str(self.path))
         return tokens_of(self._library, self._vocabulary, text)
 
-    def losses(self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None] | None = None) -> Array:
-        """Return the loss of each of the last `scored` tokens of every row, in float64.
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
+
+        What a vocabulary adds in front (a space) counts with no token, and what it drops with the last one.
+        """
+        sizes = [len(piece_of(self._library, self._vocabulary, token)) for token in self.tokenize(text)]
+        if sizes:
+            surplus = sum(sizes) - len(text.encode())
+            sizes[0 if surplus > 0 else -1] -= surplus
+        return sizes
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last `scored` tokens of every row cost, in float64.
 
         `done` is told after each row how many tokens it had.
 
         Shapes: rows of one length, over `scored` -> (rows, scored). Units: nats.
-        Raises: ConfigError if a context of that length does not fit into memory; CheckpointError as for loading.
+        Raises: ConfigError if a context of that length does not fit into memory; CheckpointError as for loading, or
+        if a logit is not finite.
         """
         ids = np.array(rows, dtype=np.int64)
-        model = self._open(ids, min(scored, CHUNK_TOKENS))
-        result = np.empty((len(ids), scored))
-        for row, found in zip(ids, result, strict=True):
+        model = self._open(ids, min(scored, PIECE_TOKENS))
+        losses, hits = np.empty((len(ids), scored)), np.empty((len(ids), scored), dtype=np.bool_)
+        for index, row in enumerate(ids):
             first = len(row) - scored - 1
             for start, logits in model.logits(row, first, len(row) - 1):
+                self._refuse_not_finite(logits, start, len(row))
+                place = slice(start - first, start - first + len(logits))
                 targets = row[start + 1 : start + 1 + len(logits)]
-                found[start - first : start - first + len(logits)] = _cross_entropy(logits, targets)
-            if done is not None:
-                done(row.size)
-        return result
+                losses[index, place] = _cross_entropy(logits, targets)
+                hits[index, place] = logits.argmax(axis=1) == targets
+            done(row.size)
+        return Scores(losses, hits)
 
-    def logits(self, ids: Sequence[int]) -> Logits:
-        """Return the logits after every token of a row.
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        ids, few = np.array(rows, dtype=np.int64), np.array(candidates, dtype=np.int64)
+        model = self._open(ids, 1)
+        log_probs, top = np.empty(few.shape), np.empty(len(ids), dtype=np.int64)
+        for index, row in enumerate(ids):
+            for start, logits in model.logits(row, len(row) - 1, len(row)):
+                self._refuse_not_finite(logits, start, len(row))
+                log_probs[index] = -_cross_entropy(np.repeat(logits, few.shape[1], axis=0), few[index])
+                top[index] = logits[0].argmax()
+            done(row.size)
+        return Predictions(log_probs, top)
 
-        Shapes: (tokens,) -> (tokens, vocabulary). Raises: as `losses`.
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits after the tokens of a row, `PIECE_TOKENS` at a time, with the index of the first.
+
+        A piece is overwritten by the next one. Shapes: (tokens of the piece, vocabulary). Raises: as `score`.
         """
         row = np.array(ids, dtype=np.int64)
-        model = self._open(row[None], CHUNK_TOKENS)
-        return np.concatenate([piece.copy() for _, piece in model.logits(row, 0, row.size)])
+        model = self._open(row[None], PIECE_TOKENS)
+        yield from model.logits(row, 0, row.size)
 
     def close(self) -> None:
         """Free the model."""
         if self._model is not None:
             self._model.close()
         self._model = None
+
+    def _refuse_not_finite(self, logits: Logits, start: int, length: int) -> None:
+        bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+        if bad.size:
+            raise CheckpointError(
+                f"llama.cpp gives logits that are not finite, first at position {start + bad[0]} of {length}",
+                where=str(self.path),
+                try_="--dtype float32, if the cache was narrower",
+            )
 
     def _open(self, ids: Tokens, outputs: int) -> LlamaModel:
         """Return the model with a context for these rows. Raises: CheckpointError if a token has no embedding."""

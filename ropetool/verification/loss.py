@@ -1,105 +1,132 @@
-"""Losses of the same last tokens behind ever longer context, and what they say of a target and its baseline.
+"""Last segment: the loss of the same last tokens behind ever longer context, and what it says of target and baseline.
 
 Works on any `Runner`; knows nothing of torch, files or how results are shown.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from itertools import pairwise
 
-import numpy as np
-
-from ropetool.errors import CheckpointError
+from ropetool.results import LengthResult
 from ropetool.spec import Array
-from ropetool.verification.segments import MIN_DOCUMENTS, MIN_SEGMENTS, Segment, enough
-from ropetool.verification.statistics import Estimate, clustered, paired_difference
+from ropetool.verification.scoring import Corpus, Done, Runner
+from ropetool.verification.segments import (
+    MIN_DOCUMENTS,
+    MIN_SEGMENTS,
+    Segment,
+    choose_segments,
+    enough,
+    scored_tokens,
+)
+from ropetool.verification.statistics import clustered, paired_difference
 
-SCHEMA = 1
-
-
-class Runner(Protocol):
-    """A checkpoint that can be asked for losses. `prefix`: the ids that its tokenizer puts in front (BOS)."""
-
-    @property
-    def prefix(self) -> tuple[int, ...]: ...
-
-    @property
-    def description(self) -> str: ...
-
-    def tokenize(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
-
-    def losses(self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None]) -> Array:
-        """Return the loss of each of the last `scored` tokens of every row.
-
-        Every row is computed as by a fresh model. `done` is told how many tokens each step took.
-
-        Shapes: rows of one length -> (rows, scored). Units: nats.
-        """
-
-    def close(self) -> None:
-        """Free the model."""
+Losses = Mapping[int, Array]
+"""By length. Shapes: (segments of that length, scored). Units: nats."""
 
 
 @dataclass(frozen=True)
-class LengthResult:
-    """What was found at one length, in tokens of model input.
+class LastSegment:
+    """The segments of each length, those within the trained length included that the comparisons need.
 
-    target, baseline: the loss in nats. difference_to_truncation: the target's loss minus the baseline's on the last
-    min(length, trained length) tokens of the same segments. ratio: the target's perplexity over the baseline's
-    there. holds: the ratio is within its limit. useful: the difference has its whole interval below zero.
-    partial: too few segments or documents for a verdict.
+    asked: the lengths to report. scored: how many tokens at the end of a segment are scored.
     """
 
-    length: int
-    target: Estimate
-    baseline: Estimate | None
-    difference_to_truncation: Estimate | None
-    ratio: float
-    holds: bool
-    useful: bool | None
-    segments: int
-    documents: int
-    partial: bool
-    note: str
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """All lengths, and what was compared on what. `baseline` is None when the target is its own."""
-
-    target: str
-    baseline: str | None
+    corpus: Corpus
+    asked: tuple[int, ...]
     trained_length: int
-    scored: int
-    seed: int
+    context_length: int | None
     max_ratio: float
-    documents: tuple[str, ...]
-    lengths: tuple[LengthResult, ...]
-    runtime: str
-    notes: tuple[str, ...]
+    scored: int
+    chosen: Mapping[int, tuple[Segment, ...]]
+    name: str = "last-segment"
 
-    @property
-    def verdict(self) -> str:
-        """`fail` if a length does not hold, else `partial` if one has too little text, else `pass`."""
-        if not all(entry.holds for entry in self.lengths):
-            return "fail"
-        return "partial" if any(entry.partial for entry in self.lengths) else "pass"
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {length: len(segments) for length, segments in self.chosen.items()}
 
-    @property
-    def exit_code(self) -> int:
-        """0 for a pass, 3 for a fail, 1 for partial."""
-        return {"pass": 0, "fail": 3, "partial": 1}[self.verdict]
+    def run(self, runner: Runner, role: str, done: Done) -> Losses:
+        """Return the losses for each length, short ones first."""
+        losses = {}
+        for length in sorted(self.chosen):
+            rows = [row(self.corpus, segment, length) for segment in self.chosen[length]]
+            losses[length] = runner.score(rows, self.scored, done).losses
+        return losses
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""
-        plain = _plain(dataclasses.asdict(self))
-        return {"schema": SCHEMA, "verdict": self.verdict, **plain}
+    def result(self, target: Losses, baseline: Losses | None) -> tuple[LengthResult, ...]:
+        """Return what was found at each length asked for; without a baseline the target is its own."""
+        before = {longer: shorter for shorter, longer in pairwise(self.asked)}
+        return tuple(self._judge(length, before.get(length), target, baseline) for length in self.asked)
+
+    def documents(self) -> tuple[str, ...]:
+        """Return the names of the documents that are read."""
+        used = sorted({segment.document for segments in self.chosen.values() for segment in segments})
+        return tuple(self.corpus.names[index] for index in used)
+
+    def _judge(self, length: int, before: int | None, target: Losses, baseline: Losses | None) -> LengthResult:
+        segments = self.chosen[length]
+        documents = [segment.document for segment in segments]
+        within = length <= self.trained_length
+        # The segments of a length are the first ones of every shorter length, so these are the same tokens.
+        reference = (target if baseline is None else baseline)[min(length, self.trained_length)][: len(segments)]
+        shown = baseline[length] if baseline is not None else reference if within else None
+        own_figure = baseline is None and within
+        difference = None if own_figure else paired_difference(target[length], reference, documents)
+        ratio = perplexity(float(target[length].mean() - reference.mean()))
+        earlier = None if before is None else target[before][: len(segments)]
+        return LengthResult(
+            length=length,
+            target=clustered(target[length], documents),
+            baseline=None if shown is None else clustered(shown, documents),
+            target_bits=self._bits_per_byte(target[length], segments),
+            baseline_bits=None if shown is None else self._bits_per_byte(shown, segments),
+            difference_to_truncation=difference,
+            ratio=ratio,
+            holds=ratio <= self.max_ratio,
+            useful=None if difference is None else difference.high < 0,
+            tax=difference if within else None,
+            doubling=None if earlier is None else paired_difference(target[length], earlier, documents),
+            segments=len(segments),
+            documents=len(set(documents)),
+            partial=not enough(segments),
+            note=self._note(length, segments),
+        )
+
+    def _bits_per_byte(self, losses: Array, segments: Sequence[Segment]) -> float:
+        lengths = self.corpus.byte_lengths
+        bytes_ = sum(int(lengths[s.document][s.end - self.scored : s.end].sum()) for s in segments)
+        return float(losses.sum()) / math.log(2) / bytes_ if bytes_ else math.inf
+
+    def _note(self, length: int, segments: Sequence[Segment]) -> str:
+        notes = []
+        if self.context_length is not None and length > self.context_length:
+            notes.append(f"beyond the {self.context_length} tokens that the file states")
+        if not enough(segments):
+            documents = len({segment.document for segment in segments})
+            notes.append(
+                f"partial: the texts give {len(segments)} segments of {documents} documents, "
+                f"a verdict needs {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
+            )
+        return "; ".join(notes)
+
+
+def prepare_last_segment(
+    corpus: Corpus,
+    lengths: Sequence[int],
+    trained_length: int,
+    *,
+    context_length: int | None,
+    max_ratio: float,
+    segments: int,
+    seed: int,
+) -> LastSegment:
+    """Return the measurement at these lengths. Raises: ConfigError if the texts are too short for the longest one."""
+    measured = sorted({*lengths, *(min(length, trained_length) for length in lengths)})
+    scored = scored_tokens(trained_length, measured)
+    sizes = [len(ids) for ids in corpus.tokens]
+    chosen = choose_segments(sizes, measured, scored, segments, seed, len(corpus.prefix))
+    return LastSegment(corpus, tuple(lengths), trained_length, context_length, max_ratio, scored, chosen)
 
 
 def perplexity(loss: float) -> float:
@@ -107,101 +134,7 @@ def perplexity(loss: float) -> float:
     return math.exp(loss) if loss < 709 else math.inf
 
 
-def row(tokens: Sequence[int], segment: Segment, length: int, prefix: tuple[int, ...]) -> list[int]:
+def row(corpus: Corpus, segment: Segment, length: int) -> list[int]:
     """Return the model input of `length` tokens that ends where the segment does: the prefix, then the text."""
-    return [*prefix, *tokens[segment.end - length + len(prefix) : segment.end]]
-
-
-def measure(
-    runner: Runner,
-    documents: Sequence[Sequence[int]],
-    names: Sequence[str],
-    chosen: Mapping[int, Sequence[Segment]],
-    scored: int,
-    done: Callable[[int, int], None],
-) -> dict[int, Array]:
-    """Return the losses for each length, short ones first.
-
-    `done` is told the length and how many tokens a step took.
-
-    Shapes: a value is (segments of that length, scored). Units: nats.
-    Raises: CheckpointError if a loss is not finite.
-    """
-    losses = {}
-    for length in sorted(chosen):
-        rows = [row(documents[s.document], s, length, runner.prefix) for s in chosen[length]]
-        losses[length] = runner.losses(rows, scored, partial(done, length))
-        _refuse_nan(losses[length], chosen[length], names, length)
-    return losses
-
-
-def _refuse_nan(losses: Array, segments: Sequence[Segment], names: Sequence[str], length: int) -> None:
-    bad = np.argwhere(~np.isfinite(losses))
-    if bad.size:
-        index, column = (int(i) for i in bad[0])
-        segment, position = segments[index], length - losses.shape[1] + column
-        raise CheckpointError(
-            f"the loss is {losses[index, column]} at position {position} of {length} in segment {index} "
-            f"({names[segment.document]}, before token {segment.end}); the logits there are not finite",
-            try_="--dtype float32, if the checkpoint was loaded in a narrower type",
-        )
-
-
-def judge(
-    length: int,
-    chosen: Mapping[int, Sequence[Segment]],
-    target: Mapping[int, Array],
-    baseline: Mapping[int, Array] | None,
-    trained_length: int,
-    context_length: int | None,
-    max_ratio: float,
-) -> LengthResult:
-    """Return the result at one length from the losses at all of them; without a baseline the target is its own."""
-    segments = chosen[length]
-    documents = [segment.document for segment in segments]
-    truncated = min(length, trained_length)
-    # The segments of a length are the first ones of every shorter length, so these are the same tokens.
-    reference = (target if baseline is None else baseline)[truncated][: len(segments)]
-    own_figure = baseline is None and length <= trained_length
-    if baseline is not None:
-        baseline_estimate: Estimate | None = clustered(baseline[length], documents)
-    else:
-        baseline_estimate = clustered(reference, documents) if own_figure else None
-    difference = None if own_figure else paired_difference(target[length], reference, documents)
-    ratio = perplexity(float(target[length].mean() - reference.mean()))
-    return LengthResult(
-        length=length,
-        target=clustered(target[length], documents),
-        baseline=baseline_estimate,
-        difference_to_truncation=difference,
-        ratio=ratio,
-        holds=ratio <= max_ratio,
-        useful=None if difference is None else difference.high < 0,
-        segments=len(segments),
-        documents=len(set(documents)),
-        partial=not enough(segments),
-        note=_note(length, segments, context_length),
-    )
-
-
-def _note(length: int, segments: Sequence[Segment], context_length: int | None) -> str:
-    notes = []
-    if context_length is not None and length > context_length:
-        notes.append(f"beyond the {context_length} tokens that the file states")
-    if not enough(segments):
-        documents = len({segment.document for segment in segments})
-        notes.append(
-            f"partial: the texts give {len(segments)} segments of {documents} documents, "
-            f"a verdict needs {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
-        )
-    return "; ".join(notes)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    tokens = corpus.tokens[segment.document]
+    return [*corpus.prefix, *tokens[segment.end - length + len(corpus.prefix) : segment.end].tolist()]

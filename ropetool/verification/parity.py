@@ -35,5 +35,8 @@ def logit_parity(source: Path, exported: Path, passage: Document, tokens: int) -
         ids = [*runner.prefix, *runner.tokenize(passage.text)][:tokens]
         if len(ids) < tokens:
             raise ConfigError(f"it has {len(ids)} tokens; {tokens} are asked for", where=passage.name)
-        wanted, found = runner.logits(ids), other.logits(ids)
-    return Parity(float(np.abs(found - wanted).max() / np.abs(wanted).max()), tokens)
+        largest, apart = 0.0, 0.0
+        for (_, wanted), (_, found) in zip(runner.logits(ids), other.logits(ids), strict=True):
+            largest = max(largest, float(np.abs(wanted).max()))
+            apart = max(apart, float(np.abs(found - wanted).max()))
+    return Parity(apart / largest, tokens)

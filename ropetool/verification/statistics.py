@@ -8,30 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from ropetool.results import Estimate
 from ropetool.spec import Array
 
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over tokens, and its 95 % interval over documents. Infinite interval: fewer than two documents."""
-
-    mean: float
-    low: float
-    high: float
-    standard_error: float
-    documents: int
-    tokens: int
-
-    @property
-    def half_width(self) -> float:
-        """How far the interval reaches to either side of the mean."""
-        return (self.high - self.low) / 2
+NORMAL = 1.959963984540054  # the same for a normal variable
 
 
 def clustered(values: Array, documents: Sequence[int]) -> Estimate:
@@ -45,14 +29,29 @@ def clustered(values: Array, documents: Sequence[int]) -> Estimate:
     """
     rows = np.asarray(values, dtype=np.float64).reshape(len(documents), -1)
     mean = float(rows.mean())
+    return _estimate(mean, (rows - mean).sum(axis=1), documents, rows.size)
+
+
+def clustered_sums(totals: Array, counts: Sequence[int], documents: Sequence[int]) -> Estimate:
+    """Return what `clustered` does, of parts with different numbers of tokens: the total of each and its tokens.
+
+    Shapes: all (parts,).
+    """
+    sizes = np.asarray(counts, dtype=np.float64)
+    mean = float(np.sum(totals) / sizes.sum())
+    return _estimate(mean, totals - mean * sizes, documents, int(sizes.sum()))
+
+
+def _estimate(mean: float, rests: Array, documents: Sequence[int], tokens: int) -> Estimate:
+    """Return the mean with its interval. Shapes: rests (parts,), the total of each less what the mean makes it."""
     _, cluster = np.unique(np.asarray(documents), return_inverse=True)
-    residuals = np.bincount(cluster, weights=(rows - mean).sum(axis=1))
+    residuals = np.bincount(cluster, weights=rests)
     count = residuals.size
     if count < 2:
-        return Estimate(mean, -math.inf, math.inf, math.inf, count, rows.size)
-    error = math.sqrt(count / (count - 1) * float(residuals @ residuals)) / rows.size
+        return Estimate(mean, -math.inf, math.inf, math.inf, count, tokens)
+    error = math.sqrt(count / (count - 1) * float(residuals @ residuals)) / tokens
     reach = t_quantile(CONFIDENCE, count - 1) * error
-    return Estimate(mean, mean - reach, mean + reach, error, count, rows.size)
+    return Estimate(mean, mean - reach, mean + reach, error, count, tokens)
 
 
 def paired_difference(values: Array, reference: Array, documents: Sequence[int]) -> Estimate:
@@ -89,3 +88,16 @@ def _within(angle: float, degrees: int) -> float:
         term *= k / (k + 1) * math.cos(angle) ** 2
     total *= math.sin(angle)
     return 2 / math.pi * (angle + total) if odd else total
+
+
+def wilson(hits: int, trials: int) -> tuple[float, float]:
+    """Return the ends of Wilson's 95 % interval for a share of `hits` in independent trials; all of 0 to 1 without any.
+
+    Source: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927) 209, without correction for continuity.
+    """
+    if not trials:
+        return 0.0, 1.0
+    z2 = NORMAL * NORMAL
+    middle = (hits + z2 / 2) / (trials + z2)
+    reach = math.sqrt(z2 * (hits * (trials - hits) / trials + z2 / 4)) / (trials + z2)
+    return max(0.0, middle - reach), min(1.0, middle + reach)

@@ -1,18 +1,33 @@
-"""The documents that a verification reads: files, folders, and the ones embedded in the package.
+"""The documents that a verification reads: files, folders, JSONL, and the ones bundled with the package.
 
-Knows nothing of tokens or models.
+Knows nothing of tokenizers or models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 from ropetool.errors import ConfigError
 
 EMBEDDED = Path(__file__).parent.parent / "demo" / "text"
+LONG = Path(__file__).parent.parent / "texts"
+# Each embedded document has 4404 tokens or more with the tokenizers of Llama 3, Qwen2, GPT-2 and the demo.
+SHORT_TOKENS = 4096
 MAX_BYTES = 32 * 2**20  # of one document; about 8M tokens, and reading it stays under 200 MB
+MAX_JSONL_BYTES = 8 * MAX_BYTES
+MAX_JSONL_DOCUMENTS = 100_000  # a line of 20 bytes costs 300 as a document
+NOT_TEXT = re.compile("[\\0\\ud800-\\udfff]")
+MAX_NAME = 100  # characters of a document's name, which stands in tables
 
 
 @dataclass(frozen=True)
@@ -24,17 +39,40 @@ class Document:
 
 
 def embedded_documents() -> list[Document]:
-    """Return the held-out documents of the demo checkpoint."""
+    """Return the held-out documents of the demo checkpoint: 15 of about 22000 characters."""
     return read_documents([EMBEDDED])
 
 
-def read_documents(paths: Sequence[Path]) -> list[Document]:
-    """Return one document for each file, and for each file of a folder in order of its name.
+def long_documents() -> list[Document]:
+    """Return the bundled books: at least 131072 tokens each with the tokenizers in use."""
+    return read_documents(sorted(LONG.glob("*.xz")))
 
-    Raises: ConfigError if a path is missing, a folder has no files, or a file is empty, binary, not UTF-8, over
-    `MAX_BYTES`, or a copy of another one.
+
+def default_documents(longest: int) -> list[Document]:
+    """Return the bundled documents to measure with where the longest length has that many tokens."""
+    return embedded_documents() if longest <= SHORT_TOKENS else long_documents()
+
+
+def fingerprint(documents: Sequence[Document]) -> str:
+    """Return the SHA-256 of the texts in their order; names do not count, the borders between texts do."""
+    digest = hashlib.sha256()
+    for document in documents:
+        data = document.text.encode("utf-8")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def read_documents(paths: Sequence[Path]) -> list[Document]:
+    """Return the documents of files and of folders, in order; the files of a folder in order of their names.
+
+    A file is one document. A `.jsonl` file has one a line: an object with the string "text", and if it likes a "name"
+    or "id". Files that end in `.gz` or `.xz` are unpacked.
+
+    Raises: ConfigError if a path is missing, a folder has no files, a file or line is empty, binary, not UTF-8, broken
+    or over its limit, or a text is there twice.
     """
-    documents = [_read(file) for path in paths for file in _files(Path(path))]
+    documents = [document for path in paths for file in _files(Path(path)) for document in _documents(file)]
     first_with: dict[str, str] = {}
     for document in documents:
         if document.text in first_with:
@@ -60,26 +98,109 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _read(path: Path) -> Document:
+def _documents(path: Path) -> Iterator[Document]:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    packed = suffixes.pop() if suffixes[-1:] in ([".gz"], [".xz"]) else ""
+    if suffixes[-1:] == [".jsonl"]:
+        yield from _jsonl(path, _read(path, packed, MAX_JSONL_BYTES, "a JSONL file"))
+    else:
+        text = _decoded(_read(path, packed, MAX_BYTES, "a document"), str(path))
+        yield Document(path.name, _checked(text, str(path)))
+
+
+def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
+    """Return the bytes of a file, unpacked; holds no more than the limit, whatever the file would unpack to."""
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        with _opened(path, packed) as stream:
+            data = stream.read(limit + 1)
+    except (EOFError, MemoryError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
+        # MemoryError: an xz header may ask for a dictionary of 4 GiB.
+        reason = str(error) or type(error).__name__
+        raise ConfigError(f"cannot be unpacked as {packed}: {reason}", where=str(path)) from error
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
     zero = data.find(b"\0")
     if zero >= 0:
         raise ConfigError(f"is binary, not text: byte {zero} is NUL", where=str(path))
-    if len(data) > MAX_BYTES:
-        raise ConfigError(
-            f"is {path.stat().st_size} bytes long; a document has at most {MAX_BYTES}",
-            where=str(path),
-            try_=f"split --bytes={MAX_BYTES // 2} {path}",
-        )
+    if len(data) > limit:
+        size = f"unpacks to more than {limit} bytes" if packed else f"is {path.stat().st_size} bytes long"
+        raise ConfigError(f"{size}; {kind} has at most {limit}", where=str(path), try_=_split(path, packed, limit))
+    return data
+
+
+def _split(path: Path, packed: str, limit: int) -> str:
+    """Return the commands that cut a file into smaller ones of the same kind."""
+    unpack = {".gz": f"gunzip --keep {path} && ", ".xz": f"unxz --keep {path} && "}.get(packed, "")
+    plain = path.with_suffix("") if packed else path
+    return f"{unpack}split --line-bytes={limit // 2} --additional-suffix={plain.suffix} {plain}"
+
+
+def _opened(path: Path, packed: str) -> BinaryIO:
+    if packed == ".gz":
+        return cast(BinaryIO, gzip.open(path))
+    return cast(BinaryIO, lzma.open(path)) if packed else path.open("rb")
+
+
+def _decoded(data: bytes, where: str) -> str:
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}", where=str(path)) from error
-    text = text.removeprefix("\ufeff")
+        raise ConfigError(f"is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}", where=where) from error
+
+
+def _checked(text: str, where: str) -> str:
     if not text.strip():
+        raise ConfigError("is empty; a document needs text", where=where)
+    return text
+
+
+def _jsonl(path: Path, data: bytes) -> Iterator[Document]:
+    if not data.strip():
         raise ConfigError("is empty; a document needs text", where=str(path))
-    return Document(path.name, text)
+    blank = 0
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank:
+            raise ConfigError("is a blank line; only the end of a file may have them", where=f"{path}:{blank}")
+        if number > MAX_JSONL_DOCUMENTS:
+            raise ConfigError(
+                f"holds more than {MAX_JSONL_DOCUMENTS} documents",
+                where=str(path),
+                try_=f"give a file of its first {MAX_JSONL_DOCUMENTS} lines",
+            )
+        entry = _entry(line, f"{path}:{number}")
+        yield Document(_name(entry) or f"{path.name}:{number}", entry["text"])
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    """Return the object on a JSONL line, whose "text" can be tokenized."""
+    if len(line) > MAX_BYTES:
+        raise ConfigError(f"is {len(line)} bytes long; a line has at most {MAX_BYTES}", where=where)
+    entry = _parsed(_decoded(line, where), where)
+    if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+        raise ConfigError('needs an object with a string "text"', where=where, try_='a line such as {"text": "..."}')
+    text = _checked(entry["text"], where)
+    if NOT_TEXT.search(text):
+        raise ConfigError('has a "text" that is not text: it escapes a NUL or half of a surrogate pair', where=where)
+    return entry
+
+
+def _parsed(line: str, where: str) -> object:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"is not JSON: {error.msg}, at character {error.pos + 1}", where=where) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+        raise ConfigError(f"is not JSON that can be read: {error}", where=where) from error
+
+
+def _name(entry: dict[str, Any]) -> str:
+    """Return the entry's own name where it has one that fits into a table, else an empty string."""
+    for key in ("name", "id"):
+        value = entry.get(key)
+        name = str(value).strip() if isinstance(value, str | int) else ""
+        if 0 < len(name) <= MAX_NAME and name.isprintable():
+            return name
+    return ""

@@ -13,6 +13,7 @@ from typing import Any
 
 from ropetool.errors import ConfigError, MissingDependency
 
+MAP = "map"  # layers over all devices, as accelerate spreads them
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
 
@@ -47,11 +48,11 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 def torch_device(torch: Any, name: str) -> Any:
-    """Return the torch.device of that name; for auto CUDA, else Apple's MPS, else the CPU.
+    """Return the torch.device of that name; for auto and map CUDA, else Apple's MPS, else the CPU.
 
     Raises: ConfigError if torch knows no such device or has none here.
     """
-    if name == "auto":
+    if name in ("auto", MAP):
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
@@ -95,9 +96,12 @@ class RopeState:
     def __init__(self, model: Any) -> None:
         self._attributes: list[tuple[Any, str, Any]] = []
         self._buffers: list[tuple[Any, str, Any]] = []
+        self.rope_types: set[str] = set()
         for module in model.modules():
             if not hasattr(module, "rope_type"):
                 continue
+            kinds = module.rope_type
+            self.rope_types |= set(kinds.values()) if isinstance(kinds, dict) else {kinds}
             self._buffers += [(module, name, value.clone()) for name, value in module.named_buffers(recurse=False)]
             self._attributes += [
                 (module, name, value)

@@ -11,6 +11,8 @@ import pytest
 from making import run
 
 import ropetool
+from ropetool import certificate, provenance
+from ropetool.certificate import Certificate
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -21,6 +23,26 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(DEMO, tmp_path / "model"))
 
 
+@pytest.fixture
+def extended(model: Path) -> Path:
+    """Return an output of ropetool that states 1024 tokens, not verified."""
+    return ropetool.apply(ropetool.plan("model", "yarn", factor=4), "model", "model-yarn-4x").output
+
+
+def certify(path: Path, verdict: str = "pass", longest: int = 1024) -> None:
+    """Give the output a certificate of one check with this verdict."""
+    check = {"name": "ratio", "figure": 1.2, "limit": 1.5, "verdict": verdict, "detail": ""}
+    overall = "partial" if verdict == "not run" else verdict
+    print_ = certificate.fingerprint(path)
+    certificate.write(
+        path,
+        Certificate(overall, "quick", longest, (check,), "", {}, "ropetool verify", certificate.now(), print_, False),
+    )
+
+
+AS_IT_CAME = "exported as it came, without a certificate: ropetool did not make this checkpoint"
+
+
 def types(path: Path) -> set[str]:
     """Return the types of the matrices, as the gguf package reads them."""
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2}
@@ -29,7 +51,7 @@ def types(path: Path) -> set[str]:
 def test_the_file_goes_beside_the_source(model: Path) -> None:
     done = run("export", "model")
     output = model.with_name("model-BF16.gguf")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, f"Note: {AS_IT_CAME}\n")
     tensors, size = len(gguf.GGUFReader(output).tensors), output.stat().st_size / 1e6
     assert done.out.splitlines() == [
         str(output),
@@ -47,7 +69,8 @@ def test_types_and_names(model: Path, outtype: str, stored: str) -> None:
     assert done.json == {
         "schema": 1, "output": "out.gguf", "arch": "llama", "outtype": stored.lower(), "encoding": "base frequency",
         "tensors": len(gguf.GGUFReader("out.gguf").tensors), "nbytes": Path("out.gguf").stat().st_size,
-        "context_length": 256, "notes": ["matrices in BF16 are rounded to f16"] if stored == "F16" else [],
+        "context_length": 256,
+        "notes": [*(["matrices in BF16 are rounded to f16"] if stored == "F16" else []), AS_IT_CAME],
     }  # fmt: skip
     assert types(Path("out.gguf")) == {stored}
 
@@ -84,3 +107,131 @@ def test_an_unknown_type_is_a_matter_of_usage(model: Path) -> None:
 
 def test_the_function_is_public(model: Path) -> None:
     assert ropetool.export("model").output == model.with_name("model-BF16.gguf")
+
+
+# --- the gate
+
+VERIFY = "Try: ropetool verify model-yarn-4x --suite quick"
+LACKING = {
+    "none": "no verification of it is on record",
+    "stale": "its config, tokenizer or weights are not those that its certificate was made for",
+    "failed": "it failed the quick suite up to 1024 tokens: ratio",
+    "partial": "it went through the quick suite up to 1024 tokens in part: not run were ratio",
+    "short": "it passed the quick suite up to 512 tokens, but states a context of 1024",
+}
+
+
+def lacking(extended: Path, case: str) -> None:
+    if case == "stale":
+        certify(extended)
+        config = extended / "config.json"
+        config.write_text(config.read_text() + "\n")
+    elif case != "none":
+        verdict = {"failed": "fail", "partial": "not run", "short": "pass"}[case]
+        certify(extended, verdict, 512 if case == "short" else 1024)
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_an_output_of_ours_needs_a_certificate(case: str, extended: Path) -> None:
+    lacking(extended, case)
+    before = sorted(Path().iterdir())
+    done = run("export", "model-yarn-4x")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines() == [f"Error: model-yarn-4x: ropetool made it, and {LACKING[case]}", VERIFY]
+    assert sorted(Path().iterdir()) == before
+    refused = run("export", "model-yarn-4x", "--json").json["error"]
+    assert (refused["type"], refused["where"]) == ("CheckpointError", "model-yarn-4x")
+    waived = run("export", "model-yarn-4x", "--allow-unverified")
+    assert waived.code == 0
+    assert waived.err == "Note: exported without asking for a certificate, as --allow-unverified says\n"
+
+
+def test_a_certificate_opens_the_gate(extended: Path) -> None:
+    certify(extended)
+    done = run("export", "model-yarn-4x")
+    assert (done.code, done.err) == (0, "")
+    assert types(Path("model-yarn-4x-BF16.gguf")) == {"BF16"}
+
+
+def test_without_the_gate_the_refused_would_be_exported(extended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: nothing but the certificate stands in the way of what is refused above."""
+    monkeypatch.setattr(certificate, "shortfall", lambda path, length: "")
+    assert run("export", "model-yarn-4x").code == 0
+
+
+def test_an_edited_certificate_is_refused(extended: Path) -> None:
+    certify(extended, "fail")
+    record = extended / "ropetool.json"
+    record.write_text(record.read_text().replace('"verdict": "fail",\n    "suite"', '"verdict": "pass",\n    "suite"'))
+    done = run("export", "model-yarn-4x")
+    assert (done.code, done.err.splitlines()) == (
+        1,
+        [
+            "Error: model-yarn-4x/ropetool.json: certificate: it is no certificate of ropetool "
+            '(verdict is "pass", and its checks come to fail)', VERIFY,
+        ],
+    )  # fmt: skip
+
+
+# --- the provenance of the file
+
+
+def test_the_file_says_what_it_was_made_of(extended: Path) -> None:
+    certify(extended)
+    output = ropetool.export("model-yarn-4x", "x.gguf").output
+    source, made = provenance.read(extended), provenance.read(output)
+    assert source is not None
+    assert made == provenance.Provenance(
+        str(extended.resolve()), provenance.fingerprint(extended), 256, source.plan,
+        {"outtype": "bf16", "encoding": "yarn keys"},
+    )  # fmt: skip
+    assert made.kind == "export"
+    assert provenance.record(ropetool.export("model", "y.gguf").output) == provenance.Provenance(
+        str(Path("model").resolve()), provenance.fingerprint(Path("model")), 256, {},
+        {"outtype": "bf16", "encoding": "base frequency"},
+    )  # fmt: skip
+
+
+def test_an_exported_extension_is_read_as_one(extended: Path) -> None:
+    ropetool.export("model-yarn-4x", "x.gguf", allow_unverified=True)
+    assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
+    refused = run("extend", "x.gguf", "--method", "yarn", "--factor", "8")
+    assert refused.code == 1
+    assert "already scaled (yarn by ropetool, factor 4, original 256, context 1024)" in refused.err
+    done = run("extend", "x.gguf", "--method", "yarn", "--factor", "8", "--from", "original", "--json")
+    assert (done.code, done.json["plan"]["max_position_embeddings"]) == (0, 2048)
+
+
+def test_a_table_that_the_file_does_not_show_is_still_known_as_scaled(model: Path) -> None:
+    """NTK is another base and nothing more; without its provenance the export would pass for a trained one."""
+    ropetool.apply(ropetool.plan("model", "ntk", factor=4), "model", "model-ntk-4x")
+    ropetool.export("model-ntk-4x", "x.gguf", allow_unverified=True)
+    assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
+    assert "already scaled (ntk by ropetool" in run("extend", "x.gguf", "--method", "yarn", "--factor", "2").err
+    Path("x.gguf.ropetool.json").unlink()
+    assert run("extend", "x.gguf", "--method", "yarn", "--factor", "2").code == 0
+
+
+def test_an_export_as_it_came_extends_like_the_checkpoint(model: Path) -> None:
+    ropetool.export("model", "x.gguf")
+    assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
+    done = run("extend", "x.gguf", "--method", "yarn", "--factor", "4", "--json")
+    assert (done.code, done.json["plan"]["reading"], done.json["plan"]["trained_length"]) == (0, "unscaled", 256)
+
+
+def test_force_replaces_the_record_too(extended: Path) -> None:
+    ropetool.export("model", "x.gguf")
+    assert run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified").code == 1
+    made = provenance.record(Path("x.gguf"))
+    assert made is not None
+    assert Path(made.source).name == "model"
+    assert run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified", "--force").code == 0
+    made = provenance.record(Path("x.gguf"))
+    assert made is not None
+    assert Path(made.source).name == "model-yarn-4x"
+
+
+def test_a_record_of_a_file_that_is_gone_is_no_obstacle(model: Path) -> None:
+    ropetool.export("model", "x.gguf")
+    Path("x.gguf").unlink()
+    assert run("export", "model", "-o", "x.gguf").code == 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from exporting import maker
+from ropetool import provenance
 from ropetool.errors import (
     CheckpointError,
     ConfigError,
@@ -73,7 +74,7 @@ def test_a_llama_arrives_number_by_number(tmp_path: Path) -> None:
     assert_same(tmp_path / "x.gguf", expected_llama(config))
     assert (result.outtype, result.arch, result.tensors) == ("f32", "llama", 3 + 2 * 16)
     assert result.nbytes == (tmp_path / "x.gguf").stat().st_size
-    assert result.notes == ()
+    assert result.notes == (maker.AS_IT_CAME,)
 
 
 def test_rows_left_in_place_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,8 @@ def test_matrices_get_the_type_and_vectors_stay_f32(dtype: str, outtype: str, ex
     assert {kind for name, (kind, _, _) in found.items() if "norm" in name} == {"F32"}
     assert maker.keys(tmp_path / "x.gguf")["general.file_type"] == {"F32": 0, "F16": 1, "BF16": 32}[expected]
     loses = dtype not in (expected, "BF16", "F16") or (dtype, expected) == ("BF16", "F16")
-    assert result.notes == ((f"matrices in {dtype} are rounded to {expected.lower()}",) if loses else ())
+    rounded = (f"matrices in {dtype} are rounded to {expected.lower()}",) if loses else ()
+    assert result.notes == (*rounded, maker.AS_IT_CAME)
 
 
 def test_bfloat16_matrices_are_the_same_bytes(tmp_path: Path) -> None:
@@ -231,6 +233,30 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path, monkeypatch: pyt
         export_checkpoint(source, tmp_path / "x.gguf", progress=stop)
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
     assert {path: path.read_bytes() for path in source.iterdir()} == before
+
+
+def test_a_record_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+
+    def fail(made: object, destination: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(provenance, "write", fail)
+    with pytest.raises(OutputError, match="no space left"):
+        export_checkpoint(source, tmp_path / "x.gguf")
+    assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_the_trained_length_of_a_shipped_scaling_is_kept(tmp_path: Path) -> None:
+    """A llama3 table becomes a vector, which does not say from which length it came; the record does."""
+    scaling = {
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128,
+    }  # fmt: skip
+    source = maker.checkpoint(tmp_path / "model", rope_scaling=scaling)
+    made = provenance.record(export_checkpoint(source).output)
+    assert made is not None
+    assert (made.trained_length, made.plan) == (128, {})
 
 
 def test_a_weight_file_that_shrinks_meanwhile_is_seen(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def exported(tmp_path: Path, card: str | bytes | None = None, **changes: Any) ->
     if card is not None:
         (source / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
     result = export_checkpoint(source, tmp_path / "x.gguf")
-    return maker.keys(result.output), result.notes
+    return maker.keys(result.output), maker.own_notes(result.notes)
 
 
 def test_the_sizes_stand_under_the_architecture(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_generation_settings_that_are_none_are_noted(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     for text in ("{", '{"top_k": "many"}', "[" * 10_000):
         (source / "generation_config.json").write_text(text)
-        (note,) = export_checkpoint(source, tmp_path / "x.gguf", force=True).notes
+        (note,) = maker.own_notes(export_checkpoint(source, tmp_path / "x.gguf", force=True).notes)
         assert "generation_config.json" in note
     assert not [key for key in maker.keys(tmp_path / "x.gguf") if "sampling" in key]
 

@@ -48,7 +48,7 @@ def test_yarn_keeps_its_explicit_factor(tmp_path: Path) -> None:
 def test_a_context_that_was_left_as_it_was_is_raised(tmp_path: Path) -> None:
     keys, _, result = exported(tmp_path, "qwen2", rope_scaling=YARN)
     assert keys["qwen2.context_length"] == result.context_length == 2048
-    assert result.notes == (
+    assert maker.own_notes(result.notes) == (
         "context_length is 2048, which YaRN's factor 4 reaches from 512; config.json still states "
         "max_position_embeddings 512",
     )
@@ -57,7 +57,7 @@ def test_a_context_that_was_left_as_it_was_is_raised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("context", [2048, 4096])
 def test_a_context_that_reaches_as_far_stays(context: int, tmp_path: Path) -> None:
     _, _, result = exported(tmp_path, "qwen2", max_position_embeddings=context, rope_scaling=YARN)
-    assert (result.context_length, result.notes) == (context, ())
+    assert (result.context_length, maker.own_notes(result.notes)) == (context, ())
 
 
 @pytest.mark.parametrize(
@@ -117,11 +117,11 @@ def test_a_window_inside_the_context_is_refused_unless_allowed(tmp_path: Path) -
 
 def test_a_window_around_the_context_is_a_note(tmp_path: Path) -> None:
     _, _, result = exported(tmp_path, "mistral", sliding_window=512)
-    assert result.notes == (
+    assert maker.own_notes(result.notes) == (
         "llama.cpp ignores the sliding window of 512 tokens; a context of 512 stays inside it",
     )  # fmt: skip
 
 
 def test_a_window_that_is_off_is_nothing(tmp_path: Path) -> None:
     _, _, result = exported(tmp_path, "qwen2", sliding_window=64, use_sliding_window=False)
-    assert result.notes == ()
+    assert maker.own_notes(result.notes) == ()

@@ -30,7 +30,7 @@ def exported(tmp_path: Path, change: ChangeJson | None = None, **files: Any) -> 
     for name, content in files.items():
         maker.save(source / f"{name}.json", content)
     result = export_checkpoint(source, tmp_path / "x.gguf")
-    return maker.keys(result.output), result.notes
+    return maker.keys(result.output), maker.own_notes(result.notes)
 
 
 # --- tokens and merges

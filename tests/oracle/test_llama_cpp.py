@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from gguf import GGUFValueType
 from gguf_models import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tiny, llama_logits, numpy_logits
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from ropetool import rope
@@ -117,8 +117,12 @@ def test_logits_follow_the_decoded_table(arch: str, folder: Path) -> None:
         assert difference(llama_logits(path, n_ctx), numpy_logits(arch, entry, regime_of(entry, n_ctx))) < TOLERANCE
         seen[entry.rope_type] = seen.get(entry.rope_type, 0) + 1
 
-    check()
     wanted = {"default", "linear", "yarn", "table"} | ({"longrope"} if arch == "llama" else set())
+    # What hypothesis draws from a seed changes with the constants of the project's own code, so one round may give few.
+    for number in range(5):
+        seed(number)(check)()
+        if set(seen) == wanted and min(seen.values()) >= 5:
+            break
     assert set(seen) == wanted
     assert min(seen.values()) >= 5
 

@@ -19,6 +19,7 @@ from ropetool.exporting import export_checkpoint
 from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.verification import checkpoints
 from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.scoring import Scores
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -29,17 +30,18 @@ class Fake:
     prefix = ()
     opened: list[tuple[str, Path]] = []  # noqa: RUF012  # emptied by the fixture
 
-    def __init__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, **options: object) -> None:
         self.opened.append((type(self).__name__, path))
         self.description = type(self).__name__
 
     def tokenize(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def losses(
-        self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None] | None = None
-    ) -> np.ndarray:
-        return np.ones((len(rows), scored))
+    def byte_lengths(self, text: str) -> list[int]:
+        return [1] * len(text)
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None]) -> Scores:
+        return Scores(np.ones((len(rows), scored)), np.ones((len(rows), scored), dtype=np.bool_))
 
     def close(self) -> None:
         pass
@@ -54,9 +56,10 @@ class Llama(Fake):
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Path]]:
     monkeypatch.setattr(checkpoints, "TorchRunner", Torch)
     monkeypatch.setattr(checkpoints, "LlamaRunner", Llama)
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
     Fake.opened.clear()
     return Fake.opened
 
@@ -72,21 +75,22 @@ def exported(source: Path) -> Path:
 
 
 def test_each_path_gets_its_runtime_and_a_mix_is_told(opened: list, source: Path, exported: Path) -> None:
-    found = verify_checkpoint(exported, baseline=source, segments=8)
+    found = verify_checkpoint(exported, baseline=source, suite="quick", segments=8)
     assert opened == [("Llama", exported), ("Torch", source)]
     assert [entry.length for entry in found.lengths] == [64, 128, 256]  # from the file's own keys
     assert "llama.cpp runs the target, transformers the baseline" in found.notes
     opened.clear()
-    found = verify_checkpoint(source, baseline=exported, segments=8)
+    found = verify_checkpoint(source, baseline=exported, suite="quick", segments=8)
     assert opened == [("Torch", source), ("Llama", exported)]
     opened.clear()
-    assert verify_checkpoint(exported, segments=8).notes == ()
+    provenance.place(exported).unlink()
+    assert verify_checkpoint(exported, suite="quick", segments=8).notes == ()
     assert opened == [("Llama", exported)]
 
 
 def test_a_gguf_is_known_by_its_first_letters_too(opened: list, exported: Path) -> None:
     renamed = exported.rename(exported.with_name("blob"))
-    verify_checkpoint(renamed, segments=8)
+    verify_checkpoint(renamed, suite="quick", segments=8)
     assert opened == [("Llama", renamed)]
 
 
@@ -100,7 +104,7 @@ def made_from(exported: Path, source: Path, trained: int) -> Path:
 
 
 def test_an_unchanged_source_is_the_baseline(opened: list, exported: Path) -> None:
-    found = verify_checkpoint(made_from(exported, exported, 128), segments=8)
+    found = verify_checkpoint(made_from(exported, exported, 128), suite="quick", segments=8)
     assert (found.baseline, found.trained_length) == (exported.name, 128)
     assert [entry.length for entry in found.lengths] == [32, 64, 128, 256]
 
@@ -112,7 +116,7 @@ def test_a_source_that_is_not_the_same_is_no_baseline(opened: list, exported: Pa
         exported.unlink()
     else:
         os.utime(exported, (1, 1))
-    found = verify_checkpoint(output, segments=8)
+    found = verify_checkpoint(output, suite="quick", segments=8)
     assert found.baseline is None
     assert f"the source {exported} {'is gone' if change == 'gone' else 'has changed'}" in found.notes[0]
 

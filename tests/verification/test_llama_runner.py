@@ -21,8 +21,10 @@ from ropetool.runtimes import llama_cpp as decoder
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.runtimes.base import GgufView
 from ropetool.spec import Regime
-from ropetool.verification import Document, llama_library, verify
+from ropetool.verification import llama_library, suites
 from ropetool.verification.llama_runner import LlamaRunner
+from ropetool.verification.run import verify
+from ropetool.verification.texts import Document
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -70,7 +72,7 @@ def test_losses_equal_the_forward_pass(arch: str, length: int, tmp_path: Path) -
     rows = rows_of(length)
     counted: list[int] = []
     runner = LlamaRunner(path)
-    found = runner.losses(rows, SCORED, counted.append)
+    found = runner.score(rows, SCORED, counted.append).losses
     expected = naive(path, rows, SCORED)
     assert found.dtype == np.float64
     assert np.abs(found - expected).max() < 1e-3
@@ -86,20 +88,42 @@ def test_logits_equal_the_forward_pass_and_those_of_pieces(tiny: Path) -> None:
     assert entry.table is not None
     expected = numpy_logits("llama", entry, entry.table.at(700), row)
     runner = LlamaRunner(tiny)
-    found = runner.logits(row)
+    found = np.concatenate([piece.copy() for _, piece in runner.logits(row)])
     assert found.shape == expected.shape
     assert np.abs(found - expected).max() < 2e-4 * np.abs(expected).max()
     # more scored tokens than one piece holds
-    losses = runner.losses([row], 600)
+    losses = runner.score([row], 600).losses
     assert np.abs(losses - naive(tiny, [row], 600)).max() < 1e-3
+
+
+def test_hits_and_predictions_are_those_of_the_forward_pass(tiny: Path) -> None:
+    rows = rows_of(90)
+    entry = decoder.decode(GgufView.of(read_shards(tiny))).entries["full_attention"]
+    assert entry.table is not None
+    logits = [numpy_logits("llama", entry, entry.table.at(90), row) for row in rows]
+    rows[1][-1] = int(logits[1][-2].argmax())  # of the last token, which no logit before it depends on
+    runner = LlamaRunner(tiny)
+    wanted = np.array(
+        [[found[p - 1].argmax() == row[p] for p in range(74, 90)] for found, row in zip(logits, rows, strict=True)]
+    )
+    assert wanted.any()
+    assert (runner.score(rows, SCORED).hits == wanted).all()
+
+    few = [[5, 17], [1, 2], [90, 0]]
+    found = runner.predict(rows[:1] + rows[2:], few[:1] + few[2:])
+    for index, (at, asked) in enumerate([(0, few[0]), (2, few[2])]):
+        last = logits[at][-1]
+        log_probs = last - last.max() - np.log(np.exp(last - last.max()).sum())
+        assert np.abs(found.log_probs[index] - log_probs[asked]).max() < 1e-3
+        assert found.top[index] == last.argmax()
 
 
 def test_a_row_meets_an_empty_cache(tiny: Path) -> None:
     rows = rows_of(40)
     runner = LlamaRunner(tiny)
-    together = runner.losses(rows, SCORED)
-    assert (together[::-1] == runner.losses(rows[::-1], SCORED)).all()
-    assert (together[2:] == LlamaRunner(tiny).losses(rows[2:], SCORED)).all()
+    together = runner.score(rows, SCORED).losses
+    assert (together[::-1] == runner.score(rows[::-1], SCORED).losses).all()
+    assert (together[2:] == LlamaRunner(tiny).score(rows[2:], SCORED).losses).all()
 
 
 def test_only_scored_tokens_get_logits(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +135,7 @@ def test_only_scored_tokens_get_logits(tiny: Path, monkeypatch: pytest.MonkeyPat
         return int(decode(context, batch))
 
     monkeypatch.setattr(llama_cpp, "llama_decode", spy)
-    LlamaRunner(tiny).losses(rows_of(1030, 1), SCORED)
+    LlamaRunner(tiny).score(rows_of(1030, 1), SCORED)
     assert asked == [(512, 0), (512, 11), (5, 5)]
 
 
@@ -120,32 +144,32 @@ def test_the_context_is_as_long_as_the_rows_or_as_asked(tmp_path: Path) -> None:
     runner = LlamaRunner(path)
     for length in (600, 500):  # long, then short again
         rows = rows_of(length, 1)
-        assert np.abs(runner.losses(rows, SCORED) - naive(path, rows, SCORED)).max() < 1e-3
+        assert np.abs(runner.score(rows, SCORED).losses - naive(path, rows, SCORED)).max() < 1e-3
     rows = rows_of(500, 1)
-    asked = LlamaRunner(path, context_length=2048).losses(rows, SCORED)
+    asked = LlamaRunner(path, context_length=2048).score(rows, SCORED).losses
     assert np.abs(asked - naive(path, rows, SCORED, n_ctx=2048)).max() < 1e-3
     assert np.abs(asked - naive(path, rows, SCORED)).max() > 0.1
 
 
 def test_narrow_caches_and_weights_run_too(tiny: Path, tmp_path: Path) -> None:
     rows = rows_of(64)
-    exact = LlamaRunner(tiny).losses(rows, SCORED)
-    cache = LlamaRunner(tiny, dtype="float16").losses(rows, SCORED)
+    exact = LlamaRunner(tiny).score(rows, SCORED).losses
+    cache = LlamaRunner(tiny, dtype="float16").score(rows, SCORED).losses
     assert 0 < np.abs(cache - exact).max() < 0.05
     narrow = LlamaRunner(Tiny("llama", YARN).write(tmp_path / "q8.gguf", quantised=True))
-    assert 0 < np.abs(narrow.losses(rows, SCORED) - exact).max() < 0.5
+    assert 0 < np.abs(narrow.score(rows, SCORED).losses - exact).max() < 0.5
     assert "Q8_0 weights, F32 cache" in narrow.description
     flash = LlamaRunner(tiny, flash_attention=True)
-    assert np.abs(flash.losses(rows, SCORED) - exact).max() < 0.05
+    assert np.abs(flash.score(rows, SCORED).losses - exact).max() < 0.05
     assert flash.description.endswith("F32 weights, F32 cache, flash attention")
 
 
 def test_a_closed_runner_holds_no_model_and_opens_again(tiny: Path) -> None:
     runner = LlamaRunner(tiny)
-    before = runner.losses(rows_of(32), SCORED)
+    before = runner.score(rows_of(32), SCORED).losses
     runner.close()
     assert runner._model is None
-    assert (runner.losses(rows_of(32), SCORED) == before).all()
+    assert (runner.score(rows_of(32), SCORED).losses == before).all()
     runner.close()
     runner.close()
 
@@ -156,7 +180,7 @@ def test_a_split_model_is_opened_by_any_of_its_files(tmp_path: Path) -> None:
     shards = sorted(tmp_path.glob("split-*.gguf"))
     assert len(shards) > 1
     rows = rows_of(32)
-    assert (LlamaRunner(shards[-1]).losses(rows, SCORED) == LlamaRunner(whole).losses(rows, SCORED)).all()
+    assert (LlamaRunner(shards[-1]).score(rows, SCORED).losses == LlamaRunner(whole).score(rows, SCORED).losses).all()
 
 
 # --- words
@@ -189,6 +213,10 @@ def test_tokens_are_those_of_the_same_vocabulary_elsewhere(words: Tokenizer, tmp
     assert runner.prefix == (0,)
     for text in TEXTS:
         assert runner.tokenize(text) == words.encode(text).ids, text
+        if text.isascii():
+            pieces = [words.decode([token], skip_special_tokens=False) for token in words.encode(text).ids]
+            assert runner.byte_lengths(text) == [len(piece) for piece in pieces]
+        assert sum(runner.byte_lengths(text)) == len(text.encode())
     assert words.token_to_id("<end>") in runner.tokenize("x<end>")
     assert LlamaRunner(with_words(words, bos=None).write(tmp_path / "plain.gguf")).prefix == ()
 
@@ -200,7 +228,13 @@ def test_verification_runs_on_it(words: Tokenizer, tmp_path: Path) -> None:
         for n in range(4)
     ]
     found = verify(
-        path, baseline=None, texts=texts, lengths=[16, 32], trained_length=32, segments=8, runner=LlamaRunner
+        path,
+        baseline=None,
+        texts=texts,
+        lengths=[16, 32],
+        trained_length=32,
+        runner=LlamaRunner,
+        suite=suites.choose("quick", (), 8),
     )
     assert [entry.length for entry in found.lengths] == [16, 32]
     assert found.runtime.startswith(f"llama-cpp-python {llama_cpp.__version__}, ")
@@ -226,7 +260,7 @@ def test_a_file_that_llama_cpp_refuses_is_refused_in_its_words(
     # the same from the library itself, had our decoder not looked first
     monkeypatch.setattr("ropetool.verification.llama_runner.llama_cpp.decode", lambda view: None)
     with pytest.raises(CheckpointError, match=ours):
-        LlamaRunner(path).losses(rows_of(32), SCORED)
+        LlamaRunner(path).score(rows_of(32), SCORED)
     unknown = Tiny("llama").write(tmp_path / "unknown.gguf")
     unknown.write_bytes(unknown.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0llamb"))
     with pytest.raises(CheckpointError, match="unknown model architecture: 'llamb'"):
@@ -246,7 +280,7 @@ def test_a_token_beyond_the_vocabulary_is_named(tiny: Path) -> None:
     rows = rows_of(32)
     rows[1][7] = 96
     with pytest.raises(CheckpointError, match="there is no token 96; the vocabulary has 96"):
-        LlamaRunner(tiny).losses(rows, SCORED)
+        LlamaRunner(tiny).score(rows, SCORED)
     with pytest.raises(CheckpointError, match="it has no vocabulary, so no text can be read"):
         LlamaRunner(tiny).tokenize("the rope")
 
@@ -266,7 +300,7 @@ def test_options_that_are_not_there(tiny: Path, monkeypatch: pytest.MonkeyPatch)
 def test_no_memory_for_a_context_is_said(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda model, settings: None)
     with pytest.raises(ConfigError, match="no context of 256 tokens"):
-        LlamaRunner(tiny).losses(rows_of(32), SCORED)
+        LlamaRunner(tiny).score(rows_of(32), SCORED)
 
 
 def test_llama_cpp_stays_silent_and_the_log_comes_back(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +313,7 @@ def test_llama_cpp_stays_silent_and_the_log_comes_back(tiny: Path, capfd: pytest
     llama_cpp.llama_log_set(listen, None)
     try:
         runner = LlamaRunner(tiny)
-        runner.losses(rows_of(100), SCORED)
+        runner.score(rows_of(100), SCORED)
         runner.close()
         del runner
         assert heard == []

@@ -8,7 +8,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from ropetool.verification.statistics import Estimate, clustered, paired_difference, t_quantile
+from ropetool.verification.statistics import Estimate, clustered, paired_difference, t_quantile, wilson
 
 # Two-sided 95 %: NIST/SEMATECH e-Handbook of Statistical Methods, section 1.3.6.7.2, column 0.975.
 PUBLISHED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 100: 1.984}
@@ -94,3 +94,38 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 def test_an_interval_over_tokens_would_not() -> None:
     found = [clustered(values.ravel(), range(values.size)) for values, _ in draws(100)]
     assert np.mean([e.low <= 0 <= e.high for e in found]) < 0.6
+
+
+# Newcombe, Statistics in Medicine 17 (1998) 857, table I, method 3: the score interval without correction.
+NEWCOMBE = {(81, 263): (0.2553, 0.3662), (15, 148): (0.0624, 0.1605), (0, 20): (0, 0.1611), (1, 29): (0.0061, 0.1718)}
+
+
+@pytest.mark.parametrize(("counted", "ends"), NEWCOMBE.items())
+def test_wilsons_interval_is_the_published_one(counted: tuple[int, int], ends: tuple[float, float]) -> None:
+    assert tuple(round(end, 4) for end in wilson(*counted)) == ends
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(1, 2), (4, 20), (19, 20), (500, 1000), (0, 7), (7, 7)])
+def test_wilsons_ends_are_the_shares_that_the_hits_just_do_not_reject(hits: int, trials: int) -> None:
+    for end in wilson(hits, trials):
+        distance = abs(hits / trials - end)
+        assert distance == pytest.approx(1.959963984540054 * math.sqrt(end * (1 - end) / trials), abs=1e-9)
+
+
+@pytest.mark.parametrize(("hits", "trials"), [(0, 4), (1, 4), (3, 20)])
+def test_wilsons_interval_stays_between_no_hit_and_all_and_has_no_side(hits: int, trials: int) -> None:
+    low, high = wilson(hits, trials)
+    assert 0 <= low <= hits / trials <= high < 1
+    assert low < high
+    assert wilson(trials - hits, trials) == pytest.approx((1 - high, 1 - low), abs=1e-12)
+
+
+def test_without_trials_nothing_is_known() -> None:
+    assert wilson(0, 0) == (0, 1)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.85])
+def test_wilsons_interval_covers_the_share_as_often_as_it_says(share: float) -> None:
+    chances = (mpmath.binomial(40, k) * share**k * (1 - share) ** (40 - k) for k in range(41))
+    covered = sum(chance for k, chance in enumerate(chances) if wilson(k, 40)[0] <= share <= wilson(k, 40)[1])
+    assert 0.92 < covered < 0.98

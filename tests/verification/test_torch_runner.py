@@ -42,7 +42,7 @@ def naive(folder: Path, rows: list[list[int]], scored: int, dtype: torch.dtype =
 @pytest.mark.parametrize("length", [SCORED + 1, 64, 200])
 def test_losses_equal_a_naive_loop_over_full_logits(tiny: Path, length: int) -> None:
     rows = rows_of(length)
-    found = TorchRunner(tiny, dtype="float64").losses(rows, SCORED)
+    found = TorchRunner(tiny, dtype="float64").score(rows, SCORED).losses
     expected = naive(tiny, rows, SCORED)
     assert found.dtype == np.float64
     assert np.abs(found - expected).max() < 1e-9
@@ -53,9 +53,9 @@ def test_losses_equal_a_naive_loop_over_full_logits(tiny: Path, length: int) -> 
 def test_batches_equal_single_rows_and_leave_no_row_out(tiny: Path) -> None:
     rows = rows_of(50, count=7)
     counted: list[int] = []
-    batched = TorchRunner(tiny, dtype="float64", batch_tokens=150).losses(rows, SCORED, counted.append)
+    batched = TorchRunner(tiny, dtype="float64", batch_tokens=150).score(rows, SCORED, counted.append).losses
     runner = TorchRunner(tiny, dtype="float64")
-    single = np.concatenate([runner.losses([row], SCORED) for row in rows])
+    single = np.concatenate([runner.score([row], SCORED).losses for row in rows])
     assert counted == [150, 150, 50]
     assert np.abs(batched - single).max() < 1e-12
 
@@ -67,13 +67,13 @@ def test_a_dynamic_table_meets_every_row_as_a_fresh_model_does(
     expected = {n: naive(dynamic, rows_of(n), SCORED) for n in lengths}
     runner = TorchRunner(dynamic, dtype="float64")
     for length in lengths:
-        assert np.abs(runner.losses(rows_of(length), SCORED) - expected[length]).max() < 1e-9
+        assert np.abs(runner.score(rows_of(length), SCORED).losses - expected[length]).max() < 1e-9
     assert np.abs(expected[200] - naive(tiny, rows_of(200), SCORED)).max() > 0.01  # dynamic does something here
 
     monkeypatch.setattr(RopeState, "restore", lambda self: None)
     forgetful = TorchRunner(dynamic, dtype="float64")
-    forgetful.losses(rows_of(200), SCORED)
-    assert np.abs(forgetful.losses(rows_of(100), SCORED) - expected[100]).max() > 0.01
+    forgetful.score(rows_of(200), SCORED)
+    assert np.abs(forgetful.score(rows_of(100), SCORED).losses - expected[100]).max() > 0.01
 
 
 def test_longrope_lists_are_chosen_anew_for_every_length(tiny: Path, make_variant: Any) -> None:
@@ -92,7 +92,7 @@ def test_longrope_lists_are_chosen_anew_for_every_length(tiny: Path, make_varian
     runner = TorchRunner(folder, dtype="float64")
     for length in (100, 64, 120):
         rows = rows_of(length)
-        assert np.abs(runner.losses(rows, SCORED) - naive(folder, rows, SCORED)).max() < 1e-9
+        assert np.abs(runner.score(rows, SCORED).losses - naive(folder, rows, SCORED)).max() < 1e-9
 
 
 def test_only_scored_tokens_get_logits_and_attention_is_sdpa(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,8 +110,8 @@ def test_only_scored_tokens_get_logits_and_attention_is_sdpa(tiny: Path, monkeyp
     monkeypatch.setattr(
         torch.nn.functional, "scaled_dot_product_attention", lambda *a, **k: attention.append(k) or sdpa(*a, **k)
     )
-    TorchRunner(tiny).losses(rows_of(100), SCORED)
-    assert shapes == [(3, SCORED + 1, 64)]
+    TorchRunner(tiny).score(rows_of(100), SCORED)
+    assert shapes == [(3, SCORED, 64)]
     assert [call["is_causal"] for call in attention] == [True, True]
     assert all(call["attn_mask"] is None for call in attention)
 
@@ -126,13 +126,13 @@ def test_a_family_that_refuses_sdpa_runs_with_its_own_attention_and_logit_cap(ti
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tiny / name, tmp_path)
     rows = rows_of(100)
-    found = TorchRunner(tmp_path, dtype="float64").losses(rows, SCORED)
+    found = TorchRunner(tmp_path, dtype="float64").score(rows, SCORED).losses
     assert np.abs(found - naive(tmp_path, rows, SCORED)).max() < 1e-9
 
 
 def test_narrow_weights_still_get_a_wide_cross_entropy(tiny: Path) -> None:
     rows = rows_of(64)
-    found = TorchRunner(tiny, dtype="bfloat16").losses(rows, SCORED)
+    found = TorchRunner(tiny, dtype="bfloat16").score(rows, SCORED).losses
     assert np.abs(found - naive(tiny, rows, SCORED, torch.bfloat16)).max() < 1e-2  # logits differ by a rounding of bf16
     assert len(set(found.ravel().tolist())) > 0.9 * found.size  # a loss in bf16 has only 256 values an octave
 
@@ -147,17 +147,17 @@ def test_the_prefix_is_what_the_tokenizer_adds(tiny: Path, make_variant: Any, wr
     assert 0 not in plain.tokenize("the rope")
 
 
-def failing_above(runner: TorchRunner, most: int, error: Exception) -> None:
-    """Let the model of a runner fail when it is given more than so many rows."""
-    model, _ = runner._load()
-    forward = model.forward
+def failing_above(runner: TorchRunner, most: int, error: Exception, longest: int = 2**20) -> None:
+    """Let the model of a runner fail when it is given more than so many rows, or tokens in one piece."""
+    model = runner._model()
+    hidden = type(model).hidden
 
-    def limited(input_ids: torch.Tensor, **options: Any) -> Any:
-        if len(input_ids) > most:
+    def limited(ids: torch.Tensor, first: int, chunk: int) -> Any:
+        if len(ids) > most or min(chunk, ids.shape[1]) > longest:
             raise error
-        return forward(input_ids=input_ids, **options)
+        return hidden(model, ids, first, chunk)
 
-    model.forward = limited
+    model.hidden = limited  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -173,31 +173,152 @@ def test_batches_are_halved_until_they_fit_and_it_says_so(tiny: Path, error: Exc
     said: list[str] = []
     runner = TorchRunner(tiny, dtype="float64", report=said.append)
     failing_above(runner, 2, error)
-    found = runner.losses(rows, SCORED)
-    assert np.abs(found - TorchRunner(tiny, dtype="float64").losses(rows, SCORED)).max() < 1e-12
+    found = runner.score(rows, SCORED).losses
+    assert np.abs(found - TorchRunner(tiny, dtype="float64").score(rows, SCORED).losses).max() < 1e-12
     assert said == [
         "tiny: no memory for 7 rows of 50 tokens; going on with 3",
         "tiny: no memory for 3 rows of 50 tokens; going on with 1",
     ]
     failing_above(runner, 0, error)
     with pytest.raises(ConfigError, match="one row of 50 tokens does not fit into the memory of cpu"):
-        runner.losses(rows, SCORED)
+        runner.score(rows, SCORED)
+
+
+def test_a_row_that_does_not_fit_goes_on_in_smaller_chunks_and_it_says_so(tiny: Path) -> None:
+    said: list[str] = []
+    runner = TorchRunner(tiny, dtype="float64", report=said.append)
+    failing_above(runner, 1, torch.OutOfMemoryError("CUDA out of memory."), longest=300)
+    rows = rows_of(1100, count=2)
+    found = runner.score(rows, SCORED).losses
+    assert np.abs(found - naive(tiny, rows, SCORED)).max() < 1e-9
+    assert said == [
+        "tiny: no memory for 2 rows of 1100 tokens; going on with 1",
+        "tiny: no memory for 1100 tokens in one pass; going on with 550 at a time",
+        "tiny: no memory for 1100 tokens in one pass; going on with 275 at a time",
+    ]
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 99])
+def test_chunks_behind_a_cache_equal_one_pass(tiny: Path, chunk: int) -> None:
+    rows = rows_of(200)
+    pieces = TorchRunner(tiny, dtype="float64", chunk_tokens=chunk)
+    whole = TorchRunner(tiny, dtype="float64")
+    assert pieces._model().fixed_table
+    assert np.abs(pieces.score(rows, 150).losses - whole.score(rows, 150).losses).max() < 1e-9
+    logits = [np.concatenate([piece for _, piece in runner.logits(rows[0])]) for runner in (pieces, whole)]
+    assert np.abs(logits[0] - logits[1]).max() < 1e-9
+
+
+def test_chunks_meet_the_window_of_a_sliding_layer(tiny: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = Gemma2Config(
+        vocab_size=300, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, sliding_window=32, initializer_range=0.2,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny / name, tmp_path)
+    rows = rows_of(200)
+    found = TorchRunner(tmp_path, dtype="float64", chunk_tokens=48).score(rows, SCORED).losses
+    assert np.abs(found - naive(tmp_path, rows, SCORED)).max() < 1e-9
+
+
+def test_a_table_that_follows_the_length_is_computed_in_one_call(dynamic: Path) -> None:
+    rows = rows_of(200)
+    runner = TorchRunner(dynamic, dtype="float64", chunk_tokens=50)
+    assert not runner._model().fixed_table
+    assert np.abs(runner.score(rows, SCORED).losses - naive(dynamic, rows, SCORED)).max() < 1e-9
+
+
+def full_logits(folder: Path, row: list[int]) -> np.ndarray:
+    with torch.no_grad():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        return model(torch.tensor([row])).logits[0].numpy()
+
+
+def test_hits_and_predictions_are_those_of_full_logits(tiny: Path) -> None:
+    rows = rows_of(90)
+    runner = TorchRunner(tiny, dtype="float64", batch_tokens=180)
+    likeliest = full_logits(tiny, rows[0]).argmax(axis=-1)
+    rows[0][80:] = likeliest[79:89].tolist()  # some tokens are what the model expects, one at a time
+    for position in range(80, 90):
+        rows[0][position] = int(full_logits(tiny, rows[0])[position - 1].argmax())
+    wanted = np.array([[full_logits(tiny, r)[p - 1].argmax() == r[p] for p in range(90 - SCORED, 90)] for r in rows])
+    assert wanted[0].sum() >= 10
+    assert (runner.score(rows, SCORED).hits == wanted).all()
+
+    candidates = [[5, 17, 250], [1, 2, 3], [299, 0, 7]]
+    found = runner.predict(rows, candidates)
+    for row, few, log_probs, top in zip(rows, candidates, found.log_probs, found.top, strict=True):
+        logits = full_logits(tiny, row)[-1]
+        expected = logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+        assert np.abs(log_probs - expected[few]).max() < 1e-9
+        assert top == expected.argmax()
+
+
+def test_logits_come_in_pieces_that_cover_the_row(tiny: Path) -> None:
+    (row,) = rows_of(1100, count=1)
+    pieces = [(start, len(piece)) for start, piece in TorchRunner(tiny).logits(row)]
+    assert pieces == [(0, 512), (512, 512), (1024, 76)]
+
+
+@pytest.mark.parametrize("text", ["the rope turns. near", "ünïcödé 🙂🙂 日本 the", "  the \n\n rope", ""])
+def test_bytes_of_tokens_sum_to_the_text(tiny: Path, text: str) -> None:
+    runner = TorchRunner(tiny)
+    found = runner.byte_lengths(text)
+    assert len(found) == len(runner.tokenize(text))
+    assert sum(found) == len(text.encode())
+    decoded = [runner._tokenizer.decode([token]) for token in runner.tokenize(text)]
+    if text.isascii():
+        assert found == [len(piece) for piece in decoded]
+
+
+@pytest.mark.parametrize("place", ["layer 1", "the embeddings", "the output head"])
+def test_a_logit_that_is_no_number_is_named_by_layer_and_position(tiny: Path, place: str) -> None:
+    runner = TorchRunner(tiny)
+    model = runner._model()._model
+    modules = {
+        "layer 1": model.model.layers[1],
+        "the embeddings": model.model.embed_tokens,
+        "the output head": model.lm_head,
+    }
+
+    def spoil(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        spoiled = output.clone()
+        spoiled[-1, -3:] = float("nan")
+        return spoiled
+
+    modules[place].register_forward_hook(spoil)
+    with pytest.raises(
+        CheckpointError, match=f"{place} gives values that are not finite, first at position "
+    ) as caught:
+        runner.score(rows_of(50), SCORED)
+    assert (
+        str(caught.value).partition("position ")[2].startswith("46 of 50" if place == "the output head" else "47 of 50")
+    )
+
+
+def test_layers_spread_over_devices_give_the_same_figures(tiny: Path) -> None:
+    rows = rows_of(100)
+    spread = TorchRunner(tiny, dtype="float64", device="map")
+    assert "layers over all devices" in spread.description
+    assert np.abs(spread.score(rows, SCORED).losses - naive(tiny, rows, SCORED)).max() < 1e-9
 
 
 def test_other_errors_of_the_model_are_not_taken_for_lack_of_memory(tiny: Path) -> None:
     runner = TorchRunner(tiny)
     failing_above(runner, 0, RuntimeError("shapes do not match"))
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        runner.losses(rows_of(50), SCORED)
+        runner.score(rows_of(50), SCORED)
 
 
 def test_a_closed_runner_holds_no_model(tiny: Path) -> None:
     runner = TorchRunner(tiny)
-    before = runner.losses(rows_of(32), SCORED)
+    before = runner.score(rows_of(32), SCORED).losses
     assert runner._loaded is not None
     runner.close()
     assert runner._loaded is None
-    assert (runner.losses(rows_of(32), SCORED) == before).all()
+    assert (runner.score(rows_of(32), SCORED).losses == before).all()
 
 
 def test_transformers_stays_silent_and_keeps_its_settings(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -206,7 +327,7 @@ def test_transformers_stays_silent_and_keeps_its_settings(tiny: Path, capfd: pyt
     capfd.readouterr()
     runner = TorchRunner(tiny)
     runner.tokenize("the rope turns " * 200)  # beyond model_max_length, which the tokenizer would warn of
-    runner.losses(rows_of(100), SCORED)
+    runner.score(rows_of(100), SCORED)
     assert capfd.readouterr() == ("", "")
     assert settings == (log.get_verbosity(), log.is_progress_bar_enabled())
     assert log.is_progress_bar_enabled()
@@ -255,10 +376,10 @@ def test_unreadable_checkpoints_are_refused(tiny: Path, tmp_path: Path, make_var
     short = make_variant(tiny)
     (short / "model.safetensors").write_bytes((tiny / "model.safetensors").read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="transformers cannot load it"):
-        TorchRunner(short).losses(rows_of(32), SCORED)
+        TorchRunner(short).score(rows_of(32), SCORED)
     remote = make_variant(tiny, model_type="mystery", auto_map={"AutoModelForCausalLM": "code.Model"})
     with pytest.raises(CheckpointError, match="transformers cannot load it"):
-        TorchRunner(remote).losses(rows_of(32), SCORED)
+        TorchRunner(remote).score(rows_of(32), SCORED)
 
 
 def test_missing_weights_are_not_replaced_by_random_ones(tiny: Path, make_variant: Any) -> None:
@@ -267,11 +388,11 @@ def test_missing_weights_are_not_replaced_by_random_ones(tiny: Path, make_varian
     del tensors["model.layers.1.self_attn.q_proj.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"1 tensors are missing, first model\.layers\.1\.self_attn\.q_proj"):
-        TorchRunner(folder).losses(rows_of(32), SCORED)
+        TorchRunner(folder).score(rows_of(32), SCORED)
 
 
 def test_a_token_beyond_the_embeddings_is_named(tiny: Path) -> None:
     rows = rows_of(32)
     rows[2][9] = 300
     with pytest.raises(CheckpointError, match="gives token 300, but the model has embeddings for 300"):
-        TorchRunner(tiny).losses(rows, SCORED)
+        TorchRunner(tiny).score(rows, SCORED)

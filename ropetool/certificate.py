@@ -1,0 +1,289 @@
+"""The certificate of a verification: what was found, bound to the bytes that decide what a checkpoint computes.
+
+Kept in the provenance file, or in a file of its own for a checkpoint of others. Knows nothing of how one measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ropetool import names, provenance
+from ropetool.errors import CheckpointError, CorruptFile, OutputError
+from ropetool.formats.gguf import read_shards
+from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
+from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.output import check_output, staged
+from ropetool.inspection import is_gguf
+
+SCHEMA = 1
+PASS, FAIL, PARTIAL, NOT_RUN = "pass", "fail", "partial", "not run"
+NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
+
+BLOCK = 64 << 10  # bytes
+BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
+_CHUNK = 1 << 20
+# What decides the tokens; transformers reads the last four beside an older tokenizer.
+_TEXTS = (
+    names.CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, names.TOKENIZER_JSON, names.TOKENIZER_CONFIG_JSON,
+    "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+_FINGERPRINT = re.compile(r"(sampled|sha256):[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a verification found. longest: the longest context that was measured, in tokens.
+
+    checks: name, figure, limit, verdict and detail of each. made: UTC, in ISO form. full_hash: the fingerprint is over
+    all bytes and not over samples.
+    """
+
+    verdict: str
+    suite: str
+    longest: int
+    checks: tuple[Mapping[str, Any], ...]
+    text_fingerprint: str
+    versions: Mapping[str, str]
+    command: str
+    made: str
+    fingerprint: str
+    full_hash: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a JSON file; a figure that is not finite is null."""
+        checks = [{key: _finite(value) for key, value in check.items()} for check in self.checks]
+        return {**vars(self), "checks": checks, "versions": dict(self.versions)}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str, try_: str = "ropetool verify, which makes a new one") -> Certificate:
+        """Return the certificate that this data holds; keys of a later version are ignored.
+
+        Raises: CorruptFile if a key is absent, has another type, or contradicts another.
+        """
+        problem = _problem(data)
+        if problem:
+            raise CorruptFile(f"it is no certificate of ropetool ({problem})", where=where, try_=try_)
+        known = {field.name: data[field.name] for field in dataclasses.fields(cls)}
+        return cls(**{**known, "checks": tuple({key: check[key] for key in _CHECK} for check in data["checks"])})
+
+
+@dataclass(frozen=True)
+class State:
+    """What a certificate is worth now: none, stale, failed, partial or passed; and a sentence why."""
+
+    name: str
+    why: str
+    certificate: Certificate | None = None
+
+
+def now() -> str:
+    """Return the time as a certificate states it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+# --- the checkpoint's bytes
+
+
+def fingerprint(path: Path, full: bool = False) -> str:
+    """Return a digest of what decides the computation: config, tokenizer and weights; a copy elsewhere has the same.
+
+    Of each weight file it takes the size, the header and blocks spread evenly over the data, or with `full` all bytes;
+    the form, `sampled:...` or `sha256:...`, tells which.
+
+    Raises: CheckpointError for files that are broken or cannot be read.
+    """
+    digest = hashlib.sha256()
+    for label, file, data_start in _parts(Path(path)):
+        try:
+            with file.open("rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+                digest.update(os.fsencode(f"{label}\0{size}\0"))
+                for begin, end in _spans(size, size if full else data_start):
+                    opened.seek(begin)
+                    for at in range(begin, end, _CHUNK):
+                        digest.update(opened.read(min(_CHUNK, end - at)))
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
+    return f"{'sha256' if full else 'sampled'}:{digest.hexdigest()}"
+
+
+def _parts(path: Path) -> Iterator[tuple[str, Path, int | None]]:
+    """Yield the files by the name under which they count, and where the data of a weight file begins."""
+    if is_gguf(path):
+        for number, header in enumerate(read_shards(path)):
+            yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing
+        return
+    checkpoint = open_checkpoint(path)
+    yield from ((name, path / name, None) for name in _TEXTS if (path / name).is_file())
+    yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.weights)
+
+
+def _spans(size: int, data_start: int | None) -> list[tuple[int, int]]:
+    """Return which bytes count: all, or everything before the data and blocks of the data, its ends among them."""
+    if data_start is None or size - data_start <= (BLOCKS + 2) * BLOCK:
+        return [(0, size)]
+    last = size - BLOCK
+    blocks = [data_start + (last - data_start) * number // (BLOCKS + 1) for number in range(BLOCKS + 2)]
+    return [(0, data_start), *((begin, begin + BLOCK) for begin in blocks)]
+
+
+# --- the file
+
+
+def read(path: Path, place: Path | None = None) -> Certificate | None:
+    """Return the certificate of a checkpoint, or None; `place` is a file of its own instead of the provenance.
+
+    Raises: CorruptFile if it is none of ours, or was changed to what cannot be.
+    """
+    again = f"ropetool verify {shlex.quote(str(path))} --suite quick"
+    if place is None:
+        record = _record(path)
+        made = provenance.record(record)
+        data = made.certificate if made is not None else None
+        where = f"{provenance.place(record)}: {provenance.CERTIFICATE}"
+    else:
+        found = read_optional_object(place)
+        data = None if found is None else found[1].get(provenance.CERTIFICATE, ABSENT)
+        where, again = str(place), "give another FILE to --certificate"
+    return None if data is None else Certificate.from_json(data, where, again)
+
+
+def write(path: Path, certificate: Certificate, place: Path | None = None) -> Path | None:
+    """Put the certificate into the provenance file, whose other keys keep their text, or into `place`.
+
+    Returns the file that was written; None, and nothing is written, for a checkpoint of others without a `place`.
+    Raises: what check_place does; OutputError if it cannot be written.
+    """
+    if place is not None:
+        check_place(path, place)
+    file = place or provenance.place(_record(path))
+    found = read_optional_object(file)
+    if found is None and place is None:
+        return None
+    text, data = found or (f'{{\n  "schema": {SCHEMA}\n}}\n', {})
+    edit = Edit((provenance.CERTIFICATE,), data.get(provenance.CERTIFICATE, ABSENT), certificate.to_json())
+    # The provenance lies inside a directory that ropetool made, so the file to keep apart from is its config.
+    source = path / names.CONFIG_JSON if place is None and path.is_dir() else path
+    with staged(file, source, force=True) as stage:
+        stage.write_text(apply_edits(text, [edit], str(file)), encoding="utf-8", newline="")
+    return file
+
+
+def check_place(path: Path, place: Path) -> None:
+    """Return if the certificate of this checkpoint may be written to a file of its own.
+
+    Raises: OutputError for a place where nothing may be written; CorruptFile for another file; CheckpointError for the
+    certificate of another model.
+    """
+    try:
+        check_output(place, path, force=True)
+    except OutputError as error:
+        raise OutputError(error.message, where=f"--certificate {place}", try_="give another FILE") from None
+    state(path, place)
+
+
+def state(path: Path, place: Path | None = None) -> State:
+    """Return what the certificate of a checkpoint says of it as it is now.
+
+    Raises: CorruptFile; CheckpointError if `place` holds the certificate of another model.
+    """
+    found = read(path, place)
+    if found is None:
+        return State(NONE, "no verification of it is on record")
+    if fingerprint(path, found.full_hash) != found.fingerprint:
+        if place is not None:
+            raise CheckpointError(
+                f"it is the certificate of another model than {path}, or of this one before a change",
+                where=f"--certificate {place}", try_="give another FILE, or remove this one",
+            )  # fmt: skip
+        why = "its config, tokenizer or weights are not those that its certificate was made for"
+        return State(STALE, why, found)
+    return State(*_judged(found), found)
+
+
+def _judged(found: Certificate) -> tuple[str, str]:
+    measured = f"the {found.suite} suite up to {found.longest} tokens"
+    if found.verdict == FAIL:
+        return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
+    if found.verdict == PARTIAL:
+        return PARTIAL, f"it went through {measured} in part: not run were {_named(found, NOT_RUN)}"
+    if not _named(found, PASS):
+        return PARTIAL, f"{measured} checked nothing"
+    return PASSED, f"it passed {measured}"
+
+
+def shortfall(path: Path, length: int) -> str:
+    """Return why the checkpoint is not certified up to a context of `length` tokens, empty if it is.
+
+    Raises: CorruptFile.
+    """
+    found = state(path)
+    if found.name != PASSED or found.certificate is None:
+        return found.why
+    reached = found.certificate.longest
+    return "" if reached >= length else f"{found.why}, but states a context of {length}"
+
+
+def _record(path: Path) -> Path:
+    """Return the checkpoint as its provenance knows it: a model in several files by the first."""
+    return read_shards(path)[0].path if is_gguf(path) else path
+
+
+# --- what may stand in it
+
+_KINDS = {
+    "verdict": str, "suite": str, "longest": int, "checks": list, "text_fingerprint": str, "versions": dict,
+    "command": str, "made": str, "fingerprint": str, "full_hash": bool,
+}  # fmt: skip
+_NUMBER = (int, float, type(None))
+_CHECK: Mapping[str, tuple[type, ...]] = {
+    "name": (str,), "figure": _NUMBER, "limit": _NUMBER, "verdict": (str,), "detail": (str,),
+}  # fmt: skip
+
+
+def _problem(data: Any) -> str:
+    """Return what is wrong with the data of a certificate, empty if nothing is."""
+    if not isinstance(data, dict):
+        return f"it is {shown(data)}"
+    for key, kind in _KINDS.items():
+        if type(data.get(key, ABSENT)) is not kind:
+            return f"{key} is {shown(data.get(key, ABSENT))}"
+    for number, check in enumerate(data["checks"]):
+        for key, kinds in _CHECK.items():
+            value = check.get(key, ABSENT) if isinstance(check, dict) else check
+            if type(value) not in kinds or _finite(value) != value:
+                return f"{key} of check {number} is {shown(value)}"
+    if not all(isinstance(version, str) for version in data["versions"].values()):
+        return f"versions is {shown(data['versions'])}"
+    return _contradiction(data)
+
+
+def _contradiction(data: Mapping[str, Any]) -> str:
+    found = {check["verdict"] for check in data["checks"]}
+    verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else PASS
+    if data["verdict"] != verdict:
+        return f"verdict is {shown(data['verdict'])}, and its checks come to {verdict}"
+    if data["longest"] < 0:
+        return f"longest is {data['longest']}"
+    form = "sha256" if data["full_hash"] else "sampled"
+    if not _FINGERPRINT.fullmatch(data["fingerprint"]) or not data["fingerprint"].startswith(form):
+        return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
+    return ""
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _named(found: Certificate, verdict: str) -> str:
+    return ", ".join(check["name"] for check in found.checks if check["verdict"] == verdict)

@@ -1,0 +1,215 @@
+"""The plots of a report, one function each, with captions that say what one sees. Measures and judges nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ropetool.report import drawing
+from ropetool.results import DivergenceResult, FarResult, PositionResult, RetrievalResult, VerifyResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A plot: name of its file, the section that it belongs to, what it is and what one sees."""
+
+    name: str
+    section: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def charts(result: VerifyResult) -> Iterator[Chart]:
+    """Yield the plots of all that was measured. To be used within `drawing.style()`."""
+    if result.lengths:
+        yield loss_chart(result)
+    if any(entry.tax for entry in result.lengths):
+        yield tax_chart(result)
+    if result.bands is not None:
+        yield bands_chart(result.bands, result.context_length)
+    if result.position is not None and result.position.offsets:
+        yield position_chart(result.position)
+    if result.far is not None and result.far.distances:
+        yield far_chart(result.far)
+    for grid in result.retrieval:
+        if grid.cells:
+            yield retrieval_chart(grid, result.trained_length)
+    if result.divergence is not None and result.divergence.by_position:
+        yield divergence_chart(result.divergence, result.trained_length)
+
+
+def loss_chart(result: VerifyResult) -> Chart:
+    """Return the loss of target and baseline against the length."""
+    figure = drawing.figure()
+    axes = figure.subplots()
+    for look, entries in (
+        (drawing.BASELINE, [(entry.length, entry.baseline) for entry in result.lengths if entry.baseline]),
+        (drawing.TARGET, [(entry.length, entry.target) for entry in result.lengths]),
+    ):
+        if entries:
+            drawing.curve(axes, [n for n, _ in entries], [value for _, value in entries], look)
+    drawing.length_axis(axes, [entry.length for entry in result.lengths], "context")
+    drawing.trained_line(axes, result.trained_length)
+    drawing.perplexity_axis(axes)
+    axes.set_ylabel("loss (nats a token)")
+    drawing.key(figure)
+    caption = (
+        f"Mean loss of the same last {result.scored} tokens by how much context they are read with; bands: 95 % interval "
+        "over documents; perplexity = exp(loss). A level curve holds, a falling one uses the context, a rising one breaks."
+    )
+    return Chart("loss", "loss", "Loss against context", caption, figure)
+
+
+def tax_chart(result: VerifyResult) -> Chart:
+    """Return what the extension costs within the trained length."""
+    found = [(entry.length, entry.tax) for entry in result.lengths if entry.tax]
+    figure = drawing.figure(2.8)
+    axes = figure.subplots()
+    drawing.points(axes, range(len(found)), [tax for _, tax in found], {**drawing.TARGET, "linestyle": "none"})
+    drawing.slots(axes, [length for length, _ in found], "context")
+    axes.set_xlim(-0.6, len(found) - 0.4)
+    axes.set_ylabel("tax (nats a token)")
+    caption = (
+        f"tax(n) = loss(target, n) - loss(baseline, n) at lengths n up to the trained {result.trained_length}, paired "
+        "token by token, with its 95 % interval. Above zero the extension makes short texts worse; the perplexity grows "
+        "by exp(tax) - 1."
+    )
+    return Chart("tax", "worth", "Tax within the trained length", caption, figure)
+
+
+def bands_chart(bands: Mapping[str, Any], context_length: int) -> Chart:
+    """Return the wavelength of each rotary pair before and after."""
+    figure = drawing.figure()
+    axes = figure.subplots()
+    shown: list[float] = []
+    for key, look in (("before", drawing.BASELINE), ("after", drawing.TARGET)):
+        turning = {pair: 2 * math.pi / value for pair, value in enumerate(bands[key]) if value > 0}
+        axes.plot(list(turning), list(turning.values()), **{**look, "label": key, "linestyle": "none", "markersize": 4})
+        shown.extend(turning.values())
+    drawing.logarithmic(axes, [*shown, bands["trained_length"], context_length])
+    for length, name, dash in ((bands["trained_length"], "trained length", ":"), (context_length, "new context", "-.")):
+        axes.axhline(length, color=drawing.QUIET, linestyle=dash, linewidth=1.5, label=f"{name}, {length}")
+    axes.set_xlabel("rotary pair, the fastest first")
+    axes.set_ylabel("wavelength (tokens a turn)")
+    drawing.key(figure)
+    caption = (
+        "wavelength = 2π / inv_freq of each rotary pair. Pairs below the dotted line have turned all the way round in "
+        "training and may stay as they are; those above have seen an arc only, and must be stretched to keep to it in the "
+        f"new context. Pairs that never turn are left out. Attention factor: {bands['attention_factor']:.5g}."
+    )
+    return Chart("bands", "bands", "Frequency bands before and after", caption, figure)
+
+
+def position_chart(found: PositionResult) -> Chart:
+    """Return the loss of the fixed passages behind filler."""
+    figure = drawing.figure(3.0)
+    axes = figure.subplots()
+    places = range(len(found.offsets))
+    drawing.curve(axes, places, [entry.loss for entry in found.offsets], drawing.TARGET)
+    if found.baseline is not None:
+        axes.axhline(
+            found.baseline.mean, color=drawing.BASELINE["color"], linestyle="--", label="baseline without filler"
+        )
+    drawing.slots(axes, [entry.filler for entry in found.offsets], "filler in front")
+    axes.set_ylabel("loss (nats a token)")
+    drawing.key(figure)
+    caption = (
+        f"Mean loss of the last {found.scored} tokens of the same passages of {found.passage} tokens behind ever more text "
+        "of other documents; band: 95 % interval over documents. The filler says nothing about the passage: what rises is "
+        "due to the position."
+    )
+    return Chart("position", "position", "Loss by position", caption, figure)
+
+
+def far_chart(found: FarResult) -> Chart:
+    """Return the accuracy on the second copy of a passage, and what the copy contributes, by distance."""
+    figure = drawing.figure(4.6)
+    above, below = figure.subplots(2, sharex=True)
+    distances = [entry.distance for entry in found.distances]
+    unrelated = {**drawing.BASELINE, "label": "other text in front"}
+    drawing.curve(above, distances, [entry.unrelated for entry in found.distances], unrelated)
+    own = {**drawing.TARGET, "label": "own copy in front"}
+    drawing.curve(above, distances, [entry.repeated for entry in found.distances], own)
+    drawing.points(below, distances, [entry.gain for entry in found.distances], drawing.GAIN)
+    drawing.length_axis(below, distances, "distance to the copy")
+    above.minorticks_off()
+    above.set_ylabel("accuracy")
+    below.set_ylabel("gain")
+    drawing.key(figure)
+    caption = (
+        "Above: the share of next tokens predicted right in a passage that has its own copy, or another text, so many "
+        "tokens before it; the same tokens are scored. Below: gain = accuracy(own copy) - accuracy(other text), paired, "
+        "with its 95 % interval. A gain above zero means that the model reads from that far."
+    )
+    return Chart("far", "far", "Far dependence by distance", caption, figure)
+
+
+def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
+    """Return the grid of depth and length as a heat map with counts."""
+    lengths = sorted({cell.length for cell in grid.cells})
+    depths = sorted({cell.depth for cell in grid.cells})
+    figure = drawing.figure(1.3 + 0.42 * len(depths))
+    axes = figure.subplots()
+    shares = [[math.nan] * len(lengths) for _ in depths]
+    for cell in grid.cells:
+        y, x, share = depths.index(cell.depth), lengths.index(cell.length), cell.hits / cell.trials
+        shares[y][x] = share
+        text = f"{cell.hits}/{cell.trials}" if len(lengths) <= 8 else str(cell.hits)
+        axes.text(x, y, text, ha="center", va="center", color="black" if share > 0.5 else "white", fontsize=9.5)
+    image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+    figure.colorbar(image, label="share right")
+    drawing.slots(axes, lengths, "context")
+    axes.set_yticks(range(len(depths)), labels=[f"{depth:.2f}" for depth in depths])
+    axes.set_ylabel("depth of the key")
+    axes.grid(visible=False)
+    within = sum(length <= trained_length for length in lengths)
+    border = ""
+    if 0 < within < len(lengths):
+        axes.axvline(within - 0.5, color=drawing.BASELINE["color"], linewidth=2.5)
+        border = f" Left of the orange line: within the trained length of {trained_length} tokens."
+    caption = (
+        f"{grid.keys} keys in the context, one asked for; depth 0 is the front. A trial counts when the right value has "
+        f"the highest log-probability of all candidates; a blind guess is right in {grid.chance:.3g} of them.{border}"
+    )
+    return Chart(f"retrieval-{grid.task}", f"retrieval-{grid.task}", f"Retrieval, {grid.task}", caption, figure)
+
+
+def divergence_chart(found: DivergenceResult, trained_length: int) -> Chart:
+    """Return the divergence over the positions."""
+    spans = found.by_position
+    edges = [span.start for span in spans] + [spans[-1].end]
+    means = [span.mean.mean for span in spans]
+    figure = drawing.figure(3.0)
+    axes = figure.subplots()
+    axes.stairs(
+        means, range(len(edges)), baseline=None, color=drawing.TARGET["color"], linewidth=2, label="mean", clip_on=False
+    )
+    tails = [span.p99 for span in spans]
+    axes.stairs(tails, range(len(edges)), baseline=None, color=drawing.BASELINE["color"], linestyle="--", label="99 %")
+    middles = [place + 0.5 for place in range(len(spans))]
+    bars = _bars([(span.mean.low, span.mean.mean, span.mean.high) for span in spans])
+    axes.errorbar(middles, means, yerr=bars, fmt="none", capsize=4, color=drawing.TARGET["color"])
+    if trained_length in edges[1:-1]:
+        drawing.trained_line(axes, edges.index(trained_length))
+    drawing.slots(axes, edges, "position")
+    drawing.logarithmic(axes, [*means, *tails])
+    axes.set_ylabel("KL (nats a token)")
+    drawing.key(figure)
+    caption = (
+        "KL(reference || target) = Σ p ln(p / q) over the vocabulary, by position: the mean with its 95 % interval, and the "
+        "99th percentile. Rounding is level over the positions; a wrong frequency grows with them."
+    )
+    return Chart("divergence", "divergence", "KL by position", caption, figure)
+
+
+def _bars(ends: Sequence[tuple[float, float, float]]) -> list[list[float]]:
+    """Return how far error bars reach down and up; one that would reach to zero or below ends at half the mean."""
+    down = [mean - low if low > 0 else mean / 2 for low, mean, _ in ends]
+    up = [high - mean if math.isfinite(high) else math.nan for _, mean, high in ends]
+    return [[size if math.isfinite(end[2]) else math.nan for size, end in zip(down, ends, strict=True)], up]

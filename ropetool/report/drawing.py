@@ -1,0 +1,179 @@
+"""What all plots share: size, colours, axes of lengths and perplexities, and figures as bytes. No pyplot, no state."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from ropetool.report.tables import exact
+from ropetool.results import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 5.2, 3.5  # inches; letters of 11 points are then 11 pixels high on a phone, 17 at the full 560
+DPI = 160
+# Okabe and Ito's colours, which the common kinds of colour blindness tell apart; marks and dashes differ as well.
+TARGET: dict[str, Any] = {"color": "#0072B2", "marker": "o", "label": "target"}
+BASELINE: dict[str, Any] = {
+    "color": "#D55E00", "marker": "s", "markerfacecolor": "white", "linestyle": "--", "label": "baseline",
+}  # fmt: skip
+GAIN: dict[str, Any] = {"color": "#222222", "marker": "D", "label": "gain"}
+QUIET = "#666666"
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)  # from one power of ten that is labelled to the next
+STYLE = {
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 10,
+    "lines.markersize": 5,
+    "text.parse_math": False,
+    "svg.hashsalt": "ropetool",  # the same report twice is the same bytes
+    "svg.fonttype": "path",
+}
+
+
+def style() -> AbstractContextManager[None]:
+    """Return the context in which figures are made and saved."""
+    import matplotlib
+
+    context: AbstractContextManager[None] = matplotlib.rc_context(STYLE)
+    return context
+
+
+def figure(height: float = HEIGHT) -> Figure:
+    """Return an empty figure that belongs to no window."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+
+
+def encoded(drawn: Figure, kind: str) -> bytes:
+    """Return a figure as `png` or `svg`."""
+    stream = io.BytesIO()
+    drawn.savefig(stream, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
+    return stream.getvalue()
+
+
+def curve(axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: dict[str, Any]) -> None:
+    """Draw means with the band of their intervals; where there is no interval there is no band."""
+    axes.plot(x, [value.mean for value in values], **look)
+    low, high = ([_finite(end) for end in ends] for ends in zip(*((v.low, v.high) for v in values), strict=True))
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
+
+
+def points(axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: dict[str, Any]) -> None:
+    """Draw means with an error bar each, and a line at zero."""
+    reach = [_finite((value.high - value.low) / 2) for value in values]
+    axes.axhline(0, color=QUIET, linewidth=1)
+    axes.errorbar(x, [value.mean for value in values], yerr=reach, capsize=4, **look)
+
+
+def _finite(value: float) -> float:
+    return value if math.isfinite(value) else math.nan
+
+
+def length_axis(axes: Axes, lengths: Sequence[int], name: str) -> None:
+    """Make x a logarithmic axis of tokens, labelled at the lengths as far as there is room."""
+    shown = _with_room(sorted(set(lengths)))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, labels=[compact(length) for length in shown])
+    axes.minorticks_off()
+    axes.set_xlabel(_in_tokens(name, shown))
+
+
+def _with_room(lengths: Sequence[int]) -> list[int]:
+    """Return the lengths whose labels, of up to six digits, have room beside each other."""
+    room = math.log(lengths[-1] / lengths[0]) * 0.13
+    kept = [lengths[0]]
+    for length in lengths[1:]:
+        if math.log(length / kept[-1]) >= room:
+            kept.append(length)
+    return kept
+
+
+def slots(axes: Axes, lengths: Sequence[int], name: str) -> None:
+    """Label x with lengths at evenly spaced places from 0 on, at most eight of them."""
+    every = math.ceil(len(lengths) / 8)
+    axes.set_xticks(range(0, len(lengths), every), labels=[compact(length) for length in lengths[::every]])
+    axes.set_xlabel(_in_tokens(name, lengths))
+
+
+def _in_tokens(name: str, lengths: Sequence[int]) -> str:
+    return f"{name} (tokens{', k = 1024' if any(compact(n).endswith('k') for n in lengths) else ''})"
+
+
+def compact(length: int) -> str:
+    """Return a length, from 8192 on in units of 1024 where it is a multiple."""
+    return f"{length // 1024}k" if length >= 8192 and length % 1024 == 0 else str(length)
+
+
+def trained_line(axes: Axes, length: float) -> None:
+    """Mark the trained length."""
+    axes.axvline(length, color=QUIET, linestyle=":", linewidth=1.5, label="trained length")
+
+
+def perplexity_axis(axes: Axes) -> None:
+    """Label the losses on the right as perplexities."""
+    low, high = (max(loss, 0.0) / math.log(10) for loss in axes.get_ylim())
+    ticks = round_numbers(low, high)
+    right = axes.secondary_yaxis("right")
+    right.set_yticks([power * math.log(10) for power, _ in ticks], labels=[label for _, label in ticks])
+    right.set_ylabel("perplexity")
+
+
+def logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """Make y a logarithmic axis for the values, with a place for 0 where it is among them."""
+    above = [value for value in values if value > 0]
+    if not above:
+        axes.set_ylim(bottom=0)
+        return
+    first, last = math.log10(min(above)), math.log10(max(above))
+    ticks = [(10.0**power, label) for power, label in round_numbers(first - 0.1, last + 0.1)]
+    if len(above) == len(values):
+        axes.set_yscale("log")
+    else:
+        axes.set_yscale("symlog", linthresh=min(above))
+        axes.set_ylim(bottom=0)
+        ticks = [(0.0, "0"), *ticks]
+    axes.set_yticks([place for place, _ in ticks], labels=[label for _, label in ticks])
+    axes.minorticks_off()
+
+
+def round_numbers(first: float, last: float) -> list[tuple[float, str]]:
+    """Return round numbers between two powers of ten: the power of each, and the number as text."""
+    if last - first > 2:
+        step = next(step for step in STEPS if step >= (last - first) / 6)
+        powers = range(math.ceil(first / step) * step, math.floor(last) + 1, step)
+        return [(power, exact(10.0**power) if abs(power) <= 5 else f"1e{power}") for power in powers]
+    digits = (1, 2, 5) if last - first > 0.7 else (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+    found = [(power + math.log10(digit), digit * 10.0**power) for power in _decades(first, last) for digit in digits]
+    return [(power, exact(value)) for power, value in found if first <= power <= last]
+
+
+def _decades(first: float, last: float) -> range:
+    return range(math.floor(first), math.ceil(last) + 1)
+
+
+def key(drawn: Figure) -> None:
+    """Put the key of all lines above the plot, where it covers nothing."""
+    handles, labels = zip(
+        *((h, n) for axes in drawn.axes for h, n in zip(*axes.get_legend_handles_labels(), strict=True)), strict=True
+    )
+    drawn.legend(
+        handles,
+        labels,
+        loc="outside upper left",
+        ncols=3 if len(labels) <= 3 else 2,
+        columnspacing=1.2,
+        handletextpad=0.5,
+    )

@@ -1,0 +1,154 @@
+"""The measurements as tables with legends, the same ones for the terminal and for HTML. Measures and judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ropetool.report.grids import divergence_section, retrieval_section
+from ropetool.report.tables import (
+    BAD,
+    NONE,
+    WARN,
+    Cell,
+    Section,
+    Table,
+    change,
+    number,
+    perplexity,
+    row,
+    with_interval,
+    yes_no,
+)
+from ropetool.results import FarResult, PositionResult, ProtocolResult, VerifyResult
+
+
+def sections(result: VerifyResult) -> Iterator[Section]:
+    """Yield what was measured, in the order of a report."""
+    if result.lengths:
+        yield _loss(result)
+        yield _worth(result)
+    if result.protocols:
+        yield _protocols(result.protocols)
+    if result.position is not None:
+        yield _position(result.position)
+    if result.far is not None:
+        yield _far(result.far)
+    for index, grid in enumerate(result.retrieval):
+        yield retrieval_section(grid, result.trained_length, explained=index == 0)
+    if result.divergence is not None:
+        yield divergence_section(result.divergence, result.trained_length)
+
+
+def _loss(result: VerifyResult) -> Section:
+    trained = result.trained_length
+    rows = tuple(
+        row(
+            str(entry.length),
+            Cell(f"{entry.segments} of {entry.documents}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
+            perplexity(entry.baseline),
+            perplexity(entry.target),
+            number(entry.ratio),
+            yes_no(entry.holds, BAD),
+            _bits(entry.baseline_bits),
+            _bits(entry.target_bits),
+        )
+        for entry in result.lengths
+    )
+    legend = (
+        ("length", "tokens of model input, always ending on the same tokens"),
+        ("segments", f"places of {result.scored} scored tokens, and in how many documents; ! too few"),
+        ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
+        ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
+        ("holds", "the ratio is within the limit of the gate"),
+        ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
+    )
+    head = ("length", "segments", "ppl baseline", "ppl target", "ratio", "holds", "bits baseline", "bits target")
+    notes = tuple(f"{entry.length}: {entry.note}" for entry in result.lengths if entry.note)
+    return Section("loss", "Last segment: does it hold?", Table(head, rows), legend, notes)
+
+
+def _worth(result: VerifyResult) -> Section:
+    trained = result.trained_length
+    rows = tuple(
+        row(
+            str(entry.length),
+            change(entry.difference_to_truncation, -1),
+            yes_no(entry.useful, WARN),
+            change(entry.doubling, -1),
+            change(entry.tax),
+        )
+        for entry in result.lengths
+    )
+    legend = (
+        (
+            "gain",
+            f"nats a token saved on the baseline that reads only the last min(length, {trained}) tokens (± 95 %, paired)",
+        ),
+        ("useful", "all of that interval is above 0"),
+        ("doubling", "nats a token that the target saves on itself at the length before"),
+        ("tax", f"nats a token that the target costs more than the baseline at the same length, up to {trained}"),
+    )
+    head = ("length", "gain over truncation", "useful", "gain of doubling", "tax")
+    return Section("worth", "Last segment: what the longer context gains and costs", Table(head, rows), legend)
+
+
+def _protocols(found: Sequence[ProtocolResult]) -> Section:
+    rows = tuple(
+        row(
+            protocol.protocol,
+            str(entry.length),
+            str(entry.target.tokens),
+            perplexity(entry.baseline),
+            perplexity(entry.target),
+            change(entry.difference),
+            _bits(entry.baseline_bits),
+            _bits(entry.target_bits),
+        )
+        for protocol in found
+        for entry in protocol.lengths
+    )
+    legend = (
+        *((protocol.protocol, protocol.note) for protocol in found if protocol.note),
+        ("window", "in tokens; every scored token counts alike, in whatever window it lies"),
+        ("change", "nats a token, target minus baseline, paired, ± its 95 % interval"),
+    )
+    head = ("protocol", "window", "tokens", "ppl baseline", "ppl target", "change", "bits baseline", "bits target")
+    return Section("protocols", "Perplexity by published protocols", Table(head, rows, words=(0,)), legend)
+
+
+def _bits(value: float | None) -> str:
+    return NONE if value is None else number(value)
+
+
+def _position(found: PositionResult) -> Section:
+    rows = tuple(row(str(entry.filler), with_interval(entry.loss), change(entry.change)) for entry in found.offsets)
+    legend = [
+        ("filler", "tokens of other documents in front of the passage"),
+        ("loss", f"nats a token of the last {found.scored} of {found.passage} tokens (95 % interval over documents)"),
+        ("change", "from no filler, paired, ± its 95 % interval; above 0: the position alone does harm"),
+    ]
+    if found.baseline is not None:
+        legend.append(("baseline", f"{with_interval(found.baseline)} without filler"))
+    title = f"Position probe: {found.passages} passages of {found.documents} documents behind filler"
+    notes = (found.note,) if found.note else ()
+    return Section("position", title, Table(("filler", "loss", "change"), rows), tuple(legend), notes)
+
+
+def _far(found: FarResult) -> Section:
+    rows = tuple(
+        row(str(entry.distance), with_interval(entry.repeated), with_interval(entry.unrelated), change(entry.gain))
+        for entry in found.distances
+    )
+    legend = (
+        ("distance", "tokens from a token to its copy"),
+        (
+            "repeated",
+            f"share of the last {found.scored} tokens of {found.passage} predicted behind their own copy",
+        ),
+        ("unrelated", "the same behind another text (95 % intervals over documents)"),
+        ("gain", "repeated minus unrelated, paired, ± its 95 % interval; above 0: it is read from that far"),
+    )
+    head = ("distance", "repeated", "unrelated", "gain")
+    title = f"Far dependence: {found.passages} passages of {found.documents} documents"
+    notes = (found.note,) if found.note else ()
+    return Section("far", title, Table(head, rows), legend, notes)

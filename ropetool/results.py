@@ -1,0 +1,258 @@
+"""What a verification found, as frozen data: one class a measurement, the checks of the gate, and all of it together.
+
+Plain numbers; knows nothing of how they are measured or shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over tokens, and its 95 % interval over documents. Infinite interval: fewer than two documents."""
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+    documents: int
+    tokens: int
+
+    @property
+    def half_width(self) -> float:
+        """How far the interval reaches to either side of the mean."""
+        return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class LengthResult:
+    """What the last tokens of each segment cost at one length, in tokens of model input.
+
+    target, baseline: the loss in nats. bits: the same per byte of scored text, over ln 2. difference_to_truncation:
+    the target's loss minus the baseline's on the last min(length, trained length) tokens of the same segments. ratio:
+    the target's perplexity over the baseline's there. holds: the ratio is within its limit. useful: the difference has
+    its whole interval below zero. tax: the difference at this very length, where it is within the trained one.
+    doubling: the target's loss minus its own at the length before. partial: too few segments or documents for a verdict.
+    """
+
+    length: int
+    target: Estimate
+    baseline: Estimate | None
+    target_bits: float
+    baseline_bits: float | None
+    difference_to_truncation: Estimate | None
+    ratio: float
+    holds: bool
+    useful: bool | None
+    tax: Estimate | None
+    doubling: Estimate | None
+    segments: int
+    documents: int
+    partial: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class OffsetResult:
+    """The loss of the fixed passages behind `filler` tokens of other documents; `change` from no filler, paired."""
+
+    filler: int
+    loss: Estimate
+    change: Estimate | None
+
+
+@dataclass(frozen=True)
+class PositionResult:
+    """The position probe: passages of `passage` tokens whose last `scored` are scored. baseline: without filler."""
+
+    passage: int
+    scored: int
+    passages: int
+    documents: int
+    offsets: tuple[OffsetResult, ...]
+    baseline: Estimate | None
+    note: str
+
+
+@dataclass(frozen=True)
+class DistanceResult:
+    """Next-token accuracy on a passage whose own copy (`repeated`) or another text (`unrelated`) stands `distance` before.
+
+    The scored tokens are the same; `gain` is the paired difference, repeated minus unrelated. All are parts of 1.
+    """
+
+    distance: int
+    repeated: Estimate
+    unrelated: Estimate
+    gain: Estimate
+
+
+@dataclass(frozen=True)
+class FarResult:
+    """Far dependence by distance, in tokens from a token to its copy."""
+
+    passage: int
+    scored: int
+    passages: int
+    documents: int
+    distances: tuple[DistanceResult, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class RetrievalCell:
+    """One cell of the grid: of `trials` contexts, how often the right value was the likeliest of the candidates.
+
+    depth: where the key stands, 0 for the front and 1 for the end. generated: how often the value was the likeliest
+    token of the whole vocabulary, which is what greedy generation writes. low, high: Wilson's 95 % interval of hits.
+    """
+
+    length: int
+    depth: float
+    hits: int
+    generated: int
+    trials: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RetrievalResult:
+    """The grid of one task: `keys` (the default), `many-keys` or `variables`. chance: of a blind guess."""
+
+    task: str
+    keys: int
+    chance: float
+    cells: tuple[RetrievalCell, ...]
+    baseline: tuple[RetrievalCell, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class ProtocolLength:
+    """Perplexity by a published protocol with windows of `length` tokens; token-weighted."""
+
+    length: int
+    target: Estimate
+    baseline: Estimate | None
+    target_bits: float
+    baseline_bits: float | None
+    difference: Estimate | None
+
+
+@dataclass(frozen=True)
+class ProtocolResult:
+    """protocol: `yarn`, `llama.cpp` or `hf-stride`. stride: in tokens, as far as the protocol has one."""
+
+    protocol: str
+    lengths: tuple[ProtocolLength, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class DivergenceSpan:
+    """KL(reference || target) in nats a token over the positions from `start` up to but not including `end`.
+
+    top1: how often both have the same likeliest token. logit_difference: the largest difference of two logits, as a part
+    of the largest logit of the reference.
+    """
+
+    start: int
+    end: int
+    mean: Estimate
+    median: float
+    p99: float
+    maximum: float
+    top1: float
+    logit_difference: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class DivergenceResult:
+    """Two files against each other, token by token. within, beyond: the trained length; by_position: finer spans."""
+
+    reference: str
+    length: int
+    rows: int
+    within: DivergenceSpan
+    beyond: DivergenceSpan | None
+    by_position: tuple[DivergenceSpan, ...]
+    note: str
+
+
+PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the gate: a figure beside its limit. `NOT_ASKED` lines inform and do not gate."""
+
+    name: str
+    figure: float | None
+    limit: float | None
+    verdict: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """All measurements, what was compared on what, and the checks. `baseline` is None when the target is its own."""
+
+    target: str
+    baseline: str | None
+    against: str | None
+    suite: str
+    trained_length: int
+    context_length: int
+    scored: int
+    seed: int
+    documents: tuple[str, ...]
+    text_fingerprint: str
+    lengths: tuple[LengthResult, ...]
+    protocols: tuple[ProtocolResult, ...]
+    position: PositionResult | None
+    far: FarResult | None
+    retrieval: tuple[RetrievalResult, ...]
+    divergence: DivergenceResult | None
+    bands: Mapping[str, Any] | None
+    checks: tuple[Check, ...]
+    runtime: str
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """`fail` if a check failed, else `partial` if one could not run, else `pass`."""
+        found = {check.verdict for check in self.checks}
+        return "fail" if FAIL in found else "partial" if NOT_RUN in found else "pass"
+
+    @property
+    def exit_code(self) -> int:
+        """0 for a pass, 3 for a fail, 1 for partial."""
+        return {"pass": 0, "fail": 3, "partial": 1}[self.verdict]
+
+    @property
+    def worst_ratio(self) -> float | None:
+        """The largest ratio over all lengths."""
+        return max((entry.ratio for entry in self.lengths), default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""
+        return {"schema": SCHEMA, "verdict": self.verdict, **_plain(dataclasses.asdict(self))}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,49 @@
+"""The documents as ids: read by the target's tokenizer, and checked to be read alike by every other one.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+
+from ropetool.errors import ConfigError
+from ropetool.verification.scoring import TARGET, Corpus, Runner
+from ropetool.verification.texts import Document
+
+
+def read_corpus(texts: Sequence[Document], runners: Mapping[str, Runner], paths: Mapping[str, Path]) -> Corpus:
+    """Return the documents as the target reads them.
+
+    Raises: ConfigError unless every other model reads the texts as the target does, id by id.
+    """
+    target = runners[TARGET]
+    tokens = [target.tokenize(document.text) for document in texts]
+    for role, runner in runners.items():
+        if role != TARGET:
+            found = [runner.tokenize(document.text) for document in texts]
+            names = ["special tokens in front", *(document.name for document in texts)]
+            for name, ours, theirs in zip(names, [target.prefix, *tokens], [runner.prefix, *found], strict=True):
+                _refuse_other_ids(name, ours, theirs, paths[TARGET], paths[role])
+    return Corpus(
+        names=tuple(document.name for document in texts),
+        tokens=tuple(np.array(ids, dtype=np.int64) for ids in tokens),
+        byte_lengths=tuple(np.array(target.byte_lengths(document.text), dtype=np.int64) for document in texts),
+        prefix=tuple(target.prefix),
+    )
+
+
+def _refuse_other_ids(name: str, ours: Sequence[int], theirs: Sequence[int], target: Path, other: Path) -> None:
+    if list(ours) == list(theirs):
+        return
+    pairs = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))
+    at, our, their = next((i, our, their) for i, (our, their) in pairs if our != their)
+    raise ConfigError(
+        f"its tokenizer is not that of {target}: in {name}, token {at} is {their} instead of {our}; "
+        "losses are compared token by token",
+        where=str(other),
+    )

@@ -1,0 +1,118 @@
+"""What a run has measured so far, row by row on disk, so that an interrupted run can go on.
+
+Wraps a runner; knows nothing of what is measured with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ropetool.spec import Array
+from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
+
+STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
+
+
+def folder() -> Path:
+    """Return where journals are kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(os.environ.get("ROPETOOL_CACHE") or Path(cache) / "ropetool") / "verify"
+
+
+class Journal:
+    """The figures of one run: a target, a baseline and texts. A new one is empty unless it is to be resumed."""
+
+    def __init__(self, key: str, *, resume: bool) -> None:
+        self.path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            self.path.unlink(missing_ok=True)
+        self._base = sqlite3.connect(self.path)
+        self._base.execute("create table if not exists found (key blob primary key, figures blob)")
+
+    @property
+    def rows(self) -> int:
+        """How many rows are kept."""
+        return int(self._base.execute("select count(*) from found").fetchone()[0])
+
+    def get(self, key: bytes) -> Array | None:
+        """Return the figures of a row, if they are there."""
+        found = self._base.execute("select figures from found where key = ?", (key,)).fetchone()
+        return np.frombuffer(found[0], dtype=np.float64) if found else None
+
+    def put(self, keys: Sequence[bytes], figures: Array) -> None:
+        """Keep the figures of some rows. Shapes: (rows, figures)."""
+        rows = [
+            (key, np.ascontiguousarray(row, dtype=np.float64).tobytes()) for key, row in zip(keys, figures, strict=True)
+        ]
+        with self._base:
+            self._base.executemany("insert or replace into found values (?, ?)", rows)
+
+    def close(self, *, remove: bool) -> None:
+        """Close the journal, and remove it when the run is complete."""
+        self._base.close()
+        if remove:
+            self.path.unlink(missing_ok=True)
+
+
+class JournaledRunner(Wrapped):
+    """A runner that looks rows up before it computes them, and keeps what it computed."""
+
+    def __init__(self, runner: Runner, journal: Journal, role: str) -> None:
+        super().__init__(runner)
+        self._journal, self._role = journal, role
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last tokens of every row cost, computed or kept."""
+
+        def compute(part: slice) -> Array:
+            found = self._runner.score(rows[part], scored, done)
+            return np.concatenate([found.losses, found.hits], axis=1)
+
+        figures = self._figures(rows, [b""] * len(rows), f"score {scored}", compute, done)
+        return Scores(figures[:, :scored], figures[:, scored:] > 0)
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row, computed or kept."""
+
+        def compute(part: slice) -> Array:
+            found = self._runner.predict(rows[part], candidates[part], done)
+            return np.concatenate([found.log_probs, found.top[:, None]], axis=1)
+
+        asked = [np.array(few, dtype=np.int64).tobytes() for few in candidates]
+        figures = self._figures(rows, asked, "predict", compute, done)
+        return Predictions(figures[:, :-1], figures[:, -1].astype(np.int64))
+
+    def _figures(
+        self,
+        rows: Sequence[Sequence[int]],
+        asked: Sequence[bytes],
+        what: str,
+        compute: Callable[[slice], Array],
+        done: Done,
+    ) -> Array:
+        """Return the figures of all rows; those missing are computed in the order of the rows, some at a time."""
+        keys = [
+            hashlib.sha256(f"{self._role} {what} ".encode() + np.array(row, dtype=np.int64).tobytes() + extra).digest()
+            for row, extra in zip(rows, asked, strict=True)
+        ]
+        step = max(1, STEP_TOKENS // len(rows[0]))
+        parts = []
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            kept = [self._journal.get(key) for key in keys[part]]
+            if any(figures is None for figures in kept):
+                parts.append(compute(part))
+                self._journal.put(keys[part], parts[-1])
+            else:
+                parts.append(np.array(kept))
+                done(sum(map(len, rows[part])))
+        return np.concatenate(parts)

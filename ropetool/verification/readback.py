@@ -1,0 +1,241 @@
+"""Readback: whether a checkpoint is what its plan says, in its tables, its tensors and its other files.
+
+Reads files alone and runs no model; whether a runtime rotates by these tables is for rotary.py to ask it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropetool import hosts, inspection, names, provenance
+from ropetool.edits_gguf import patch_of
+from ropetool.encodings import FileEdit
+from ropetool.errors import CheckpointError, RopetoolError
+from ropetool.formats.gguf import read_shards
+from ropetool.inspection import RuntimeReading, is_gguf
+from ropetool.plans import Plan
+from ropetool.provenance import EXPORT, Provenance
+from ropetool.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
+from ropetool.spec import TABLE_TOLERANCE, RopeSet
+from ropetool.verification.carried_files import TOKENIZER_KEYS, compare_files, compare_keys, compare_tokenizers
+from ropetool.verification.table_parity import compare_tables
+from ropetool.verification.tensor_bytes import Compared, compare_tensors, stored_tensors
+
+TABLES, WEIGHTS, FILES, SAME_TABLES = "tables", "weights", "files", "same tables"
+NO_RECORD = f"no {names.PROVENANCE_JSON} says how it was made"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a target is compared with.
+
+    source: the checkpoint that its provenance names, as it was then. same_format: that, or else the baseline, where it
+    has the target's format. gates: whether a difference from `same_format` is a defect; without provenance it may be
+    meant. words: what `same_format` is called, or why there is none.
+    """
+
+    source: Path | None
+    same_format: Path | None
+    gates: bool
+    words: str
+
+
+def read_back(target: Path, baseline: Path | None = None) -> list[Check]:
+    """Return the checks of tables, weights and files.
+
+    Without provenance nothing says what the target should be: then only the baseline of the same format is compared,
+    and what differs informs and does not gate. What cannot be read fails, with the reason.
+
+    Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's.
+    """
+    target = _first_file(target)
+    made = provenance.record(target)
+    plan = Plan.from_json(made.plan, str(provenance.place(target))) if made is not None and made.plan else None
+    origin = _origin(target, made, baseline)
+    return [
+        _readable(TABLES, lambda: _tables(target, made, plan, origin)),
+        _readable(WEIGHTS, lambda: _weights(target, plan, origin)),
+        _readable(FILES, lambda: _files(target, plan, origin)),
+    ]
+
+
+def same_tables(target: Path, other: Path) -> Check:
+    """Return whether the target rotates by the other's tables, each as the first runtime of its format has it.
+
+    GGUF holds its numbers in float32, whose rounding of 6e-8 lies within the tolerance.
+    Raises: CheckpointError or ConfigError if one cannot be read.
+    """
+    readings = [_first_reading(path) for path in (target, other)]
+    found, wanted = (reading.rope for reading in readings)
+    if found is None or wanted is None:
+        reasons = [f"{r.name}: {r.refuses}" for r in readings if r.rope is None]
+        return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_RUN, "; ".join(reasons))
+    figure, reason = compare_tables(wanted, found, same_layout=is_gguf(target) == is_gguf(other))
+    contexts = {rope.max_position_embeddings for rope in (found, wanted)}
+    context = f"context {contexts.pop()}" if len(contexts) == 1 else "of different contexts"
+    agreed = " and ".join(dict.fromkeys(reading.name for reading in readings))
+    return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same, {context}")
+
+
+# --- what to compare with
+
+
+def _first_file(path: Path) -> Path:
+    """Return the file that has the keys of a GGUF in several files; a broken one stays, for the checks to name."""
+    try:
+        return read_shards(path)[0].path if is_gguf(path) else path
+    except CheckpointError:
+        return path
+
+
+def _origin(target: Path, made: Provenance | None, baseline: Path | None) -> Origin:
+    alike = baseline if baseline is not None and is_gguf(baseline) == is_gguf(target) else None
+    if made is None:
+        return Origin(
+            None, alike, False, "the baseline's" if alike else f"{NO_RECORD}, nor is there a baseline like it"
+        )
+    source = Path(made.source)
+    state = _state(made, source)
+    if made.kind == EXPORT:
+        words = "exported from another format: the logits of the two files say whether it is the same model"
+        return Origin(None if state else source, alike, False, "the baseline's" if alike else words)
+    if not state:
+        return Origin(source, source, True, "the source's")
+    words = f"those of the baseline, for the source {source} {state}" if alike else f"the source {source} {state}"
+    return Origin(None, alike, True, words)
+
+
+def _state(made: Provenance, source: Path) -> str:
+    """Return what has become of the source, or an empty string if it is what it was."""
+    if not (is_gguf(source) or (source / names.CONFIG_JSON).is_file()):
+        return "is gone"
+    return "" if provenance.fingerprint(source) == made.source_fingerprint else "has changed"
+
+
+def _readable(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except RopetoolError as error:
+        return Check(name, None, None, FAIL, str(error))
+
+
+# --- tables
+
+
+def _tables(target: Path, made: Provenance | None, plan: Plan | None, origin: Origin) -> Check:
+    if made is None:
+        return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, NO_RECORD)
+    if made.kind == EXPORT and origin.source is not None:
+        return dataclasses.replace(same_tables(target, origin.source), name=TABLES)
+    if plan is None:
+        reason = "exported from a checkpoint that is gone or has changed, and without a plan"
+        return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, reason)
+    readings = {reading.name: reading for reading in inspection.inspect(target).readings}
+    wanted = plan.runtimes if made.kind != EXPORT else tuple(readings)[:1]
+    results = [_against_plan(plan, readings.get(name), origin.source) for name in wanted]
+    figure = max((figure for figure, _ in results), default=math.inf)
+    reasons = [f"{name}: {reason}" for name, (_, reason) in zip(wanted, results, strict=True) if reason]
+    agreed = f"{', '.join(wanted)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
+    return _table_check(TABLES, figure, reasons[0] if reasons else "", agreed)
+
+
+def _agreed(plan: Plan, origin: Origin) -> str:
+    """Return what was found; a table that follows the length stands in no plan, only in the source and the edits."""
+    if plan.tables:
+        return "the plan's tables"
+    if origin.source is not None:
+        return "the rule that the plan's edits make of the source"
+    return "a rule that follows the length, as planned; without the source its numbers were not compared"
+
+
+def _against_plan(plan: Plan, reading: RuntimeReading | None, source: Path | None) -> tuple[float, str]:
+    """Return the largest difference from the plan, and in words what differs.
+
+    The plan states tables and lengths; what else a layer computes must be what the source with the plan's edits has.
+    """
+    if reading is None or reading.rope is None:
+        return math.inf, reading.refuses if reading is not None else "it does not read this model"
+    found = reading.rope
+    expected = hosts.open_host(source, None).read(reading.name, plan.edits).rope if source is not None else None
+    fixed = {t for t, entry in found.entries.items() if entry.table is not None and entry.table.rule is None}
+    if fixed != set(plan.tables):
+        return math.inf, f"fixed tables for {sorted(fixed)} instead of {sorted(plan.tables)}"
+    figure, reason = compare_tables(_planned(plan, expected or found), found)
+    if not reason and found.max_position_embeddings != plan.max_position_embeddings:
+        reason = f"context {found.max_position_embeddings} instead of {plan.max_position_embeddings}"
+    return figure, reason
+
+
+def _planned(plan: Plan, base: RopeSet) -> RopeSet:
+    """Return a reading with the tables, the softmax multiplier and the length of the plan."""
+    entries = dict(base.entries)
+    for layer_type, table in plan.rope_tables().items():
+        entry, channels = entries[layer_type], 2 * table.regimes[0].inv_freq.size
+        head_dim = max(channels, entry.head_dim)
+        entries[layer_type] = dataclasses.replace(entry, table=table, rotary_dim=channels, head_dim=head_dim)
+    full = dataclasses.replace(entries[names.FULL_ATTENTION], softmax_multiplier=plan.softmax_multiplier)
+    entries[names.FULL_ATTENTION] = full
+    return RopeSet(entries, plan.max_position_embeddings, base.original_max_position_embeddings)
+
+
+def _first_reading(path: Path) -> RuntimeReading:
+    found = inspection.inspect(path)
+    if found.readings:
+        return found.readings[0]
+    what = f"a {found.model_type}" if found.model_type else "a model without model_type"
+    return RuntimeReading(path.name, None, f"how {what} rotates is not known")
+
+
+def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
+    shown = figure if math.isfinite(figure) else None
+    return Check(name, shown, TABLE_TOLERANCE, FAIL if reason else PASS, reason or agreed)
+
+
+# --- tensors and files
+
+
+def _weights(target: Path, plan: Plan | None, origin: Origin) -> Check:
+    """Return whether every tensor that the plan does not name is the source's, and those that it names are as it says."""
+    if origin.same_format is None:
+        return Check(WEIGHTS, None, None, NOT_ASKED, origin.words)
+    named = {
+        name: vector.astype("<f4").tobytes() for name, vector in patch_of(_tensor_edits(plan, origin)).tensors.items()
+    }
+    found = compare_tensors(stored_tensors(target), stored_tensors(origin.same_format), named)
+    if not found.total:
+        return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
+    return _compared(WEIGHTS, found, f"tensors equal {origin.words}", origin)
+
+
+def _files(target: Path, plan: Plan | None, origin: Origin) -> Check:
+    source, edits = origin.same_format, _edits(plan, origin)
+    if source is None:
+        return Check(FILES, None, None, NOT_ASKED, origin.words)
+    if is_gguf(target):
+        things = "keys equal" if origin.gates else "keys of the tokenizer equal"
+        found = compare_keys(target, source, edits, "" if origin.gates else TOKENIZER_KEYS)
+    elif origin.gates:
+        things, found = "files equal", compare_files(target, source, edits)
+    else:
+        things, found = "files of the tokenizer equal", compare_tokenizers(target, source)
+    but = ", but for the plan's edits" if edits else ""
+    return _compared(FILES, found, f"{things} {origin.words}{but}", origin)
+
+
+def _edits(plan: Plan | None, origin: Origin) -> tuple[FileEdit, ...]:
+    """Return what the plan changed on the way from the origin; an exported plan's edits belong to another format."""
+    return plan.edits if plan is not None and origin.gates else ()
+
+
+def _tensor_edits(plan: Plan | None, origin: Origin) -> tuple[FileEdit, ...]:
+    return _edits(plan, origin) if plan is not None and plan.format == "gguf" else ()
+
+
+def _compared(name: str, found: Compared, things: str, origin: Origin) -> Check:
+    different = FAIL if origin.gates else NOT_ASKED
+    count = float(len(found.differences))
+    return Check(name, count, 0.0, different if found.differences else PASS, found.sentence(things))

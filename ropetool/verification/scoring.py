@@ -1,0 +1,138 @@
+"""What a checkpoint can be asked, and the texts as ids: the types that measurements and runners share.
+
+Knows nothing of torch, llama.cpp, files or verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.spec import Array
+
+PIECE_TOKENS = 512  # positions whose logits are held at a time: 0.26 GB in float32 at a vocabulary of 128k
+
+Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
+Done = Callable[[int], None]
+"""Told how many tokens of model input a step took."""
+
+
+def ignore(tokens: int) -> None:
+    """Be told of progress, and do nothing."""
+
+
+TARGET, BASELINE = "target", "baseline"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The loss of each scored token in nats, and whether it was the likeliest one. Shapes: (rows, scored)."""
+
+    losses: Array
+    hits: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What comes after the last token of each row: log-probabilities of candidates, and the likeliest token of all.
+
+    Shapes: log_probs (rows, candidates), top (rows,).
+    """
+
+    log_probs: Array
+    top: Tokens
+
+
+class Runner(Protocol):
+    """A checkpoint that can be asked. Every row is computed as by a fresh model, positions in unit steps from 0.
+
+    prefix: the ids that its tokenizer puts in front (BOS). Rows of one call have one length.
+    Raises: CheckpointError where a logit is not finite, with layer and position; ConfigError where memory runs out.
+    """
+
+    @property
+    def prefix(self) -> tuple[int, ...]: ...
+
+    @property
+    def description(self) -> str: ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8."""
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done) -> Scores:
+        """Return what the last `scored` tokens of every row cost."""
+
+    def predict(self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done) -> Predictions:
+        """Return what comes after every row. Shapes: candidates (rows, candidates)."""
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits after the tokens of one row, `PIECE_TOKENS` at a time, with the index of the first.
+
+        A piece is overwritten by the next one. Shapes: (tokens of the piece, vocabulary).
+        """
+
+    def close(self) -> None:
+        """Free the model."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The documents as ids. byte_lengths: of each token, in UTF-8."""
+
+    names: tuple[str, ...]
+    tokens: tuple[Tokens, ...]
+    byte_lengths: tuple[Tokens, ...]
+    prefix: tuple[int, ...]
+
+
+class Measurement(Protocol):
+    """One thing to measure, its rows chosen beforehand, so that target and baseline get the same ones."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        """Return how many rows of each length the target or the baseline has to compute; none: it is not needed."""
+
+    def run(self, runner: Runner, role: str, done: Done) -> Any:
+        """Return what `result` wants to know of this model."""
+
+    def result(self, target: Any, baseline: Any | None) -> Any:
+        """Return the data of results.py."""
+
+
+class Wrapped:
+    """A runner around another one, which it asks for all that it does not do itself."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self.prefix = runner.prefix
+
+    @property
+    def description(self) -> str:
+        """That of the runner."""
+        return self._runner.description
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        return self._runner.tokenize(text)
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for."""
+        return self._runner.byte_lengths(text)
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits of a row."""
+        return self._runner.logits(ids)
+
+    def close(self) -> None:
+        """Free the model."""
+        self._runner.close()

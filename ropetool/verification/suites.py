@@ -1,0 +1,55 @@
+"""Which measurements there are, and which of them the suites make, with how much work each.
+
+Plain data; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ropetool.errors import ConfigError
+from ropetool.verification.protocols import PROTOCOLS
+
+LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
+MANY_KEYS, VARIABLES = "many-keys", "variables"
+MEASURES = (LAST_SEGMENT, POSITION, FAR, RETRIEVAL, MANY_KEYS, VARIABLES, *PROTOCOLS)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is measured. segments: places scored at each length; passages: of the probes; trials: of each grid cell."""
+
+    name: str
+    measures: tuple[str, ...]
+    segments: int
+    passages: int
+    trials: int
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("quick", (LAST_SEGMENT,), segments=16, passages=8, trials=2),
+        Suite("standard", (LAST_SEGMENT, POSITION, FAR, RETRIEVAL), segments=32, passages=16, trials=4),
+        Suite("full", MEASURES, segments=64, passages=32, trials=10),
+    )
+}
+CUSTOM = "custom"
+
+
+def choose(name: str | None, measures: Sequence[str], segments: int | None) -> Suite:
+    """Return the suite of that name with more measurements, or without a name the measurements alone.
+
+    Without either it is the standard suite. Raises: ConfigError for an unknown name.
+    """
+    for measure in measures:
+        if measure not in MEASURES:
+            raise ConfigError(f"{measure!r} is not one of {', '.join(MEASURES)}", where="--measure")
+    if name is not None and name not in SUITES:
+        raise ConfigError(f"{name!r} is not one of {', '.join(SUITES)}", where="--suite")
+    base = SUITES[name or "standard"]
+    if measures:
+        wanted = {*(base.measures if name else ()), *measures}
+        base = replace(base, name=name or CUSTOM, measures=tuple(m for m in MEASURES if m in wanted))
+    return base if segments is None else replace(base, segments=segments)

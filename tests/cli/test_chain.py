@@ -1,0 +1,284 @@
+"""`ropetool extend --verify --export`: what is written, in which order, and where the chain stops.
+
+The verification is a stand-in with a verdict of the test's choice that leaves a real certificate.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from gguf_making import model as gguf_model
+from making import config_of, run, snapshot
+
+import ropetool
+from ropetool import certificate, provenance
+from ropetool.certificate import Certificate
+from ropetool.cli import verify
+from ropetool.errors import ConfigError
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+YARN = ("extend", "model", "--method", "yarn", "--factor", "4")
+OUTPUT = Path("model-yarn-4x")
+EXIT = {"pass": 0, "fail": 3, "partial": 1}
+CHECK = {"pass": "pass", "fail": "fail", "partial": "not run"}
+
+
+@dataclass
+class Result:
+    """What the command asks of a result."""
+
+    verdict: str
+    exit_code: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1, "verdict": self.verdict}
+
+
+@dataclass
+class Verifier:
+    """A verification that measures nothing; `asked` are the checkpoint and the suite of each call."""
+
+    verdict: str = "pass"
+    longest: int = 1024
+    exit_code: int | None = None
+    error: BaseException | None = None
+    asked: list[tuple[Path, str]] = field(default_factory=list)
+
+    def run_verify(self, target: Path, *, as_json: bool = False, **options: Any) -> Result:
+        result = self.measured(target, **options)
+        print("{}" if as_json else "THE TABLES")  # noqa: T201  # as the real one prints its report
+        return result
+
+    def measured(self, target: Path, *, quiet: bool = False, suite: str = "", **options: Any) -> Result:
+        assert options == {}
+        self.asked.append((target, suite))
+        if self.error is not None:
+            raise self.error
+        check = {"name": "ratio", "figure": 1.2, "limit": 1.5, "verdict": CHECK[self.verdict], "detail": ""}
+        found = Certificate(
+            self.verdict, suite, self.longest, (check,), "", {}, "ropetool extend", certificate.now(),
+            certificate.fingerprint(target), False,
+        )  # fmt: skip
+        certificate.write(target, found)
+        return Result(self.verdict, EXIT[self.verdict] if self.exit_code is None else self.exit_code)
+
+
+@pytest.fixture(autouse=True)
+def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO, tmp_path / "model")
+    stand_in = Verifier()
+    monkeypatch.setattr(verify, "run_verify", stand_in.run_verify)
+    monkeypatch.setattr(verify, "measured", stand_in.measured)
+    return stand_in
+
+
+def names() -> list[str]:
+    return sorted(path.name for path in Path().iterdir())
+
+
+def state(path: Path) -> str:
+    return certificate.state(path).name
+
+
+# --- the three in a row
+
+
+def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
+    done = run(*YARN, "--copy", "--verify", "--export", "x.gguf")
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert (lines[0], lines[4:8], lines[8]) == (
+        str(tmp_path / OUTPUT), ["", "THE TABLES", "", "x.gguf"], "  architecture  llama",
+    )  # fmt: skip
+    assert verifier.asked == [(tmp_path / OUTPUT, "quick")]
+    assert state(OUTPUT) == "passed"
+    stated = gguf.GGUFReader("x.gguf").fields
+    assert stated["llama.context_length"].contents() == 1024
+    made = provenance.read(Path("x.gguf"))
+    assert made is not None
+    assert (made.kind, made.source, made.trained_length) == ("export", str((tmp_path / OUTPUT).resolve()), 256)
+    assert names() == ["model", "model-yarn-4x", "x.gguf", "x.gguf.ropetool.json"]
+
+
+def test_json_is_one_object(tmp_path: Path) -> None:
+    plain = run(*YARN, "--copy", "--json", "-o", "plain").json
+    done = run(*YARN, "--copy", "--verify", "--export", "x.gguf", "--json", "-o", "out")
+    assert (done.code, done.err) == (0, "")
+    found = done.json
+    assert found.pop("verification") == {"schema": 1, "verdict": "pass"}
+    exported = found.pop("export")
+    assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [])
+    assert found == {**plain, "output": "out"}
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("verdict", ["fail", "partial"])
+def test_what_does_not_pass_stays_and_is_not_exported(verdict: str, as_json: bool, verifier: Verifier) -> None:
+    verifier.verdict = verdict
+    done = run(*YARN, "--verify", "--export", "x.gguf", *(["--json"] if as_json else []))
+    assert (done.code, done.err) == (
+        EXIT[verdict],
+        "Note: x.gguf is not written: the output did not pass its verification\n",
+    )
+    assert names() == ["model", "model-yarn-4x"]
+    assert config_of(OUTPUT)["max_position_embeddings"] == 1024
+    assert state(OUTPUT) == {"fail": "failed", "partial": "partial"}[verdict]
+    if as_json:
+        assert (done.json["written"], done.json["verification"]["verdict"], done.json["export"]) == (
+            True,
+            verdict,
+            None,
+        )
+    else:
+        assert done.out.endswith("THE TABLES\n")
+
+
+@pytest.mark.parametrize("verdict", EXIT)
+def test_verification_alone(verdict: str, verifier: Verifier) -> None:
+    verifier.verdict = verdict
+    done = run(*YARN, "--verify", "--suite", "standard", "--json")
+    assert (done.code, done.err) == (EXIT[verdict], "")
+    assert done.json["verification"]["verdict"] == verdict
+    assert "export" not in done.json
+    assert verifier.asked == [(Path.cwd() / OUTPUT, "standard")]
+
+
+def test_without_the_options_nothing_follows(verifier: Verifier) -> None:
+    done = run(*YARN, "--json")
+    assert (done.code, verifier.asked) == (0, [])
+    assert {"verification", "export"}.isdisjoint(done.json)
+
+
+def test_to_export_is_to_verify(verifier: Verifier) -> None:
+    verifier.verdict = "fail"
+    assert run(*YARN, "--export", "x.gguf").code == 3
+    assert verifier.asked == [(Path.cwd() / OUTPUT, "quick")]
+    assert not Path("x.gguf").exists()
+
+
+def test_unless_that_is_waived(verifier: Verifier) -> None:
+    done = run(*YARN, "--export", "x.gguf", "--allow-unverified")
+    assert (done.code, verifier.asked) == (0, [])
+    assert done.err == "Note: exported without asking for a certificate, as --allow-unverified says\n"
+    assert Path("x.gguf").is_file()
+    assert state(OUTPUT) == "none"
+
+
+def test_force_reaches_both(verifier: Verifier) -> None:
+    assert run(*YARN, "--export", "x.gguf").code == 0
+    again = ("extend", "model", "--method", "yarn", "--factor", "2", "-o", OUTPUT, "--export", "x.gguf")
+    before = snapshot(Path())
+    assert run(*again).code == 1
+    assert snapshot(Path()) == before
+    assert run(*again, "--force").code == 0
+    assert gguf.GGUFReader("x.gguf").fields["llama.context_length"].contents() == 512
+
+
+def test_the_gguf_output_of_a_gguf_is_verified(verifier: Verifier) -> None:
+    gguf_model(Path("m.gguf"))
+    done = run("extend", "m.gguf", "--method", "yarn", "--factor", "4", "--verify")
+    assert (done.code, verifier.asked) == (0, [(Path.cwd() / "m-yarn-4x.gguf", "quick")])
+    assert state(Path("m-yarn-4x.gguf")) == "passed"
+
+
+# --- where it stops
+
+
+def test_a_certificate_that_ends_too_early_is_not_enough(verifier: Verifier) -> None:
+    verifier.longest = 512
+    done = run(*YARN, "--export", "x.gguf")
+    assert done.code == 1
+    assert "it passed the quick suite up to 512 tokens, but states a context of 1024" in done.err
+    assert names() == ["model", "model-yarn-4x"]
+
+
+def test_the_gate_does_not_believe_the_exit_code(verifier: Verifier) -> None:
+    """Planted: a verification that fails and says that all is well."""
+    verifier.verdict, verifier.exit_code = "fail", 0
+    done = run(*YARN, "--export", "x.gguf")
+    assert (done.code, Path("x.gguf").exists()) == (1, False)
+    assert "it failed the quick suite up to 1024 tokens: ratio" in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [(ConfigError("texts too short", where="--text"), 1, "Error: --text: texts too short"), (KeyboardInterrupt(), 130, "")],
+    ids=["refused", "interrupted"],
+)  # fmt: skip
+def test_an_end_without_a_verdict_leaves_output_and_plan(
+    error: BaseException, code: int, line: str, verifier: Verifier
+) -> None:
+    verifier.error = error
+    done = run(*YARN, "--export", "x.gguf", "--plan-out", "plan.json")
+    assert done.code == code
+    assert line in done.err
+    assert names() == ["model", "model-yarn-4x", "plan.json"]
+    assert state(OUTPUT) == "none"
+
+
+def test_what_cannot_be_exported_is_told_before_the_verification(verifier: Verifier) -> None:
+    (Path("model") / "tokenizer.json").unlink()
+    done = run(*YARN, "--export", "x.gguf")
+    assert (done.code, verifier.asked) == (1, [])
+    assert "tokenizer.json" in done.err
+    assert names() == ["model", "model-yarn-4x"]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("mine.gguf", "exists already\nTry: give another FILE, or --force to replace it"),
+        ("model/x.gguf", "is inside the source, model; the source is never written\nTry: give another FILE"),
+        ("model-yarn-4x/x.gguf", "it lies in the output, {output}\nTry: give another FILE"),
+        ("model-yarn-4x", "it lies in the output, {output}\nTry: give another FILE"),
+        ("nowhere/x.gguf", "the directory nowhere does not exist\nTry: mkdir -p nowhere"),
+    ],
+)  # fmt: skip
+def test_a_file_that_may_not_be_written_stops_everything(file: str, message: str, verifier: Verifier) -> None:
+    Path("mine.gguf").write_text("mine")
+    before = snapshot(Path())
+    done = run(*YARN, "--export", file)
+    assert (done.code, done.out, verifier.asked) == (1, "", [])
+    assert done.err == f"Error: --export {file}: {message.format(output=Path.cwd() / OUTPUT)}\n"
+    assert snapshot(Path()) == before
+
+
+def test_a_gguf_source_has_nothing_to_export(verifier: Verifier) -> None:
+    gguf_model(Path("m.gguf"))
+    before = snapshot(Path())
+    done = run("extend", "m.gguf", "--method", "yarn", "--factor", "4", "--export", "x.gguf")
+    assert (done.code, done.out, verifier.asked) == (1, "", [])
+    assert done.err.splitlines() == [
+        "Error: --export x.gguf: the source is a GGUF file, and so is the output: nothing is left to export",
+        "Try: leave out --export, and name the output with -o",
+    ]
+    assert snapshot(Path()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--dry-run", "--verify"), "--dry-run writes nothing"), (("--dry-run", "--export", "x.gguf"), "--dry-run writes nothing"),
+        (("--dry-run", "--export", "x.gguf", "--allow-unverified"), "--dry-run writes nothing"),
+        (("--allow-unverified",), "--allow-unverified goes with --export"),
+        (("--allow-unverified", "--verify", "--export", "x.gguf"), "and without --verify"),
+        (("--suite", "full"), "--suite goes with --verify or --export"),
+        (("--suite", "full", "--export", "x.gguf", "--allow-unverified"), "--suite goes with"),
+        (("--verify", "--suite", "fast"), "'fast'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_options_that_make_no_sense_together(options: tuple[str, ...], message: str, verifier: Verifier) -> None:
+    before = snapshot(Path())
+    done = run(*YARN, *options)
+    assert (done.code, done.out, verifier.asked) == (2, "", [])
+    assert message in done.err
+    assert json.loads(run(*YARN, *options, "--json").out)["error"]["message"].find(message) >= 0
+    assert snapshot(Path()) == before

@@ -1,0 +1,149 @@
+"""ropetool verify as a user calls it: the suites' exit codes, the certificate, interruption, reports, bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from making import run
+
+import ropetool
+from ropetool.formats.hf import read_object
+
+ROOT = Path(ropetool.__file__).parents[1]
+DEMO = ROOT / "ropetool" / "demo" / "model"
+QUICK = ["--suite", "quick", "--segments", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the demo checkpoint, and that extended eight times."""
+    made = tmp_path_factory.mktemp("verify")
+    shutil.copytree(DEMO, made / "model")
+    ropetool.apply(ropetool.plan(made / "model", "yarn", factor=8), made / "model", made / "extended")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("ROPETOOL_CACHE", str(folder / "cache"))
+
+
+def test_a_passing_suite_is_certified_and_a_failing_one_too(folder: Path) -> None:
+    found = run("verify", "extended", *QUICK, "--lengths", "256,512")
+    assert found.code == 0, found.err
+    assert found.out.splitlines()[-1].startswith("pass: 6 of 6 checks passed")
+    made = read_object(folder / "extended" / "ropetool.json")[1]["certificate"]
+    assert (made["verdict"], made["suite"], made["longest"]) == ("pass", "quick", 512)
+    assert made["command"].startswith("ropetool ")
+    assert not list((folder / "cache" / "verify").glob("*.sqlite"))  # a complete run leaves nothing behind
+
+    found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--max-tax", "0.01")
+    assert found.code == 3
+    assert "tax" in found.out.splitlines()[-1]
+    assert read_object(folder / "extended" / "ropetool.json")[1]["certificate"]["verdict"] == "fail"
+
+
+def test_a_checkpoint_of_others_is_certified_where_it_is_asked(folder: Path) -> None:
+    found = run("verify", "model", *QUICK, "--lengths", "64,256", "--certificate", "model.json", "--json")
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["verdict"] == "pass"
+    assert json.loads((folder / "model.json").read_text())["certificate"]["longest"] == 256
+    assert not (folder / "model" / "ropetool.json").exists()
+    found = run("verify", "extended", *QUICK, "--lengths", "64,256", "--certificate", "model.json")
+    assert found.code == 1
+    assert "another" in found.err
+    found = run("verify", "model", "--measure", "last-segment", "--certificate", "other.json")
+    assert found.code == 1
+    assert "Try: --suite quick" in found.err
+
+
+def kept_rows(journal: Path) -> int:
+    """Return how many rows a journal holds; none where it is being made."""
+    with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as base:
+        try:
+            return int(base.execute("select count(*) from found").fetchone()[0])
+        except sqlite3.OperationalError:
+            return 0
+
+
+def test_an_interrupted_run_goes_on(folder: Path) -> None:
+    arguments = ["extended", "--suite", "quick", "--lengths", "64,256,512", "--json"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "ropetool", "verify", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    cache = folder / "cache" / "verify"
+    while running.poll() is None and not any(map(kept_rows, cache.glob("*.sqlite"))):
+        time.sleep(0.1)  # until something is kept, however long that takes
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate()
+    assert (running.returncode, out) == (130, ""), err
+    assert "--resume goes on" in err
+
+    found = run("verify", *arguments, "--resume")
+    assert found.code == 0, found.err
+    resumed = json.loads(found.out)
+    kept = int(resumed["notes"][0].split()[0])
+    assert kept >= 1
+    whole = json.loads(run("verify", *arguments).out)
+    assert resumed["lengths"] == whole["lengths"]
+
+
+def test_a_report_is_written_beside_the_result(folder: Path) -> None:
+    found = run("verify", "extended", *QUICK, "--lengths", "64,256", "--report", "report")
+    assert found.code == 0, found.err
+    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    assert "extended, trained at 256" in page
+    assert (folder / "report" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    found = run("verify", "extended", *QUICK, "--report", "model")
+    assert found.code == 1
+    assert "model" in found.err
+    assert "ppl" not in found.out  # refused before anything is measured
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["extended", "--suite", "huge"], 1, "--suite: 'huge' is not one of quick, standard, full"),
+        (["extended", "--measure", "iq"], 1, "--measure: 'iq' is not one of last-segment"),
+        (["extended", "--max-tax", "0"], 1, "--max-tax: 0.0 is no limit"),
+        (["extended", "--min-retrieval", "2"], 1, "--min-retrieval: 2.0 is no share"),
+        (["extended", "--device", "cuda:77"], 1, "--device: cuda:77 was asked for, and torch finds none here"),
+        (["extended", "--lengths", "512,256"], 1, "--lengths: 256 comes after 512"),
+        (["extended", "--segments", "3"], 1, "segments: 3 is not a whole number of at least 8"),
+        (["extended", "--text", "nowhere.txt"], 1, "nowhere.txt: there is no such file"),
+        (["extended", "--text", "blob"], 1, "blob: is binary"),
+        (["extended", "--text", "short.txt"], 1, "the texts are too short"),
+        (["extended", "--against", "nowhere"], 1, "nowhere"),
+        (["no-tokenizer", *QUICK], 1, "no-tokenizer"),
+        (["no-words", *QUICK], 1, "no-words: tokenizers cannot load it"),
+        (["extended", "--baseline", "other-words", *QUICK], 1, "its tokenizer is not that of extended"),
+    ],
+)
+def test_bad_input_gets_a_sentence(folder: Path, arguments: list[str], code: int, message: str) -> None:
+    (folder / "blob").write_bytes(b"a\0b")
+    (folder / "short.txt").write_text("a few words")
+    if not (folder / "no-tokenizer").exists():
+        shutil.copytree(folder / "model", folder / "no-tokenizer", ignore=shutil.ignore_patterns("tokenizer*"))
+        shutil.copytree(folder / "model", folder / "other-words")
+        path = folder / "other-words" / "tokenizer.json"
+        data = json.loads(path.read_text(encoding="utf-8"))
+        vocab = data["model"]["vocab"]
+        vocab["Ġthe"], vocab["Ġof"] = vocab["Ġof"], vocab["Ġthe"]
+        path.write_text(json.dumps(data), encoding="utf-8")
+        shutil.copytree(folder / "model", folder / "no-words")
+        (folder / "no-words" / "tokenizer.json").write_text(path.read_text().replace('"\\u0120the"', '"gone"', 1))
+    found = run("verify", *arguments)
+    assert found.code == code
+    assert message in found.err
+    assert found.out == ""

@@ -1,0 +1,201 @@
+"""The plots: what is drawn is what was found, read back from the figures themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import sample
+
+pytest.importorskip("matplotlib")
+
+from ropetool.report import charts, drawing
+
+
+@pytest.fixture(autouse=True)
+def style() -> Iterator[None]:
+    with drawing.style():
+        yield
+
+
+def line(axes: Any, label: str) -> tuple[list[float], list[float]]:
+    """Return the points of the one line with this label."""
+    (found,) = [drawn for drawn in axes.lines if drawn.get_label() == label]
+    return list(found.get_xdata()), list(found.get_ydata())
+
+
+def labels(axis: Any) -> list[str]:
+    return [tick.get_text() for tick in axis.get_ticklabels()]
+
+
+def test_the_loss_of_both_over_the_length_with_bands() -> None:
+    result = sample.full()
+    (axes,) = charts.loss_chart(result).figure.axes
+    lengths = [entry.length for entry in result.lengths]
+    assert line(axes, "target") == (lengths, [entry.target.mean for entry in result.lengths])
+    assert line(axes, "baseline") == (lengths, [entry.baseline.mean for entry in result.lengths])
+    assert line(axes, "trained length")[0] == [256, 256]
+    assert (axes.get_xscale(), labels(axes.xaxis)) == ("log", [str(length) for length in lengths])
+    band = axes.collections[1].get_paths()[0].vertices
+    assert band[:, 1].min() == pytest.approx(min(entry.target.low for entry in result.lengths))
+    assert band[:, 1].max() == pytest.approx(max(entry.target.high for entry in result.lengths))
+
+
+def test_the_perplexities_on_the_right_stand_at_their_losses() -> None:
+    (axes,) = charts.loss_chart(sample.full()).figure.axes
+    (right,) = axes.child_axes
+    shown = {float(tick.get_text()): tick.get_position()[1] for tick in right.yaxis.get_ticklabels()}
+    assert set(shown) == {10, 20, 50, 100}
+    assert all(place == pytest.approx(math.log(value)) for value, place in shown.items())
+
+
+def test_a_single_document_has_a_point_and_no_band() -> None:
+    result = sample.failing()
+    (axes,) = charts.loss_chart(result).figure.axes
+    assert line(axes, "target")[1][-1] == 576.0
+    assert np.isfinite(axes.collections[1].get_paths()[0].vertices).all()
+    assert axes.collections[1].get_paths()[0].vertices[:, 0].max() == 1024
+
+
+def test_the_tax_with_its_error_bars_within_the_trained_length_alone() -> None:
+    result = sample.full()
+    (axes,) = charts.tax_chart(result).figure.axes
+    assert labels(axes.xaxis) == ["64", "128", "256"]
+    assert list(axes.containers[0].lines[0].get_ydata()) == [entry.tax.mean for entry in result.lengths[:3]]
+    bars = [segment[:, 1] for segment in axes.containers[0].lines[2][0].get_segments()]
+    assert bars == [pytest.approx([entry.tax.low, entry.tax.high]) for entry in result.lengths[:3]]
+
+
+def test_the_wavelengths_before_and_after() -> None:
+    bands = sample.bands()
+    (axes,) = charts.bands_chart(bands, 2048).figure.axes
+    for key in ("before", "after"):
+        pairs, wavelengths = line(axes, key)
+        assert pairs == list(range(32))
+        assert wavelengths == pytest.approx([2 * math.pi / value for value in bands[key]])  # type: ignore[attr-defined]
+    assert line(axes, "trained length, 256")[1] == [256, 256]
+    assert line(axes, "new context, 2048")[1] == [2048, 2048]
+    assert axes.get_yscale() == "log"
+
+
+def test_a_pair_that_never_turns_is_left_out() -> None:
+    bands = {**sample.bands(), "after": [1.0, *[0.0] * 31]}
+    (axes,) = charts.bands_chart(bands, 2048).figure.axes
+    assert line(axes, "after") == ([0], [pytest.approx(2 * math.pi)])
+
+
+def test_the_position_probe_beside_the_baseline() -> None:
+    found = sample.position()
+    (axes,) = charts.position_chart(found).figure.axes
+    assert line(axes, "target")[1] == [entry.loss.mean for entry in found.offsets]
+    assert line(axes, "baseline without filler")[1] == [2.48, 2.48]
+    assert labels(axes.xaxis) == ["0", "256", "512", "1024", "1800"]
+    assert len(charts.position_chart(replace(found, baseline=None)).figure.axes[0].lines) == 1
+
+
+def test_far_dependence_and_its_gain() -> None:
+    found = sample.far()
+    above, below = charts.far_chart(found).figure.axes
+    assert line(above, "own copy in front")[1] == [entry.repeated.mean for entry in found.distances]
+    assert line(above, "other text in front")[1] == [entry.unrelated.mean for entry in found.distances]
+    gains = below.containers[0]
+    assert list(gains.lines[0].get_xdata()) == [250, 500, 1000, 1750]
+    assert list(gains.lines[0].get_ydata()) == [entry.gain.mean for entry in found.distances]
+
+
+def test_the_heat_map_has_every_count_in_its_cell() -> None:
+    grid = sample.retrieval(lost=6)
+    axes, _bar = charts.retrieval_chart(grid, 256).figure.axes
+    shares = np.asarray(axes.images[0].get_array())
+    written = {tuple(map(round, text.get_position())): text for text in axes.texts}
+    assert len(written) == len(grid.cells) == shares.size
+    for cell in grid.cells:
+        x, y = sample.LENGTHS[2:].index(cell.length), [0.0, 0.25, 0.5, 0.75, 1.0].index(cell.depth)
+        assert shares[y, x] == cell.hits / cell.trials
+        assert written[x, y].get_text() == f"{cell.hits}/16"
+        assert written[x, y].get_color() == ("black" if cell.hits > 8 else "white")
+    assert labels(axes.yaxis) == ["0.00", "0.25", "0.50", "0.75", "1.00"]  # the front on top
+    assert list(axes.lines[0].get_xdata()) == [0.5, 0.5]
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+    """Return the contrast of two colours as WCAG 2.1 defines it."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(colour: tuple[float, ...]) -> float:
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("hits", range(17))
+def test_counts_can_be_read_on_every_colour(hits: int) -> None:
+    from matplotlib.colors import to_rgb
+
+    grid = replace(sample.retrieval(), cells=(sample.cell(256, 0.5, hits),))
+    axes, _bar = charts.retrieval_chart(grid, 256).figure.axes
+    (text,) = axes.texts
+    assert contrast(axes.images[0].to_rgba([[hits / 16]])[0, 0], to_rgb(text.get_color())) >= 4
+
+
+def test_kl_by_position() -> None:
+    found = sample.divergence()
+    (axes,) = charts.divergence_chart(found, 256).figure.axes
+    mean, tail = axes.patches
+    assert list(mean.get_data().values) == [span.mean.mean for span in found.by_position]
+    assert list(tail.get_data().values) == [span.p99 for span in found.by_position]
+    assert labels(axes.xaxis) == ["0", "128", "256", "512", "1024", "2048"]
+    assert line(axes, "trained length")[0] == [2, 2]
+    assert axes.get_yscale() == "log"
+
+
+def test_a_divergence_of_zero_has_a_place() -> None:
+    (axes,) = charts.divergence_chart(sample.identical().divergence, 256).figure.axes
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
+    (axes,) = charts.divergence_chart(sample.failing().divergence, 256).figure.axes
+    assert (axes.get_yscale(), axes.get_ylim()[0], labels(axes.yaxis)[0]) == ("symlog", 0, "0")
+
+
+@pytest.mark.parametrize("name", sample.SAMPLES)
+def test_every_axis_has_a_name_with_its_unit(name: str) -> None:
+    for chart in charts.charts(sample.SAMPLES[name]()):
+        named = [text for axes in chart.figure.axes for text in (axes.get_xlabel(), axes.get_ylabel()) if text]
+        assert len(named) >= 2
+        assert any("tokens" in text or "pair" in text for text in named)
+        assert len(chart.caption) > 100
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "numbers"),
+    [
+        (0.95, 2.2, ["10", "20", "50", "100"]),
+        (1.0, 1.3, ["10", "12", "14", "16", "18"]),
+        (-6.2, -2.2, ["1e-6", "1e-5", "0.0001", "0.001"]),
+        (0.0, 260.0, ["1", "1e50", "1e100", "1e150", "1e200", "1e250"]),
+        (0.0, 2170.0, ["1", "1e500", "1e1000", "1e1500", "1e2000"]),  # a loss of 5000 nats
+    ],
+)
+def test_axes_have_a_few_round_numbers(first: float, last: float, numbers: list[str]) -> None:
+    found = drawing.round_numbers(first, last)
+    assert [label for _, label in found] == numbers
+    assert all(first <= power <= last for power, _ in found)
+
+
+@pytest.mark.parametrize(
+    ("length", "text"), [(64, "64"), (4096, "4096"), (8192, "8k"), (131072, "128k"), (100000, "100000")]
+)
+def test_long_lengths_are_written_short(length: int, text: str) -> None:
+    assert drawing.compact(length) == text
+
+
+def test_labels_of_lengths_that_have_no_room_are_left_out() -> None:
+    lengths = [1024 * 2**i for i in range(11)]
+    long = replace(sample.full(), lengths=tuple(replace(sample.lengths()[0], length=n) for n in lengths))
+    (axes,) = charts.loss_chart(long).figure.axes
+    assert labels(axes.xaxis) == ["1024", "4096", "16k", "64k", "256k", "1024k"]
+    assert axes.get_xlabel() == "context (tokens, k = 1024)"

@@ -1,0 +1,73 @@
+"""How numbers become text, and the plot in characters."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import sample
+
+from ropetool.report.plot import perplexity_plot
+from ropetool.report.tables import change, exact, number, perplexity, with_interval
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12.04, "12.0"),
+        (1.2345, "1.23"),
+        (0.917, "0.917"),
+        (99.96, "100"),
+        (135.4, "135"),
+        (2e5, "2.0e5"),
+        (0.00123, "0.00123"),
+        (1.234e-5, "1.2e-5"),
+        (-3e-10, "-3.0e-10"),
+        (0.0, "0"),
+        (math.inf, "inf"),
+        (math.nan, "nan"),
+    ],
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.500049, "1.5"), (1.50006, "1.5001"), (1e-4, "0.0001"), (3e-6, "3e-6"), (None, "-")]
+)
+def test_figures_beside_a_limit_have_five(value: float | None, text: str) -> None:
+    assert exact(value) == text
+
+
+def test_a_change_of_nothing_has_no_minus() -> None:
+    assert change(sample.estimate(0.0, 0.0), -1) == "+0.000 ± 0.000"
+    assert change(sample.estimate(-0.5, 0.25), -1) == "+0.500 ± 0.250"
+
+
+def test_one_document_gives_no_interval() -> None:
+    one = sample.single(2.0)
+    assert (perplexity(one), with_interval(one), change(one)) == (
+        "7.39 (no interval)",
+        "2.000 (no interval)",
+        "+2.000 ± ?",
+    )
+    assert (perplexity(None), with_interval(None), change(None)) == ("-", "-", "-")
+
+
+def test_a_loss_beyond_the_largest_float_is_shown_as_a_large_number() -> None:
+    assert perplexity(sample.estimate(5000.0)).startswith("8.2e307")
+
+
+def test_the_plot_puts_points_in_proportion_to_the_logarithms() -> None:
+    # Four times the length is two thirds of the way to eight times; a loss in the middle is in the middle row.
+    lines = perplexity_plot({"x": [(100, 0.0), (400, 1.0), (800, 2.0)]}, trained_length=50).splitlines()
+    rows = [line[10:] for line in lines[:9]]
+    assert [(row.index("x"), level) for level, row in enumerate(rows) if "x" in row] == [(69, 0), (47, 4), (2, 8)]
+    assert [lines[0][:8].strip(), lines[4][:8].strip(), lines[8][:8].strip()] == ["7.39", "2.72", "1.00"]
+    assert "┊" not in "".join(lines)
+
+
+def test_a_plot_of_one_point_and_of_points_on_one_place() -> None:
+    lines = perplexity_plot({"a": [(256, 2.0)], "b": [(256, 2.0)]}, trained_length=256).splitlines()
+    assert lines[8].endswith("7.39 │  ◉")
+    assert lines[10].split() == ["256", "tokens"]

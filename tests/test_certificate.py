@@ -1,0 +1,482 @@
+"""Certificates: what they are bound to, what makes them stale, where they stand, and what is refused as one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import configs
+import gguf
+import numpy as np
+import pytest
+from gguf_making import model as gguf_model
+from making import safetensors, snapshot, write_model
+
+import ropetool
+from ropetool import certificate, provenance
+from ropetool.certificate import Certificate, State, check_place, fingerprint, read, shortfall, state, write
+from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, OutputError
+
+PASSED = {"name": "ratio", "figure": 1.25, "limit": 1.5, "verdict": "pass", "detail": "at 2048"}
+FAILED = {"name": "tax", "figure": 0.5, "limit": 0.35, "verdict": "fail", "detail": ""}
+NOT_RUN = {"name": "retrieval", "figure": None, "limit": 0.8, "verdict": "not run", "detail": "texts too short"}
+INFORMS = {"name": "useful", "figure": 0.1, "limit": None, "verdict": "-", "detail": ""}
+
+
+def made(path: Path, **changes: Any) -> Certificate:
+    """Return a passing certificate of this checkpoint, with some fields changed."""
+    full = changes.get("full_hash", False)
+    passing = Certificate(
+        "pass", "quick", 2048, (PASSED, INFORMS), "ab12", {"ropetool": "0.1.0", "runtime": "transformers 5.23.0 on cpu"},
+        "ropetool verify model-yarn-4x --suite quick", "2026-01-02T03:04:05+00:00", fingerprint(path, full), full,
+    )  # fmt: skip
+    return replace(passing, **changes)
+
+
+def large(directory: Path) -> Path:
+    """Write a checkpoint whose one weight file has 9 MB, twice what is sampled, all different from block to block."""
+    write_model(directory, configs.config("llama", "v4"))
+    for path in [*directory.glob("*.safetensors"), directory / "model.safetensors.index.json"]:
+        path.unlink()
+    noise = np.random.default_rng(0).bytes(9_000_000)
+    (directory / "model.safetensors").write_bytes(
+        safetensors({"a.weight": noise[:5_000_000], "b.weight": noise[5_000_000:]})
+    )
+    return directory
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    """Return an output of ropetool: 512 trained tokens, 2048 stated."""
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    plan = ropetool.plan(source, "yarn", factor=4)
+    return ropetool.apply(plan, source, tmp_path / "model-yarn-4x", copy=True).output
+
+
+@pytest.fixture
+def gguf_output(tmp_path: Path) -> Path:
+    source = gguf_model(tmp_path / "m.gguf")
+    return ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "m-yarn-4x.gguf").output
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of the file, and put its times back."""
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+# --- the fingerprint
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_form_tells_samples_from_all_bytes(full: bool, output: Path) -> None:
+    form, _, digits = fingerprint(output, full).partition(":")
+    assert (form, len(digits), set(digits) <= set("0123456789abcdef")) == ("sha256" if full else "sampled", 64, True)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_copy_elsewhere_has_the_same(full: bool, output: Path, gguf_output: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    shutil.copytree(output, elsewhere / "renamed")
+    os.utime(elsewhere / "renamed" / "config.json", (1, 1))
+    assert fingerprint(elsewhere / "renamed", full) == fingerprint(output, full)
+    shutil.copyfile(gguf_output, elsewhere / "renamed.gguf")
+    assert fingerprint(elsewhere / "renamed.gguf", full) == fingerprint(gguf_output, full)
+
+
+def test_what_decides_nothing_does_not_count(output: Path) -> None:
+    before = fingerprint(output)
+    (output / "README.md").write_text("changed")
+    (output / "generation_config.json").write_text('{"temperature": 2}')
+    (output / "ropetool.json").write_text((output / "ropetool.json").read_text().replace("512", "513"))
+    (output / "assets" / "license.txt").unlink()
+    assert fingerprint(output) == before
+
+
+SHARD = "model-00002-of-00002.safetensors"
+CHANGES: dict[str, Callable[[Path], Any]] = {
+    "config": lambda m: (m / "config.json").write_text((m / "config.json").read_text().replace("2048", "2047")),
+    "a space in the config": lambda m: (m / "config.json").write_text((m / "config.json").read_text() + " "),
+    "tokenizer": lambda m: (m / "tokenizer.json").write_text('{"model": 1}'),
+    "tokenizer config": lambda m: (m / "tokenizer_config.json").write_text("{}"),
+    "a tokenizer more": lambda m: (m / "tokenizer.model").write_text(""),
+    "a weight": lambda m: flip(m / SHARD, (m / SHARD).stat().st_size - 1),
+    "a name in a header": lambda m: (m / SHARD).write_bytes((m / SHARD).read_bytes().replace(b"b.weight", b"c.weight"))
+    and (m / "model.safetensors.index.json").unlink(),
+    "two files exchanged": lambda m: [
+        (m / SHARD).rename(m / "x"), (m / SHARD.replace("2-", "1-")).rename(m / SHARD),
+        (m / "x").rename(m / SHARD.replace("2-", "1-")), (m / "model.safetensors.index.json").unlink(),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_decides_the_computation_counts(change: str, full: bool, output: Path) -> None:
+    before = fingerprint(output, full)
+    CHANGES[change](output)
+    assert fingerprint(output, full) != before
+
+
+def test_a_byte_between_the_samples_is_seen_by_the_full_one_alone(tmp_path: Path) -> None:
+    """66 blocks of 64 KiB are spread evenly over 9 MB, so half of each stretch between two starts is not sampled."""
+    source = large(tmp_path / "model")
+    weights = source / "model.safetensors"
+    size = weights.stat().st_size
+    start = size - 9_000_000
+    stretch = (9_000_000 - 65536) / 65
+    sampled, full = fingerprint(source), fingerprint(source, full=True)
+
+    def seen(at: int) -> tuple[bool, bool]:
+        flip(weights, at)
+        found = fingerprint(source) != sampled, fingerprint(source, full=True) != full
+        flip(weights, at)
+        return found
+
+    middle = start + round(32 * stretch)
+    assert seen(10) == seen(start) == seen(size - 1) == seen(middle + 30_000) == (True, True)
+    assert seen(middle + 100_000) == (False, True)
+    assert (fingerprint(source), fingerprint(source, full=True)) == (sampled, full)
+
+
+def test_the_blocks_are_those_of_the_file(tmp_path: Path) -> None:
+    """The digest again, by hand, over labels, sizes and bytes."""
+    source = large(tmp_path / "model")
+    digest = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        content = (source / name).read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    content = (source / "model.safetensors").read_bytes()
+    data = content[-9_000_000:]
+    digest.update(f"model.safetensors\0{len(content)}\0".encode() + content[:-9_000_000])
+    for number in range(66):
+        begin = number * (len(data) - 65536) // 65
+        digest.update(data[begin : begin + 65536])
+    assert fingerprint(source) == f"sampled:{digest.hexdigest()}"
+
+
+class Counting:
+    """A digest that counts what it is given."""
+
+    total = 0
+
+    def __init__(self) -> None:
+        Counting.total = 0
+
+    def update(self, data: bytes) -> None:
+        Counting.total += len(data)
+
+    def hexdigest(self) -> str:
+        return "0" * 64
+
+
+def test_a_huge_file_costs_no_more_than_its_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = large(tmp_path / "model")
+    size = 100 << 30
+    header = json.dumps({"a.weight": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    with (source / "model.safetensors").open("wb") as file:  # a file with holes: it takes no room
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + size)
+    monkeypatch.setattr(certificate.hashlib, "sha256", Counting)
+    fingerprint(source)
+    assert 66 * 65536 < Counting.total < 66 * 65536 + 10_000
+
+
+def test_every_shard_of_a_gguf_counts(tmp_path: Path) -> None:
+    first = gguf_model(tmp_path / "m.gguf", shards=2)
+    second = first.with_name("m-00002-of-00002.gguf")
+    seen = {fingerprint(first), fingerprint(second)}
+    assert len(seen) == 1
+    for path in (first, second):
+        flip(path, path.stat().st_size - 1)
+        seen.add(fingerprint(first))
+    assert len(seen) == 3
+
+
+def test_a_key_of_a_gguf_counts(gguf_output: Path) -> None:
+    before = fingerprint(gguf_output)
+    reader = gguf.GGUFReader(gguf_output, "r+")
+    reader.fields["llama.rope.scaling.factor"].parts[-1][0] = 4.5
+    reader.data.flush()
+    assert fingerprint(gguf_output) != before
+
+
+def test_what_is_no_checkpoint_has_none(tmp_path: Path) -> None:
+    with pytest.raises(NotACheckpoint, match="does not exist"):
+        fingerprint(tmp_path / "nothing")
+    broken = large(tmp_path / "model")
+    (broken / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(CorruptFile, match="1 bytes long"):
+        fingerprint(broken)
+
+
+# --- the file
+
+
+def test_what_is_written_is_read(output: Path, gguf_output: Path, tmp_path: Path) -> None:
+    for path, file in ((output, output / "ropetool.json"), (gguf_output, Path(f"{gguf_output}.ropetool.json"))):
+        assert read(path) is None
+        assert write(path, made(path)) == file
+        assert read(path) == made(path)
+        assert state(path) == State("passed", "it passed the quick suite up to 2048 tokens", made(path))
+
+
+def test_the_rest_of_the_provenance_keeps_its_text(output: Path) -> None:
+    file = output / "ropetool.json"
+    odd = file.read_text().replace('"schema": 1,', '"schema": 1,   "of_a_later_version": [1,2],').rstrip()
+    file.write_text(odd)
+    write(output, made(output))
+    assert file.read_text().startswith(odd.removesuffix("}").rstrip())
+    first = file.read_text()
+    write(output, made(output, suite="full"))
+    assert file.read_text() == first.replace('"suite": "quick"', '"suite": "full"')
+    found = provenance.record(output)
+    assert found is not None
+    assert (found.certificate["suite"], found.trained_length) == ("full", 512)
+
+
+def test_a_failure_while_writing_leaves_the_file(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = snapshot(output)
+
+    def stop(self: Path, *_: object, **__: object) -> None:
+        self.touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write(output, made(output))
+    assert snapshot(output) == before
+
+
+def test_a_split_model_has_one_certificate(tmp_path: Path) -> None:
+    source = gguf_model(tmp_path / "m.gguf", shards=2)
+    first = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "out.gguf").output
+    second = first.with_name("out-00002-of-00002.gguf")
+    assert write(second, made(second)) == Path(f"{first}.ropetool.json")
+    assert read(first) == read(second) == made(first)
+
+
+def test_a_checkpoint_of_others_has_a_file_of_its_own(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    before = snapshot(source)
+    assert write(source, made(source)) is None
+    assert snapshot(tmp_path / "model") == before
+    place = tmp_path / "certificate.json"
+    assert read(source, place) is None
+    assert state(source, place) == State("none", "no verification of it is on record")
+    assert write(source, made(source), place) == place
+    assert read(source, place) == made(source)
+    assert state(source, place).name == "passed"
+    assert json.loads(place.read_text()) == {"schema": 1, "certificate": made(source).to_json()}
+    write(source, made(source, longest=4096), place)
+    assert read(source, place) == made(source, longest=4096)
+    assert snapshot(source) == before
+
+
+def test_the_certificate_of_another_model_is_refused(tmp_path: Path) -> None:
+    one, other = (write_model(tmp_path / name, configs.config(name, "v4")) for name in ("llama", "qwen2"))
+    place = tmp_path / "certificate.json"
+    write(one, made(one), place)
+    before = place.read_bytes()
+    for use in (
+        lambda: state(other, place),
+        lambda: check_place(other, place),
+        lambda: write(other, made(other), place),
+    ):
+        with pytest.raises(CheckpointError, match=f"certificate of another model than {other}") as refused:
+            use()
+        assert (refused.value.where, refused.value.exit_code) == (f"--certificate {place}", 1)
+        assert refused.value.try_ == "give another FILE, or remove this one"
+    assert place.read_bytes() == before
+    check_place(one, place)
+
+
+def test_a_certificate_of_another_output_is_stale(output: Path, tmp_path: Path) -> None:
+    """Carried over by hand into the provenance, it does not speak for this model."""
+    other = write_model(tmp_path / "other", configs.config("llama", "v5"))
+    write(output, made(other))
+    assert state(output).name == "stale"
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("model/c.json", "is inside the source"), ("model", "is the source"), ("nowhere/c.json", "does not exist"),
+        ("folder", "is a directory that ropetool did not write"),
+    ],
+)  # fmt: skip
+def test_a_place_where_nothing_may_be_written(place: str, message: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    (tmp_path / "folder").mkdir()
+    before = snapshot(tmp_path)
+    with pytest.raises(OutputError, match=message) as refused:
+        write(source, made(source), tmp_path / place)
+    assert (refused.value.where, refused.value.try_) == (f"--certificate {tmp_path / place}", "give another FILE")
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"no certificate of ropetool \(it is absent\)"),
+        ('{"certificate": "x"}', 'it is "x"'), ('{"certificate": {}}', "verdict is absent"),
+    ],
+)  # fmt: skip
+def test_another_file_is_not_overwritten(content: str, message: str, tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    place = tmp_path / "mine.json"
+    place.write_text(content)
+    with pytest.raises(CorruptFile, match=message) as refused:
+        write(source, made(source), place)
+    assert refused.value.where == str(place)
+    assert place.read_text() == content
+
+
+# --- edited by hand
+
+
+def edited(path: Path, *keys: str | int, value: Any) -> None:
+    """Set a value deep inside the certificate; "remove" takes its key away."""
+    file = provenance.place(path)
+    data = json.loads(file.read_text())
+    inner = data["certificate"]
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    if value == "remove":
+        del inner[keys[-1]]
+    file.write_text(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "reason"),
+    [
+        (("verdict",), "remove", "verdict is absent"), (("verdict",), 1, "verdict is 1"),
+        (("verdict",), "good", 'verdict is "good", and its checks come to pass'),
+        (("longest",), "2048", 'longest is "2048"'), (("longest",), True, "longest is true"), (("longest",), -1, "longest is -1"),
+        (("longest",), 2048.0, "longest is 2048.0"), (("full_hash",), 0, "full_hash is 0"),
+        (("full_hash",), True, "full_hash true"), (("suite",), None, "suite is null"), (("made",), 5, "made is 5"),
+        (("command",), ["x"], r'command is \["x"\]'), (("text_fingerprint",), 1, "text_fingerprint is 1"),
+        (("versions",), {"torch": 2}, 'versions is {"torch": 2}'), (("versions",), [], r"versions is \[\]"),
+        (("fingerprint",), "sampled:12", 'fingerprint is "sampled:12"'), (("fingerprint",), "x" * 64, 'fingerprint is "xxx'),
+        (("checks",), {}, "checks is {}"), (("checks",), [1], "name of check 0 is 1"),
+        (("checks", 1, "name"), None, "name of check 1 is null"), (("checks", 0, "figure"), "1.2", 'figure of check 0 is "1.2"'),
+        (("checks", 0, "figure"), float("nan"), "figure of check 0 is NaN"), (("checks", 0, "limit"), True, "limit of check 0 is true"),
+        (("checks", 0, "verdict"), "remove", "verdict of check 0 is absent"), (("checks", 0, "detail"), 1, "detail of check 0 is 1"),
+        (("checks", 0, "verdict"), "fail", 'verdict is "pass", and its checks come to fail'),
+        (("checks", 0, "verdict"), "not run", 'verdict is "pass", and its checks come to partial'),
+    ],
+    ids=lambda value: str(value)[:30],
+)  # fmt: skip
+def test_what_cannot_be_is_refused(keys: tuple[Any, ...], value: Any, reason: str, output: Path) -> None:
+    write(output, made(output))
+    edited(output, *keys, value=value)
+    for use in (read, state):
+        with pytest.raises(CorruptFile, match=reason) as refused:
+            use(output)
+        assert refused.value.where == f"{output}/ropetool.json: certificate"
+        assert refused.value.try_ == f"ropetool verify {output} --suite quick"
+    write(output, made(output))  # and the next step works
+    assert state(output).name == "passed"
+
+
+def test_a_failed_verdict_cannot_be_turned_into_a_pass_alone(output: Path) -> None:
+    write(output, made(output, verdict="fail", checks=(PASSED, FAILED)))
+    edited(output, "verdict", value="pass")
+    with pytest.raises(CorruptFile, match="its checks come to fail"):
+        shortfall(output, 2048)
+
+
+def test_keys_of_a_later_version_are_ignored(output: Path) -> None:
+    write(output, made(output))
+    edited(output, "later", value=1)
+    edited(output, "checks", 0, "later", value=1)
+    assert read(output) == made(output)
+
+
+def test_a_figure_without_bound_is_null(output: Path) -> None:
+    worst = {**FAILED, "figure": float("inf")}
+    write(output, made(output, verdict="fail", checks=(worst,)))
+    found = read(output)
+    assert found is not None
+    assert found.checks == ({**FAILED, "figure": None},)
+    assert "Infinity" not in (output / "ropetool.json").read_text()
+
+
+# --- what it is worth
+
+
+def test_the_states(output: Path) -> None:
+    assert state(output) == State("none", "no verification of it is on record")
+    failed = made(output, verdict="fail", checks=(PASSED, FAILED, {**FAILED, "name": "ratio"}))
+    write(output, failed)
+    assert state(output) == State("failed", "it failed the quick suite up to 2048 tokens: tax, ratio", failed)
+    part = made(output, verdict="partial", checks=(PASSED, NOT_RUN))
+    write(output, part)
+    why = "it went through the quick suite up to 2048 tokens in part: not run were retrieval"
+    assert state(output) == State("partial", why, part)
+    nothing = made(output, checks=(INFORMS,))
+    write(output, nothing)
+    assert state(output) == State("partial", "the quick suite up to 2048 tokens checked nothing", nothing)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_later_edit_makes_it_stale(change: str, full: bool, output: Path) -> None:
+    write(output, made(output, full_hash=full))
+    assert state(output).name == "passed"
+    CHANGES[change](output)
+    found = state(output)
+    assert (found.name, found.why) == (
+        "stale", "its config, tokenizer or weights are not those that its certificate was made for",
+    )  # fmt: skip
+    assert shortfall(output, 512) == found.why
+
+
+def test_a_later_edit_of_a_gguf_makes_it_stale(gguf_output: Path) -> None:
+    write(gguf_output, made(gguf_output))
+    flip(gguf_output, gguf_output.stat().st_size - 1)
+    assert state(gguf_output).name == "stale"
+
+
+def test_how_far_it_reaches(output: Path) -> None:
+    assert shortfall(output, 1) == "no verification of it is on record"
+    write(output, made(output))
+    assert shortfall(output, 2048) == ""
+    too_far = "it passed the quick suite up to 2048 tokens, but states a context of 2049"
+    assert shortfall(output, 2049) == too_far
+
+
+def test_a_fingerprint_that_looks_at_nothing_would_be_seen(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: weights that do not count. The tests above are not blind to it."""
+    honest = certificate._parts
+    monkeypatch.setattr(certificate, "_parts", lambda path: (p for p in honest(path) if "safetensors" not in p[0]))
+    before = fingerprint(output)
+    CHANGES["a weight"](output)
+    assert fingerprint(output) == before
+
+
+def test_no_extension_takes_over_the_certificate_of_its_source(output: Path, gguf_output: Path, tmp_path: Path) -> None:
+    for number, path in enumerate((output, gguf_output)):
+        write(path, made(path))
+        plan = ropetool.plan(path, "yarn", factor=8, reading="original")
+        again = ropetool.apply(plan, path, tmp_path / f"again{number}{path.suffix}").output
+        assert "certificate" not in json.loads(provenance.place(again).read_text())
+        assert state(again).name == "none"
+        assert state(path).name == "passed"
+
+
+def test_the_time_is_in_utc() -> None:
+    assert certificate.now().endswith("+00:00")
+    assert len(certificate.now()) == len("2026-01-02T03:04:05+00:00")

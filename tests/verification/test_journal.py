@@ -1,0 +1,99 @@
+"""The journal: rows that were computed are not computed again, an interrupted run goes on, and nothing is mixed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ropetool.verification import journal as journals
+from ropetool.verification.journal import Journal, JournaledRunner
+from ropetool.verification.scoring import Predictions, Scores, ignore
+
+ROWS = [[1, 2, 3, 4, 5, 6], [2, 3, 4, 5, 6, 7], [3, 4, 5, 6, 7, 8], [4, 5, 6, 7, 8, 9]]
+
+
+class Counting:
+    """A runner whose figures follow from the ids alone; it stops after so many rows."""
+
+    prefix = (0,)
+    description = "counting"
+
+    def __init__(self, most: int = 100) -> None:
+        self.most, self.computed = most, 0
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None]) -> Scores:
+        self.count(len(rows))
+        done(sum(map(len, rows)))
+        losses = np.array([[token / 7 for token in row[-scored:]] for row in rows])
+        return Scores(losses, losses > 1)
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Callable[[int], None]
+    ) -> Predictions:
+        self.count(len(rows))
+        return Predictions(-np.array(candidates) / 3, np.array([row[-1] for row in rows]))
+
+    def count(self, rows: int) -> None:
+        if self.computed + rows > self.most:
+            raise KeyboardInterrupt
+        self.computed += rows
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path))
+    monkeypatch.setattr(journals, "STEP_TOKENS", 12)  # two rows
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped() -> None:
+    first = Journal("run", resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        JournaledRunner(Counting(most=3), first, "target").score(ROWS, 2)
+    assert first.rows == 2
+    first.close(remove=False)
+
+    second = Journal("run", resume=True)
+    runner = Counting()
+    told: list[int] = []
+    found = JournaledRunner(runner, second, "target").score(ROWS, 2, told.append)
+    expected = Counting().score(ROWS, 2, ignore)
+    assert runner.computed == 2
+    assert (found.losses == expected.losses).all()
+    assert (found.hits == expected.hits).all()
+    assert found.hits.dtype == np.bool_
+    assert sum(told) == 24
+    second.close(remove=True)
+    assert not second.path.exists()
+
+
+def test_without_resume_everything_is_computed_anew() -> None:
+    for _ in range(2):
+        runner = Counting()
+        journal = Journal("run", resume=False)
+        JournaledRunner(runner, journal, "target").score(ROWS, 2)
+        journal.close(remove=False)
+        assert runner.computed == 4
+
+
+def test_figures_belong_to_one_run_one_role_and_one_question() -> None:
+    journal = Journal("run", resume=False)
+    runner = Counting()
+    JournaledRunner(runner, journal, "target").score(ROWS, 2)
+    for ask in (
+        lambda: JournaledRunner(runner, journal, "baseline").score(ROWS, 2),
+        lambda: JournaledRunner(runner, journal, "target").score(ROWS, 3),
+        lambda: JournaledRunner(runner, journal, "target").predict(ROWS, [[1, 2]] * 4),
+        lambda: JournaledRunner(runner, journal, "target").predict(ROWS, [[1, 3]] * 4),
+        lambda: JournaledRunner(runner, Journal("other run", resume=True), "target").score(ROWS, 2),
+    ):
+        before = runner.computed
+        ask()
+        assert runner.computed == before + 4
+    before = runner.computed
+    found = JournaledRunner(runner, journal, "target").predict(ROWS, [[1, 3]] * 4)
+    assert runner.computed == before
+    assert (found.log_probs == -np.array([[1, 3]] * 4) / 3).all()
+    assert found.top.tolist() == [6, 7, 8, 9]

@@ -1,0 +1,76 @@
+"""Two processes of torchrun on one machine give the figures of one process, sharing the documents or the model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ropetool
+from ropetool.verification import parallel
+from ropetool.verification.scoring import Scores
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+COMMAND = ["verify", str(DEMO), "--lengths", "64,256,300", "--suite", "quick", "--segments", "9", "--json"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ROPETOOL_CACHE": str(cache)}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+
+
+def figures(found: subprocess.CompletedProcess[str]) -> list[tuple[int, float, int, int]]:
+    data: dict[str, Any] = json.loads(found.stdout)
+    return [(e["length"], e["target"]["mean"], e["segments"], e["target"]["tokens"]) for e in data["lengths"]]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, int, int]]:
+    found = run(["-m", "ropetool", *COMMAND], tmp_path_factory.mktemp("cache"))
+    assert found.returncode in (0, 3), found.stderr
+    return figures(found)
+
+
+@pytest.mark.parametrize("mode", [parallel.DATA, parallel.TENSOR])
+def test_two_processes_give_the_figures_of_one(mode: str, alone: list[Any], tmp_path: Path) -> None:
+    found = run([*TORCHRUN, "-m", "ropetool", *COMMAND, "--parallel", mode], tmp_path)
+    assert found.stdout.count('"schema"') == 1, found.stderr  # one of them speaks
+    together = figures(found)
+    assert [entry[2:] for entry in together] == [entry[2:] for entry in alone]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert abs(ours[1] - theirs[1]) < 2e-6
+    if mode == parallel.DATA:
+        assert "2 processes" in found.stdout
+
+
+class Echo:
+    """A runner whose loss of a token is the token."""
+
+    prefix: tuple[int, ...] = ()
+    description = "echo"
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: object) -> Scores:
+        losses = np.array([[float(token) for token in row[-scored:]] for row in rows])
+        return Scores(losses, losses > 2)
+
+
+def test_figures_go_to_the_places_of_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [[0, place] for place in range(5)]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(parallel.SharedRunner, "_gathered", lambda self, found: [found, found])
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="could not broadcast"):  # another process's share is of another size
+        parallel.SharedRunner(Echo()).score(rows, 1)  # type: ignore[arg-type]
+    shares = [Echo().score(rows[rank::2], 1, None) for rank in (0, 1)]
+    monkeypatch.setattr(parallel.SharedRunner, "_gathered", lambda self, found: shares)
+    found = parallel.SharedRunner(Echo()).score(rows, 1)  # type: ignore[arg-type]
+    assert found.losses.ravel().tolist() == [0, 1, 2, 3, 4]
+    assert found.hits.ravel().tolist() == [False, False, False, True, True]
