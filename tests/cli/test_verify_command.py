@@ -81,6 +81,7 @@ def test_an_interrupted_run_goes_on(folder: Path) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "ropetool", "verify", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )  # fmt: skip
     cache = folder / "cache" / "verify"
     while running.poll() is None and not any(map(kept_rows, cache.glob("*.sqlite"))):
