@@ -85,5 +85,5 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
     else:
         assert parity == 'parity: not measured, llama-cpp-python is not installed; pip install "ropetool[llama]"'
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
-    assert names == ["model", "model-yarn-8x", "model-yarn-8x-F32.gguf"]
+    assert names == ["model", "model-yarn-8x", "model-yarn-8x-F32.gguf", "model-yarn-8x-F32.gguf.ropetool.json"]
     assert str(tmp_path) not in done.out.partition("Both checkpoints")[0]
