@@ -9,13 +9,16 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from ropetool.spec import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
+LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
 STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 
@@ -26,15 +29,28 @@ def folder() -> Path:
 
 
 class Journal:
-    """The figures of one run: a target, a baseline and texts. A new one is empty unless it is to be resumed."""
+    """The figures of one run: a target, a baseline and texts. A new one is empty unless it is to be resumed.
+
+    Where the folder cannot be written, or another process is at the same run, they are kept in memory alone.
+    """
 
     def __init__(self, key: str, *, resume: bool) -> None:
         self.path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not resume:
+        self._lock = self._locked()
+        if self._lock is not None and not resume:
             self.path.unlink(missing_ok=True)
-        self._base = sqlite3.connect(self.path)
+        self._base = sqlite3.connect(":memory:" if self._lock is None else self.path)
         self._base.execute("create table if not exists found (key blob primary key, figures blob)")
+
+    def _locked(self) -> IO[bytes] | None:
+        """Return a file that keeps other processes away as long as it is open; None where that cannot be had."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.path.with_suffix(".lock").open("wb")
+            import_module("fcntl").flock(lock, LOCK_EX | LOCK_NB)
+        except (OSError, ImportError):
+            return None
+        return lock
 
     @property
     def rows(self) -> int:
@@ -57,8 +73,10 @@ class Journal:
     def close(self, *, remove: bool) -> None:
         """Close the journal, and remove it when the run is complete."""
         self._base.close()
-        if remove:
-            self.path.unlink(missing_ok=True)
+        if self._lock is not None:
+            if remove:
+                self.path.unlink(missing_ok=True)
+            self._lock.close()
 
 
 class JournaledRunner(Wrapped):

@@ -97,3 +97,24 @@ def test_figures_belong_to_one_run_one_role_and_one_question() -> None:
     assert runner.computed == before
     assert (found.log_probs == -np.array([[1, 3]] * 4) / 3).all()
     assert found.top.tolist() == [6, 7, 8, 9]
+
+
+def test_a_second_run_of_the_same_kind_leaves_the_first_ones_figures_alone(tmp_path: Path) -> None:
+    first = Journal("run", resume=False)
+    JournaledRunner(Counting(), first, "target").score(ROWS[:2], 2)
+    second = Journal("run", resume=False)  # would have removed the file
+    found = JournaledRunner(Counting(), second, "target").score(ROWS, 2)
+    second.close(remove=True)
+    assert (found.losses == Counting().score(ROWS, 2, ignore).losses).all()
+    JournaledRunner(Counting(), first, "target").score(ROWS, 2)
+    assert first.rows == 4
+    first.close(remove=False)
+    assert Journal("run", resume=True).rows == 4
+
+
+def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "file"))
+    journal = Journal("run", resume=False)
+    assert JournaledRunner(Counting(), journal, "target").score(ROWS, 2).losses.shape == (4, 2)
+    journal.close(remove=True)
