@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import os
+import shlex
 import sys
 from typing import Any, NoReturn
 
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     _accept_any_name()
     try:
-        code = group.main(arguments, prog_name="ropetool", standalone_mode=False)
+        code = group.main(arguments, prog_name="ropetool", standalone_mode=False, obj=arguments)
     except click.exceptions.Abort:
         click.echo("Interrupted.", err=True)
         sys.exit(130)
@@ -84,6 +85,11 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def command_line() -> str:
+    """Return the command line that is being carried out, for a shell."""
+    return shlex.join(["ropetool", *click.get_current_context().find_root().obj])
 
 
 def _accept_any_name() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import notes, print_json
+from ropetool.cli import command_line, notes, print_json
 
 if TYPE_CHECKING:
     from ropetool.results import VerifyResult
@@ -136,12 +134,12 @@ def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResu
     try:
         with bar() as progress:
             result = verify_checkpoint(
-                target, limits=Limits(**limits), tensor_parallel=tensor, certificate_file=certificate,
+                target, limits=Limits(**limits), tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
             )  # fmt: skip
     except KeyboardInterrupt:
         notes(["what was measured is kept; the same command with --resume goes on"])
         raise
     if report is not None and parallel.rank() == 0:
-        write_report(result, Path(report), force=force, command=shlex.join(["ropetool", *sys.argv[1:]]))
+        write_report(result, Path(report), force=force, command=command_line())
     return result

@@ -6,8 +6,6 @@ Target and baseline may each be a Hugging Face directory, run by transformers, o
 from __future__ import annotations
 
 import platform
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -55,6 +53,7 @@ def verify_checkpoint(
     resume: bool = False,
     certificate_file: str | Path | None = None,
     full_hash: bool = False,
+    command: str = "",
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyResult:
@@ -62,7 +61,8 @@ def verify_checkpoint(
 
     Without a suite and measures it is the standard one. Without a baseline, the source that the target was made from
     serves if it is unchanged, otherwise the target's own figures within its trained length. Without texts, those of
-    the package serve. A run of a whole suite is certified in the target's provenance file, or in `certificate_file`.
+    the package serve. A run of a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command
+    line that asked for it.
 
     Raises: CheckpointError, ConfigError.
     """
@@ -115,7 +115,7 @@ def verify_checkpoint(
         )
     result = replace(result, notes=(*notes, *result.notes))
     if parallel.rank() == 0:
-        result = _certified(result, chosen, target, place, marked)
+        result = _certified(result, chosen, target, place, marked, command)
     return result
 
 
@@ -163,7 +163,9 @@ def _kept(
         journal.close(remove=complete or not journal.rows)
 
 
-def _certified(result: VerifyResult, suite: Suite, target: Path, place: Path | None, marked: str) -> VerifyResult:
+def _certified(
+    result: VerifyResult, suite: Suite, target: Path, place: Path | None, marked: str, command: str
+) -> VerifyResult:
     """Write the certificate where there is a place for it; return the result with a note that says so."""
     if suite.name == suites.CUSTOM:
         if place is None:
@@ -179,7 +181,7 @@ def _certified(result: VerifyResult, suite: Suite, target: Path, place: Path | N
             checks=tuple(vars(check) for check in result.checks),
             text_fingerprint=result.text_fingerprint,
             versions=versions,
-            command=shlex.join(["ropetool", *sys.argv[1:]]),
+            command=command,
             made=certificate.now(),
             fingerprint=marked,
             full_hash=marked.startswith("sha256:"),
