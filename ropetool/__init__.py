@@ -10,10 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "export", "inspect", "patch", "plan", "verify"]
+__all__ = ["__version__", "apply", "bake", "diff", "export", "inspect", "patch", "plan", "verify"]
 
 if TYPE_CHECKING:
     from ropetool.applying import apply
+    from ropetool.bake_plans import make_bake as bake
+    from ropetool.comparison import compare as diff
     from ropetool.exporting import export_checkpoint as export
     from ropetool.inspection import inspect
     from ropetool.planning import make_plan as plan
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "inspect": ("ropetool.inspection", "inspect"),
     "plan": ("ropetool.planning", "make_plan"),
+    "bake": ("ropetool.bake_plans", "make_bake"),
     "apply": ("ropetool.applying", "apply"),
+    "diff": ("ropetool.comparison", "compare"),
     "export": ("ropetool.exporting", "export_checkpoint"),
     "verify": ("ropetool.verification.checkpoints", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),

@@ -13,12 +13,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool import families, inspection, names, provenance
+from ropetool.baking import BakedTensor, bake_tensors, by_tensor
+from ropetool.baking.gguf_writing import gguf_marks, write_baked
 from ropetool.edits_gguf import check_old_values, patch_of
-from ropetool.errors import PlanMismatch
+from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.families import Family
 from ropetool.formats import linking, output
-from ropetool.formats.gguf import read_shards, shard_paths, split_patch, write_patched
-from ropetool.formats.hf import Checkpoint, Edit, apply_edits, open_checkpoint, parse_object, read_object, style
+from ropetool.formats.gguf import read_shards, shard_paths, split_patch
+from ropetool.formats.hf import (
+    Checkpoint,
+    Edit,
+    Header,
+    apply_edits,
+    headers,
+    open_checkpoint,
+    parse_object,
+    read_object,
+    style,
+)
 from ropetool.formats.hf.jsontext import shown
 from ropetool.inspection import RuntimeReading
 from ropetool.plans import Plan
@@ -33,13 +45,14 @@ _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FIL
 class Applied:
     """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
 
-    left: what the source holds and the output does not, by name.
+    left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
     """
 
     output: Path
     placed: Mapping[str, int]
     edited: tuple[str, ...]
     left: tuple[str, ...]
+    baked: tuple[BakedTensor, ...] = ()
 
 
 def apply(
@@ -61,10 +74,15 @@ def apply(
     family = _family(plan, checkpoint)
     edited = _edited_texts(plan, checkpoint)
     _check_outcome(plan, checkpoint, family, edited)
+    weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint)
     placed: Counter[str] = Counter()
     with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage:
-        for relative in (path for path in carried if str(path) not in edited):
+        done = bake_tensors(
+            plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, expected=plan.weight_files, progress=progress
+        )
+        written = {*edited, *(file.name for file in done.files)}
+        for relative in (path for path in carried if str(path) not in written):
             destination = stage / relative
             destination.parent.mkdir(parents=True, exist_ok=True)
             if progress is not None:
@@ -73,7 +91,19 @@ def apply(
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
         _write_provenance(plan, checkpoint.path, stage / names.PROVENANCE_JSON)
-    return Applied(Path(target), dict(placed), tuple(edited), left)
+    return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors)
+
+
+def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
+    """Return the headers of the weight files, if the plan bakes; the source must have what it bakes into."""
+    if not plan.bakes:
+        return []
+    if not plan.tensors:
+        raise LossyExport(
+            f"the plan bakes {plan.bakes[0]}, and there are no weights here", where=str(checkpoint.path),
+            try_="run the same command on the checkpoint with its weights",
+        )  # fmt: skip
+    return headers(checkpoint)
 
 
 def _write_provenance(plan: Plan, source: Path, destination: Path) -> None:
@@ -88,13 +118,18 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
     headers = read_shards(source)
     view = GgufView.of(headers)
     check_old_values(plan.edits, view, str(headers[0].path))
+    if gguf_marks(plan.tensors, headers) != dict(plan.weight_files):
+        raise PlanMismatch(
+            "a weight file has changed since the plan was made", where=str(headers[0].path), try_=_PLAN_AGAIN
+        )
+    changes, baked = by_tensor(plan.tensors), list[BakedTensor]()
     patch = patch_of(plan.edits)
     for runtime in plan.runtimes:
         _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
     targets = shard_paths(target, len(headers))
     for path in targets:
         output.check_output(path, headers[0].path, force=force)
-    placed: Counter[str] = Counter()
+    placed, edited = Counter[str](), list[str]()
     parts = list(zip(headers, split_patch(headers, patch), targets, strict=True))
     record = provenance.beside(targets[0])
     with ExitStack() as stack:  # nothing is put in place before everything is written; the first file goes last
@@ -102,11 +137,13 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
         _write_provenance(plan, headers[0].path, stage)
         for header, part, path in parts:
             stage = stack.enter_context(output.staged(path, header.path, force=force))
-            if part.is_empty and header is not headers[0]:
+            inside = {info.name: changes[info.name] for info in header.tensors if info.name in changes}
+            if part.is_empty and header is not headers[0] and not inside:
                 placed[linking.place(header.path, stage, copy=copy)] += 1
             else:
-                write_patched(header, part, stage)
-    return Applied(targets[0], dict(placed), (targets[0].name,), ())
+                edited.append(path.name)
+                baked += write_baked(header, inside, part, stage, plan.bake_dtype)
+    return Applied(targets[0], dict(placed), tuple(edited), (), tuple(baked))
 
 
 def _family(plan: Plan, checkpoint: Checkpoint) -> Family:

@@ -47,6 +47,22 @@ def edits_of(encoding: GgufEncoding, arch: str, view: GgufView) -> list[FileEdit
     return edits
 
 
+def edits_of_patch(patch: Patch, view: GgufView) -> list[FileEdit]:
+    """Return a patch of the model as edits.
+
+    Raises: ConfigError for an array or a long string, which a plan does not hold.
+    """
+    edits = []
+    for key, value in patch.set.items():
+        plain = _plain(value)
+        if "value" not in plain:
+            raise ConfigError("it holds an array or a long text, which a plan cannot state", where=key)
+        edits.append(FileEdit(METADATA, (key,), _plain(view.values.get(key)), plain))
+    edits += [FileEdit(METADATA, (key,), _plain(view.values.get(key)), ABSENT) for key in sorted(patch.remove)]
+    edits += [FileEdit(TENSORS, (n,), _numbers(view, n), vector.tolist()) for n, vector in patch.tensors.items()]
+    return edits
+
+
 def _plain(value: Value | None) -> Any:
     """Return a value as JSON can hold it; an array or a long string, which is only ever removed, by its digest."""
     if value is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ropetool import names
+from ropetool.baking import settings
 from ropetool.families import Family
 from ropetool.formats.hf import ABSENT, Checkpoint, Edit, style
 from ropetool.formats.hf.jsontext import shown
@@ -16,7 +17,9 @@ from ropetool.methods import Derived
 from ropetool.rope import base_inv_freq
 from ropetool.spec import LayerRope, RopeSet
 
+IN_WEIGHTS = "the rest in the weights"  # ends the name of an encoding that bakes
 METADATA, TENSORS = "metadata", "tensors"  # the two parts of a GGUF model that plans edit
+EDITED_FILES = (names.CONFIG_JSON, names.TOKENIZER_CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, METADATA, TENSORS)
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,47 @@ class FileEdit:
         Raises: KeyError, TypeError or ValueError if it is none, or of a file that plans do not edit.
         """
         file, path = data["file"], data["path"]
-        if file not in (names.CONFIG_JSON, names.TOKENIZER_CONFIG_JSON, METADATA, TENSORS):
+        if file not in EDITED_FILES:
             raise ValueError(f"{shown(file)} is no file that a plan edits")
         if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
             raise ValueError(f"{shown(path)} is no path to a key")
         return cls(file, tuple(path), data.get("old", ABSENT), data.get("new", ABSENT))
 
 
-def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> list[tuple[str, RopeKeys]]:
-    """Return the encodings to try, in order of preference: the method's own keys, then a full table."""
-    found = []
+class Encoding(NamedTuple):
+    """A way to write a table: its name, the keys, and whether the weights take what the keys leave of a factor."""
+
+    name: str
+    keys: RopeKeys
+    baked: bool = False
+
+
+class Way(NamedTuple):
+    """An encoding as edits of the source's files."""
+
+    name: str
+    edits: list[FileEdit]
+    baked: bool = False
+
+
+def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> list[Encoding]:
+    """Return the encodings to try, in order of preference: the method's own keys, a full table, then with a bake."""
+    found: list[Encoding] = []
     for native in derived.native:
         keys = dict(native)
         rope_type = keys.pop(names.ROPE_TYPE)
         theta = keys.pop(names.ROPE_THETA, entry.rope_theta)
-        found.append((f"{rope_type} keys", RopeKeys(rope_type, theta, keys)))
+        name = f"{rope_type} keys"
+        again = any(encoding.name == name for encoding in found)
+        found.append(Encoding(f"{name} in full" if again else name, RopeKeys(rope_type, theta, keys)))
     lists = _as_lists(entry, derived, trained_length, family)
-    return [*found, ("a full table as longrope lists", lists)] if lists else found
+    if lists:
+        found.append(Encoding("a full table as longrope lists", lists))
+    return found + [
+        Encoding(f"{name} {how}, {IN_WEIGHTS}", other, baked=True)
+        for name, keys, _ in found
+        for how, other in settings.variants(keys).items()
+    ]
 
 
 def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> RopeKeys | None:

@@ -5,16 +5,17 @@ A host knows its files and the encodings that they can hold; which table to writ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 from ropetool import families, inspection, names, provenance
+from ropetool.baking import Rest, TensorEdit, marks, rest_edits, rest_words, view_of
 from ropetool.edits_gguf import edits_of, patch_of
-from ropetool.encodings import FileEdit, config_edits, encodings
+from ropetool.encodings import FileEdit, Way, config_edits, encodings
 from ropetool.encodings_gguf import gguf_encodings
-from ropetool.errors import CheckpointError, InvalidRope, UnknownFamily
+from ropetool.errors import CheckpointError, InvalidRope, LossyExport, UnknownFamily
 from ropetool.families import Family
 from ropetool.formats.gguf import GgufHeader, read_shards
 from ropetool.formats.hf import Checkpoint, Edit, apply_edits, headers, open_checkpoint, parse_object, style
@@ -30,6 +31,18 @@ NO_ROTATION = frozenset({
     "bert", "roberta", "distilbert", "albert", "electra", "xlm-roberta", "deberta", "deberta-v2", "gpt2", "gpt_neo",
     "opt", "bloom", "mpt", "t5", "bart", "mamba", "mamba2", "rwkv",
 })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Baking:
+    """What goes into weights: in words, as edits, and the marks of the files that they touch.
+
+    There are no edits where the checkpoint has no weights.
+    """
+
+    words: tuple[str, ...] = ()
+    tensors: tuple[TensorEdit, ...] = ()
+    weight_files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Host(Protocol):
@@ -55,8 +68,14 @@ class Host(Protocol):
 
     def encodings(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[tuple[str, list[FileEdit]]]:
-        """Return the ways to write the target, in order of preference: a name, and the edits."""
+    ) -> list[Way]:
+        """Return the ways to write the target, in order of preference."""
+
+    def bake(self, rests: Mapping[str, Rest]) -> Baking:
+        """Return the edits of weights that carry what the keys leave to them.
+
+        Raises: CheckpointError or LossyExport where the weights cannot hold it exactly.
+        """
 
     def length_edits(self, length: int) -> list[FileEdit]:
         """Return the edits besides the rope keys that let a reader use the new length."""
@@ -71,6 +90,16 @@ def open_host(path: Path, config_style: str | None) -> Host:
     Raises: CheckpointError, ConfigError, UnknownFamily.
     """
     return GgufHost.open(path) if inspection.is_gguf(path) else HfHost.open(path, config_style)
+
+
+def read_with(path: Path, runtime: str, edits: Sequence[FileEdit]) -> RuntimeReading:
+    """Return what the runtime makes of the checkpoint with these edits; of a GGUF file whatever its architecture.
+
+    Raises: CheckpointError, ConfigError, UnknownFamily.
+    """
+    if inspection.is_gguf(path):
+        return inspection.read_view(runtime, GgufView.of(read_shards(path)).after(patch_of(edits)))
+    return HfHost.open(path, None).read(runtime, edits)
 
 
 def known_family(model_type: object, where: str) -> Family:
@@ -126,7 +155,8 @@ class HfHost:
         where = str(checkpoint.path / names.CONFIG_JSON)
         family = known_family(checkpoint.config.get(names.MODEL_TYPE), where)
         found_style = style.read(checkpoint.config, family, where).style
-        check_whole_heads(checkpoint, family, where)
+        if not family.partial_rotary_key:
+            check_whole_heads(checkpoint, family, where)
         return cls(checkpoint, family, where, config_style or found_style, provenance.read(checkpoint.path))
 
     @property
@@ -142,11 +172,18 @@ class HfHost:
 
     def encodings(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[tuple[str, list[FileEdit]]]:
+    ) -> list[Way]:
         return [
-            (name, config_edits(self.checkpoint, self.family, keys, target, self.style, self.where))
-            for name, keys in encodings(entry, derived, trained_length, self.family)
+            Way(name, config_edits(self.checkpoint, self.family, keys, target, self.style, self.where), baked)
+            for name, keys, baked in encodings(entry, derived, trained_length, self.family)
         ]
+
+    def bake(self, rests: Mapping[str, Rest]) -> Baking:
+        words = rest_words(rests)
+        if self.checkpoint.config_only:
+            return Baking(words)
+        tensors = rest_edits(view_of(self.checkpoint, self.family), rests)
+        return Baking(words, tensors, marks(tensors, headers(self.checkpoint)))
 
     def length_edits(self, length: int) -> list[FileEdit]:
         """Raise the tokenizer's limit; a larger or absent one stays."""
@@ -219,10 +256,13 @@ class GgufHost:
 
     def encodings(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
-    ) -> list[tuple[str, list[FileEdit]]]:
+    ) -> list[Way]:
         assert entry.rope_theta is not None
         found = gguf_encodings(target, self.arch, entry.rope_theta, factor)
-        return [(encoding.name, edits_of(encoding, self.arch, self.view)) for encoding in found]
+        return [Way(encoding.name, edits_of(encoding, self.arch, self.view)) for encoding in found]
+
+    def bake(self, rests: Mapping[str, Rest]) -> Baking:
+        raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.where)
 
     def length_edits(self, length: int) -> list[FileEdit]:
         return []  # context_length is part of every encoding

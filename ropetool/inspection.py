@@ -9,27 +9,31 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import families, names, provenance, rope, runtimes
+from ropetool.disagreements import differences as differences
 from ropetool.errors import InvalidRope
+from ropetool.exported_rope import RUNTIME, read_exported
 from ropetool.families import Family
 from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
 from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, HEAD_COUNT, HEAD_COUNT_KV
-from ropetool.runtimes.llama_cpp_layers import Model
+from ropetool.runtimes.llama_cpp_layers import Model, layer_count
 from ropetool.spec import LayerRope, RopeSet
 
 SCHEMA = 1
+UNROTATED = "without rotation"
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
 
 
 @dataclass(frozen=True)
 class RuntimeReading:
-    """What one runtime computes, or why it stops."""
+    """What one runtime computes, or why it stops; known: whether ropetool knows what it does with the file."""
 
     name: str
     rope: RopeSet | None
     refuses: str = ""
+    known: bool = True
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,10 @@ def _gguf_kv_cache(view: runtimes.GgufView, decoded: RopeSet) -> dict[str, KvCac
         for layer_type, entry in decoded.entries.items():
             heads = sum(_key_heads(model, layer) for layer in entry.layers)
             found[layer_type] = KvCache(heads * 2 * entry.head_dim * 2, entry.sliding_window)
+        rotating = {layer for entry in decoded.entries.values() for layer in entry.layers}
+        still = sum(_key_heads(model, layer) for layer in range(layer_count(model)) if layer not in rotating)
+        if found and still:
+            found[UNROTATED] = KvCache(still * 2 * entry.head_dim * 2, None)
     except runtimes.Refuses as refusal:
         raise InvalidRope(str(refusal), where=view.where) from None
     return found
@@ -172,7 +180,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         reason = f"{what}: the keys are shown as written, no runtime is decoded"
         return Inspection(checkpoint.path, "hf", model_type, None, None, None, stated, (), {}, (*notes, reason))
     style.read(config, family, where)
-    readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes())
+    readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes(family))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
     trained = _trained_of(provenance.read(checkpoint.path), family, decoded)
     return Inspection(
@@ -181,20 +189,23 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     )  # fmt: skip
 
 
-def _hf_runtimes() -> list[str]:
-    return [runtime.name for runtime in runtimes.for_format("hf")]
+def _hf_runtimes(family: Family) -> list[str]:
+    """Return what reads such a checkpoint; llama.cpp, where it is exported."""
+    return [*(runtime.name for runtime in runtimes.for_format("hf")), *([RUNTIME] if family.gguf_architecture else [])]
 
 
 def read_as(runtime: str, config: Mapping[str, Any], family: Family, where: str) -> RuntimeReading:
-    """Return what this runtime makes of the config."""
+    """Return what this runtime makes of the config; llama.cpp, of our export of such a checkpoint."""
     return _reading(runtime, runtimes.HfView(config, family, where))
 
 
 def _reading(runtime: str, view: runtimes.HfView | runtimes.GgufView) -> RuntimeReading:
     try:
+        if runtime == RUNTIME and isinstance(view, runtimes.HfView):
+            return RuntimeReading(runtime, read_exported(view))
         return RuntimeReading(runtime, runtimes.get(runtime).decode(view))
     except runtimes.Refuses as refusal:
-        return RuntimeReading(runtime, None, str(refusal))
+        return RuntimeReading(runtime, None, str(refusal), not isinstance(refusal, runtimes.NotKnown))
 
 
 def understood(reading: RuntimeReading, where: str, what: str = "config") -> RopeSet:
@@ -241,6 +252,10 @@ def _kv_cache(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> di
             heads = part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0
             channels = 2 * heads * entry.head_dim
         found[layer_type] = KvCache(len(entry.layers) * channels * size, entry.sliding_window)
+    rotating = sum(len(entry.layers) for entry in decoded.entries.values())
+    still = int(part.get(names.NUM_HIDDEN_LAYERS) or 0) - rotating
+    if found and still > 0:  # layers without positions keep keys and values too, and look all the way back
+        found[UNROTATED] = KvCache(still * channels * size, None)
     return found
 
 
@@ -257,7 +272,7 @@ def to_json(inspection: Inspection, target_length: int | None = None) -> dict[st
         "trained_length": inspection.trained_length,
         "stated": _without_nan(inspection.stated),
         "rope": {t: _entry_json(e, decoded, inspection) for t, e in decoded.entries.items()} if decoded else {},
-        "runtimes": {r.name: _reading_json(r) for r in inspection.readings},
+        "runtimes": {r.name: _reading_json(r, decoded) for r in inspection.readings},
         "kv_cache_bytes": {
             "per_token": sum(kind.per_token for kind in inspection.kv_bytes.values()),
             "at_target": inspection.cache_bytes(target) if target else None,
@@ -301,11 +316,12 @@ def _entry_json(entry: LayerRope, decoded: RopeSet, inspection: Inspection) -> d
     }
 
 
-def _reading_json(reading: RuntimeReading) -> dict[str, Any]:
+def _reading_json(reading: RuntimeReading, decoded: RopeSet | None) -> dict[str, Any]:
     if reading.rope is None:
-        return {"refuses": reading.refuses}
+        return {"refuses": reading.refuses} if reading.known else {"not_known": reading.refuses}
     return {
         "context_length": reading.rope.max_position_embeddings,
+        "differs": differences(decoded, reading.rope) if decoded else [],
         "layers": {
             t: {
                 "inv_freq": e.table.regimes[-1].inv_freq.tolist() if e.table else [],

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ropetool import inspection, methods, names, runtimes
-from ropetool.encodings import FileEdit
-from ropetool.errors import InvalidRope, LossyExport
-from ropetool.hosts import Host, open_host
-from ropetool.methods import Derived, Goal, Method
+from ropetool.baking import rest_of, without_rest
+from ropetool.encodings import IN_WEIGHTS, FileEdit, Way
+from ropetool.errors import InvalidRope, LossyExport, RopetoolError
+from ropetool.exported_rope import RUNTIME
+from ropetool.hosts import Baking, Host, open_host
+from ropetool.inspection import RuntimeReading
+from ropetool.methods import Derived, Goal, Method, Source
 from ropetool.plans import Candidate, Plan
 from ropetool.readings import CURRENT, ORIGINAL, Start, Wish, find_start
 from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.spec import LayerRope, RopeSet
+from ropetool.spec import LayerRope, RopeSet, RopeTable
 
 __all__ = ["Candidate", "Plan", "make_plan", "tables_of"]
 
 BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # with their own parameters any GGUF file holds them
+ROTARY, SCORE = SCOPES = ("rotary", "score")
 PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
 
 
@@ -32,19 +38,21 @@ def make_plan(
     reading: str | None = None,
     params: Mapping[str, Any] | None = None,
     attention_factor: str | float = "auto",
+    temperature_scope: str | None = None,
     original_length: int | None = None,
     for_runtimes: Sequence[str] = (),
     config_style: str | None = None,
 ) -> Plan:
     """Return the plan that extends a checkpoint; nothing is written.
 
-    reading: original or current, required where the source already carries scaling.
+    reading: original or current, required where the source already carries scaling. temperature_scope: rotary or score,
+    what part of the score the method's factor multiplies; by default the whole under MLA, else the rotary part.
     Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError.
     """
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
     file_format = "gguf" if inspection.is_gguf(Path(source)) else "hf"
-    wanted = tuple(runtimes.get(name, file_format).name for name in for_runtimes)
+    wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, file_format)))
     if file_format == "gguf" and config_style is not None:
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     host = open_host(Path(source), config_style)
@@ -58,28 +66,63 @@ def make_plan(
     if chosen.name == "longrope" and not values and names.LONG_FACTOR in entry.params and start.reading != CURRENT:
         values = {key: entry.params[key] for key in (names.LONG_FACTOR, names.SHORT_FACTOR)}
     typed = chosen.params(values)
-    derived = chosen.derive(start.source, goal, typed)
+    derived = _scoped(chosen.derive(start.source, goal, typed), start.source, entry, temperature_scope)
     target = _target(decoded, entry, derived, start.trained_length)
     tried: list[Candidate] = []
-    for name, edits in host.encodings(entry, derived, target, start.trained_length, goal.factor):
-        tried.append(Candidate(name, _objection(host, edits, target, wanted)))
-        if not tried[-1].rejected:
+    ways = host.encodings(entry, derived, target, start.trained_length, goal.factor)
+    for way in ways:
+        kept, objection = _attempt(host, way, target, wanted)
+        tried.append(Candidate(way.name, objection))
+        if kept is not None:
             break
     else:
         if host.format == "gguf":
             raise _lossy_gguf(host, wish, goal, start, _changed(chosen, typed, values), tried)
-        raise _lossy(host, chosen, wanted, tried)
-    edits = [*edits, *host.length_edits(derived.max_position_embeddings)]
+        raise _lossy(host, chosen, wanted, tried, _quarrel(host, ways, target, wanted))
+    edits = [*way.edits, *host.length_edits(derived.max_position_embeddings)]
     notes = (
         *host.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
-        *_other_readers(host, edits, target, wanted),
+        *_bake_notes(kept.baking), *_other_readers(host, edits, kept.read, wanted),
     )  # fmt: skip
     return Plan(
         host.format, host.family.model_type, chosen.name, goal.factor, _stated(typed, values, attention_factor),
         start.reading, start.trained_length, derived.max_position_embeddings, wanted, host.style,
-        tables_of(target), derived.softmax_multiplier, tuple(edits), tuple(tried), notes,
-        _suffix(chosen, goal, target_length, typed),
+        tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, tuple(edits), tuple(tried),
+        notes, _suffix(chosen, goal, target_length, typed),
+        kept.baking.words, kept.baking.tensors, kept.baking.weight_files,
     )  # fmt: skip
+
+
+def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
+    """Return what the method wants, its factor on the rotary part of the score or on all of it.
+
+    Raises: InvalidRope for another scope, or a factor that depends on the length.
+    """
+    if scope is None:
+        return derived
+    if scope not in SCOPES:
+        raise InvalidRope(f"{scope!r} is neither {' nor '.join(SCOPES)}", where="--temperature-scope")
+    if entry.rotary_dim == entry.head_dim and source.mscale is None:
+        return derived  # all channels rotate: both scopes are the same
+    factors = {regime.attention_factor for regime in derived.table.regimes}
+    if derived.table.rule is not None or len(factors) > 1:
+        raise InvalidRope("the method's factor depends on the length", where="--temperature-scope")
+    rotary = (factors.pop() / source.attention_factor) ** 2
+    whole = derived.softmax_multiplier / source.softmax_multiplier
+    on_rotary, on_whole = (1.0, rotary * whole) if scope == SCORE else (rotary * whole, 1.0)
+    factor = source.attention_factor * math.sqrt(on_rotary)
+    regimes = tuple(replace(regime, attention_factor=factor) for regime in derived.table.regimes)
+    return replace(
+        derived, table=RopeTable(regimes), softmax_multiplier=source.softmax_multiplier * on_whole,
+        notes=(f"the factor multiplies {'the whole score' if scope == SCORE else 'the rotary part of the score'}",),
+    )  # fmt: skip
+
+
+def _names(asked: str, file_format: str) -> list[str]:
+    """Return the runtimes that an option names; llama.cpp reads a Hugging Face checkpoint by way of our export."""
+    if asked == RUNTIME:
+        return [asked]
+    return [runtime.name for runtime in runtimes.all_of(asked, file_format)]
 
 
 def _decode(host: Host, runtime: str) -> RopeSet:
@@ -98,16 +141,65 @@ def _decode(host: Host, runtime: str) -> RopeSet:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """An encoding that serves: what every runtime reads from it, and what the weights add to that."""
+
+    read: RopeSet
+    baking: Baking = field(default_factory=Baking)
+
+
+def _attempt(host: Host, way: Way, target: RopeSet, wanted: Sequence[str]) -> tuple[_Kept | None, str]:
+    """Return what this encoding comes to, or None and why it does not serve."""
+    if not way.baked:
+        reason = _objection(host, way.edits, target, wanted)
+        return (None, reason) if reason else (_Kept(target), "")
+    first = host.read(wanted[0], way.edits).rope
+    try:
+        read = target if first is None else without_rest(target, first)
+        reason = _objection(host, way.edits, read, wanted)
+        if reason or first is None:
+            return None, reason
+        return _Kept(read, host.bake(rest_of(target, first))), ""
+    except RopetoolError as error:
+        return None, f"the weights cannot hold the rest: {error.message}"
+
+
+def _quarrel(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> str:
+    """Return which of several runtimes no file serves, or which two no one file does."""
+    if len(wanted) == 1:
+        return ""
+    for runtime in wanted:
+        if not _serves(host, ways, target, [runtime]):
+            return f"no file serves {runtime}"
+    for one, other in itertools.combinations(wanted, 2):
+        if not _serves(host, ways, target, [one, other]):
+            return f"no one file serves both {one} and {other}"
+    return ""
+
+
+def _serves(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> bool:
+    return any(_attempt(host, way, target, wanted)[0] for way in ways)
+
+
+def _bake_notes(baking: Baking) -> tuple[str, ...]:
+    """Say what only a checkpoint with weights can carry."""
+    if not baking.words or baking.tensors:
+        return ()
+    return (
+        f"the weights are not here, and would take {'; '.join(baking.words)}: with them the same command writes it",
+    )
+
+
 def _objection(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> str:
     """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
-    reasons = ((runtime, _difference(host, edits, target, runtime)) for runtime in wanted)
+    reasons = ((runtime, _difference(host.read(runtime, edits), target)) for runtime in wanted)
     return next((f"{runtime}: {reason}" for runtime, reason in reasons if reason), "")
 
 
-def _difference(host: Host, edits: Sequence[FileEdit], target: RopeSet, runtime: str) -> str:
-    found = host.read(runtime, edits)
+def _difference(found: RuntimeReading, target: RopeSet) -> str:
     if found.rope is None:
-        return f"refuses with {found.refuses}"
+        return f"refuses with {found.refuses}" if found.known else f"not known: {found.refuses}"
     if found.rope.max_position_embeddings != target.max_position_embeddings:
         return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
     return target.disagreement(found.rope)
@@ -120,8 +212,8 @@ def _stated(typed: Any, values: Mapping[str, Any], attention_factor: str | float
     return stated if attention_factor == "auto" else {**stated, names.ATTENTION_FACTOR: attention_factor}
 
 
-def _lossy(host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate]) -> LossyExport:
-    reasons = _reasons(tried) or "no rope keys can say it"
+def _lossy(host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate], quarrel: str) -> LossyExport:
+    reasons = "; ".join(filter(None, (quarrel, _reasons(tried)))) or "no rope keys can say it"
     if host.style == names.V5 and "transformers-v4" in wanted:
         would_work = "--config-style both"
     elif method.name == "dynamic":
@@ -129,13 +221,18 @@ def _lossy(host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Ca
     else:
         would_work = "fewer runtimes with --for, or another method"
     return LossyExport(
-        f"{method.name} cannot be written in {host.style} style for {', '.join(wanted)}: {reasons}",
+        f"{method.name} cannot be written in {host.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
         where=host.where, try_=would_work,
     )  # fmt: skip
 
 
 def _reasons(tried: Sequence[Candidate]) -> str:
-    return "; ".join(f"{c.name}: {c.rejected}" for c in tried)
+    """Return why each encoding was rejected, those of one reason together, and the bakes as one."""
+    alike: dict[str, dict[str, None]] = {}
+    for candidate in tried:
+        name = f"with {IN_WEIGHTS}" if candidate.name.endswith(IN_WEIGHTS) else candidate.name
+        alike.setdefault(candidate.rejected, {})[name] = None
+    return "; ".join(f"{', '.join(those)}: {reason}" for reason, those in alike.items())
 
 
 def _changed(method: Method, typed: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,17 +325,21 @@ def _window_notes(target: RopeSet) -> tuple[str, ...]:
 
 
 def _other_readers(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Say which runtimes that were not asked for would compute something else from the output."""
-    notes = []
-    for runtime in (r for r in runtimes.for_format(host.format) if r.name not in wanted):
-        reason = _difference(host, edits, target, runtime.name)
+    """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
+    alike: dict[str, list[str]] = {}
+    for runtime in (r.name for r in runtimes.for_format(host.format) if r.name not in wanted):
+        found = host.read(runtime, edits)
+        reason = _difference(found, target) if found.known else ""
         if reason:
-            both = "--config-style both " if host.style == names.V5 else ""
-            everyone = " ".join(f"--for {name}" for name in (*wanted, runtime.name))
-            notes.append(
-                f"{runtime.name} ({runtime.versions}) would not agree: {reason}; {both}{everyone} asks for a file that "
-                "serves it too"
-            )
+            alike.setdefault(reason, []).append(runtime)
+    notes = []
+    for reason, others in alike.items():
+        both = "--config-style both " if host.style == names.V5 else ""
+        asked = runtimes.folded([*wanted, *others])
+        notes.append(
+            f"{', '.join(runtimes.folded(others))} would not agree: {reason}; {both}"
+            f"{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {'them' if len(others) > 1 else 'it'} too"
+        )
     return tuple(notes)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropetool.baking import TensorEdit
 from ropetool.encodings import FileEdit
-from ropetool.errors import ConfigError, InvalidRope
+from ropetool.errors import ConfigError
 from ropetool.formats.gguf import model_name
 from ropetool.formats.hf import read_object
 from ropetool.formats.hf.jsontext import shown
@@ -17,6 +18,7 @@ from ropetool.spec import Regime, RopeTable
 
 SCHEMA = 1
 FORMATS = ("hf", "gguf")
+BAKE = "bake"  # the method of a plan that leaves the context as it is
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,10 @@ class Plan:
     """What will be written, and why: everything that `apply` needs and a reader wants to check.
 
     tables: what every runtime asked for will compute, by layer type, with the regimes of each; a table that follows
-    the length has none. softmax_multiplier: what the whole score is multiplied by (MLA).
+    the length has none. softmax_multiplier: what the whole score is multiplied by (MLA). bakes: what goes into weights,
+    in words; tensors: the same as edits, empty where the source has no weights at hand. weight_files: the files that
+    they touch, with what tells whether each is still the same. bake_dtype: what scaled tensors are stored in, empty for
+    their own type.
     """
 
     format: str
@@ -51,6 +56,10 @@ class Plan:
     candidates: tuple[Candidate, ...]
     notes: tuple[str, ...]
     suffix: str
+    bakes: tuple[str, ...] = ()
+    tensors: tuple[TensorEdit, ...] = ()
+    weight_files: Mapping[str, str] = field(default_factory=dict)
+    bake_dtype: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, the form of a plan file."""
@@ -61,7 +70,15 @@ class Plan:
             "config_style": self.config_style, "tables": self.tables,
             "softmax_multiplier": self.softmax_multiplier, "edits": [edit.to_json() for edit in self.edits],
             "candidates": [{"name": c.name, "rejected": c.rejected} for c in self.candidates],
-            "notes": list(self.notes), "suffix": self.suffix,
+            "notes": list(self.notes), "suffix": self.suffix, **self._baked_json(),
+        }  # fmt: skip
+
+    def _baked_json(self) -> dict[str, Any]:
+        if not self.bakes:
+            return {}
+        return {
+            "bakes": list(self.bakes), "tensors": [edit.to_json() for edit in self.tensors],
+            "weight_files": dict(self.weight_files), "bake_dtype": self.bake_dtype,
         }  # fmt: skip
 
     @classmethod
@@ -87,11 +104,15 @@ class Plan:
                 edits=tuple(FileEdit.from_json(e) for e in data["edits"]),
                 candidates=tuple(Candidate(c["name"], c["rejected"]) for c in data["candidates"]),
                 notes=tuple(map(str, data["notes"])), suffix=_typed(data, "suffix", str),
+                bakes=tuple(map(str, data.get("bakes", ()))),
+                tensors=tuple(map(TensorEdit.from_json, data.get("tensors", ()))),
+                weight_files={str(k): str(v) for k, v in dict(data.get("weight_files", {})).items()},
+                bake_dtype=str(data.get("bake_dtype", "")),
             )  # fmt: skip
             plan.rope_tables()
             if Path(plan.suffix).name != plan.suffix:
                 raise ValueError(f"suffix {shown(plan.suffix)} is no part of a file name")
-        except (KeyError, TypeError, ValueError, OverflowError, InvalidRope) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, ConfigError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
                 f"it is no plan of ropetool ({reason})",

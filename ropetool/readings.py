@@ -143,6 +143,11 @@ class _Scaled:
                 f"its original table is not in this file: ropetool made it from {made.source} by {made.plan.get('method')}",
                 where=self.host.where, try_=self.wish.command(made.source),
             )  # fmt: skip
+        if made is not None and made.plan.get("bakes"):
+            raise AmbiguousRope(
+                f"its weights hold what was baked into them, which no edit takes out; ropetool made it from {made.source}",
+                where=self.host.where, try_=self.wish.command(made.source),
+            )  # fmt: skip
         if self.original is None:
             guess = self.context // max(1, round(entry.factor or 1))
             raise InvalidRope(

@@ -112,3 +112,39 @@ def rotate(x: Array, positions: Array, inv_freq: Array, attention_factor: float 
     if layout == "interleaved":
         turned = turned[..., half_to_interleaved(rotary_dim)]
     return np.concatenate([turned, x[..., rotary_dim:]], axis=-1)
+
+
+def scores(
+    q: Array,
+    k: Array,
+    positions: Array,
+    inv_freq: Array,
+    *,
+    attention_factor: float = 1.0,
+    layout: str = "half",
+    softmax_scale: float | None = None,
+) -> Array:
+    """Return the attention scores before the softmax, -inf where a key comes after its query.
+
+    The first 2 * len(inv_freq) channels rotate, the others add their plain product; several queries may share a key.
+    Shapes: q (heads, n, head_dim), k (kv_heads, n, head_dim), positions (n,) -> (heads, n, n).
+    """
+    shared = q.shape[0] // k.shape[0]
+    turned_q = rotate(q, positions, inv_freq, attention_factor, layout)
+    turned_k = np.repeat(rotate(k, positions, inv_freq, attention_factor, layout), shared, axis=0)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    found: Array = turned_q @ turned_k.swapaxes(-1, -2) * scale
+    ordered = np.asarray(positions)
+    found[:, ordered[:, None] < ordered[None, :]] = -np.inf
+    return found
+
+
+def attention(found: Array, v: Array) -> Array:
+    """Return what the scores make of the values: a softmax over the keys, in float64.
+
+    Shapes: found (heads, n, n), v (kv_heads, n, head_dim) -> (heads, n, head_dim).
+    """
+    weights = np.exp(found - found.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: Array = weights @ np.repeat(v, found.shape[0] // v.shape[0], axis=0)
+    return mixed

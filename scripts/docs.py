@@ -75,7 +75,7 @@ def example_output(arguments: Sequence[str], folder: Path) -> str:
         [sys.executable, "-m", "ropetool", *arguments],
         cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
     )  # fmt: skip
-    return done.stdout
+    return re.sub(r"^Note: about .* tokens\n", "", done.stdout, flags=re.MULTILINE)  # how long it takes here
 
 
 def readme_with_examples() -> str:
@@ -154,13 +154,16 @@ def _window(family: Family) -> str:
         return "none"
     if family.nested:
         return "on the sliding layers"
+    if family.sliding_window == "alternate":
+        return "on some layers"
     return "where stated" if family.sliding_window == "always" else f"with `{family.sliding_window}`"
 
 
 def _family_section(family: Family) -> str:
     thetas = ", ".join(f"{theta:g} ({layer_type})" for layer_type, theta in family.default_rope_theta.items())
+    v4_theta = f"{family.v4_default_rope_theta:g}" if family.in_v4 else "how it reads the family is not known"
     lines = [
-        f"default rope_theta: {thetas}; transformers 4.57: {family.v4_default_rope_theta:g}",
+        f"default rope_theta: {thetas}; transformers 4.57: {v4_theta}",
         f"head_dim: `{family.head_dim_key}`"
         + (f", {family.default_head_dim} where absent" if family.default_head_dim else ", else hidden_size / heads"),
         f"max_position_embeddings where absent: {family.default_max_position_embeddings}",
@@ -177,12 +180,42 @@ def _family_section(family: Family) -> str:
     if family.mla:
         v4 = "" if family.v4_softmax_scale else "; transformers 4.57 leaves it out"
         lines.append(f"MLA: the table is that of the decoupled keys, mscale_all_dim multiplies the whole score{v4}")
+    lines += _particular(family)
     lines += [
         f"trained length: {t.trained} where max_position_embeddings is {t.max_position_embeddings}: {t.reason}"
         for t in family.trained_length
     ]
     lines.append(f"read from: {family.source}")
     return f"\n## {family.model_type}\n\n" + "".join(f"- {line}\n" for line in lines)
+
+
+def _particular(family: Family) -> list[str]:
+    """Return what only some families have, and where a factor goes in their weights."""
+    lines = []
+    if family.partial_rotary_key:
+        share = f"{family.default_partial_rotary_factor:g} where absent"
+        lines.append(f"share of a head that rotates: `{family.partial_rotary_key}`, {share}")
+    if family.rope_types:
+        lines.append(f"rope types that the class takes: {', '.join(family.rope_types)}")
+    if family.default_rope_type != "default":
+        lines.append(f"without rope keys it takes {family.default_rope_type} of its own numbers")
+    if family.rotates != "all":
+        lines.append(f"which layers rotate: {ROTATES[family.rotates]}")
+    if family.temperature_key:
+        lines.append(f"the score grows with the position by `{family.temperature_key}`")
+    if family.off_key:
+        lines.append(f"nothing rotates where `{family.off_key}` is true")
+    if family.bake is not None:
+        places = (stage.tensor.replace("{head}", "*") for stage in family.bake.k)
+        lines.append(f"keys are made by {', '.join(map(_code, places))} ([baking](bake.md#where-a-factor-goes))")
+    return lines
+
+
+ROTATES = {
+    "no_rope_layers": "those with 1 in `no_rope_layers`",
+    "sliding": "the sliding ones",
+    "sliding-if-any": "the sliding ones; all where none slides",
+}
 
 
 def method_table() -> str:
@@ -343,6 +376,7 @@ SAID = {
     "pyproject.toml": "the package, its extras, the settings of the tools",
     "docs/api.md": "the Python calls, and the JSON of commands and files",
     "docs/architecture.md": "the idea, the data flow, the layers, choices that look odd",
+    "docs/bake.md": "what goes into weights, where, at what cost; the measured grid",
     "docs/benchmarks.md": "what scripts/bench.py measured",
     "docs/changelog.md": "what changed",
     "docs/cli.md": "every command's help (generated)",
@@ -352,6 +386,7 @@ SAID = {
     "docs/methods.md": "formulas, ramps, attention factors, the two readings",
     "docs/runtimes.md": "what transformers 5, 4.57 and llama.cpp read, and where they differ",
     "docs/verify.md": "how verify measures and judges",
+    "tests/baking/bake_grid.json": "what scripts/grid.py measured",
     "ropetool/report/report.html.j2": "the page of verify --report",
 }
 

@@ -129,3 +129,63 @@ use_converter() {
   fi
   export ROPETOOL_LLAMA_CPP=$folder
 }
+
+# Print a pinned requirement of scripts/peers.txt.
+peer() { grep "^$1==" scripts/peers.txt; }
+
+# unpack_peer NAME VERSION: have the Python files of a release in $peers. Wheels, but of vLLM, whose wheels are hundreds
+# of megabytes: the source archive, which says its version only with its own build tools at hand.
+unpack_peer() {
+  local name=$1 version=$2 folder=$peers/$1-$2 new
+  if [[ -d $folder ]]; then
+    return
+  fi
+  say "downloading $name $version into $peers"
+  new=$(mktemp -d "$peers/unpacking-XXXXXX")
+  local get=("$python" -m pip download -qq --no-deps --dest "$new" "$name==$version")
+  if [[ $name == vllm ]]; then
+    PYTHONPATH=$peers/build-tools VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$version \
+      "${get[@]}" --no-build-isolation --no-binary vllm
+    tar -xzf "$new"/*.tar.gz -C "$new" --strip-components=1 --wildcards '*/vllm/*.py'
+  else
+    "${get[@]}" --only-binary :all:
+    "$python" -c '
+import pathlib, sys, zipfile
+folder = pathlib.Path(sys.argv[1])
+with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+    wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(".py")])
+' "$new"
+  fi
+  rm -f "$new"/*.whl "$new"/*.tar.gz
+  mv -T "$new" "$folder"
+}
+
+# With ROPETOOL_PEERS=1: export as ROPETOOL_PEERS a folder with the Python files of vLLM, SGLang, mlx-lm and exllamav3,
+# and mlx for a CPU, downloaded if they are not there. A folder that it names is left as it is; unset or 0 does without:
+# the decoders are then compared with the recorded answers of tests/oracle/peers.json alone.
+use_peers() {
+  if [[ ${ROPETOOL_PEERS:-0} == 0 ]]; then
+    unset ROPETOOL_PEERS
+    return
+  fi
+  if [[ $ROPETOOL_PEERS != 1 ]]; then
+    return
+  fi
+  local peers=$cache/peers name version mlx
+  mkdir -p "$peers"
+  if [[ ! -d $peers/build-tools ]]; then
+    "$python" -m pip install -qq --target "$peers/build-tools" \
+      "$(peer setuptools)" "$(peer setuptools-rust)" "$(peer setuptools-scm)"
+  fi
+  if [[ ! -d $peers/mlx ]]; then
+    mlx=$(peer mlx)
+    if [[ $(uname -s) == Linux ]]; then
+      mlx="mlx[cpu]==${mlx#*==}"
+    fi
+    "$python" -m pip install -qq --target "$peers/mlx" "$mlx"
+  fi
+  while IFS='=' read -r name _ version; do
+    unpack_peer "$name" "$version"
+  done < <(grep -E '^(vllm|sglang|mlx-lm|exllamav3)==' scripts/peers.txt)
+  export ROPETOOL_PEERS=$peers
+}

@@ -22,26 +22,30 @@ PACKAGE = Path(ropetool.__file__).parent
 # A module imports lower layers and, in its own layer, only what stands left of it.
 LAYERS = (
     ("errors", "names"),
-    ("spec", "rope", "methods"),
+    ("spec", "rope", "methods", "relations"),
     ("families", "demo"),
     ("formats", "runtimes"),
     (
         "provenance",
         "baking",
-        "inspection",
         "encodings_gguf",
+        "exported_rope",
+        "disagreements",
+        "inspection",
         "encodings",
         "edits_gguf",
         "hosts",
         "readings",
         "plans",
         "planning",
+        "bake_plans",
         "applying",
         "certificate",
         "results",
+        "diffs",
         "report",
     ),
-    ("verification", "exporting", "tune"),
+    ("verification", "exporting", "comparison", "tune"),
     ("cli", "__main__"),
 )
 # Other people's packages: at module level by layer, inside functions by the module that may.
@@ -53,6 +57,7 @@ INSIDE_FUNCTIONS = {
     "report": {"matplotlib", "jinja2"},
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
     "exporting": {"torch", "transformers", "tokenizers", "safetensors", "llama_cpp", "gguf"},
+    "comparison": {"gguf"},
     "tune": {"torch", "transformers", "safetensors"},
     "cli": {"numpy", "rich"},
 }

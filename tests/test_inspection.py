@@ -54,7 +54,7 @@ def test_the_schema(tmp_path: Path) -> None:
         assert set(entry) == ENTRY
         assert set(entry["regimes"][0]) == {"up_to", "inv_freq", "attention_factor"}
     reading = data["runtimes"]["transformers"]
-    assert set(reading) == {"context_length", "layers"}
+    assert set(reading) == {"context_length", "differs", "layers"}
     assert set(reading["layers"]["full_attention"]) == {"inv_freq", "attention_factor"}
     assert set(data["kv_cache_bytes"]) == {"per_token", "at_target"}
     assert (data["schema"], data["format"], data["arch"]) == (1, "hf", "gemma3_text")
@@ -166,7 +166,7 @@ def test_no_model_type_is_no_family(model_type: Any, tmp_path: Path) -> None:
 def test_a_runtime_that_stops_is_listed_with_its_reason(tmp_path: Path) -> None:
     found = inspected(tmp_path, "llama", partial_rotary_factor=0.5)
     data = inspection.to_json(found)
-    assert set(data["runtimes"]["transformers"]) == {"context_length", "layers"}
+    assert set(data["runtimes"]["transformers"]) == {"context_length", "differs", "layers"}
     refusal = "RuntimeError: partial_rotary_factor 0.5 narrows the table, llama rotates whole heads"
     assert data["runtimes"]["transformers-v4"] == {"refuses": refusal}
 

@@ -25,9 +25,11 @@ COMMANDS = {
     "families": ("lists", "List the model families, or explain one."),
     "runtimes": ("lists", "List the runtimes, or explain one."),
     "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
-    "apply": ("apply", "Carry out a plan made by extend --plan-out."),
+    "bake": ("bake", "Put into the weights what a runtime cannot be told."),
+    "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
+    "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }
 

@@ -17,7 +17,7 @@ from ropetool.cli import notes, print_json
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def apply_command(source: str, plan_file: str, output: str | None, copy: bool, force: bool, as_json: bool) -> None:
-    """Carry out a plan made by extend --plan-out.
+    """Carry out a plan made by extend or bake --plan-out.
 
     A source whose values are no longer those of the plan is refused.
 

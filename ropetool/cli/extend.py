@@ -47,6 +47,11 @@ LIST_FILE_BYTES = 4 << 20
     metavar="auto|none|yarn|logn|X",
     help="What multiplies cos and sin.",
 )
+@click.option(
+    "--temperature-scope",
+    type=click.Choice(["rotary", "score"]),
+    help="What the method's factor multiplies where only a part of a head rotates. Default: what runtimes do.",
+)
 @click.option("--beta-fast", type=float, help="yarn, ntk-by-parts: turns above which a pair is kept.")
 @click.option("--beta-slow", type=float, help="yarn, ntk-by-parts: turns below which a pair is divided.")
 @click.option("--rope-theta", type=float, help="abf: the new base.")
@@ -103,6 +108,7 @@ def extend_command(
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.planning import make_plan
+    from ropetool.report.flags import flag_lines
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chain = _Chain.of(options, dry_run)
@@ -110,16 +116,17 @@ def extend_command(
     plan = make_plan(
         source, method, factor=factor, target_length=target_length, reading=reading,
         params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
-        original_length=options["original_length"], for_runtimes=options["for_runtimes"],
+        temperature_scope=options["temperature_scope"], original_length=options["original_length"], for_runtimes=options["for_runtimes"],
         config_style=options["config_style"],
     )  # fmt: skip
     target = Path(output) if output is not None else plan.output_beside(Path(source))
-    with _written_beside(plan_out, plan):
+    with written_beside(plan_out, plan):
         if dry_run:
+            flags = flag_lines(plan, source)
             if as_json:
-                print_json(planned_json(plan, target))
+                print_json({**planned_json(plan, target), "flags": flags})
             else:
-                click.echo(plan_text(plan, str(target)), nl=False)
+                click.echo(plan_text(plan, str(target), flags), nl=False)
                 notes(plan.notes)
             return 0
         from ropetool.applying import apply
@@ -223,7 +230,7 @@ def _verified(output: Path, suite: str, as_json: bool) -> VerifyResult:
 
 
 @contextmanager
-def _written_beside(path: str | None, plan: Plan) -> Iterator[None]:
+def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
     """Write the plan file, and remove it again if what follows fails."""
     if path is None:
         yield
@@ -242,7 +249,7 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
     for name, value in params:
         if name in values:
             raise UnknownParameter("given twice", where=f"-p {name}")
-        values[name] = _list_value(name, value) if name in ("long_factor", "short_factor") else value
+        values[name] = list_value(name, value) if name in ("long_factor", "short_factor") else value
     for name in ("beta_fast", "beta_slow", "rope_theta"):
         if options[name] is not None:
             if name in values:
@@ -251,7 +258,7 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
     return values
 
 
-def _list_value(name: str, value: str) -> Any:
+def list_value(name: str, value: str) -> Any:
     """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
     from ropetool.formats.hf import parse_object
 

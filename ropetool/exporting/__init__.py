@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import certificate, inspection, provenance
+from ropetool import certificate, exported_rope, inspection, provenance
 from ropetool.encodings_gguf import GgufEncoding
 from ropetool.errors import CheckpointError, NotACheckpoint
-from ropetool.exporting import container, metadata, rotary
+from ropetool.exporting import container, metadata
 from ropetool.exporting.container import Progress
 from ropetool.exporting.sizes import kind_of, sizes
 from ropetool.exporting.tensors import AUTO, Layout, lay_out
@@ -114,7 +114,10 @@ def _prepared(
     kind = kind_of(host.family.model_type, where)
     if checkpoint.config_only:
         raise NotACheckpoint("holds a config and no weights", where=str(host.path))
-    rotation = rotary.rotation(host, allow_full_attention=allow_full_attention)
+    source_rope = inspection.understood(host.read(host.runtime), where)
+    rotation = exported_rope.rotation(
+        source_rope, host.family.gguf_architecture, where, allow_full_attention=allow_full_attention
+    )
     shape = sizes(checkpoint.config, kind, rotation.arch, rotation.head_dim, where)
     layout = lay_out(headers(checkpoint), shape, outtype, interleaved=rotation.interleaved, where=str(host.path))
     target = Path(output) if output is not None else _beside(host.path, layout)
@@ -122,7 +125,7 @@ def _prepared(
 
     general, card_notes = metadata.general_values(host.path, shape, layout)
     values = general | metadata.model_values(shape, layout)
-    encoding, rope_notes = rotary.encode(rotation, values, [placed.info for placed in layout.tensors], where)
+    encoding, rope_notes = exported_rope.encode(rotation, values, [placed.info for placed in layout.tensors], where)
     tokenizer, token_notes = tokenizer_values(host.path, checkpoint.config, shape.vocabulary)
     notes = (*host.notes(), *layout.notes, *rotation.notes, *rope_notes, *token_notes, *card_notes)
     everything = values | dict(encoding.keys) | tokenizer

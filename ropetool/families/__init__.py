@@ -16,6 +16,8 @@ from typing import Any
 
 from ropetool.errors import UnknownFamily
 
+ROTATES = ("all", "no_rope_layers", "sliding", "sliding-if-any")
+
 
 @dataclass(frozen=True)
 class TrainedLength:
@@ -24,6 +26,46 @@ class TrainedLength:
     max_position_embeddings: int
     trained: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One linear step of a query or key on its way to the rotation: a projection, or a norm's weight.
+
+    tensor: its name below the attention, without .weight or .bias; {head} where each head has one of its own. rows:
+    the selector of families/rows.py that says which rows make which head. norm: rms or layer, empty for a projection.
+    offset: what the runtime adds to the stored weight before it multiplies. when, unless: the config key that
+    switches the step on or off; a file without the key tells by the tensor.
+    """
+
+    tensor: str
+    rows: str = "heads"
+    norm: str = ""
+    offset: float = 0.0
+    when: str = ""
+    unless: str = ""
+
+
+@dataclass(frozen=True)
+class BakeSites:
+    """Where the weights of a family can carry what its rope keys say.
+
+    layers: the names that the attention of layer {layer} may have. q, k: the steps in order; the last is the affine
+    one before the rotation. k_plain: where key channels that do not rotate come from another tensor (MLA). score:
+    steps that scale whole queries alone (MLA). indexer_k: the keys of a sparse-attention indexer, which rotate by the
+    same table, always in the half layout. score_key: a config key that multiplies the whole score. clip_key: a config
+    key that clamps after the projection. refused: why no bake serves.
+    """
+
+    layers: tuple[str, ...] = ("model.layers.{layer}.self_attn", "layers.{layer}.self_attn")
+    q: tuple[Stage, ...] = ()
+    k: tuple[Stage, ...] = ()
+    k_plain: tuple[Stage, ...] = ()
+    score: tuple[Stage, ...] = ()
+    indexer_k: tuple[Stage, ...] = ()
+    score_key: str = ""
+    clip_key: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,9 +78,16 @@ class Family:
     when the config is silent; None for head_dim means hidden_size // num_attention_heads.
     gguf_architecture: the name that GGUF files give it; the family of that very name describes such a file.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
+    partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
+    rope_theta_key: where the base is looked for beside the rope keys. rope_types: the only ones that the class takes;
+    empty: all. default_rope_type: what it assumes without any rope keys.
+    rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), or
+    sliding-if-any (these alone where there is a window). temperature_key: the rope key whose number lets the score
+    grow with the position. in_v4: whether it is known how transformers 4.57 reads the family.
     interleave_key: the boolean key that, when false, makes the layout half.
-    sliding_window: never, always, or the boolean key that switches it on. mla: the softmax scale follows
-    mscale_all_dim, the table belongs to the decoupled keys.
+    sliding_window: never, always, alternate (some layers, under one table), or the boolean key that switches it on.
+    mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
+    under which nothing rotates. bake: where weights can carry what the rope keys say.
     """
 
     model_type: str
@@ -51,9 +100,19 @@ class Family:
     pattern: int | None = None
     head_dim_key: str = "head_dim"
     default_head_dim: int | None = None
+    partial_rotary_key: str = ""
+    default_partial_rotary_factor: float = 1.0
+    rope_theta_key: str = "rope_theta"
+    rope_types: tuple[str, ...] = ()
+    default_rope_type: str = "default"
     default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)
     v4_default_rope_theta: float = 10000.0
     default_max_position_embeddings: int = 2048
+    default_original_max_position_embeddings: int | None = None
+    rotates: str = "all"
+    temperature_key: str = ""
+    off_key: str = ""
+    in_v4: bool = True
     null_head_dim: tuple[str, ...] = ()
     sliding_window: str = "never"
     default_sliding_window: int | None = None
@@ -62,6 +121,7 @@ class Family:
     v4_softmax_scale: bool = True
     trained_length: tuple[TrainedLength, ...] = ()
     gguf_architecture: str = ""
+    bake: BakeSites | None = None
     source: str = ""
 
     @property
@@ -100,6 +160,9 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise TypeError(f"{where}: {value!r} is no object")
         return {key: float(v) for key, v in value.items()}
+    record = next((kind for kind in typing.get_args(hint) if dataclasses.is_dataclass(kind)), None)
+    if record is not None and isinstance(value, dict):
+        return _record(record, value, where)
     kinds = typing.get_args(hint) or (hint,)
     if hint is float and type(value) in (int, float):
         return float(value)
@@ -126,6 +189,8 @@ def _discovered() -> dict[str, Family]:
                 raise TypeError(
                     f"{entry.name}: the file is named after its model_type, the layout is half or interleaved"
                 )
+            if family.rotates not in ROTATES:
+                raise TypeError(f"{entry.name}: rotates is one of {', '.join(ROTATES)}")
             found[family.model_type] = family
     return dict(sorted(found.items()))
 

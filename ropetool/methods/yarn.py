@@ -98,4 +98,7 @@ def _native(
         keys["truncate"] = False
     if attention_factor is None:
         return ({**keys, "mscale": source.mscale, "mscale_all_dim": source.mscale},)
-    return (with_attention_factor(keys, attention_factor, yarn_factor(goal.factor)),)
+    # vLLM's gpt_oss stops where the betas are not stated.
+    stated = {**keys, "beta_fast": params.beta_fast, "beta_slow": params.beta_slow}
+    ways = (keys,) if stated == keys else (keys, stated)
+    return tuple(with_attention_factor(way, attention_factor, yarn_factor(goal.factor)) for way in ways)

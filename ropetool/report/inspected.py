@@ -6,11 +6,13 @@ import json
 
 import numpy as np
 
-from ropetool import rope
+from ropetool import rope, runtimes
+from ropetool.disagreements import differences
 from ropetool.inspection import Inspection, RuntimeReading
 from ropetool.report.layout import columns
 from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 
+AGREES = "as above"
 SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 
@@ -19,14 +21,14 @@ def inspection_text(found: Inspection, target_length: int | None) -> str:
     family = found.family.model_type if found.family else "unknown"
     head = f"{found.source}: {_plain(found.model_type) or 'no model_type'}, family: {family}\n"
     if found.rope is None:
-        return f"{head}\nas written\n{_stated_text(found)}" + _refusals(found)
+        return f"{head}\nas written\n{_stated_text(found)}" + (_runtimes_text(found) if found.readings else "")
     target = target_length or found.rope.max_position_embeddings
     parts = [head, *(_entry_text(t, e, found, found.rope, target) for t, e in found.rope.entries.items())]
     parts.append("\nKV cache, one sequence\n" + columns([
         ("per token", _size(sum(k.per_token for k in found.kv_bytes.values()))),
         (f"at {target} tokens", _size(found.cache_bytes(target))),
     ]))  # fmt: skip
-    parts.append("\nruntimes\n" + columns([_runtime_row(r, found.rope) for r in found.readings]))
+    parts.append(_runtimes_text(found))
     return "".join(parts)
 
 
@@ -39,11 +41,6 @@ def _plain(text: str) -> str:
     """Return text from a file as it can be shown: no control characters, and not too long."""
     short = text if len(text) <= 70 else f"{text[:67]}..."
     return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
-
-
-def _refusals(found: Inspection) -> str:
-    rows = [(reading.name, f"refuses: {reading.refuses}") for reading in found.readings]
-    return f"\nruntimes\n{columns(rows)}" if rows else ""
 
 
 def _entry_text(layer_type: str, entry: LayerRope, found: Inspection, decoded: RopeSet, target: int) -> str:
@@ -127,12 +124,24 @@ def _bands_text(entry: LayerRope, inv_freq: Array, extended: Array, length: int,
     return columns(rows, indent=4)
 
 
-def _runtime_row(reading: RuntimeReading, decoded: RopeSet) -> tuple[str, str]:
-    if reading.rope is None:
-        return reading.name, f"refuses: {reading.refuses}"
-    difference = decoded.disagreement(reading.rope)
-    context = f"context {reading.rope.max_position_embeddings}"
-    return reading.name, f"{context}, DIFFERS: {difference}" if difference else f"{context}, as above"
+def _runtimes_text(found: Inspection) -> str:
+    """Return the runtimes by what they make of the file: those that agree first, then what others do, and what it does."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for reading in found.readings:
+        alike.setdefault(_made_of(reading, found.rope), []).append(reading.name)
+    rows: list[tuple[str, str]] = []
+    for (label, *reasons), names in sorted(alike.items(), key=lambda item: item[0][0] != AGREES):
+        rows.append((label, ", ".join(runtimes.spoken(names))))
+        rows += [("", f"- {reason}") for reason in reasons]
+    return "\nruntimes\n" + columns(rows)
+
+
+def _made_of(reading: RuntimeReading, decoded: RopeSet | None) -> tuple[str, ...]:
+    """Return a label, and the reasons for it."""
+    if reading.rope is None or decoded is None:
+        return ("refuses" if reading.known else "not known", reading.refuses)
+    found = differences(decoded, reading.rope)
+    return ("DIFFERS", *found) if found else (AGREES,)
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

@@ -11,6 +11,8 @@ from ropetool.methods import Method
 from ropetool.report.layout import columns
 from ropetool.runtimes import Runtime
 
+WINDOWS = {"never": "none", "always": "as stated", "alternate": "on some layers, as stated"}
+
 
 def overview(rows: Sequence[tuple[str, str]]) -> str:
     """Return one line for each name."""
@@ -51,7 +53,7 @@ def family_text(family: Family) -> str:
         ("head_dim", _head_dim(family)),
         ("theta by default", theta),
         ("context by default", f"{family.default_max_position_embeddings} tokens"),
-        ("sliding window", {"never": "none", "always": "as stated"}.get(family.sliding_window, f"if {family.sliding_window}")),
+        ("sliding window", WINDOWS.get(family.sliding_window, f"if {family.sliding_window}")),
         *([("softmax scale", "follows mscale_all_dim (MLA)")] if family.mla else []),
         *((f"shipped {t.max_position_embeddings}", f"{t.trained}: {t.reason}") for t in family.trained_length),
         ("source", family.source),

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool.encodings import METADATA, TENSORS, FileEdit
 from ropetool.formats.hf import ABSENT
-from ropetool.plans import SCHEMA, Plan
+from ropetool.plans import BAKE, SCHEMA, Plan
 from ropetool.report.layout import columns
 
 if TYPE_CHECKING:
     from ropetool.applying import Applied
 
 
-def plan_text(plan: Plan, output: str) -> str:
-    """Return what `ropetool extend --dry-run` prints: lengths, the encodings tried, and every edit."""
+def plan_text(plan: Plan, output: str, flags: Sequence[str] = ()) -> str:
+    """Return what --dry-run prints: lengths, the encodings tried, every edit, and what goes into the weights.
+
+    flags: the command lines of servers that reach the same without a file.
+    """
+    factor = f", factor {plan.factor:g}" if plan.method != BAKE else ""
     rows = [
-        ("method", f"{plan.method}, factor {plan.factor:g}{_params(plan)}"),
+        ("method", f"{plan.method}{factor}{_params(plan)}"),
         ("lengths", f"trained {plan.trained_length}, new context {plan.max_position_embeddings}"),
         ("reading", plan.reading),
         ("runtimes", ", ".join(plan.runtimes)),
@@ -30,8 +35,11 @@ def plan_text(plan: Plan, output: str) -> str:
     ]
     edits = [(e.file, ".".join(e.path), _change(e)) for e in plan.edits]
     return (
-        f"plan for a {plan.family}\n{columns(rows)}\nencodings\n{columns(tried)}\nedits\n"
-        + (columns(edits) if edits else "  none: the source says it already\n")
+        f"plan for a {plan.family}\n{columns(rows)}\n"
+        + (f"encodings\n{columns(tried)}\n" if tried else "")
+        + ("edits\n" + (columns(edits) if edits else f"  {_no_edits(plan)}\n"))
+        + (f"\nbaked into the weights\n{columns([(words,) for words in plan.bakes])}" if plan.bakes else "")
+        + (f"\nthe same without writing a file\n{columns([(line,) for line in flags])}" if flags else "")
     )  # fmt: skip
 
 
@@ -41,11 +49,13 @@ def planned_json(plan: Plan, output: Path) -> dict[str, Any]:
 
 
 def applied_text(plan: Plan, written: Applied) -> str:
-    """Return what `ropetool extend` prints when it has written."""
+    """Return what `ropetool extend` and `bake` print when they have written."""
     placed = ", ".join(f"{count} {how}" for how, count in sorted(written.placed.items())) or "none"
     reach = f"{plan.trained_length} -> {plan.max_position_embeddings} tokens"
     rows = [
-        ("context", f"{reach}, {plan.method} factor {plan.factor:g}"),
+        *([] if plan.method == BAKE else [("context", f"{reach}, {plan.method} factor {plan.factor:g}")]),
+        *[("baked", words) for words in plan.bakes],
+        *([("rounding", _rounding(written))] if written.baked else []),
         ("edited", ", ".join(written.edited) or "nothing"),
         ("other files", placed),
         *([("left behind", ", ".join(written.left))] if written.left else []),
@@ -53,12 +63,29 @@ def applied_text(plan: Plan, written: Applied) -> str:
     return f"{written.output}\n{columns(rows)}"
 
 
+def _rounding(written: Applied) -> str:
+    """Return the largest and the mean relative change that storing the products cost."""
+    highest = max(tensor.max_error for tensor in written.baked)
+    rows = sum(tensor.rows for tensor in written.baked)
+    mean = sum(tensor.mean_error * tensor.rows for tensor in written.baked) / max(1, rows)
+    types = ", ".join(sorted({tensor.dtype for tensor in written.baked}))
+    return (
+        f"{rows} rows of {len(written.baked)} tensors in {types}: relative error at most {highest:.2g}, "
+        f"{mean:.2g} on average"
+    )
+
+
 def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
     """Return what `ropetool extend --json` prints when it has written."""
     return {
         "schema": SCHEMA, "plan": plan.to_json(), "output": str(written.output), "written": True,
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
+        "baked": [{**vars(tensor), "reasons": list(tensor.reasons)} for tensor in written.baked],
     }  # fmt: skip
+
+
+def _no_edits(plan: Plan) -> str:
+    return "none: only weights change" if plan.bakes else "none: the source says it already"
 
 
 def _params(plan: Plan) -> str:

@@ -1,63 +1,173 @@
-"""The runtimes, one file each, found by discovery: how each one really reads a file."""
+"""The runtimes, one file each, found by discovery: how each one really reads a file.
+
+Where releases of a program differ there is one runtime for each stretch of them, named like vllm@0.30.
+"""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import ModuleType
 from typing import Any
 
 from ropetool.errors import UnknownRuntime
-from ropetool.runtimes.base import GgufView, HfView, Refuses
+from ropetool.runtimes.base import GgufView, HfView, NotKnown, Refuses, Releases
 from ropetool.spec import RopeSet
 
-__all__ = ["GgufView", "HfView", "Refuses", "Runtime", "for_format", "get", "names"]
+__all__ = [
+    "GgufView",
+    "HfView",
+    "NotKnown",
+    "Refuses",
+    "Runtime",
+    "all_of",
+    "folded",
+    "for_format",
+    "get",
+    "names",
+    "spoken",
+]
+
+FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A runtime as its module states it; `decode` raises Refuses where the program would stop."""
+    """A runtime as its module states it; `decode` raises Refuses where the program would stop.
+
+    releases: the stretch that it stands for, None where all that are known read alike.
+    """
 
     name: str
     formats: tuple[str, ...]
     versions: str
     summary: str
     decode: Callable[[Any], RopeSet]
+    releases: Releases | None = None
+
+    @property
+    def program(self) -> str:
+        """The name without the releases."""
+        return self.name.partition("@")[0]
 
 
 @cache
-def _discovered() -> dict[str, Runtime]:
+def _discovered() -> dict[str, tuple[Runtime, ...]]:
+    """Return the runtimes of each program, the oldest releases first."""
     found = {}
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         if hasattr(module, "NAME"):
-            found[module.NAME] = Runtime(module.NAME, module.FORMATS, module.VERSIONS, module.SUMMARY, module.decode)
+            found[module.NAME] = _stated(module)
     return dict(sorted(found.items()))
 
 
+def _stated(module: ModuleType) -> tuple[Runtime, ...]:
+    if not hasattr(module, "RELEASES"):
+        return (Runtime(module.NAME, module.FORMATS, module.VERSIONS, module.SUMMARY, module.decode),)
+    return tuple(
+        Runtime(
+            f"{module.NAME}@{releases.first}", module.FORMATS, str(releases), module.SUMMARY,
+            partial(module.decode, first=releases.first), releases,
+        )
+        for releases in module.RELEASES
+    )  # fmt: skip
+
+
 def names() -> list[str]:
-    """Return the names of all runtimes, sorted."""
+    """Return the names of all programs, sorted."""
     return list(_discovered())
 
 
 def for_format(file_format: str) -> list[Runtime]:
-    """Return the runtimes that read this format."""
-    return [runtime for runtime in _discovered().values() if file_format in runtime.formats]
+    """Return the runtimes that read this format, one for each stretch of releases; the format's first comes first."""
+    found = [runtime for program in _discovered().values() for runtime in program if file_format in runtime.formats]
+    return sorted(found, key=lambda runtime: runtime.name not in FIRST)
 
 
-def get(name: str, file_format: str | None = None) -> Runtime:
-    """Return the runtime of this name.
+def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
+    """Return the runtimes that a name stands for: all that are known of a program, or with @VERSION the one of it.
 
     Raises: UnknownRuntime if there is none, or it does not read the format.
     """
-    runtime = _discovered().get(name)
-    if runtime is None:
+    program, _, version = name.partition("@")
+    found = _discovered().get(program)
+    if found is None:
         raise UnknownRuntime(
-            f"no runtime is called {name!r}; known: {', '.join(names())}", where="--for", try_="ropetool runtimes"
+            f"no runtime is called {program!r}; known: {', '.join(names())}", where="--for", try_="ropetool runtimes"
         )
-    if file_format is not None and file_format not in runtime.formats:
-        readers = ", ".join(r.name for r in for_format(file_format))
-        raise UnknownRuntime(f"{name} does not read {file_format} files; these do: {readers}", where="--for")
-    return runtime
+    if file_format is not None and file_format not in found[0].formats:
+        readers = ", ".join(dict.fromkeys(r.program for r in for_format(file_format)))
+        raise UnknownRuntime(f"{program} does not read {file_format} files; these do: {readers}", where="--for")
+    return _of_version(found, program, version) if "@" in name else found
+
+
+def _of_version(found: tuple[Runtime, ...], program: str, version: str) -> tuple[Runtime, ...]:
+    chosen = tuple(runtime for runtime in found if runtime.releases is not None and runtime.releases.has(version))
+    if not chosen:
+        known = ", ".join(runtime.versions for runtime in found)
+        raise UnknownRuntime(
+            f"{program} {version} is not known; known: {known}", where="--for", try_=f"--for {program}, which means all"
+        )
+    return chosen
+
+
+def folded(found: Sequence[str]) -> list[str]:
+    """Return names of runtimes with those of one program as its name alone, where all that are known of it are there."""
+    short = []
+    for name in found:
+        program = name.partition("@")[0]
+        whole = all(runtime.name in found for runtime in _discovered().get(program, ()))
+        short.append(program if whole else name)
+    return list(dict.fromkeys(short))
+
+
+def spoken(found: Sequence[str]) -> list[str]:
+    """Return names of runtimes for a reader: those of one program as stretches of releases, as long as they go."""
+    words = []
+    for program in dict.fromkeys(name.partition("@")[0] for name in found):
+        known = _discovered().get(program, ())
+        if len(known) < 2 or all(runtime.name in found for runtime in known):
+            words.append(program)
+            continue
+        for there, run in itertools.groupby(known, lambda runtime: runtime.name in found):
+            if there:
+                words.append(f"{program} {_as_one(list(run))}")
+    return words
+
+
+def _as_one(found: Sequence[Runtime]) -> str:
+    """Return the releases of runtimes that follow each other."""
+    first, last = found[0].releases, found[-1].releases
+    assert first is not None
+    assert last is not None
+    return str(Releases(first.first, last.last))
+
+
+def get(name: str, file_format: str | None = None) -> Runtime:
+    """Return the runtime of this name; for a program of several releases one that stands for all of them.
+
+    Raises: UnknownRuntime if there is none, or it does not read the format.
+    """
+    found = all_of(name, file_format)
+    if len(found) == 1:
+        return found[0]
+    versions = f"{found[0].versions.partition(' ')[0]} to {found[-1].versions.rpartition(' ')[2]}"
+    return replace(found[0], name=name, versions=versions, decode=partial(_as_all, found), releases=None)
+
+
+def _as_all(found: tuple[Runtime, ...], view: Any) -> RopeSet:
+    """Return what all of them compute.
+
+    Raises: Refuses if one of them stops, or two differ.
+    """
+    first, *others = [(runtime, runtime.decode(view)) for runtime in found]
+    for runtime, decoded in others:
+        reason = first[1].disagreement(decoded)
+        if reason:
+            raise Refuses(f"{first[0].versions} and {runtime.versions} differ: {reason}")
+    return first[1]

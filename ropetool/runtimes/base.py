@@ -1,10 +1,12 @@
 """What a runtime is: a decoder from what a file says to what that program really computes.
 
-Shared by all files of this folder. A runtime module holds NAME, FORMATS, VERSIONS, SUMMARY and decode(view).
+Shared by all files of this folder. A runtime module holds NAME, FORMATS, SUMMARY, and either VERSIONS and
+decode(view), or RELEASES and decode(view, first) where releases of the program differ.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,27 @@ from ropetool.formats.gguf import GgufHeader, Patch, TensorInfo, Value, ValueTyp
 from ropetool.formats.gguf.kinds import F32
 
 MAX_TEXT_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class Releases:
+    """A stretch of releases of a program that read alike, from `first` to `last`: the ends that were checked."""
+
+    first: str
+    last: str
+
+    def __str__(self) -> str:
+        return self.first if self.first == self.last else f"{self.first} to {self.last}"
+
+    def has(self, version: str) -> bool:
+        """Return whether a version lies within; 0.25.1 is within 0.24 to 0.25."""
+        asked, last = numbers(version), numbers(self.last)
+        return numbers(self.first) <= asked and asked[: len(last)] <= last
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, for comparison; what follows the first part without one is left out."""
+    return tuple(int(part) for part in re.match(r"(\d+(?:\.\d+)*)?", version)[0].split(".") if part)  # type: ignore[index]
 
 
 class Refuses(Exception):

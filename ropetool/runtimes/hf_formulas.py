@@ -15,7 +15,7 @@ from ropetool.families import Family
 from ropetool.methods.base import Source, blend, kept_share_by_dims, kept_share_by_turns, logn_factor
 from ropetool.methods.dynamic import dynamic_table
 from ropetool.runtimes.base import Refuses
-from ropetool.spec import LayerRope, Regime, RopeTable
+from ropetool.spec import LayerRope, Regime, RopeTable, Temperature, is_number
 
 NEEDS = {
     "linear": (names.FACTOR,),
@@ -30,7 +30,8 @@ NEEDS = {
 class Resolved:
     """The values that a generation of transformers resolves from a file, ready for the formulas.
 
-    length: original_max_position_embeddings as that generation finds it. factor: after its own overriding.
+    length: original_max_position_embeddings as that generation finds it. factor: after its own overriding. head_dim:
+    the channels of a head, of which the first rotary_dim rotate.
     """
 
     rope_type: str
@@ -41,6 +42,7 @@ class Resolved:
     length: int
     max_position_embeddings: int
     truncate: bool
+    head_dim: int = 0
 
 
 def need_keys(rope_type: str, params: Mapping[str, Any]) -> None:
@@ -50,13 +52,35 @@ def need_keys(rope_type: str, params: Mapping[str, Any]) -> None:
         raise Refuses(f"KeyError: {rope_type} needs {', '.join(missing)}")
 
 
-def whole_heads(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family) -> None:
-    """Raise Refuses if the table would be narrower than the head, which these families rotate whole."""
-    share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(names.PARTIAL_ROTARY_FACTOR))
-    if share not in (None, 1):
-        raise Refuses(
-            f"RuntimeError: partial_rotary_factor {share} narrows the table, {family.model_type} rotates whole heads"
-        )
+def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, head: int, rope_type: str) -> int:
+    """Return how many channels of a head rotate.
+
+    Raises: Refuses if the table would be narrower than what the family rotates.
+    """
+    share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(family.partial_rotary_key or names.PARTIAL_ROTARY_FACTOR))
+    if family.mla and family.partial_rotary_key:
+        return _decoupled(part, share, head, rope_type)
+    if not family.partial_rotary_key:
+        if share not in (None, 1) and rope_type != "default":  # the default's own code does not look at it
+            raise Refuses(
+                f"RuntimeError: partial_rotary_factor {share} narrows the table, {family.model_type} rotates whole heads"
+            )
+        return head
+    share = family.default_partial_rotary_factor if share is None else share
+    if not is_number(share) or not 0 < share <= 1:
+        raise Refuses(f"a partial_rotary_factor of {share} is no share of a head")
+    channels = int(head * share)
+    if channels < 2 or channels % 2:
+        raise Refuses(f"{share} of {head} channels are {channels}; channels rotate in pairs")
+    return channels
+
+
+def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -> int:
+    """Return the width of decoupled keys that the family states as a share of plain and rotary channels together."""
+    whole = int(part.get("qk_nope_head_dim") or head) + head
+    if rope_type == "default" or (is_number(share) and int(whole * share) != head):
+        raise Refuses(f"RuntimeError: the table would not have the {head} channels of the decoupled keys")
+    return head
 
 
 def mscale_of(factor: float, mscale: float = 1.0) -> float:
@@ -121,7 +145,7 @@ def _longrope(r: Resolved, base: Any) -> RopeTable:
 
 
 def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: str) -> int:
-    """Return the channels of a head that carry positions.
+    """Return the channels of a head; of MLA those of the decoupled key.
 
     Raises: Refuses where the runtime leaves a missing head_dim null and the type's formula then stops.
     """
@@ -142,20 +166,40 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
 
 
 def layer_indices(part: Mapping[str, Any], family: Family, layer_type: str) -> tuple[int, ...]:
-    """Return the layers of this kind, from layer_types or the family's pattern."""
+    """Return the layers of this kind, from layer_types or the family's pattern; without kinds, all that rotate."""
     count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
     if not family.nested:
-        return tuple(range(count))
+        return _rotating(part, family, count)
+    kinds = _kinds(part, family, count)
+    return tuple(i for i, kind in enumerate(kinds) if kind == layer_type)
+
+
+def _kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
     kinds = part.get(names.LAYER_TYPES)
     if not isinstance(kinds, list):
         pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
         kinds = [names.FULL_ATTENTION if (i + 1) % pattern == 0 else names.SLIDING_ATTENTION for i in range(count)]
-    return tuple(i for i, kind in enumerate(kinds) if kind == layer_type)
+    return kinds
+
+
+def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int, ...]:
+    """Return the layers that rotate at all."""
+    if family.rotates == "no_rope_layers":
+        stated = part.get("no_rope_layers")
+        interval = part.get("no_rope_layer_interval", 4)
+        flags = stated if isinstance(stated, list) else [(i + 1) % interval != 0 for i in range(count)]
+        return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
+    window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
+    if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):
+        return tuple(range(count))
+    if window is None:
+        return ()
+    return tuple(i for i, kind in enumerate(_kinds(part, family, count)) if kind == names.SLIDING_ATTENTION)
 
 
 def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> int | None:
     """Return how many tokens the layers of this kind look back, None for all."""
-    if family.sliding_window == "never" or (family.nested and layer_type == names.FULL_ATTENTION):
+    if family.sliding_window in ("never", "alternate") or (family.nested and layer_type == names.FULL_ATTENTION):
         return None
     if family.sliding_window != "always" and part.get(family.sliding_window) is not True:
         return None
@@ -168,13 +212,15 @@ def entry(
 ) -> LayerRope:
     """Return the layer type's entry of the RopeSet."""
     scaled = r.rope_type != "default"
+    beta = r.params.get(family.temperature_key) if family.temperature_key else None
     interleaved = family.layout == "interleaved" and part.get(family.interleave_key or "", True) is not False
     return LayerRope(
-        rope_type=r.rope_type, table=table(r), head_dim=r.rotary_dim, rotary_dim=r.rotary_dim,
+        rope_type=r.rope_type, table=table(r), head_dim=r.head_dim or r.rotary_dim, rotary_dim=r.rotary_dim,
         layout="interleaved" if interleaved else "half",
         layers=layer_indices(part, family, layer_type), rope_theta=r.rope_theta,
         factor=r.factor if scaled else None, params=dict(r.params),
         original_max_position_embeddings=_trained(r), softmax_multiplier=softmax_multiplier,
+        temperature=Temperature(float(beta), r.length) if beta else None,
         sliding_window=sliding_window(part, family, layer_type),
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from ropetool import names
 from ropetool.families import Family
 from ropetool.formats.hf import style
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import HfView, Refuses
+from ropetool.runtimes.base import HfView, NotKnown, Refuses
 from ropetool.spec import RopeSet
 
 NAME = "transformers"
@@ -28,39 +28,45 @@ def decode(view: HfView) -> RopeSet:
     """
     family = view.family
     part = style.section(view.config, family, view.where)
+    if family.off_key and part.get(family.off_key):
+        raise NotKnown(f"{family.off_key} is on: nothing rotates")
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     entries = {}
-    for layer_type, keys in _objects(part, family).items():
+    for layer_type, keys in objects(part, family).items():
         rope_type = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE, "default"))
         if rope_type not in (*formulas.NEEDS, "default"):
             raise Refuses(f"KeyError: {rope_type!r} is no rope type of {family.model_type}")
+        if family.rope_types and rope_type not in family.rope_types:
+            raise Refuses(f"ValueError: {family.model_type} takes {' and '.join(family.rope_types)} alone")
         formulas.need_keys(rope_type, keys)
-        if rope_type != "default":  # the default's own code does not look at it
-            formulas.whole_heads(part, keys, family)
         if keys[names.ROPE_THETA] is None:
             raise Refuses("TypeError: the base is null")
-        length = _original_length(part, keys, family, context)
+        length = original_length(part, keys, family, context)
         factor = keys.get(names.FACTOR)
         if factor is None and rope_type in ("yarn", "longrope"):
             factor = context / length
+        head_dim = formulas.head_dim(part, family, NAME, rope_type)
+        read = {*names.ROPE_TYPE_KEYS, family.temperature_key} - {names.ROPE_TYPE, names.LEGACY_TYPE}
         resolved = formulas.Resolved(
-            rope_type, float(keys[names.ROPE_THETA]), formulas.head_dim(part, family, NAME, rope_type),
-            {k: v for k, v in keys.items() if k in names.ROPE_TYPE_KEYS - {names.ROPE_TYPE, names.LEGACY_TYPE}},
-            factor, length, context, _truncate(part, keys, family),
+            rope_type, float(keys[names.ROPE_THETA]), formulas.rotary_dim(part, keys, family, head_dim, rope_type),
+            {k: v for k, v in keys.items() if k in read},
+            factor, length, context, _truncate(part, keys, family), head_dim,
         )  # fmt: skip
         entries[layer_type] = formulas.entry(resolved, part, family, layer_type, _softmax(rope_type, keys, family))
     full = entries[names.FULL_ATTENTION]
     return RopeSet(entries, context, full.original_max_position_embeddings)
 
 
-def _objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]]:
+def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]]:
     """Return the object of each layer type after the class has filled in its defaults; a null base stays null."""
     scaling = part.get(names.ROPE_SCALING)
     parameters = part.get(names.ROPE_PARAMETERS)
     defaults = family.default_rope_theta
     if not family.nested:
         keys = dict(scaling or parameters or {})
-        keys.setdefault(names.ROPE_THETA, part.get(names.ROPE_THETA, defaults[names.FULL_ATTENTION]))
+        if family.default_rope_type != "default" and not scaling and parameters is None:
+            raise NotKnown(f"without rope keys {family.model_type} takes {family.default_rope_type} of its own numbers")
+        keys.setdefault(names.ROPE_THETA, part.get(family.rope_theta_key, defaults[names.FULL_ATTENTION]))
         return {names.FULL_ATTENTION: keys}
     nested = {t: dict((parameters or {}).get(t) or {}) for t in family.layer_types}
     nested[names.FULL_ATTENTION].update(scaling or {})
@@ -72,8 +78,8 @@ def _objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any
     return nested
 
 
-def _original_length(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, context: int) -> int:
-    outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+def original_length(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family, context: int) -> int:
+    outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.default_original_max_position_embeddings)
     if outer is not None and not family.nested:
         return int(outer)
     inner = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)

@@ -12,7 +12,7 @@ from ropetool import names
 from ropetool.families import Family
 from ropetool.formats.hf import style
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import HfView, Refuses
+from ropetool.runtimes.base import HfView, NotKnown, Refuses
 from ropetool.spec import LayerRope, RopeSet
 
 NAME = "transformers-v4"
@@ -27,10 +27,11 @@ def decode(view: HfView) -> RopeSet:
     Raises: Refuses where building the model stops with an error.
     """
     family = view.family
+    if not family.in_v4:
+        raise NotKnown(f"how transformers 4.57 reads {family.model_type}, if it does, is not known")
     part = style.section(view.config, family, view.where)
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
-    theta = part.get(names.ROPE_THETA, family.v4_default_rope_theta)
-    formulas.whole_heads(part, {}, family)
+    theta = part.get(family.rope_theta_key, family.v4_default_rope_theta)
     scaling = part.get(names.ROPE_SCALING) or {}
     entries = {names.FULL_ATTENTION: _entry(part, family, names.FULL_ATTENTION, scaling, theta, context)}
     if names.SLIDING_ATTENTION in family.layer_types:
@@ -66,10 +67,13 @@ def _entry(
         factor = context / outer if outer else factor
         if factor is None and scaling.get(names.ATTENTION_FACTOR) is None:
             raise Refuses("TypeError: longrope needs factor, or original_max_position_embeddings beside rope_scaling")
+    head_dim = formulas.head_dim(part, family, NAME, rope_type)
+    # 4.57 reads the share beside rope_scaling alone, and for every type: the default too.
+    rotary_dim = formulas.rotary_dim(part, {}, family, head_dim, rope_type if family.partial_rotary_key else "any")
     resolved = formulas.Resolved(
-        rope_type, float(theta), formulas.head_dim(part, family, NAME, rope_type),
+        rope_type, float(theta), rotary_dim,
         {k: v for k, v in scaling.items() if k in names.ROPE_TYPE_KEYS - {names.ROPE_TYPE, names.LEGACY_TYPE}},
-        factor, length, context, bool(scaling.get(names.TRUNCATE, True)),
+        factor, length, context, bool(scaling.get(names.TRUNCATE, True)), head_dim,
     )  # fmt: skip
     return formulas.entry(resolved, part, family, layer_type, _softmax(scaling, family))
 

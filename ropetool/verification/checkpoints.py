@@ -18,6 +18,7 @@ from ropetool.errors import ConfigError
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import open_checkpoint
 from ropetool.inspection import Inspection, is_gguf
+from ropetool.plans import BAKE
 from ropetool.results import VerifyResult
 from ropetool.verification import parallel, suites
 from ropetool.verification.gate import Limits
@@ -194,7 +195,8 @@ def _certified(
 def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
     """Return what the target was extended from, if it is still what it was; otherwise say so.
 
-    An export is the same model in another format, so its baseline is that of the checkpoint it was made from.
+    An export is the same model in another format, and a bake the same in other words, so its baseline is that of the
+    checkpoint it was made from.
     """
     made = provenance.record(target)
     while made is not None:
@@ -204,7 +206,8 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
         elif provenance.fingerprint(source) != made.source_fingerprint:
             problem = "has changed"
         else:
-            before = provenance.record(source) if made.kind == provenance.EXPORT else None
+            passed_on = made.kind == provenance.EXPORT or made.plan.get("method") == BAKE
+            before = provenance.record(source) if passed_on else None
             if before is None:
                 return source
             made = before

@@ -16,8 +16,8 @@ def patch(model: Module, plan: Plan) -> None:
     """Make a loaded transformers 5 model rotate as the plan says, in place.
 
     Takes plans with one fixed table for each kind of layer; positions already in a cache stay as they were rotated.
-    Raises: ConfigError for another model family, a table that follows the length, or a family whose softmax scale
-    the plan may change too (MLA).
+    Raises: ConfigError for another model family, a table that follows the length, a plan that bakes, or a family
+    whose softmax scale the plan may change too (MLA).
     """
     config = model.config.get_text_config()  # type: ignore[union-attr, operator]
     family = families.get(plan.family)
@@ -27,6 +27,11 @@ def patch(model: Module, plan: Plan) -> None:
         raise ConfigError(
             "the softmax scale belongs to the plan as well", where="patch", try_="ropetool extend, then load the output"
         )
+    if plan.bakes:
+        raise ConfigError(
+            f"the plan also changes weights: {plan.bakes[0]}", where="patch",
+            try_="ropetool extend, then load the output",
+        )  # fmt: skip
     regimes = {layer_type: table for layer_type, table in plan.tables.items() if len(table) == 1}
     if set(regimes) != set(family.rope_entries):
         raise ConfigError(

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from ropetool import hosts, inspection, names, provenance
+from ropetool.baking import RowChange, baked_bytes, by_tensor
+from ropetool.baking.gguf_writing import baked_gguf_bytes
 from ropetool.edits_gguf import patch_of
 from ropetool.encodings import FileEdit
-from ropetool.errors import CheckpointError, RopetoolError
+from ropetool.errors import CheckpointError, PlanMismatch, RopetoolError
 from ropetool.formats.gguf import read_shards
+from ropetool.formats.hf import headers, open_checkpoint
 from ropetool.inspection import RuntimeReading, is_gguf
 from ropetool.plans import Plan
 from ropetool.provenance import EXPORT, Provenance
@@ -25,6 +29,7 @@ from ropetool.verification.carried_files import TOKENIZER_KEYS, compare_files, c
 from ropetool.verification.table_parity import compare_tables
 from ropetool.verification.tensor_bytes import Compared, compare_tensors, stored_tensors
 
+T = TypeVar("T")
 TABLES, WEIGHTS, FILES, SAME_TABLES = "tables", "weights", "files", "same tables"
 NO_RECORD = f"no {names.PROVENANCE_JSON} says how it was made"
 
@@ -160,7 +165,7 @@ def _against_plan(plan: Plan, reading: RuntimeReading | None, source: Path | Non
     if reading is None or reading.rope is None:
         return math.inf, reading.refuses if reading is not None else "it does not read this model"
     found = reading.rope
-    expected = hosts.open_host(source, None).read(reading.name, plan.edits).rope if source is not None else None
+    expected = hosts.read_with(source, reading.name, plan.edits).rope if source is not None else None
     fixed = {t for t, entry in found.entries.items() if entry.table is not None and entry.table.rule is None}
     if fixed != set(plan.tables):
         return math.inf, f"fixed tables for {sorted(fixed)} instead of {sorted(plan.tables)}"
@@ -202,13 +207,58 @@ def _weights(target: Path, plan: Plan | None, origin: Origin) -> Check:
     """Return whether every tensor that the plan does not name is the source's, and those that it names are as it says."""
     if origin.same_format is None:
         return Check(WEIGHTS, None, None, NOT_ASKED, origin.words)
-    named = {
-        name: vector.astype("<f4").tobytes() for name, vector in patch_of(_tensor_edits(plan, origin)).tensors.items()
-    }
-    found = compare_tensors(stored_tensors(target), stored_tensors(origin.same_format), named)
+    found = compare_tensors(stored_tensors(target), stored_tensors(origin.same_format), _named(plan, origin))
     if not found.total:
         return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
-    return _compared(WEIGHTS, found, f"tensors equal {origin.words}", origin)
+    baked = ", with what the plan bakes" if plan is not None and plan.tensors and origin.gates else ""
+    return _compared(WEIGHTS, found, f"tensors equal {origin.words}{baked}", origin)
+
+
+def _named(plan: Plan | None, origin: Origin) -> Mapping[str, bytes]:
+    """Return what the tensors that the plan names must hold; of baked ones each is computed when it is asked for."""
+    if plan is None or not origin.gates or origin.same_format is None:
+        return {}
+    return Named(plan, origin.same_format)
+
+
+class Named(Mapping[str, bytes]):
+    """The tensors that a plan names, and what each must hold: a vector, or the source's numbers times the plan's.
+
+    Raises: PlanMismatch for a tensor that the source does not have.
+    """
+
+    def __init__(self, plan: Plan, source: Path) -> None:
+        self._vectors = patch_of(plan.edits).tensors if plan.format == "gguf" else {}
+        self._changes, self._bake_dtype = by_tensor(plan.tensors), plan.bake_dtype
+        self._read = _reader(source) if self._changes else None
+
+    def __getitem__(self, name: str) -> bytes:
+        if name in self._vectors:
+            return self._vectors[name].astype("<f4").tobytes()
+        change = self._changes[name]
+        assert self._read is not None
+        return self._read(name, change, self._bake_dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._vectors, **self._changes})
+
+    def __len__(self) -> int:
+        return len({**self._vectors, **self._changes})
+
+
+def _reader(source: Path) -> Callable[[str, RowChange, str], bytes]:
+    """Return what gives a tensor of the source after a change."""
+    if is_gguf(source):
+        stored = {info.name: (header, info) for header in read_shards(source) for info in header.tensors}
+        return lambda name, change, dtype: baked_gguf_bytes(*_place(stored, name), change, dtype)
+    places = {n: (info, h.path) for h in headers(open_checkpoint(source)) for n, info in h.tensors.items()}
+    return lambda name, change, dtype: baked_bytes(*_place(places, name), change, dtype)
+
+
+def _place(places: Mapping[str, T], name: str) -> T:
+    if name not in places:
+        raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
+    return places[name]
 
 
 def _files(target: Path, plan: Plan | None, origin: Origin) -> Check:
@@ -229,10 +279,6 @@ def _files(target: Path, plan: Plan | None, origin: Origin) -> Check:
 def _edits(plan: Plan | None, origin: Origin) -> tuple[FileEdit, ...]:
     """Return what the plan changed on the way from the origin; an exported plan's edits belong to another format."""
     return plan.edits if plan is not None and origin.gates else ()
-
-
-def _tensor_edits(plan: Plan | None, origin: Origin) -> tuple[FileEdit, ...]:
-    return _edits(plan, origin) if plan is not None and plan.format == "gguf" else ()
 
 
 def _compared(name: str, found: Compared, things: str, origin: Origin) -> Check:

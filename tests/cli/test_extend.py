@@ -37,14 +37,23 @@ edits
   config.json            rope_scaling             null -> {{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}
   config.json            max_position_embeddings  512 -> 2048
   tokenizer_config.json  model_max_length         512 -> 2048
+
+the same without writing a file
+  vllm: vllm serve model --max-model-len 2048 --hf-overrides '{override}'
+  sglang: python -m sglang.launch_server --model-path model --context-length 2048 --json-model-override-args '{override}'
+  llama.cpp: llama-server -m EXPORTED.gguf -c 2048 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512
 """
+OVERRIDE = (
+    '{"max_position_embeddings": 2048, "rope_parameters": {"rope_type": "yarn", "factor": 4.0, '
+    '"original_max_position_embeddings": 512, "rope_theta": 10000.0}}'
+)
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     done = run("extend", "model", *YARN, "--dry-run")
     assert (done.code, done.err) == (0, "")
-    assert done.out == PLAN.format(here=tmp_path)
+    assert done.out == PLAN.format(here=tmp_path, override=OVERRIDE)
     assert snapshot(tmp_path) == before
 
 
@@ -79,13 +88,14 @@ def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -
     (source / ".git").mkdir()
     planned = run("extend", "model", *YARN, "--dry-run", "--json")
     assert planned.err == ""
-    assert set(planned.json) == {"schema", "plan", "output", "written"}
+    assert set(planned.json) == {"schema", "plan", "output", "written", "flags"}
+    assert planned.json["flags"] == [line.strip() for line in PLAN.format(here="", override=OVERRIDE).splitlines()[-3:]]
     assert (planned.json["output"], planned.json["written"]) == (f"{tmp_path}/model-yarn-4x", False)
     assert Plan.from_json(planned.json["plan"], "stdout") == ropetool.plan(source, "yarn", factor=4)
     done = run("extend", "model", *YARN, "--json", "--copy", "-o", "out")
     assert done.json == {
-        **planned.json, "output": "out", "written": True, "placed": {"copied": 6},
-        "edited": ["config.json", "tokenizer_config.json"], "left": [".git"],
+        "schema": 1, "plan": planned.json["plan"], "output": "out", "written": True, "placed": {"copied": 6},
+        "edited": ["config.json", "tokenizer_config.json"], "left": [".git"], "baked": [],
     }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ KV cache, one sequence
   at 4096 tokens  1.00 MiB
 
 runtimes
-  llama.cpp  context 4096, as above
+  as above  llama.cpp
 """
 
 PLANNED = """\
@@ -204,5 +204,6 @@ def test_a_file_that_llama_cpp_would_abort_on_says_so() -> None:
     model(Path("m.gguf"), keys={"rope.scaling.type": "llama3"})
     done = run("inspect", "m.gguf")
     assert done.code == 0
-    assert "llama.cpp  refuses: llama.rope.scaling.type is 'llama3': llama.cpp aborts the whole process" in done.out
+    refusal = "- llama.rope.scaling.type is 'llama3': llama.cpp aborts the whole process"
+    assert f"\nruntimes\n  refuses  llama.cpp\n           {refusal}" in done.out
     assert '  llama.rope.scaling.type  "llama3"\n' in done.out

@@ -21,12 +21,6 @@ def config(family: str, style: str = "v4", **changes: Any) -> dict[str, Any]:
     return {**configs.config(family, style), **changes}
 
 
-def hf_part(text: str) -> str:
-    """Return the output up to the two runtimes that are there from the start; others may follow."""
-    head, _, runtimes = text.partition("\nruntimes\n")
-    return head + "\nruntimes\n" + "".join(line + "\n" for line in runtimes.splitlines() if "  transformers" in line)
-
-
 LLAMA = """\
 model: llama, family: llama
 
@@ -48,8 +42,7 @@ KV cache, one sequence
   at 4096 tokens  4.00 MiB
 
 runtimes
-  transformers     context 512, as above
-  transformers-v4  context 512, as above
+  as above  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm, llama.cpp
 """
 
 
@@ -57,7 +50,7 @@ def test_an_unscaled_model() -> None:
     write_model(Path("model"), config("llama"))
     done = run("inspect", "model", "--target-length", "4096")
     assert (done.code, done.err) == (0, "")
-    assert hf_part(done.out) == LLAMA
+    assert done.out == LLAMA
 
 
 GEMMA = """\
@@ -95,8 +88,12 @@ KV cache, one sequence
   at 2048 tokens  2.25 MiB
 
 runtimes
-  transformers     context 2048, as above
-  transformers-v4  context 2048, as above
+  as above  transformers, sglang, transformers-v4, vllm
+  DIFFERS   exllamav3
+            - sliding_attention: table: 15 of 16 pairs differ: distances look up to 1.92x shorter
+  DIFFERS   mlx-lm
+            - full_attention: other layers, 1 instead of 2: they are rotated by another table
+            - sliding_attention: other layers, 9 instead of 8: they are rotated by another table
 """
 
 
@@ -108,7 +105,7 @@ def test_layers_of_two_kinds() -> None:
     )
     write_config(Path("gemma"), data)
     done = run("inspect", "gemma")
-    assert hf_part(done.out) == GEMMA
+    assert done.out == GEMMA
     assert done.err == "Note: only config.json, no weights\n"
 
 
@@ -151,14 +148,20 @@ def test_a_table_that_follows_the_length_is_judged_at_the_target() -> None:
 def test_runtimes_that_differ_or_stop() -> None:
     write_config(Path("v5"), config("llama", "v5", rope_parameters={**YARN, "rope_theta": 1e4}))
     out = run("inspect", "v5").out
-    assert "  transformers     context 512, as above\n" in out
-    assert "  transformers-v4  context 512, DIFFERS: attention factor 1 instead of 1.13863\n" in out
+    assert out.partition("\nruntimes\n")[2] == (
+        "  as above  transformers, sglang, vllm 0.30 to 0.33\n"
+        "  DIFFERS   exllamav3, mlx-lm, transformers-v4\n"
+        "            - table: 14 of 16 pairs differ: distances look up to 4x longer\n"
+        "            - attention factor 1 instead of 1.13863: scores of the rotated channels times 0.771321\n"
+        "  DIFFERS   vllm 0.25 to 0.29, llama.cpp\n"
+        "            - context 2048 instead of 512: takes longer texts\n"
+    )
     write_config(Path("odd"), config("llama", head_dim=31))
-    assert hf_part(run("inspect", "odd").out) == (
+    assert run("inspect", "odd").out == (
         "odd: llama, family: llama\n\nas written\n  max_position_embeddings  512\n  rope_theta               10000.0\n"
         "  rope_scaling             null\n\nruntimes\n"
-        "  transformers     refuses: head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
-        "  transformers-v4  refuses: head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
+        "  refuses  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm, llama.cpp\n"
+        "           - head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
     )
 
 

@@ -63,7 +63,7 @@ def softmax_multiplier(config):
     if not hasattr(config, "qk_nope_head_dim"):
         return 1.0
     module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    name = next(k for k in vars(module) if k.endswith("Attention") and k.startswith("DeepseekV"))
+    name = next(k for k in vars(module) if k.endswith("Attention"))
     with torch.device("meta"):
         attention = vars(module)[name](config, layer_idx=0)
     return attention.scaling * (config.qk_nope_head_dim + config.qk_rope_head_dim) ** 0.5

@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 
 from ropetool.errors import PlanMismatch
@@ -18,6 +19,7 @@ from ropetool.formats.gguf.codec import Buffer, Value, encode_text
 from ropetool.formats.gguf.copying import copy_range, write_all
 from ropetool.formats.gguf.cursor import I32, I64, U32, U64
 from ropetool.formats.gguf.header import MAGIC, GgufHeader, reading
+from ropetool.formats.gguf.kinds import GGML_TYPES
 from ropetool.formats.gguf.patch import Patch, appended, overwritten, patched_values
 from ropetool.formats.gguf.tensors import TensorInfo, padded
 from ropetool.formats.output import output_error
@@ -39,15 +41,18 @@ class Layout:
     pieces: tuple[tuple[int, Buffer | Span], ...]
 
 
-def write_patched(header: GgufHeader, patch: Patch, destination: Path) -> None:
+def write_patched(
+    header: GgufHeader, patch: Patch, destination: Path, retyped: Mapping[str, int] | None = None
+) -> None:
     """Write the patched copy of the header's file to a new path; the caller makes it visible when it is whole.
 
     The memory used does not depend on the size of the file: its data is copied inside the kernel where possible.
+    retyped: tensors that get another type, by name; their data is left zero, for the caller to write.
 
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file; PlanMismatch if the file
     has changed since its header was read; OutputError if the path exists or cannot be written.
     """
-    layout = lay_out(header, patch)
+    layout = lay_out(header, patch, retyped or {})
     with reading(header.path) as source, creating(destination, layout.size) as target:
         _check_unchanged(header, source)
         for position, piece in layout.pieces:
@@ -58,26 +63,50 @@ def write_patched(header: GgufHeader, patch: Patch, destination: Path) -> None:
         _check_unchanged(header, source)
 
 
-def lay_out(header: GgufHeader, patch: Patch) -> Layout:
+def lay_out(header: GgufHeader, patch: Patch, retyped: Mapping[str, int] | None = None) -> Layout:
     """Return the layout of the patched copy; nothing is written.
 
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
     """
+    after = _moved(header, retyped) if retyped else header
     values = patched_values(header, patch)
-    new = appended(header, patch)
-    head = _head(header, values, [info for info, _ in new])
+    new = appended(after, patch)
+    head = _head(after, values, [info for info, _ in new])
     starts = [0, *accumulate(map(len, head))]
     head_end = starts.pop()
     data_start = padded(head_end, header.alignment) if header.tensors or new else head_end
     pieces: list[tuple[int, Buffer | Span]] = list(zip(starts, head, strict=True))
     if (head_end, data_start) == (header.header_end, header.data_start):
         pieces.append((head_end, Span(head_end, data_start)))  # the padding as found, which may not be zeros
-    body, tail = _body_and_tail(header, grows=bool(new))
-    pieces.append((data_start, body))
-    pieces += [(data_start + info.offset, data) for info, data in (*overwritten(header, patch), *new)]
-    tail_at = data_start + (padded(new[-1][0].end, header.alignment) if new else body.end - body.start)
-    pieces.append((tail_at, tail))
-    return Layout(tail_at + tail.end - tail.start, tuple(pieces))
+    body, tail = _body_and_tail(header, grows=bool(new or retyped))
+    pieces += _one_by_one(header, after, data_start, retyped) if retyped else [(data_start, body)]
+    pieces += [(data_start + info.offset, data) for info, data in (*overwritten(after, patch), *new)]
+    end = body.end - body.start
+    if new or retyped:
+        end = padded((new[-1][0] if new else after.tensors[-1]).end, header.alignment)
+    pieces.append((data_start + end, tail))
+    return Layout(data_start + end + tail.end - tail.start, tuple(pieces))
+
+
+def _moved(header: GgufHeader, retyped: Mapping[str, int]) -> GgufHeader:
+    """Return the header with these types; the offsets after them follow from the new sizes."""
+    tensors: list[TensorInfo] = []
+    for info in header.tensors:
+        kind = GGML_TYPES[retyped.get(info.name, info.ggml_type)]
+        nbytes = prod(info.shape) // kind.block * kind.nbytes
+        offset = padded(tensors[-1].end, header.alignment) if tensors else 0
+        ggml_type = retyped.get(info.name, info.ggml_type)
+        tensors.append(replace(info, ggml_type=ggml_type, offset=offset, nbytes=nbytes))
+    return replace(header, tensors=tuple(tensors), infos=b"".join(map(encode_info, tensors)))
+
+
+def _one_by_one(
+    header: GgufHeader, after: GgufHeader, data_start: int, retyped: Mapping[str, int]
+) -> Iterator[tuple[int, Span]]:
+    """Yield the data of each tensor that keeps its type, and where it goes."""
+    for old, new in zip(header.tensors, after.tensors, strict=True):
+        if old.name not in retyped:
+            yield data_start + new.offset, Span(header.data_start + old.offset, header.data_start + old.end)
 
 
 def _head(header: GgufHeader, values: Mapping[str, Value], new: list[TensorInfo]) -> list[Buffer]:

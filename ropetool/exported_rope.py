@@ -1,4 +1,4 @@
-"""The rotary part of an export: what the checkpoint computes, and the first encoding that llama.cpp reads as that.
+"""The rotary part of a GGUF export: what the checkpoint computes, and the first encoding that llama.cpp reads as that.
 
 Knows neither tensors nor tokenizers.
 """
@@ -13,14 +13,13 @@ from typing import NoReturn
 
 from ropetool import names, runtimes
 from ropetool.encodings_gguf import GgufEncoding, gguf_encodings
-from ropetool.errors import InvalidRope, LossyExport, RopetoolError
-from ropetool.formats.gguf import Patch, TensorInfo, Value
-from ropetool.hosts import HfHost
-from ropetool.runtimes import Refuses, llama_cpp_archs
-from ropetool.runtimes.base import GgufView
+from ropetool.errors import LossyExport, RopetoolError
+from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType
+from ropetool.runtimes import GgufView, HfView, NotKnown, Refuses
+from ropetool.runtimes import llama_cpp_archs as keys
 from ropetool.spec import LayerRope, RopeSet, is_number
 
-RUNTIME = "llama.cpp"
+RUNTIME, BASIS = "llama.cpp", "transformers"  # what reads the export, and what says what is exported
 
 
 @dataclass(frozen=True)
@@ -46,21 +45,16 @@ class Rotation:
         return self.source.entries[names.FULL_ATTENTION].head_dim
 
 
-def rotation(host: HfHost, *, allow_full_attention: bool) -> Rotation:
-    """Return the rotation of a checkpoint of a family with one kind of layer.
+def rotation(source: RopeSet, arch: str, where: str, *, allow_full_attention: bool = False) -> Rotation:
+    """Return the rotation of a checkpoint with one kind of layer, of which transformers computes `source`.
 
-    Raises: InvalidRope where transformers could not load it; LossyExport for a sliding window shorter than the context,
-    unless full attention is allowed.
+    Raises: LossyExport for a sliding window shorter than the context, unless full attention is allowed.
     """
-    reading, arch = host.read(host.runtime), host.family.gguf_architecture
-    source = reading.rope
-    if source is None:
-        raise InvalidRope(f"{host.runtime} cannot load this config: {reading.refuses}", where=host.where)
     entry = source.entries[names.FULL_ATTENTION]
     context, context_notes = _context(source)
-    window_notes = _window(entry.sliding_window, context, host.where, allow_full_attention)
+    window_notes = _window(entry.sliding_window, context, where, allow_full_attention)
     target = replace(source, max_position_embeddings=context).with_entry(
-        names.FULL_ATTENTION, replace(entry, layout=llama_cpp_archs.get(arch).layout, sliding_window=None)
+        names.FULL_ATTENTION, replace(entry, layout=keys.get(arch).layout, sliding_window=None)
     )
     return Rotation(arch, source, target, (*context_notes, *window_notes))
 
@@ -112,6 +106,47 @@ def encode(
     raise _lossy(entry, arch, rejected, where)
 
 
+def read_exported(view: HfView) -> RopeSet:
+    """Return what llama.cpp computes from our export of a checkpoint with this config.
+
+    Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
+    """
+    turned, _ = exported(view)
+    return replace(turned.source, max_position_embeddings=turned.target.max_position_embeddings)
+
+
+def exported(view: HfView) -> tuple[Rotation, GgufView]:
+    """Return the rotation of a checkpoint with this config, and the rotary part of its export.
+
+    Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
+    """
+    arch = view.family.gguf_architecture
+    if not arch:
+        raise NotKnown(f"a {view.family.model_type} is not exported")
+    source: RopeSet = runtimes.get(BASIS).decode(view)
+    if set(source.entries) != {names.FULL_ATTENTION} or source.entries[names.FULL_ATTENTION].table is None:
+        raise NotKnown("its kinds of layer are not exported")
+    try:
+        turned = rotation(source, arch, view.where)
+        sizes = _sizes(turned)
+        encoding, _ = encode(turned, sizes, [], view.where)
+    except RopetoolError as error:
+        raise Refuses(error.message) from None
+    plain = GgufView(sizes, {}, _no_vector, view.where)
+    return turned, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors))
+
+
+def _sizes(turned: Rotation) -> dict[str, Value]:
+    """Return the keys beside the rotary ones that llama.cpp's reading of a rotation depends on."""
+    arch, entry = turned.arch, turned.target.entries[names.FULL_ATTENTION]
+    numbers = {
+        keys.BLOCK_COUNT: len(entry.layers), keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
+        keys.KEY_LENGTH: entry.head_dim, keys.DIMENSION_COUNT: entry.rotary_dim,
+    }  # fmt: skip
+    values = {f"{arch}.{key}": Value.of(ValueType.U32, number) for key, number in numbers.items()}
+    return {keys.ARCHITECTURE: Value.of(ValueType.STR, arch), **values}
+
+
 def _difference(target: RopeSet, view: GgufView) -> str:
     try:
         found = runtimes.get(RUNTIME).decode(view)
@@ -133,10 +168,10 @@ def _list_notes(target: RopeSet) -> tuple[str, ...]:
 
 
 def _lossy(entry: LayerRope, arch: str, rejected: list[str], where: str) -> LossyExport:
-    stated = ", ".join(f"{key} {value}" for key, value in entry.params.items() if is_number(value) or value is False)
+    stated = ", ".join(f"{name} {value}" for name, value in entry.params.items() if is_number(value) or value is False)
     if entry.table is not None and entry.table.rule is not None:
         rejected = ["its table follows the length of the text, and a file holds one for all lengths"]
-    elif not llama_cpp_archs.get(arch).vectors:
+    elif not keys.get(arch).vectors:
         rejected.append(f"llama.cpp uses no frequency vectors for {arch}")
     source, factor = Path(where).parent, f"{entry.factor or 1:g}"
     return LossyExport(

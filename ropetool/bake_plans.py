@@ -1,0 +1,251 @@
+"""From a checkpoint and a bake's name to a Plan that leaves the context as it is: what goes into weights, and why.
+
+Chooses nothing by itself: where a change belongs in the weights is for baking to know, writing for applying.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import inspection, names, provenance
+from ropetool.baking import Bake, TensorEdit, View, described, drop_pairs, growth, marks, view_of
+from ropetool.baking import bakes as hf
+from ropetool.baking import gguf_bakes as gguf
+from ropetool.baking.gguf_bakes import GgufBake
+from ropetool.baking.gguf_sites import gguf_view
+from ropetool.baking.gguf_writing import gguf_marks
+from ropetool.edits_gguf import edits_of_patch
+from ropetool.encodings import FileEdit
+from ropetool.errors import ConfigError, LossyExport, UnknownName
+from ropetool.exported_rope import RUNTIME as LLAMA_CPP
+from ropetool.families.rows import K
+from ropetool.formats.gguf import read_shards
+from ropetool.formats.hf import Checkpoint, headers, read_optional_object
+from ropetool.hosts import HfHost
+from ropetool.planning import tables_of
+from ropetool.plans import BAKE, Plan
+from ropetool.provenance import Provenance
+from ropetool.readings import CURRENT
+from ropetool.runtimes import GgufView
+from ropetool.spec import RopeSet
+
+DTYPES = {"": "", "f32": "F32", "f64": "F64"}
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a bake is asked for; each reads what concerns it.
+
+    side: where a factor goes (k, q, both; norm for MLA's query latent), empty for the bake's own choice. gains: one for
+    each rotary pair. multiplier: of the whole score. to: a channel order. pairs, mode: what drop-pairs drops, and how.
+    layer_type: the kind of layer that gains and multiplier concern.
+    """
+
+    side: str = ""
+    gains: tuple[float, ...] = ()
+    multiplier: float | None = None
+    to: str = ""
+    pairs: tuple[int, ...] = ()
+    mode: str = ""
+    layer_type: str = names.FULL_ATTENTION
+    config_only: bool = False
+
+    def stated(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as plain data."""
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        own = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(Wish()).items()}
+        return {name: value for name, value in plain.items() if value != own[name]}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A bake as the command line offers it: what it does, the options that it reads, and those it cannot do without."""
+
+    name: str
+    summary: str
+    make: Callable[[View, Checkpoint, Wish], Bake] | None
+    options: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    make_gguf: Callable[[View, GgufView, Wish, str], GgufBake] | None = None
+
+
+def _rearch(view: View, model: GgufView, wish: Wish, bake_dtype: str) -> GgufBake:
+    if wish.to != "llama":
+        raise ConfigError(f"{wish.to!r} is no architecture to turn a file into; there is llama", where="--to")
+    return gguf.rearch_llama(model)
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "attention-factor", "the factor on cos and sin, squared into the keys",
+            lambda view, checkpoint, w: hf.attention_factor(view, checkpoint, w.side or K, config_only=w.config_only),
+            ("side", "config_only"), (), lambda view, model, w, d: gguf.attention_factor(view, model, w.side or K, bake_dtype=d),
+        ),
+        Kind(
+            "shift-safe", "the same in a GGUF file, so that llama.cpp's context shift stays exact", None, ("side",), (),
+            lambda view, model, w, d: gguf.shift_safe(view, model, w.side or K, bake_dtype=d),
+        ),
+        Kind(
+            "softmax-scale", "MLA's multiplier of the whole score (mscale_all_dim), into the queries",
+            lambda view, checkpoint, w: hf.softmax_scale(view, checkpoint, w.side), ("side",), (),
+            lambda view, model, w, d: gguf.softmax_scale(view, model, w.side, bake_dtype=d),
+        ),
+        Kind(
+            "pair-gain", "one gain for each rotary pair, into the keys",
+            lambda view, checkpoint, w: hf.pair_gain(view, {w.layer_type: w.gains}, w.side or K),
+            ("side", "gains", "layer_type"), ("gains",),
+            lambda view, model, w, d: gguf.pair_gain(view, {w.layer_type: w.gains}, w.side or K, bake_dtype=d),
+        ),
+        Kind(
+            "score", "a multiplier of the whole score",
+            lambda view, checkpoint, w: hf.score_gain(view, {w.layer_type: _number(w)}, w.side or K),
+            ("side", "multiplier", "layer_type"), ("multiplier",),
+            lambda view, model, w, d: gguf.score_gain(view, {w.layer_type: _number(w)}, w.side, bake_dtype=d),
+        ),
+        Kind(
+            "layout", "the order of the rotary channels, half or interleaved",
+            lambda view, checkpoint, w: hf.layout(view, checkpoint, w.to), ("to",), ("to",),
+            lambda view, model, w, d: gguf.layout(view, w.to),
+        ),
+        Kind(
+            "rearch", "a qwen2 GGUF file as one of llama, which takes frequency vectors", None, ("to",), ("to",), _rearch,
+        ),
+        Kind(
+            "drop-pairs", "pairs that stand still or are muted; lossy, and extends no context",
+            lambda view, checkpoint, w: drop_pairs(view, checkpoint, w.pairs, w.mode), ("pairs", "mode"),
+            ("pairs", "mode"),
+            lambda view, model, w, d: gguf.drop_pairs(view, model, w.pairs, w.mode, bake_dtype=d),
+        ),
+    )
+}  # fmt: skip
+
+
+def _number(wish: Wish) -> float:
+    assert wish.multiplier is not None
+    return wish.multiplier
+
+
+def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options: Any) -> Plan:
+    """Return the plan of a bake; `apply` carries it out.
+
+    options: the fields of Wish.
+    Raises: UnknownName for another bake; ConfigError for a wrong option, a bake that is done already, or nothing to
+    bake; LossyExport where the weights cannot hold it exactly; CheckpointError.
+    """
+    kind, wish = _kind(what), Wish(**options)
+    _check_options(kind, wish)
+    if bake_dtype not in DTYPES:
+        raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
+    path, dtype = Path(source), DTYPES[bake_dtype]
+    if inspection.is_gguf(path):
+        return _of_gguf(kind, path, wish, dtype)
+    if kind.make is None:
+        raise LossyExport(f"{what} is a bake of GGUF files alone", where=str(path))
+    host = HfHost.open(path, None)
+    if host.checkpoint.config_only and not wish.config_only:
+        raise LossyExport("there are no weights to bake into", where=str(path))
+    _check_not_done(path, host.made, what, wish)
+    made = kind.make(view_of(host.checkpoint, host.family), host.checkpoint, wish)
+    edits = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in made.config]
+    edits += index_edits(host.checkpoint, made.tensors, dtype)
+    read = inspection.understood(host.read(host.runtime, edits), host.where)
+    changed = _Changed(
+        made.tensors, tuple(edits), marks(made.tensors, headers(host.checkpoint)),
+        (*host.notes(), *made.notes, *_adapter_notes(path)), dtype,
+    )  # fmt: skip
+    return _plan(host.format, host.runtime, host.style, host.family.model_type, path, kind, wish, read, changed)
+
+
+def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
+    if kind.make_gguf is None:
+        raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints alone", where=str(path))
+    files = read_shards(path)
+    model, made = GgufView.of(files), provenance.read(files[0].path)
+    _check_not_done(path, made, kind.name, wish)
+    view = gguf_view(model)
+    baked = kind.make_gguf(view, model, wish, bake_dtype)
+    edits = tuple(edits_of_patch(baked.patch, model))
+    read = inspection.understood(inspection.read_view(LLAMA_CPP, model.after(baked.patch)), str(path), "file")
+    changed = _Changed(baked.tensors, edits, gguf_marks(baked.tensors, files), baked.notes, bake_dtype)
+    return _plan("gguf", LLAMA_CPP, "GGUF", view.family.model_type, path, kind, wish, read, changed)
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """What a bake changes, whatever the format."""
+
+    tensors: tuple[TensorEdit, ...]
+    edits: tuple[FileEdit, ...]
+    weight_files: Mapping[str, str]
+    notes: tuple[str, ...]
+    bake_dtype: str
+
+
+def _kind(what: str) -> Kind:
+    if what not in KINDS:
+        raise UnknownName(f"no bake is called {what!r}; known: {', '.join(KINDS)}", try_="ropetool bake --help")
+    return KINDS[what]
+
+
+def _check_options(kind: Kind, wish: Wish) -> None:
+    stated = wish.stated()
+    missing = next((name for name in kind.needed if name not in stated), None)
+    if missing is not None:
+        raise ConfigError(f"{kind.name} needs {_option(missing)}", where="ropetool bake", try_="ropetool bake --help")
+    foreign = next((name for name in stated if name not in kind.options), None)
+    if foreign is not None:
+        known = ", ".join(map(_option, kind.options))
+        raise ConfigError(f"{kind.name} has no use for it; its options: {known}", where=_option(foreign))
+
+
+def _option(name: str) -> str:
+    return "--gain" if name == "gains" else f"--{name.replace('_', '-')}"
+
+
+def _check_not_done(path: Path, made: Provenance | None, what: str, wish: Wish) -> None:
+    """Raise ConfigError if the same bake is among the last ones that this checkpoint has had."""
+    wanted = {"bake": what, **wish.stated()}
+    while made is not None and made.plan.get("method") == BAKE:
+        if made.plan.get("params") == wanted:
+            raise ConfigError(
+                f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
+                where=str(path), try_=f"ropetool bake {shlex.quote(made.source)} with what you want in all",
+            )  # fmt: skip
+        made = provenance.record(Path(made.source))
+
+
+def index_edits(checkpoint: Checkpoint, edits: Sequence[TensorEdit], bake_dtype: str) -> list[FileEdit]:
+    """Return the edit of the shard index, which states how many bytes the weights have."""
+    more = growth(edits, headers(checkpoint), bake_dtype)
+    index = read_optional_object(checkpoint.path / names.SAFETENSORS_INDEX_JSON)
+    stated = (index[1].get("metadata") or {}).get("total_size") if index else None
+    if not more or not isinstance(stated, int):
+        return []
+    return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), stated, stated + more)]
+
+
+def _plan(
+    file_format: str, runtime: str, style: str, family: str, path: Path, kind: Kind, wish: Wish, read: RopeSet,
+    changed: _Changed,
+) -> Plan:  # fmt: skip
+    softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
+    trained = inspection.inspect(path).trained_length or read.max_position_embeddings
+    return Plan(
+        file_format, family, BAKE, 1.0, {"bake": kind.name, **wish.stated()}, CURRENT, trained,
+        read.max_position_embeddings, (runtime,), style, tables_of(read), softmax, changed.edits, (), changed.notes,
+        "baked", described(changed.tensors), changed.tensors, changed.weight_files, changed.bake_dtype,
+    )  # fmt: skip
+
+
+def _adapter_notes(path: Path) -> tuple[str, ...]:
+    """Say that a LoRA adapter beside the weights was made for other weights."""
+    found = sorted(path.rglob("adapter_config.json"))
+    if not found:
+        return ()
+    return (f"the adapter in {found[0].parent} was trained on the weights before the bake: it no longer fits",)

@@ -1,0 +1,105 @@
+"""ropetool bake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ropetool.cli import notes, print_json
+from ropetool.errors import ConfigError
+
+
+@click.command("bake")
+@click.argument("source", type=click.Path())
+@click.argument("what", metavar="BAKE")
+@click.option(
+    "--side", default="", metavar="k|q|both", help="Where a factor goes; norm: MLA's query latent. Default: k."
+)
+@click.option("--gain", "gains", metavar="LIST|FILE", help="pair-gain: a number for each rotary pair, as a JSON list.")
+@click.option("--multiplier", type=float, help="score: what the whole score is multiplied by.")
+@click.option(
+    "--to", default="", metavar="half|interleaved|llama", help="layout: the order of the channels. rearch: llama."
+)
+@click.option("--pairs", default="", metavar="I,I-J,...", help="drop-pairs: which ones; 0 turns fastest.")
+@click.option("--mode", default="", metavar="still|mute", help="drop-pairs: no rotation, or no part in the score.")
+@click.option("--layer-type", default="full_attention", show_default=True, help="pair-gain, score: the kind of layer.")
+@click.option("--config-only", is_flag=True, help="attention-factor: into the config's own multiplier of the score.")
+@click.option(
+    "--bake-dtype", default="", metavar="f32|f64", help="Store the scaled tensors so. Default: their own type."
+)
+@click.option("--check", is_flag=True, help="Print the scores of each touched layer before and after.")
+@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-baked.")
+@click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
+@click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
+@click.option("--copy", is_flag=True, help="Copy the other weight files instead of linking them.")
+@click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def bake_command(
+    source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
+    plan_out: str | None, copy: bool, force: bool, as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Put into the weights what a runtime cannot be told.
+
+    Writes a copy of a checkpoint; the source is only read.
+
+    \b
+    BAKE is one of
+      attention-factor  the factor on cos and sin, squared into the keys
+      softmax-scale     MLA's multiplier of the whole score, into the queries
+      pair-gain         one gain for each rotary pair, into the keys
+      score             a multiplier of the whole score
+      layout            the order of the rotary channels, half or interleaved
+      shift-safe        GGUF: attention-factor, so that llama.cpp's context shift stays exact
+      rearch            GGUF: a qwen2 file as one of llama, which takes frequency vectors
+      drop-pairs        pairs that stand still or are muted; lossy, and extends no context
+
+    The config no longer asks for what is baked. Products are rounded once; the error is measured and printed. What the
+    weights cannot hold exactly is refused.
+
+    \b
+    ropetool bake model-yarn-8x attention-factor --check
+    ropetool bake deepseek softmax-scale --bake-dtype f32
+    ropetool bake model pair-gain --gain gains.json --side q
+    ropetool bake model-yarn-8x.gguf shift-safe
+    """
+    from ropetool.bake_plans import make_bake
+    from ropetool.cli.extend import list_value, written_beside
+    from ropetool.report.baked import checks_of, checks_text
+    from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
+
+    chosen = tuple(list_value("gain", gains)) if gains is not None else ()
+    plan = make_bake(source, what, gains=chosen, pairs=_pairs(pairs), **options)
+    target = Path(output) if output is not None else plan.output_beside(Path(source))
+    with written_beside(plan_out, plan):
+        if dry_run:
+            if as_json:
+                print_json(planned_json(plan, target))
+            else:
+                click.echo(plan_text(plan, str(target)), nl=False)
+                notes(plan.notes)
+            return
+        from ropetool.applying import apply
+
+        written = apply(plan, source, target, force=force, copy=copy)
+    checks = checks_of(plan, Path(source), target) if check else ()
+    if as_json:
+        print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})
+        return
+    click.echo(applied_text(plan, written), nl=False)
+    if checks:
+        click.echo(checks_text(checks), nl=False)
+    notes(plan.notes)
+
+
+def _pairs(text: str) -> tuple[int, ...]:
+    """Return the pairs of a list like 0,60-63."""
+    found: list[int] = []
+    try:
+        for part in filter(None, text.split(",")):
+            first, _, last = part.partition("-")
+            found += range(int(first), int(last or first) + 1)
+    except ValueError:
+        raise ConfigError(f"{text!r} is no list of pairs; write 0,60-63", where="--pairs") from None
+    return tuple(found)

@@ -1,0 +1,140 @@
+"""How the scores of two checkpoints compare where their tables' factors and the scales of their rows meet.
+
+Knows which rows make queries and keys, not how their scales were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.baking.sites import Place, View, layers, places
+from ropetool.comparison.sides import Opened
+from ropetool.diffs import NetScore, TensorDiff
+from ropetool.errors import RopetoolError
+from ropetool.families import Stage
+from ropetool.families.rows import K, Q
+from ropetool.relations import CONVERTED, IDENTICAL, PERMUTED, ROWS_SCALED, SCALED, Relation
+from ropetool.spec import Array, LayerRope, RopeSet
+
+ROTARY, PLAIN = "rotary", "plain"
+SAME = 1e-5  # relative; bounds of a factor seen through bfloat16 in a whole model are narrower
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a tensor that make a part of all queries, or of all keys, of a layer."""
+
+    tensor: str
+    rows: tuple[int, ...]
+
+
+def net_scores(a: Opened, ours: RopeSet, theirs: RopeSet, tensors: Mapping[str, TensorDiff]) -> tuple[NetScore, ...]:
+    """Return what becomes of the score in each kind of layer where weights were scaled, and uniformly so."""
+    found: list[NetScore] = []
+    if a.view is None:
+        return ()
+    for layer_type, entry in ours.entries.items():
+        other = theirs.entries.get(layer_type)
+        if other is None or entry.table is None or other.table is None:
+            continue
+        tables = {
+            ROTARY: float(other.score_rotary / entry.score_rotary),
+            PLAIN: float(other.score_plain / entry.score_plain),
+        }
+        for part, by_tables in tables.items():
+            bounds = _row_scale(a.view, entry, part, tensors)
+            if bounds is not None and bounds != (1.0, 1.0):
+                low, high = bounds
+                middle = (low + high) / 2
+                same = low * (1 - SAME) <= 1 / by_tables <= high * (1 + SAME)
+                found.append(NetScore(layer_type, part, by_tables, middle, by_tables * middle, bool(same)))
+    return tuple(found)
+
+
+def _row_scale(
+    view: View, entry: LayerRope, part: str, tensors: Mapping[str, TensorDiff]
+) -> tuple[float, float] | None:
+    """Return the bounds of what all rows of this part multiply the score by; None where they do not agree on one."""
+    found: list[tuple[float, float]] = []
+    try:
+        for layer in layers(view, entry):
+            sides = [_side_scale(some, tensors) for some in _layer_rows(view, entry, layer, part)]
+            if not sides or any(side is None for side in sides):
+                return None
+            lows, highs = zip(*[side for side in sides if side], strict=True)
+            found.append((float(np.prod(lows)), float(np.prod(highs))))
+    except RopetoolError:  # packed weights, or rows that no file names
+        return None
+    return _common(found)
+
+
+def _common(bounds: list[tuple[float, float]]) -> tuple[float, float] | None:
+    if not bounds:
+        return None
+    low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
+    return (low, high) if low <= high * (1 + SAME) else None
+
+
+def _side_scale(rows: list[_Rows], tensors: Mapping[str, TensorDiff]) -> tuple[float, float] | None:
+    """Return the bounds of the factor of one side's rows, those of weights and biases alike."""
+    found = []
+    for some in rows:
+        tensor = tensors.get(some.tensor)
+        bounds = _bounds(tensor.relation, some.rows) if tensor is not None else None
+        if bounds is None:
+            return None
+        found.append(bounds)
+    return _common(found)
+
+
+def _bounds(relation: Relation, rows: tuple[int, ...]) -> tuple[float, float] | None:
+    moved = relation.kind == PERMUTED and not relation.order
+    if moved or relation.kind not in (IDENTICAL, CONVERTED, PERMUTED, SCALED, ROWS_SCALED):
+        return None
+    low: Array = np.ones(max(relation.total, max(rows) + 1))
+    high = low.copy()
+    for scale in relation.scales:
+        for first, last in scale.rows:
+            low[first : last + 1], high[first : last + 1] = scale.low, scale.high
+    chosen = list(rows)
+    return _common([(float(low[chosen].max()), float(high[chosen].min()))])
+
+
+# --- rows of queries and keys
+
+
+def _layer_rows(view: View, entry: LayerRope, layer: int, part: str) -> list[list[_Rows]]:
+    """Return the rows of a layer's queries, of its keys, and of what scales whole queries before; none where not all are known.
+
+    Of a projection with a norm behind it the norm alone scales what is rotated.
+    """
+    bake, found = view.bake, []
+    for side, stages in ((Q, bake.q), (K, bake.k)):
+        if side == K and part == PLAIN and view.family.mla:
+            some = _whole(view, entry, layer, bake.k_plain, K)
+            if not some:
+                return []
+        else:
+            some = [
+                _Rows(p.tensor, rows)
+                for p in places(view, entry, layer, stages, side, last=True)
+                if (rows := _of_heads(p, entry.rotary_dim, part))
+            ]
+        found += [some] if some else []
+    return found + [[one] for one in _whole(view, entry, layer, bake.score, Q)]
+
+
+def _whole(view: View, entry: LayerRope, layer: int, stages: tuple[Stage, ...], side: str) -> list[_Rows]:
+    if not stages:
+        return []
+    found = places(view, entry, layer, stages, side, last=True)
+    return [_Rows(p.tensor, tuple(start + i for start in p.starts for i in range(p.width))) for p in found]
+
+
+def _of_heads(place: Place, rotary_dim: int, part: str) -> tuple[int, ...]:
+    inside = range(place.rotary, place.rotary + rotary_dim)
+    wanted = [i for i in range(place.width) if (i in inside) == (part == ROTARY)]
+    return tuple(start + i for start in place.starts for i in wanted)

@@ -1,0 +1,140 @@
+"""Named row selectors: which rows of a projection or norm make which head, for each way that families store them.
+
+Knows sizes alone, neither files nor tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool.errors import ConfigError, UnknownName
+
+Q, K = "q", "k"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What selectors count with: the heads, the channels of one, and the config for what only one family has."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    config: Mapping[str, Any]
+
+    def of(self, side: str) -> int:
+        """Return how many heads a side has."""
+        return self.heads if side == Q else self.kv_heads
+
+    def need(self, key: str) -> int:
+        """Return a size that the config must state.
+
+        Raises: ConfigError.
+        """
+        value = self.config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(
+                f"{key} must be stated as a whole number, to know which rows belong to which head", where="config.json"
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """The rows of a tensor by head: head h has `width` rows from starts[h] on, its rotary ones from `rotary` in them.
+
+    height: how many rows the tensor has.
+    """
+
+    height: int
+    starts: tuple[int, ...]
+    width: int
+    rotary: int = 0
+
+
+def _every(step: int, count: int, first: int = 0) -> tuple[int, ...]:
+    return tuple(first + step * i for i in range(count))
+
+
+def heads(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of heads that follow each other: plain projections and full-width norms."""
+    count = sizes.of(side)
+    return HeadRows(count * sizes.head_dim, _every(sizes.head_dim, count), sizes.head_dim)
+
+
+def shared(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of a vector that serves all heads of a side."""
+    return HeadRows(sizes.head_dim, (0,), sizes.head_dim)
+
+
+def fused_sides(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of [all queries, all keys, all values], as phi3 has it."""
+    d, first = sizes.head_dim, 0 if side == Q else sizes.heads * sizes.head_dim
+    return HeadRows((sizes.heads + 2 * sizes.kv_heads) * d, _every(d, sizes.of(side), first), d)
+
+
+def fused_heads(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of [query, key, value] of one head after the other, as gpt_neox has it."""
+    d = sizes.head_dim
+    return HeadRows(3 * sizes.heads * d, _every(3 * d, sizes.heads, 0 if side == Q else d), d)
+
+
+def falcon(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of falcon's three forms: groups of [queries, key, value], one key for all, or per head."""
+    if sizes.config.get("new_decoder_architecture"):
+        groups, d = sizes.need("num_kv_heads"), sizes.head_dim
+        queries = sizes.heads // groups
+        keys = _every((queries + 2) * d, groups, queries * d)
+        inner = tuple(g * (queries + 2) * d + i * d for g in range(groups) for i in range(queries))
+        return HeadRows((queries + 2) * groups * d, inner if side == Q else keys, d)
+    if sizes.config.get("multi_query", True):
+        return fused_sides(Sizes(sizes.heads, 1, sizes.head_dim, sizes.config), side)
+    return fused_heads(sizes, side)
+
+
+def mla_query(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of MLA's queries: per head first the plain channels, then the rotary ones."""
+    plain = sizes.need("qk_nope_head_dim")
+    width = plain + sizes.need("qk_rope_head_dim")
+    return HeadRows(sizes.heads * width, _every(width, sizes.heads), width, plain)
+
+
+def mla_rope_key(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of MLA's one rotary key, which follow those of the latent."""
+    latent, width = sizes.need("kv_lora_rank"), sizes.need("qk_rope_head_dim")
+    return HeadRows(latent + width, (latent,), width)
+
+
+def mla_plain_key(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of MLA's plain keys: per head before its values."""
+    plain, step = sizes.need("qk_nope_head_dim"), sizes.need("qk_nope_head_dim") + sizes.need("v_head_dim")
+    return HeadRows(sizes.heads * step, _every(step, sizes.heads), plain)
+
+
+def query_latent(sizes: Sizes, side: str) -> HeadRows:
+    """Return all entries of the latent that MLA makes its queries from."""
+    return HeadRows(sizes.need("q_lora_rank"), (0,), sizes.need("q_lora_rank"))
+
+
+def indexer(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of the one key of a sparse-attention indexer, its rotary ones first."""
+    return HeadRows(sizes.need("index_head_dim"), (0,), sizes.need("index_head_dim"))
+
+
+SELECTORS: Mapping[str, Callable[[Sizes, str], HeadRows]] = {
+    selector.__name__: selector
+    for selector in (
+        heads, shared, fused_sides, fused_heads, falcon, mla_query, mla_rope_key, mla_plain_key, query_latent, indexer,
+    )
+}  # fmt: skip
+
+
+def select(name: str, sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of each head of a side in a tensor.
+
+    Raises: UnknownName, ConfigError.
+    """
+    if name not in SELECTORS:
+        raise UnknownName(f"no row selector is called {name!r}; known: {', '.join(SELECTORS)}")
+    return SELECTORS[name](sizes, side)

@@ -1,0 +1,231 @@
+"""A comparison of two checkpoints as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ropetool.diffs import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Fact, NetScore, Side, TensorDiff
+from ropetool.formats.hf.jsontext import shown
+from ropetool.relations import CHANGED, CONVERTED, IDENTICAL, PERMUTED, REQUANTISED, SCALED, Relation, Scale
+from ropetool.report.layout import columns
+
+DIFFERS = "differs"
+LEAST_DIGITS, MOST_DIGITS = 4, 7
+TOLD_ALONE = 4  # stretches of rows, and names, that are told one by one
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+def diff_text(found: Diff) -> str:
+    """Return what `ropetool diff` prints."""
+    parts = [_side_text("A", found.a), _side_text("B", found.b), *_facts_text(found.facts)]
+    if found.tensors:
+        parts += ["\nweights\n", _counts_text(found), *_tensors_text(found.tensors)]
+    if found.scores:
+        parts += ["\nscores of B, as times those of A\n", *map(_score_text, found.scores)]
+    aside = "" if found.a.tensors and found.b.tensors else ", weights aside"
+    parts.append(f"\nthe same in meaning{aside}\n" if found.same else f"\ndiffers: {'; '.join(found.differences)}\n")
+    return "".join(parts)
+
+
+def _side_text(name: str, side: Side) -> str:
+    by = f", as {side.runtime} computes it" if side.runtime else ""
+    return f"{name}: {side.source}: {side.arch or 'no model_type'}, {side.config_style or side.format}{by}\n"
+
+
+# --- facts
+
+
+def _facts_text(facts: Sequence[Fact]) -> list[str]:
+    """Return a table for the whole model and one for each kind of layer."""
+    parts = []
+    for layer_type in dict.fromkeys(fact.layer_type for fact in facts):
+        chosen = [fact for fact in facts if fact.layer_type == layer_type and not _is_dull(fact)]
+        rows = [("", "A", "B", "")] + [_fact_row(fact) for fact in chosen]
+        parts.append(f"\n{layer_type or 'model'}\n" + columns(rows))
+    return parts
+
+
+def _is_dull(fact: Fact) -> bool:
+    """Return whether there is nothing to tell: a feature that neither has."""
+    plain: dict[str, Any] = {"softmax_multiplier": 1.0, "temperature": None, "sliding_window": None, "factor": None}
+    return fact.name in plain and fact.a == fact.b == plain[fact.name]
+
+
+def _fact_row(fact: Fact) -> tuple[str, str, str, str]:
+    name = fact.name.replace("_", " ")
+    mark = DIFFERS if fact.differs else ""
+    if fact.name == "inv_freq":
+        return "table", *_table_words(fact), mark
+    if fact.name == "layers":
+        return name, _layers(fact.a), _layers(fact.b), mark
+    return name, _value(fact.a), _value(fact.b), mark
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value or "-" if isinstance(value, str) else "-" if value is None else shown(value)
+
+
+def _layers(layers: list[int]) -> str:
+    return _stretch_words(_stretches(layers)) if layers else "none"
+
+
+def _table_words(fact: Fact) -> tuple[str, str]:
+    """Return how many pairs there are and, in the second column, how far they are from those of the first."""
+    a, b = np.array(fact.a), np.array(fact.b)
+    words = [f"{size} pairs" if size else "none" for size in (a.size, b.size)]
+    if not fact.differs or a.size != b.size:
+        return words[0], words[1] if fact.differs else "the same" if a.size else words[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(a == b, 1.0, b / a)
+        apart = np.maximum(ratio, 1 / ratio)
+    count = int(np.sum(apart > 1 + 1e-6))
+    if not count:
+        return words[0], "other for short texts"
+    return words[0], f"{count} of {b.size} differ by up to {apart.max():.3g}x"
+
+
+# --- weights
+
+
+def _counts_text(found: Diff) -> str:
+    meant = {tensor.relation.kind for tensor in found.tensors if tensor.differs}
+    rows = [(kind, str(count), DIFFERS if kind in meant else "") for kind, count in found.counts().items()]
+    return columns(rows)
+
+
+def _tensors_text(tensors: Sequence[TensorDiff]) -> list[str]:
+    """Return the lines of tensors that are not identical: first what differs, then what only looks different."""
+    groups: dict[tuple[Any, ...], list[TensorDiff]] = {}
+    for tensor in tensors:
+        if tensor.relation.kind != IDENTICAL:
+            groups.setdefault(_alike(tensor), []).append(tensor)
+    told = sorted(groups.values(), key=lambda group: not group[0].differs)
+    lines = [f"  {_who(group)}: {_words(group)}\n" for group in told]
+    return ["\n", *lines] if lines else []
+
+
+def _who(group: Sequence[TensorDiff]) -> str:
+    names = [tensor.name for tensor in group]
+    alike = len({_NUMBER.sub("#", name) for name in names}) == 1
+    return folded(names) if alike else f"{len(names)} tensors"
+
+
+def _alike(tensor: TensorDiff) -> tuple[Any, ...]:
+    """Return what tensors that are told together have in common."""
+    found = tensor.relation
+    rows = () if found.kind in (CHANGED, REQUANTISED, CONVERTED) else found.rows
+    scales = tuple(scale.rows for scale in found.scales) if len(found.scales) == 1 else (len(found.scales),)
+    name = "" if found.kind == CONVERTED else _NUMBER.sub("#", tensor.name)
+    return (
+        name, found.kind, found.dtypes, found.order, found.runs, rows, scales, tensor.differs,
+        tensor.reason or found.detail,
+    )  # fmt: skip
+
+
+def folded(names: Sequence[str]) -> str:
+    """Return the names as one, numbers in which they differ as {0-31}; where they make no grid, the first few."""
+    numbers = [tuple(map(int, _NUMBER.findall(name))) for name in names]
+    places = [sorted(set(place)) for place in zip(*numbers, strict=True)]
+    if int(np.prod([len(place) for place in places] or [1])) == len(names):
+        filled = iter(str(p[0]) if len(p) == 1 else f"{{{_stretch_words(_stretches(p))}}}" for p in places)
+        return _NUMBER.sub(lambda _: next(filled), names[0])
+    rest = len(names) - TOLD_ALONE
+    return ", ".join(names[:TOLD_ALONE]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _words(group: Sequence[TensorDiff]) -> str:
+    found, relations = group[0].relation, [tensor.relation for tensor in group]
+    reason = group[0].reason or found.detail
+    text = _relation_words(found, relations)
+    if found.order and found.kind != PERMUTED:
+        text += f", rows from {found.order}"
+    return f"{text}; {reason}" if reason else text
+
+
+def _relation_words(found: Relation, group: Sequence[Relation]) -> str:
+    types = " to ".join(dict.fromkeys(found.dtypes))
+    if found.kind == CONVERTED:
+        largest = max(one.largest for one in group)
+        return f"{types}, {f'rounded by up to {largest:.2g}' if largest else 'exactly'}"
+    if found.scales:
+        return _scale_words(found, group)
+    if found.kind == PERMUTED:
+        runs = f" in runs of {found.runs} rows" if found.runs else ""
+        return f"rows permuted, {found.order}{runs}" if found.order else f"rows permuted: {_row_words(found)}"
+    if found.kind == REQUANTISED:
+        return f"{types}, relative rms error {max(one.rms for one in group):.2g}"
+    if found.kind == CHANGED and found.total:
+        rows = f" in {_row_words(found)}" if len(group) == 1 and found.rows else ""
+        largest, mean = max(one.largest for one in group), max(one.mean for one in group)
+        return f"changed{rows}, by up to {largest:.2g}, {mean:.2g} on average" + _types(found)
+    return found.kind if found.kind in (CHANGED, ONLY_IN_A, ONLY_IN_B, SKIPPED) else f"{found.kind}, {types}"
+
+
+def _types(found: Relation) -> str:
+    return f", {' to '.join(found.dtypes)}" if len(set(found.dtypes)) > 1 else ""
+
+
+def _scale_words(found: Relation, group: Sequence[Relation]) -> str:
+    what = "" if found.kind == SCALED else f"{_row_words(found)} "
+    scales = [scale for one in group for scale in one.scales]
+    spread = f" (single numbers by up to {max(scale.spread for scale in scales):.2g} more or less)"
+    low, high = max(scale.low for scale in scales), min(scale.high for scale in scales)
+    if low <= high:
+        return f"{what}scaled by {_known(scales, low, high)}{spread}{_types(found)}"
+    values = [scale.value for scale in scales]
+    many = (len({len(one.scales) for one in group}) == 1 and len(found.scales)) or len(scales)
+    return f"{what}scaled by {many} numbers from {min(values):.7g} to {max(values):.7g}{_types(found)}"
+
+
+def _known(scales: Sequence[Scale], low: float, high: float) -> str:
+    """Return the scale that all have in common, with the digits that its bounds leave certain, one more, and at most seven."""
+    value = float(np.clip(np.median([scale.value for scale in scales]), low, high))
+    known = 1 + math.ceil(-math.log10((high - low) / abs(value))) if high > low and value else MOST_DIGITS
+    return f"{value:.{min(max(known, LEAST_DIGITS), MOST_DIGITS)}g}"
+
+
+# --- rows
+
+
+def _row_words(found: Relation) -> str:
+    """Return which rows changed: all, the same ones of each head, or stretches of them."""
+    count = sum(last - first + 1 for first, last in found.rows)
+    if count == found.total:
+        return f"all {count} rows"
+    steps = {b[0] - a[0] for a, b in zip(found.rows, found.rows[1:], strict=False)}
+    if len(steps) == 1 and len({last - first for first, last in found.rows}) == 1:
+        (step,), (first, last) = steps, found.rows[0]
+        if found.total == step * len(found.rows) and last < step:
+            return f"rows {_stretch(first, last)} of each {step}"
+    return f"{count} rows ({_stretch_words(found.rows)})" if count > 1 else f"row {found.rows[0][0]}"
+
+
+def _stretches(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
+
+
+def _stretch(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _stretch_words(stretches: Sequence[tuple[int, int]]) -> str:
+    shown = ", ".join(_stretch(*one) for one in stretches[:TOLD_ALONE])
+    return f"{shown}, ... {len(stretches) - TOLD_ALONE} more" if len(stretches) > TOLD_ALONE else shown
+
+
+def _score_text(score: NetScore) -> str:
+    net = f"net {score.part} score the same" if score.same else f"net {score.net:.6g}"
+    return f"  {score.layer_type}, {score.part} part: {score.tables:.6g} by the tables, {score.rows:.6g} by the rows: {net}\n"

@@ -1,0 +1,166 @@
+"""What the inference engines share: the model's shape as transformers builds it, and their rope formulas in float64.
+
+Which keys an engine reads, and what it does where one is missing, stays in its own module.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ropetool import names, rope
+from ropetool.formats.hf import style
+from ropetool.methods.base import Source, blend, kept_share_by_dims, kept_share_by_turns
+from ropetool.runtimes import hf_formulas, transformers
+from ropetool.runtimes.base import HfView, Refuses
+from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+
+SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
+PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
+
+
+def section(view: HfView) -> Mapping[str, Any]:
+    """Return the object of the config that holds the rope keys."""
+    return style.section(view.config, view.family, view.where)
+
+
+def shape(view: HfView) -> RopeSet:
+    """Return the layers, widths, layouts and windows as transformers 5 builds them; the tables are of no account.
+
+    Raises: Refuses where the sizes themselves stop the program.
+    """
+    part = section(view)
+    bare = {key: value for key, value in part.items() if key not in SCALING_KEYS}
+    share = _share(part)
+    if share is not None:
+        bare.setdefault(names.PARTIAL_ROTARY_FACTOR, share)
+    family = view.family
+    bare[names.ROPE_PARAMETERS] = dict.fromkeys(family.layer_types, PLACEHOLDER) if family.nested else PLACEHOLDER
+    config: Mapping[str, Any] = bare
+    for key in reversed(family.text_path):
+        config = {**view.config, key: config}
+    return transformers.decode(HfView(config, family, view.where))
+
+
+def _share(part: Mapping[str, Any]) -> Any:
+    """Return the partial_rotary_factor that stands inside the rope keys."""
+    for key in (names.ROPE_SCALING, names.ROPE_PARAMETERS):
+        inner = part.get(key)
+        if isinstance(inner, Mapping) and inner:
+            return inner.get(names.PARTIAL_ROTARY_FACTOR)
+    return None
+
+
+def loaded_keys(view: HfView) -> dict[str, dict[str, Any]]:
+    """Return the rope keys of each layer type as a config loaded by transformers 5 hands them to an engine.
+
+    The base is in them, the type under rope_type alone, and the trained length of types that have one.
+    Raises: Refuses where loading stops with an error.
+    """
+    part, family = section(view), view.family
+    context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
+    found = transformers.objects(part, family)
+    for keys in found.values():
+        rope_type = keys.pop(names.LEGACY_TYPE, "default")
+        rope_type = keys.get(names.ROPE_TYPE, rope_type)
+        keys[names.ROPE_TYPE] = names.ROPE_TYPE_ALIASES.get(rope_type, rope_type)
+        hf_formulas.need_keys(keys[names.ROPE_TYPE], keys)
+        if keys[names.ROPE_THETA] is None:
+            raise Refuses("TypeError: the base is null")
+        null_head = transformers.NAME in family.null_head_dim and part.get(family.head_dim_key) is None
+        if keys[names.ROPE_TYPE] == "longrope" and null_head:  # it is multiplied by to check the lists
+            raise Refuses(f"TypeError: longrope needs head_dim in config.json for {family.model_type}")
+        outer = part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.default_original_max_position_embeddings)
+        if keys[names.ROPE_TYPE] in ("yarn", "longrope", "llama3") or (outer is not None and not family.nested):
+            keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS] = transformers.original_length(part, keys, family, context)
+    return found
+
+
+def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    """Return a number of the rope keys.
+
+    Raises: Refuses if it is null, or absent and there is no default.
+    """
+    if key not in keys and default is not None:
+        return default
+    value = keys.get(key)
+    if value is None:
+        raise Refuses(f"KeyError: {key} is needed" if key not in keys else f"TypeError: {key} is null")
+    return float(value)
+
+
+def base_table(keys: Mapping[str, Any], rotary_dim: int) -> Array:
+    """Return the table before any scaling."""
+    return rope.base_inv_freq(float(keys[names.ROPE_THETA]), rotary_dim)
+
+
+def yarn_inv_freq(keys: Mapping[str, Any], base: Array, factor: float, length: int, *, truncate: bool = True) -> Array:
+    """Return YaRN's table; unlike transformers these programs take a beta of 0 or null at its word.
+
+    Raises: Refuses where that stops them.
+    """
+    fast, slow = number(keys, names.BETA_FAST, 32.0), number(keys, names.BETA_SLOW, 1.0)
+    if fast == 0 or slow == 0:
+        raise Refuses("ZeroDivisionError: a beta of 0")
+    source = Source(base, length, float(keys[names.ROPE_THETA]))
+    return blend(base, kept_share_by_dims(source, fast, slow, truncate), factor)
+
+
+def llama3_table(keys: Mapping[str, Any], base: Array, length: int, **defaults: float) -> RopeTable:
+    """Return the llama3 table; `defaults` are for keys that the program does not insist on."""
+    factor, low, high = (
+        number(keys, key, defaults.get(key)) for key in (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR)
+    )
+    return RopeTable.fixed(blend(base, kept_share_by_turns(Source(base, length), high, low), factor))
+
+
+def longrope_scale(context: int, length: int) -> float:
+    """Return sqrt(1 + ln s / ln L) of the ratio s of the two lengths, whatever factor the file states; 1 up to s = 1."""
+    ratio = context / length
+    return math.sqrt(1 + math.log(ratio) / math.log(length)) if ratio > 1 else 1.0
+
+
+def divided(base: Array, keys: Mapping[str, Any], key: str) -> Array:
+    """Return the base table divided by a list of the rope keys.
+
+    Raises: Refuses if the list has another length.
+    """
+    divisors = keys.get(key)
+    if not isinstance(divisors, list) or len(divisors) != base.size:
+        count = len(divisors) if isinstance(divisors, list) else 0
+        raise Refuses(f"{key} has {count} entries for {base.size} rotary pairs")
+    table: Array = base / np.asarray(divisors, dtype=np.float64)
+    return table
+
+
+def two_lists(short: Regime, long: Regime) -> RopeTable:
+    """Return the table of a short and a long list, one regime where they are alike."""
+    if short.agrees(replace(long, up_to=short.up_to), 0.0):
+        return RopeTable((long,))
+    return RopeTable((short, long))
+
+
+def without_window(entry: LayerRope, context: int) -> LayerRope:
+    """Return the entry for a program that does not slide; a window as wide as the context hides nothing and stays."""
+    hides = entry.sliding_window is not None and entry.sliding_window < context
+    return replace(entry, sliding_window=None) if hides else entry
+
+
+def filled(entry: LayerRope, keys: Mapping[str, Any], table: RopeTable, context: int, **changes: Any) -> LayerRope:
+    """Return a layer type of the shape with what the engine rotates it by; context: the stated one."""
+    rope_type = keys.get(names.ROPE_TYPE, "default")
+    length = None  # linear scaling stores none
+    if rope_type in ("default", "dynamic"):
+        length = context
+    elif rope_type != "linear":
+        length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
+    factor: Any = keys.get(names.FACTOR) if rope_type != "default" else None
+    params = {k: v for k, v in keys.items() if k in names.ROPE_TYPE_KEYS - {names.ROPE_TYPE, names.LEGACY_TYPE}}
+    return replace(
+        entry, rope_type=rope_type, table=table, rope_theta=float(keys[names.ROPE_THETA]), params=params,
+        factor=float(factor) if is_number(factor) else None, original_max_position_embeddings=length, **changes,
+    )  # fmt: skip

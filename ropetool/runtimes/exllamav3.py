@@ -1,0 +1,151 @@
+"""exllamav3: raw configs, rope_scaling before rope_parameters, the base before both; yarn's factor is a ratio of lengths.
+
+Source: exllamav3/util/rope.py, model/config.py and architecture/ of the release named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ropetool import names
+from ropetool.runtimes import engine_formulas as engine
+from ropetool.runtimes.base import HfView, NotKnown, Refuses
+from ropetool.runtimes.hf_formulas import mscale_of
+from ropetool.spec import Array, LayerRope, RopeSet, RopeTable, is_number
+
+NAME = "exllamav3"
+FORMATS = ("hf",)
+VERSIONS = "1.6.5"
+SUMMARY = "exllamav3: reads both config styles, keys nested by layer type not at all; no dynamic, one list of longrope"
+
+DEFAULT_BASE = 10000.0
+GEMMA3_BASE, GEMMA3_LOCAL_BASE = 1000000.0, 10000.0  # the local one whatever the config says
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3_LENGTH = 8192
+INTERLEAVED = frozenset({"cohere", "cohere2", "glm4", "deepseek_v3"})  # whatever the config says
+# gemma2 looks for its window under another name, so only these have one.
+WITH_WINDOW = frozenset({"gemma3", "gemma3_text", "gpt_oss", "olmo3", "cohere2", "exaone4"})
+CHECKED = INTERLEAVED | WITH_WINDOW | {
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "smollm3",
+}  # fmt: skip
+SCALING, PARAMETERS = names.ROPE_SCALING, names.ROPE_PARAMETERS
+
+
+def decode(view: HfView) -> RopeSet:
+    """Return what exllamav3 computes from this config.
+
+    Raises: Refuses where it stops with an error.
+    """
+    model_type = view.family.model_type
+    if model_type == "deepseek_v2":
+        raise Refuses("it has no DeepseekV2ForCausalLM")
+    if model_type not in CHECKED:
+        raise NotKnown(f"how exllamav3 runs {model_type} is not known")
+    part = engine.section(view)
+    if part.get("rotary_dim") is not None:
+        raise NotKnown("rotary_dim in the config")
+    shape = engine.shape(view)
+    context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
+    keys = _keys(part, GEMMA3_BASE if model_type.startswith("gemma3") else DEFAULT_BASE)
+    entries = {}
+    for kind, entry in shape.entries.items():
+        own = keys if kind == names.FULL_ATTENTION else _sliding(keys, model_type)
+        windowed = entry if model_type in WITH_WINDOW else engine.without_window(entry, context)
+        layout = "interleaved" if model_type in INTERLEAVED else "half"
+        entries[kind] = _layer(view, replace(windowed, layout=layout), own, context)
+    return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
+    """Return the scaling keys with the type under rope_type and the base."""
+    found: Mapping[str, Any] = next((part[key] for key in (SCALING, PARAMETERS) if part.get(key) is not None), {})
+    inner = part.get(PARAMETERS) or {}
+    bases = (part.get(names.ROPE_THETA), inner.get(names.ROPE_THETA))
+    theta: Any = next((base for base in bases if is_number(base)), default_base)
+    keys = dict(found)
+    rope_type = keys.get(names.ROPE_TYPE, keys.pop(names.LEGACY_TYPE, None))
+    return {**keys, names.ROPE_TYPE: rope_type or "default", names.ROPE_THETA: float(theta)}
+
+
+def _sliding(keys: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    base = GEMMA3_LOCAL_BASE if model_type.startswith("gemma3") else keys[names.ROPE_THETA]
+    return {names.ROPE_TYPE: "default", names.ROPE_THETA: base}
+
+
+def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], context: int) -> LayerRope:
+    entry = _narrowed(view, entry)
+    table = _table(view, keys, engine.base_table(keys, entry.rotary_dim))
+    if not view.family.mla:
+        return engine.filled(entry, keys, table, context)
+    all_dim = keys.get(names.MSCALE_ALL_DIM, 0) if keys[names.ROPE_TYPE] != "default" else 0
+    softmax = mscale_of(engine.number(keys, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
+    return engine.filled(entry, keys, table, context, softmax_multiplier=softmax)
+
+
+def _narrowed(view: HfView, entry: LayerRope) -> LayerRope:
+    """Return the entry with the share of channels that rotates: exllamav3 narrows the head of any family."""
+    part = engine.section(view)
+    share = part.get(names.PARTIAL_ROTARY_FACTOR, (part.get(PARAMETERS) or {}).get(names.PARTIAL_ROTARY_FACTOR))
+    if view.family.partial_rotary_key or not is_number(share):
+        return entry
+    channels = int(entry.head_dim * share)
+    if not 2 <= channels <= entry.head_dim or channels % 2:
+        raise Refuses(f"{share} of {entry.head_dim} channels are {channels}; channels rotate in pairs")
+    return replace(entry, rotary_dim=channels, table=None)
+
+
+def _table(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
+    rope_type = keys[names.ROPE_TYPE]
+    if rope_type == "default":
+        return RopeTable.fixed(base)
+    if rope_type == "linear":
+        return RopeTable.fixed(base / engine.number(keys, names.FACTOR, 1.0))
+    if rope_type == "llama3":
+        length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, LLAMA3_LENGTH))
+        return engine.llama3_table(keys, base, length, **LLAMA3)
+    if rope_type == "yarn":
+        return _yarn(view, keys, base)
+    if rope_type in ("longrope", "su"):
+        return _longrope(view, keys, base)
+    raise Refuses(f"ValueError: Unknown rope_type: {rope_type}")
+
+
+def _stated_context(view: HfView) -> int:
+    context = engine.section(view).get(names.MAX_POSITION_EMBEDDINGS)
+    if context is None:
+        raise Refuses("AssertionError: scaling needs max_position_embeddings in the config")
+    return int(context)
+
+
+def _yarn(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
+    """Return yarn's table; where the trained length is stated, the ratio of the lengths replaces the factor."""
+    context = _stated_context(view)
+    stated = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    length = int(stated) if stated is not None else context
+    factor = context / length if stated is not None else engine.number(keys, names.FACTOR)
+    inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=bool(keys.get(names.TRUNCATE, True)))
+    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, view.family.mla))
+
+
+def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) -> float:
+    if keys.get(names.ATTENTION_FACTOR) is not None:
+        return float(keys[names.ATTENTION_FACTOR])
+    mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
+    if mla and mscale and all_dim:
+        return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
+    if keys.get("llama_4_scaling_beta"):
+        raise NotKnown("a position temperature")
+    return mscale_of(factor)
+
+
+def _longrope(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
+    """Return the one list that serves every length: the long one where the context is above the trained length."""
+    context = _stated_context(view)
+    outer = engine.section(view).get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    length = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, outer)
+    if length is None:
+        raise Refuses("TypeError: longrope needs original_max_position_embeddings")
+    chosen = names.LONG_FACTOR if context > length else names.SHORT_FACTOR
+    return RopeTable.fixed(engine.divided(base, keys, chosen), engine.longrope_scale(context, int(length)))

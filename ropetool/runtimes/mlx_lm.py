@@ -1,0 +1,235 @@
+"""mlx-lm: raw configs, each model file with its own handful of keys; what a file does not name is ignored.
+
+Source: mlx_lm/models/rope_utils.py and the model files of the releases named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool import names
+from ropetool.methods.dynamic import dynamic_table
+from ropetool.runtimes import engine_formulas as engine
+from ropetool.runtimes.base import HfView, NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.hf_formulas import mscale_of
+from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable
+
+NAME = "mlx-lm"
+FORMATS = ("hf",)
+RELEASES = (Releases("0.30.7", "0.31.3"), Releases("0.32.0", "0.32.2"))
+SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; no attention_factor, no truncate, long lists alone"
+
+NEWER = "0.32.0"  # dynamic is known and qwen3 looks into rope_parameters from here on
+THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS
+HEAD_DIM = "head_dim"
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a model file reads a config.
+
+    theta: the base where the config has none. needs: the keys without which the file does not load. scaling: whether
+    rope_scaling counts. window: whether its sliding layers slide. mla: it is the table of decoupled keys.
+    """
+
+    theta: float = 10000.0
+    needs: tuple[str, ...] = ()
+    scaling: bool = True
+    window: bool = False
+    mla: bool = False
+
+
+MODELS = {
+    "llama": Model(),
+    "mistral": Model(),
+    "smollm3": Model(),
+    "olmo2": Model(),
+    "mixtral": Model(1e6, scaling=False),
+    "qwen2": Model(1e6),
+    "qwen3": Model(needs=(THETA, HEAD_DIM, names.MAX_POSITION_EMBEDDINGS)),
+    "qwen3_moe": Model(needs=(THETA, HEAD_DIM, names.MAX_POSITION_EMBEDDINGS), scaling=False),
+    "gemma2": Model(needs=(HEAD_DIM,), scaling=False),
+    "gemma3": Model(1e6, window=True),
+    "gemma3_text": Model(1e6, window=True),
+    "olmo3": Model(needs=(THETA, names.SLIDING_WINDOW, names.MAX_POSITION_EMBEDDINGS), window=True),
+    "granite": Model(needs=(THETA, names.MAX_POSITION_EMBEDDINGS)),
+    "starcoder2": Model(100000.0, scaling=False),
+    "cohere": Model(8000000.0, scaling=False),
+    "stablelm": Model(needs=(THETA, names.PARTIAL_ROTARY_FACTOR), scaling=False),
+    "glm4": Model(needs=(THETA, names.PARTIAL_ROTARY_FACTOR, HEAD_DIM), scaling=False),
+    "phi3": Model(),
+    "deepseek_v2": Model(mla=True),
+    "deepseek_v3": Model(mla=True),
+    "deepseek_v32": Model(mla=True),
+}
+GEMMA3_LOCAL_BASE, GEMMA3_PATTERN, GEMMA3_WINDOW, GEMMA3_HEAD_DIM = 10000.0, 6, 512, 256
+PHI3_LENGTH, PHI3_CONTEXT = 4096, 131072
+YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # where the config states none
+
+
+def decode(view: HfView, first: str) -> RopeSet:
+    """Return what mlx-lm computes from this config, in the stretch of releases that begins with `first`.
+
+    Raises: Refuses where it stops with an error.
+    """
+    model_type = view.family.model_type
+    model = MODELS.get(model_type)
+    if model is None:
+        raise NotKnown(f"how mlx-lm runs {model_type} is not known")
+    part = engine.section(view)
+    theta, scaling = _stated(part, model, model_type, first)
+    if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
+        raise NotKnown("layer_types with sliding layers, which it would slide")
+    shape = engine.shape(view)
+    context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
+    if model_type.startswith("gemma3"):
+        entries = _gemma3(part, shape.entries[names.FULL_ATTENTION], theta, scaling, context, first)
+    else:
+        entries = {}
+        for kind, entry in shape.entries.items():
+            windowed = entry if model.window else engine.without_window(entry, context)
+            keys = scaling if kind == names.FULL_ATTENTION else None
+            entries[kind] = _layer(part, windowed, theta, keys, context, model, model_type, first)
+    return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _stated(
+    part: Mapping[str, Any], model: Model, model_type: str, first: str
+) -> tuple[float, Mapping[str, Any] | None]:
+    """Return the base and the scaling keys, None where there are none.
+
+    Raises: Refuses where a key that the model file insists on is missing.
+    """
+    found = dict(part)
+    if model_type == "qwen3" and numbers(first) >= numbers(NEWER) and found.get(PARAMETERS):
+        found[THETA] = found.get(THETA) or found[PARAMETERS].get(THETA)
+        found[SCALING] = found.get(SCALING) or found[PARAMETERS]
+    missing = [key for key in model.needs if found.get(key) is None]
+    if missing:
+        raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top of the config")
+    theta = found.get(THETA, model.theta)
+    if theta is None:
+        raise Refuses("TypeError: the base is null")
+    return float(theta), found.get(SCALING) if model.scaling else None
+
+
+def _layer(
+    part: Mapping[str, Any],
+    entry: LayerRope,
+    theta: float,
+    scaling: Mapping[str, Any] | None,
+    context: int,
+    model: Model,
+    model_type: str,
+    first: str,
+) -> LayerRope:
+    if model_type == "phi3":
+        return _phi3(part, entry, theta, scaling, context)
+    if model_type == "deepseek_v2":
+        if scaling is None:
+            raise Refuses("AttributeError: deepseek_v2 without rope_scaling")
+        scaling = {**scaling, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}  # whatever type is stated
+    keys = _typed(scaling, theta)
+    changes: dict[str, Any] = {"layout": "interleaved"} if model.mla else {}
+    if keys[names.ROPE_TYPE] == "longrope":
+        changes["layout"] = "half"  # its class knows no other
+    if model.mla and scaling is not None:
+        changes["softmax_multiplier"] = _softmax(scaling)
+    table = _table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
+    return engine.filled(entry, keys, table, context, **changes)
+
+
+def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
+    """Return the keys with the type under rope_type; mlx-lm looks at `type` first."""
+    keys = dict(scaling or {})
+    rope_type = keys.pop(names.LEGACY_TYPE, None) or keys.get(names.ROPE_TYPE, "default")
+    return {**keys, names.ROPE_TYPE: rope_type, THETA: theta}
+
+
+def _softmax(scaling: Mapping[str, Any]) -> float:
+    all_dim = scaling.get(names.MSCALE_ALL_DIM, 0)
+    return mscale_of(engine.number(scaling, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
+
+
+def _table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: str) -> RopeTable:
+    """Return the table. Source: initialize_rope."""
+    rope_type = keys[names.ROPE_TYPE]
+    if rope_type == "default":
+        return RopeTable.fixed(base)
+    if rope_type == "linear":
+        return RopeTable.fixed(base / engine.number(keys, names.FACTOR))
+    if rope_type == "dynamic" and numbers(first) >= numbers(NEWER):
+        return dynamic_table(base, context, engine.number(keys, names.FACTOR))
+    if rope_type == "llama3":
+        length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, LLAMA3_LENGTH))
+        return engine.llama3_table(keys, base, length, low_freq_factor=1.0, high_freq_factor=4.0)
+    if rope_type in ("yarn", "deepseek_yarn"):
+        return _yarn(keys, base)
+    if rope_type == "longrope":
+        if names.MAX_POSITION_EMBEDDINGS not in part:
+            raise NotKnown("longrope without max_position_embeddings")
+        length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
+        return _longrope(keys, base, context, length)
+    raise Refuses(f"ValueError: Unsupported RoPE type {rope_type}")
+
+
+def _yarn(keys: Mapping[str, Any], base: Array) -> RopeTable:
+    factor = engine.number(keys, names.FACTOR)
+    length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, YARN_LENGTH))
+    magnitude = mscale_of(factor, engine.number(keys, names.MSCALE, 1.0))
+    magnitude /= mscale_of(factor, engine.number(keys, names.MSCALE_ALL_DIM, 0.0))
+    return RopeTable.fixed(engine.yarn_inv_freq(keys, base, factor, length), magnitude)
+
+
+def _longrope(keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
+    """Return the long list, which serves every length; the short one is not used."""
+    return RopeTable((Regime(engine.divided(base, keys, names.LONG_FACTOR), engine.longrope_scale(context, length)),))
+
+
+def _phi3(
+    part: Mapping[str, Any], entry: LayerRope, theta: float, scaling: Mapping[str, Any] | None, context: int
+) -> LayerRope:
+    """Return phi3's own reading: `type` alone, and the trained length from the top of the config."""
+    keys = _typed(scaling, theta)
+    base = engine.base_table(keys, entry.rotary_dim)
+    if not scaling:
+        return engine.filled(entry, keys, RopeTable.fixed(base), context)
+    if names.LEGACY_TYPE not in scaling or names.LONG_FACTOR not in scaling:
+        raise Refuses("ValueError: rope_scaling must contain long_factor and type")
+    if keys[names.ROPE_TYPE] not in ("longrope", "su"):
+        raise NotKnown(f"phi3 with {keys[names.ROPE_TYPE]} and a long_factor")
+    length = int(part.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS, PHI3_LENGTH))
+    keys = {**keys, names.ROPE_TYPE: "longrope", names.ORIGINAL_MAX_POSITION_EMBEDDINGS: length}
+    if names.SHORT_FACTOR not in keys:
+        raise Refuses("KeyError: short_factor")
+    longest = int(part.get(names.MAX_POSITION_EMBEDDINGS, PHI3_CONTEXT))
+    return engine.filled(entry, keys, _longrope(keys, base, longest, length), context)
+
+
+def _gemma3(
+    part: Mapping[str, Any],
+    entry: LayerRope,
+    theta: float,
+    scaling: Mapping[str, Any] | None,
+    context: int,
+    first: str,
+) -> dict[str, LayerRope]:
+    """Return gemma3's two kinds: by the pattern alone, whatever layer_types says."""
+    if part.get(HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
+        raise NotKnown("gemma3 with another default head_dim")
+    count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
+    pattern = int(part.get(names.SLIDING_WINDOW_PATTERN, GEMMA3_PATTERN))
+    full = tuple(i for i in range(count) if (i + 1) % pattern == 0)
+    local = {names.ROPE_TYPE: "default", THETA: float(part.get(names.ROPE_LOCAL_BASE_FREQ, GEMMA3_LOCAL_BASE))}
+    keys = _typed(scaling, theta)
+    table = _table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
+    sliding = RopeTable.fixed(engine.base_table(local, entry.rotary_dim))
+    return {
+        names.FULL_ATTENTION: engine.filled(entry, keys, table, context, layers=full, sliding_window=None),
+        names.SLIDING_ATTENTION: engine.filled(
+            entry, local, sliding, context, layers=tuple(i for i in range(count) if i not in full),
+            sliding_window=int(part.get(names.SLIDING_WINDOW, GEMMA3_WINDOW)),
+        ),
+    }  # fmt: skip

@@ -1,0 +1,179 @@
+"""SGLang: configs loaded by transformers 5, tables of its own; some model files drop the scaling altogether.
+
+Source: srt/layers/rotary_embedding, srt/models, srt/configs/model_config.py and srt/utils/hf_transformers of the
+releases named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ropetool import names
+from ropetool.methods.base import ntk_stretch
+from ropetool.runtimes import engine_formulas as engine
+from ropetool.runtimes import hf_formulas, transformers
+from ropetool.runtimes.base import HfView, NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.hf_formulas import mscale_of
+from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+
+NAME = "sglang"
+FORMATS = ("hf",)
+RELEASES = (Releases("0.5.15", "0.5.15"), Releases("0.5.16", "0.5.23"))
+SUMMARY = "SGLang: loads with transformers 5; never reads attention_factor, mixtral and gemma2 lose any scaling"
+
+WITH_MSCALE = "0.5.16"  # plain yarn reads mscale and mscale_all_dim from here on
+ON_TRANSFORMERS = frozenset({"olmo3", "gpt_neox", "falcon", "smollm3"})  # no model file: transformers' own code runs
+MLA = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32"})
+WITHOUT_SCALING = frozenset({"mixtral", "starcoder2", "gemma2"})  # these hand over the base alone
+WHOLE_BASE = frozenset({"mixtral", "starcoder2"})  # and these as an integer
+WITH_WINDOW = frozenset({"gemma2", "gemma3", "gemma3_text", "gpt_oss", "cohere2", "exaone4"})
+CHECKED = ON_TRANSFORMERS | MLA | WITHOUT_SCALING | WITH_WINDOW | {
+    "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "olmo2", "granite", "cohere", "glm4",
+    "minicpm3",
+}  # fmt: skip
+EXAONE_BASE = 1000000.0  # exaone4 looks for rope_theta where transformers 5 no longer keeps it
+# The first of these is the stated context.
+LENGTH_KEYS = (
+    "max_sequence_length", "seq_length", "max_seq_len", names.MODEL_MAX_LENGTH, names.MAX_POSITION_EMBEDDINGS,
+)  # fmt: skip
+
+
+def decode(view: HfView, first: str) -> RopeSet:
+    """Return what SGLang computes from this config, in the stretch of releases that begins with `first`.
+
+    Raises: Refuses where it stops with an error.
+    """
+    family = view.family
+    if family.model_type not in CHECKED:
+        raise NotKnown(f"how SGLang runs {family.model_type} is not known")
+    given = engine.loaded_keys(view)
+    context = _context(view, given)
+    if family.model_type in ON_TRANSFORMERS:
+        return replace(transformers.decode(view), max_position_embeddings=context)
+    shape = engine.shape(view)
+    entries = {kind: _layer(view, shape.entries[kind], keys, first) for kind, keys in given.items()}
+    return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _context(view: HfView, given: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the context that SGLang derives; keys nested by layer type do not count. Source: get_context_length."""
+    part = engine.section(view)
+    stated = {names.MAX_POSITION_EMBEDDINGS: view.family.default_max_position_embeddings, **part}
+    length = next(int(stated[key]) for key in LENGTH_KEYS if is_number(stated.get(key)))
+    keys = given[names.FULL_ATTENTION]
+    if view.family.nested or names.ORIGINAL_MAX_POSITION_EMBEDDINGS in keys:
+        return length
+    return int(engine.number(keys, names.FACTOR, 1.0) * length)
+
+
+def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
+    model_type = view.family.model_type
+    context = int(engine.section(view).get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
+    if model_type not in WITH_WINDOW:
+        entry = engine.without_window(entry, context)
+    if model_type in WITHOUT_SCALING:
+        theta = keys[names.ROPE_THETA]
+        keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: int(theta) if model_type in WHOLE_BASE else theta}
+    if model_type == "exaone4":
+        keys = {**keys, names.ROPE_THETA: EXAONE_BASE}
+    base = engine.base_table(keys, entry.rotary_dim)
+    if model_type in MLA:
+        return _mla(view, entry, keys, base, context)
+    if view.family.nested:
+        return engine.filled(entry, keys, _transformers_table(entry, keys, context), context)
+    return engine.filled(entry, keys, _table(entry, keys, base, context, first), context)
+
+
+def _transformers_table(entry: LayerRope, keys: Mapping[str, Any], context: int) -> RopeTable:
+    """Return what transformers' functions make of the keys of one layer type alone, as the gemma3 file calls them."""
+    rope_type = keys[names.ROPE_TYPE]
+    length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
+    factor = keys.get(names.FACTOR)
+    if factor is None and rope_type in ("yarn", "longrope"):
+        factor = context / length
+    return hf_formulas.table(
+        hf_formulas.Resolved(
+            rope_type, float(keys[names.ROPE_THETA]), entry.rotary_dim, keys, factor, length, context,
+            keys.get(names.TRUNCATE) is not False,
+        )
+    )  # fmt: skip
+
+
+def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, first: str) -> RopeTable:
+    rope_type = keys[names.ROPE_TYPE]
+    length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
+    if rope_type == "default":
+        return RopeTable.fixed(base)
+    if rope_type == "longrope":
+        return _longrope(entry, keys, base, context, length)
+    if rope_type == "llama3":
+        return engine.llama3_table(keys, base, length, factor=1.0, low_freq_factor=1.0, high_freq_factor=4.0)
+    if rope_type not in ("linear", "dynamic", "yarn"):
+        raise NotKnown(f"rope type {rope_type}")
+    factor = engine.number(keys, names.FACTOR, 1.0)
+    if rope_type == "linear":
+        if not isinstance(keys[names.FACTOR], float):
+            raise Refuses("TypeError: 'int' object is not iterable; a linear factor has a decimal point")
+        return RopeTable.fixed(base / factor)
+    if rope_type == "dynamic":
+        return _dynamic(keys, base, factor)
+    inv_freq = _yarn(keys, base, factor, length, context, truncate=keys.get(names.TRUNCATE, True))
+    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, first))
+
+
+def _yarn(keys: Mapping[str, Any], base: Array, factor: float, length: int, context: int, *, truncate: bool) -> Array:
+    if keys.get("extrapolation_factor", 1) != 1:
+        raise NotKnown("extrapolation_factor")
+    if context > math.ceil(length * factor):
+        raise NotKnown(f"positions beyond factor x original length, {length * factor:g}: releases go on differently")
+    return engine.yarn_inv_freq(keys, base, factor, length, truncate=truncate)
+
+
+def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -> float:
+    """Return the factor on cos and sin; attn_factor multiplies, attention_factor is not read."""
+    magnitude = mscale_of(factor)
+    mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
+    if mscale is not None and all_dim is not None and numbers(first) >= numbers(WITH_MSCALE):
+        magnitude = mscale_of(factor, mscale) / mscale_of(factor, all_dim)
+    return magnitude * engine.number(keys, "attn_factor", 1.0)
+
+
+def _dynamic(keys: Mapping[str, Any], base: Array, factor: float) -> RopeTable:
+    """Return one table for all lengths: the rule evaluated at factor times the stated context."""
+    if "alpha" in keys:
+        raise NotKnown("dynamic with alpha")
+    return RopeTable.fixed(base * ntk_stretch(2 * base.size, factor * factor - (factor - 1)))
+
+
+def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
+    if entry.layout != "half":
+        raise Refuses("ValueError: longrope only supports neox_style")
+    scale = engine.longrope_scale(context, length)
+    short, long = (scale if keys.get(key) is None else float(keys[key]) for key in ("short_mscale", "long_mscale"))
+    # A call takes the long list where a position is above the length, so one of length + 1 tokens takes the short one.
+    return engine.two_lists(
+        Regime(engine.divided(base, keys, names.SHORT_FACTOR), short, up_to=length),
+        Regime(engine.divided(base, keys, names.LONG_FACTOR), long),
+    )
+
+
+def _mla(view: HfView, entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> LayerRope:
+    """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn."""
+    interleaved = engine.section(view).get("rope_interleave", True)
+    entry = replace(entry, layout="interleaved" if interleaved else "half")
+    if keys[names.ROPE_TYPE] == "default":
+        return engine.filled(entry, keys, RopeTable.fixed(base), context)
+    factor = engine.number(keys, names.FACTOR, 1.0)
+    length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
+    all_dim = engine.number(keys, names.MSCALE_ALL_DIM, 0.0)
+    magnitude = mscale_of(factor, engine.number(keys, names.MSCALE, 1.0)) / mscale_of(factor, all_dim)
+    table = RopeTable.fixed(
+        _yarn(keys, base, factor, length, context, truncate=True),
+        magnitude * engine.number(keys, "attn_factor", 1.0),
+    )
+    whole = keys.get("apply_yarn_scaling", True) and keys.get("apply_scale", True)
+    softmax = mscale_of(factor, all_dim) ** 2 if whole else 1.0
+    return engine.filled(entry, keys, table, context, softmax_multiplier=softmax)

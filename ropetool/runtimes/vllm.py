@@ -1,0 +1,216 @@
+"""vLLM: configs loaded by transformers 5, tables of its own that are made once, and its own rules for the context.
+
+Source: model_executor/layers/rotary_embedding, model_executor/models and config/model.py of the releases named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ropetool import names
+from ropetool.runtimes import engine_formulas as engine
+from ropetool.runtimes import transformers
+from ropetool.runtimes.base import HfView, NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.hf_formulas import mscale_of
+from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+
+NAME = "vllm"
+FORMATS = ("hf",)
+RELEASES = (
+    Releases("0.25", "0.25"), Releases("0.26", "0.28"), Releases("0.29", "0.29"), Releases("0.30", "0.30"),
+    Releases("0.31", "0.31"), Releases("0.32", "0.33"),
+)  # fmt: skip
+SUMMARY = "vLLM: loads with transformers 5, one table for all lengths; before 0.30 it drops yarn's attention_factor"
+
+HF_SEMANTICS = "0.30"  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
+MLA_SEMANTICS = "0.31"  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on
+# Families that run on transformers' own model code, and since when.
+ON_TRANSFORMERS = {
+    "smollm3": "0.25", "starcoder2": "0.25", "olmo2": "0.26", "olmo3": "0.29", "gpt_neox": "0.32", "phi": "0.32",
+}  # fmt: skip
+MLA = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32"})
+CHECKED = MLA | {
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3",
+    "gemma3_text", "gpt_oss", "gpt_neox", "falcon", "stablelm", "phi", "starcoder2", "olmo2", "olmo3", "granite",
+    "smollm3", "cohere", "cohere2", "glm4", "exaone4", "minicpm3",
+}  # fmt: skip
+# The smallest of these is the stated context; a model_max_length replaces it.
+LENGTH_KEYS = (
+    names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
+    "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
+)  # fmt: skip
+# gpt_oss is given these keys of yarn alone.
+GPT_OSS_KEYS = frozenset({
+    names.ROPE_THETA, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.BETA_FAST, names.BETA_SLOW,
+    names.TRUNCATE,
+})  # fmt: skip
+
+
+def decode(view: HfView, first: str) -> RopeSet:
+    """Return what vLLM computes from this config, in the stretch of releases that begins with `first`.
+
+    The context is the longest that --max-model-len may ask for, as far as the tables of cos and sin reach.
+    Raises: Refuses where it stops with an error.
+    """
+    model_type = view.family.model_type
+    if model_type not in CHECKED:
+        raise NotKnown(f"how vLLM runs {model_type} is not known")
+    given = engine.loaded_keys(view)
+    if numbers(ON_TRANSFORMERS.get(model_type, "9999")) <= numbers(first):
+        found = _on_transformers(view)
+        return replace(found, max_position_embeddings=_derived(view, given, first))
+    if model_type == "olmo3" and first == "0.25":
+        raise Refuses("KeyError: 'rope_theta', which it looks for beside the layer types")
+    shape = engine.shape(view)
+    entries, reach = {}, []
+    for layer_type, keys in given.items():
+        entries[layer_type], rows = _layer(view, shape.entries[layer_type], keys, first)
+        reach.append(rows)
+    context = min(_derived(view, given, first), *reach)
+    return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _on_transformers(view: HfView) -> RopeSet:
+    found = transformers.decode(view)
+    if any(entry.table is not None and not entry.table.is_fixed for entry in found.entries.values()):
+        raise NotKnown("transformers' own code chooses by the length of a call, which in vLLM holds several requests")
+    return found
+
+
+def _derived(view: HfView, given: Mapping[str, Mapping[str, Any]], first: str) -> int:
+    """Return the context that vLLM derives from the config.
+
+    Source: _get_and_verify_max_len and derive_max_model_len_and_key.
+    """
+    part = engine.section(view)
+    stated = {key: part[key] for key in LENGTH_KEYS if is_number(part.get(key))}
+    stated.setdefault(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings)
+    length: float = stated.get(names.MODEL_MAX_LENGTH, min(stated.values()))
+    if "gemma3" in view.family.model_type:
+        return int(length)
+    old = numbers(first) < numbers(HF_SEMANTICS)
+    factor: Any = 1.0
+    for keys in given.values():
+        rope_type = keys[names.ROPE_TYPE]
+        if rope_type in ("longrope", "llama3") or (rope_type == "yarn" and not old):
+            continue
+        factor = keys.get(names.FACTOR, factor)
+        if rope_type == "yarn":
+            length = keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS]
+    return int(length * (1.0 if factor is None else factor))
+
+
+def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], first: str) -> tuple[LayerRope, int]:
+    """Return what a layer type computes, and how many positions its table of cos and sin has."""
+    part, family = engine.section(view), view.family
+    context = int(part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings))
+    if family.model_type in MLA:
+        return _mla(entry, keys, context, first)
+    if family.model_type == "gpt_oss":
+        keys = {**{k: v for k, v in keys.items() if k in GPT_OSS_KEYS}, names.ROPE_TYPE: "yarn"}
+        for key in (names.BETA_FAST, names.BETA_SLOW, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS):
+            engine.number(keys, key)
+    entry = _narrowed(view, entry, keys)
+    base = engine.base_table(keys, entry.rotary_dim)
+    table, rows = _table(entry, keys, base, context, first)
+    return engine.filled(entry, keys, table, context), rows
+
+
+def _narrowed(view: HfView, entry: LayerRope, keys: Mapping[str, Any]) -> LayerRope:
+    """Return the entry with the share of channels that rotates: vLLM narrows the head of any family."""
+    share = keys.get(names.PARTIAL_ROTARY_FACTOR, engine.section(view).get(names.PARTIAL_ROTARY_FACTOR))
+    if view.family.partial_rotary_key or view.family.mla or share is None:
+        return entry
+    if not is_number(share) or not 0 < share <= 1:
+        raise Refuses(f"ValueError: partial_rotary_factor {share} must be between 0.0 and 1.0")
+    channels = int(entry.head_dim * share)
+    if channels < 2 or channels % 2:
+        raise Refuses(f"{share} of {entry.head_dim} channels are {channels}; channels rotate in pairs")
+    return replace(entry, rotary_dim=channels, table=None)
+
+
+def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, first: str) -> tuple[RopeTable, int]:
+    rope_type = keys[names.ROPE_TYPE]
+    if rope_type == "default":
+        return RopeTable.fixed(base), context
+    if rope_type == "longrope":
+        return _longrope(entry, keys, base, context)
+    if rope_type == "llama3":
+        return engine.llama3_table(keys, base, int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])), context
+    if rope_type == "dynamic":
+        return _dynamic(keys, base), context
+    if rope_type not in ("linear", "yarn"):
+        raise NotKnown(f"rope type {rope_type}")
+    factor = engine.number(keys, names.FACTOR)
+    if rope_type == "linear":
+        if not isinstance(keys[names.FACTOR], float):
+            raise Refuses("TypeError: 'int' object is not iterable; a linear factor has a decimal point")
+        return RopeTable.fixed(base / factor), math.ceil(context * factor)
+    length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
+    inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=keys.get(names.TRUNCATE) is not False)
+    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, first)), math.ceil(length * factor)
+
+
+def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -> float:
+    if numbers(first) < numbers(HF_SEMANTICS):
+        _no_extrapolation_factor(keys)
+        scaled = keys.get("apply_yarn_scaling", True)
+        return engine.number(keys, "attn_factor", 1.0) * (mscale_of(factor) if scaled else 1.0)
+    if keys.get(names.ATTENTION_FACTOR) is not None:
+        return float(keys[names.ATTENTION_FACTOR])
+    mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
+    if mscale and all_dim:
+        return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
+    return mscale_of(factor)
+
+
+def _no_extrapolation_factor(keys: Mapping[str, Any]) -> None:
+    if keys.get("extrapolation_factor", 1) != 1:
+        raise NotKnown("extrapolation_factor")
+
+
+def _dynamic(keys: Mapping[str, Any], base: Array) -> RopeTable:
+    """Return the unscaled table: the rule is evaluated once, at the trained length, where it changes nothing."""
+    if "alpha" in keys or "max_trained_positions" in keys:
+        raise NotKnown("dynamic with alpha or max_trained_positions")
+    engine.number(keys, names.FACTOR)
+    return RopeTable.fixed(base)
+
+
+def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> tuple[RopeTable, int]:
+    """Return both lists; which one serves is decided once, by whether --max-model-len is above the trained length."""
+    if entry.layout != "half":
+        raise Refuses("ValueError: longrope only supports neox_style")
+    length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
+    scale = engine.longrope_scale(context, length)
+    short, long = (scale if keys.get(key) is None else float(keys[key]) for key in ("short_mscale", "long_mscale"))
+    table = engine.two_lists(
+        Regime(engine.divided(base, keys, names.SHORT_FACTOR), short, up_to=length),
+        Regime(engine.divided(base, keys, names.LONG_FACTOR), long),
+    )
+    return table, max(context, length)
+
+
+def _mla(entry: LayerRope, keys: dict[str, Any], context: int, first: str) -> tuple[LayerRope, int]:
+    """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn; rope_interleave is not looked at."""
+    entry = replace(entry, layout="interleaved")
+    base = engine.base_table(keys, entry.rotary_dim)
+    if keys[names.ROPE_TYPE] == "default":
+        return engine.filled(entry, keys, RopeTable.fixed(base), context), context
+    old = numbers(first) < numbers(HF_SEMANTICS)
+    by_flag = numbers(first) < numbers(MLA_SEMANTICS)
+    whole = bool(keys.get("apply_yarn_scaling", True)) if by_flag else keys.get(names.ATTENTION_FACTOR) != 1.0
+    factor = engine.number(keys, names.FACTOR)
+    length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
+    all_dim = engine.number(keys, names.MSCALE_ALL_DIM, 0.0)
+    magnitude = mscale_of(factor, engine.number(keys, names.MSCALE, 1.0)) / mscale_of(factor, all_dim)
+    if old:
+        _no_extrapolation_factor(keys)
+        magnitude *= engine.number(keys, "attn_factor", 1.0)
+    table = RopeTable.fixed(engine.yarn_inv_freq(keys, base, factor, length), magnitude)
+    softmax = mscale_of(factor, all_dim) ** 2 if whole else 1.0
+    filled = engine.filled(entry, keys, table, context, softmax_multiplier=softmax)
+    return filled, math.ceil(length * factor)

@@ -1,0 +1,363 @@
+"""The other bakes of a GGUF: what context shift asks for, MLA's softmax scale, gains, dropped pairs, another name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bake_gguf_models import (
+    MLA_YARN,
+    YARN,
+    Run,
+    apart,
+    bake_factor,
+    carry_out,
+    changed,
+    logits,
+    next_logits,
+    opened,
+    quantised,
+    stored,
+    write,
+)
+
+from ropetool.baking import PERMUTE, check_scores, gguf_bakes, gguf_writing
+from ropetool.baking.gguf_bakes import GgufBake
+from ropetool.errors import ConfigError, LossyExport, PlanMismatch
+from ropetool.formats.gguf import Patch, Value, ValueType, read_shards, shard_paths
+from ropetool.formats.linking import place
+from ropetool.rope import half_to_interleaved
+from ropetool.runtimes import GgufView, llama_cpp
+
+pytest.importorskip("llama_cpp")
+
+TOLERANCE = 2e-4
+FULL = "full_attention"
+PLAIN_YARN = {key: value for key, value in YARN.items() if not key.endswith("attn_factor")}
+
+
+# --- context shift
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "deepseek2"])
+@pytest.mark.parametrize("side", ["k", "both"])
+def test_a_context_shift_changes_nothing_after_the_bake(arch: str, side: str, tmp_path: Path) -> None:
+    source, target = write(tmp_path / "yarn.gguf", arch, PLAIN_YARN), tmp_path / "safe.gguf"
+    _, model, view = opened(source)
+    bake = gguf_bakes.shift_safe(view, model, side)
+    carry_out(bake, source, target)
+    assert bake.notes == (gguf_bakes.SHIFT_NOTE,)
+    count, by = 700, 64
+    still = next_logits(target, count, 0)
+    assert apart(next_logits(source, count, 0), still) < TOLERANCE
+    assert apart(still, next_logits(target, count, by)) < 1e-4
+    assert apart(still, next_logits(source, count, by)) > 1e-2  # the unbaked file, which scales its keys once more
+
+
+def test_the_shift_really_happens(tmp_path: Path) -> None:
+    """Planted: without a shift of the cells, a token at the later position sees other distances."""
+    path = write(tmp_path / "m.gguf", "llama", PLAIN_YARN)
+    run = Run(path)
+    run.decode(list(range(3, 90)), 0)
+    run.shift(64)
+    moved = run.decode([7], 87 + 64)
+    run.close()
+    run = Run(path)
+    run.decode(list(range(3, 90)), 0)
+    assert apart(run.decode([7], 87), moved) > 1e-2
+    run.close()
+
+
+def test_a_factor_that_only_some_layers_lose_is_not_shift_safe(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "gemma3")
+    _, model, view = opened(source)
+    with pytest.raises(LossyExport, match=r"sliding_attention would keep the factor 0\.878"):
+        gguf_bakes.shift_safe(view, model)
+
+
+def test_a_second_bake_finds_nothing(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", "llama"), tmp_path / "b.gguf"
+    bake_factor(source, target)
+    _, model, view = opened(target)
+    for again in (gguf_bakes.attention_factor, gguf_bakes.shift_safe):
+        with pytest.raises(ConfigError, match="1 already"):
+            again(view, model)
+
+
+# --- MLA
+
+
+def mla_softmax(source: Path, target: Path, side: str) -> GgufBake:
+    _, model, view = opened(source)
+    bake = gguf_bakes.softmax_scale(view, model, side)
+    carry_out(bake, source, target)
+    return bake
+
+
+MLA_CASES = {
+    "both multipliers": MLA_YARN,
+    "no log multiplier": {**PLAIN_YARN, "rope.scaling.attn_factor": 1.2},
+    "yarn alone": PLAIN_YARN,
+    "linear": {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.3},
+}
+
+
+@pytest.mark.parametrize("case", MLA_CASES)
+@pytest.mark.parametrize("side", ["", "q"])
+def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", "deepseek2", MLA_CASES[case]), tmp_path / "b.gguf"
+    bake = mla_softmax(source, target, side)
+    ending = "attn_q_b.weight" if side else "attn_q_a_norm.weight"
+    assert {edit.tensor.split(".", 2)[2] for edit in bake.tensors} == {ending}
+    assert apart(logits(source), logits(target)) < TOLERANCE
+    carry_out(replace(bake, tensors=()), source, tmp_path / "lost.gguf")
+    assert apart(logits(source), logits(tmp_path / "lost.gguf")) > 1e-2
+    entry = llama_cpp.decode(GgufView.of(read_shards(target))).entries[FULL]
+    assert entry.softmax_multiplier == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("case", MLA_CASES)
+def test_mlas_factor_leaves_the_softmax_scale_alone(case: str, tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", "deepseek2", MLA_CASES[case]), tmp_path / "b.gguf"
+    bake_factor(source, target)
+    assert apart(logits(source), logits(target)) < TOLERANCE
+
+
+def test_mlas_keys_are_no_place_for_the_whole_score(tmp_path: Path) -> None:
+    _, model, view = opened(write(tmp_path / "m.gguf", "deepseek2"))
+    with pytest.raises(ConfigError, match="attn_k_b"):
+        gguf_bakes.softmax_scale(view, model, "k")
+    with pytest.raises(ConfigError, match="attn_k_b"):
+        gguf_bakes.score_gain(view, {FULL: 1.1}, "both")
+
+
+# --- gains and dropped pairs
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "deepseek2", "phi3"])
+def test_a_constant_pair_gain_is_the_attention_factor(arch: str, tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", arch, {}), tmp_path / "gain.gguf"
+    factor = 1.3
+    _, _, view = opened(source)
+    pairs = view.rope.entries[FULL].rotary_dim // 2
+    carry_out(gguf_bakes.pair_gain(view, {FULL: [factor**2] * pairs}), source, target)
+    asked = write(tmp_path / "asked.gguf", arch, {"rope.scaling.attn_factor": factor})
+    if arch == "deepseek2":  # its key also scales the whole score, which the queries then carry
+        carry_out(gguf_bakes.score_gain(opened(target)[2], {FULL: factor**2}), target, tmp_path / "gain2.gguf")
+        target = tmp_path / "gain2.gguf"
+    assert apart(logits(asked), logits(target)) < TOLERANCE
+    assert apart(logits(asked), logits(source)) > 1e-2
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "deepseek2"])
+def test_each_pair_gets_its_own_gain(arch: str, tmp_path: Path) -> None:
+    """The scores of the numpy reference, pair by pair, with the layout of each architecture."""
+    source, target = write(tmp_path / "m.gguf", arch, {}), tmp_path / "gain.gguf"
+    _, _, view = opened(source)
+    entry = view.rope.entries[FULL]
+    gains = np.linspace(0.5, 1.5, entry.rotary_dim // 2)
+    bake = gguf_bakes.pair_gain(view, {FULL: gains.tolist()})
+    carry_out(bake, source, target)
+    doubled = np.repeat(gains, 2) if entry.layout == "interleaved" else np.tile(gains, 2)
+    before, after = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
+    for name in sorted(changed(source, target)):
+        old, new = (read(name).reshape(-1, entry.rotary_dim, old_width(read(name))) for read in (before, after))
+        rotary = slice(-1, None) if arch == "deepseek2" else slice(None)
+        assert np.allclose(new[rotary], old[rotary] * doubled[:, None], rtol=1e-6, atol=0)
+    if arch != "deepseek2":
+        checks = check_scores(bake.tensors, view, before, opened(target)[2], after)
+        assert {check.layer for check in checks} == {0, 1}
+        assert all(check.difference > 0.01 * check.largest for check in checks)
+
+
+def old_width(tensor: np.ndarray) -> int:
+    return tensor.shape[-1] if tensor.ndim > 1 else 1
+
+
+def test_check_scores_reads_quantised_rows(tmp_path: Path) -> None:
+    source = quantised(write(tmp_path / "m.f32", "qwen2"), tmp_path / "m.gguf", "Q4_K")
+    target = tmp_path / "b.gguf"
+    _, model, view = opened(source)
+    bake = gguf_bakes.attention_factor(view, model)
+    carry_out(bake, source, target)
+    old, new = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
+    for check in check_scores(bake.tensors, view, old, opened(target)[2], new):
+        assert check.difference < 2e-3 * check.largest < check.unbaked
+
+
+def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama")
+    _, model, view = opened(source)
+    gone = [29, 30, 31]
+    still = gguf_bakes.drop_pairs(view, model, gone, "still")
+    assert still.tensors == ()
+    carry_out(still, source, tmp_path / "still.gguf")
+    found = llama_cpp.decode(GgufView.of(read_shards(tmp_path / "still.gguf"))).entries[FULL]
+    wanted = view.rope.entries[FULL].table.regimes[0]
+    assert np.allclose(found.table.regimes[0].inv_freq[:29], wanted.inv_freq[:29], rtol=1e-6)
+    assert (found.table.regimes[0].inv_freq[gone] < 1e-29).all()
+    assert found.attention_factor == wanted.attention_factor
+    muted = gguf_bakes.drop_pairs(view, model, gone, "mute")
+    carry_out(muted, source, tmp_path / "mute.gguf")
+    rows = np.frombuffer(stored(tmp_path / "mute.gguf")["blk.0.attn_k.weight"][2], np.float32).reshape(2, 64, 256)
+    assert not rows[:, 58:].any()
+    assert rows[:, :58].all()
+    base = logits(source)
+    assert all(apart(base, logits(tmp_path / f"{mode}.gguf")) > 1e-2 for mode in ("still", "mute"))
+
+
+def test_pairs_of_a_file_without_vectors_cannot_stand_still(tmp_path: Path) -> None:
+    _, model, view = opened(write(tmp_path / "m.gguf", "qwen2"))
+    with pytest.raises(LossyExport, match="takes no frequency vectors for qwen2") as caught:
+        gguf_bakes.drop_pairs(view, model, [31], "still")
+    assert "--rearch llama" in caught.value.try_
+
+
+def test_no_other_order_of_channels(tmp_path: Path) -> None:
+    _, _, view = opened(write(tmp_path / "m.gguf", "qwen2"))
+    with pytest.raises(LossyExport, match="in the half order, whatever the file says"):
+        gguf_bakes.layout(view, "interleaved")
+
+
+# --- qwen2 as llama
+
+
+def rearched(source: Path, target: Path) -> GgufBake:
+    _, model, _ = opened(source)
+    bake = gguf_bakes.rearch_llama(model)
+    carry_out(bake, source, target)
+    return bake
+
+
+@pytest.mark.parametrize("dtype", ["F32", "Q8_0"])
+def test_a_qwen2_file_runs_as_llama(dtype: str, tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", "qwen2", dtype=dtype), tmp_path / "llama.gguf"
+    bake = rearched(source, target)
+    header = read_shards(target)[0]
+    assert header.get("general.architecture", ValueType.STR) == "llama"
+    assert not any(key.startswith("qwen2.") for key in header.values)
+    assert {edit.operation for edit in bake.tensors} == {PERMUTE}
+    assert apart(logits(source), logits(target)) < (TOLERANCE if dtype == "F32" else 0.02)
+    order = half_to_interleaved(64)
+    old, new = stored(source), stored(target)
+    for name in changed(source, target):
+        rows, moved = (
+            np.frombuffer(s[name][2], np.uint8).reshape(-1, 64, len(s[name][2]) // 128 // heads(name))
+            for s in (old, new)
+        )
+        assert np.array_equal(moved, rows[:, order])  # bit for bit
+    assert {name.split(".", 2)[2] for name in changed(source, target)} == {
+        "attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias"
+    }  # fmt: skip
+
+
+def heads(name: str) -> int:
+    return 2 if "attn_q" in name else 1
+
+
+def test_a_bias_left_in_place_would_be_seen(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", "qwen2"), tmp_path / "llama.gguf"
+    _, model, _ = opened(source)
+    bake = gguf_bakes.rearch_llama(model)
+    weights = tuple(edit for edit in bake.tensors if edit.tensor.endswith(".weight"))
+    carry_out(replace(bake, tensors=weights), source, target)
+    assert apart(logits(source), logits(target)) > 20 * TOLERANCE
+
+
+def test_as_llama_it_takes_frequency_vectors(tmp_path: Path) -> None:
+    source, target = write(tmp_path / "m.gguf", "qwen2", {}), tmp_path / "llama.gguf"
+    bake = rearched(source, target)
+    divisors = np.linspace(1, 4, 32).astype(np.float32)
+    patch = Patch(bake.patch.set, bake.patch.remove, {"rope_freqs.weight": divisors})
+    carry_out(replace(bake, patch=patch), source, tmp_path / "vectors.gguf")
+    linear = write(tmp_path / "linear.gguf", "qwen2", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
+    carry_out(
+        replace(bake, patch=replace(patch, tensors={"rope_freqs.weight": np.full(32, 4, np.float32)})), source,
+        tmp_path / "fours.gguf",
+    )  # fmt: skip
+    assert apart(logits(linear), logits(tmp_path / "fours.gguf")) < TOLERANCE
+    assert apart(logits(target), logits(tmp_path / "vectors.gguf")) > 20 * TOLERANCE
+
+
+def test_only_qwen2_becomes_llama(tmp_path: Path) -> None:
+    _, model, _ = opened(write(tmp_path / "q3.gguf", "qwen3"))
+    with pytest.raises(LossyExport, match="is a qwen3 file"):
+        gguf_bakes.rearch_llama(model)
+    more = {"output.bias": np.zeros(96, np.float32)}
+    _, model, _ = opened(write(tmp_path / "q2.gguf", "qwen2", tensors=more))
+    with pytest.raises(LossyExport, match=r"output\.bias"):
+        gguf_bakes.rearch_llama(model)
+
+
+# --- files
+
+
+def test_a_file_in_several_parts(tmp_path: Path) -> None:
+    single = write(tmp_path / "one.gguf", "qwen2")
+    first = write(tmp_path / "parts.gguf", "qwen2", shards=3)
+    headers, model, view = opened(first)
+    bake = gguf_bakes.attention_factor(view, model)
+    targets = shard_paths(tmp_path / "baked.gguf", 3)
+    told: list[str] = []
+    baked = gguf_writing.bake_gguf(headers, bake.tensors, bake.patch, targets, progress=told.append)
+    assert [path.name for path in baked.files] == [t.name for t in targets if t.exists()]
+    assert told == [h.path.name for h, t in zip(headers, targets, strict=True) if t.exists()]
+    assert len(baked.files) == 2  # the output's part stays
+    for header, target in zip(headers, targets, strict=True):
+        if not target.exists():
+            place(header.path, target)
+    assert apart(logits(single), logits(targets[0])) < TOLERANCE
+
+
+def test_a_changed_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama")
+    headers, model, view = opened(source)
+    bake = gguf_bakes.attention_factor(view, model)
+    marks = gguf_writing.gguf_marks(bake.tensors, headers)
+    write(source, "llama", {"rope.freq_base": 5000.0})
+    with pytest.raises(PlanMismatch, match="changed since the plan"):
+        carry_out(bake, source, tmp_path / "b.gguf", expected=marks)
+    write(source, "deepseek2")
+    with pytest.raises(PlanMismatch, match="is not there with"):
+        carry_out(bake, source, tmp_path / "b.gguf")
+    assert not (tmp_path / "b.gguf").exists()
+
+
+def test_wider_numbers_with_a_new_vector_and_bytes_behind_the_data(tmp_path: Path) -> None:
+    """All that moves other tensors at once: a retyped tensor, an appended one, and a tail."""
+    source, target = write(tmp_path / "m.gguf", "llama", dtype="Q8_0"), tmp_path / "b.gguf"
+    with source.open("ab") as file:
+        file.write(b"behind")
+    _, model, view = opened(source)
+    bake = gguf_bakes.attention_factor(view, model, bake_dtype="F32")
+    ones = {"rope_freqs.weight": np.ones(32, np.float32)}
+    vector = Patch({**bake.patch.set, "general.name": Value.of(ValueType.STR, "x" * 99)}, bake.patch.remove, ones)
+    carry_out(replace(bake, patch=vector), source, target, bake_dtype="F32")
+    keys = {f"blk.{layer}.attn_k.{part}" for layer in (0, 1) for part in ("weight", "bias")}
+    assert changed(source, target) == {*keys, "rope_freqs.weight"}
+    assert target.read_bytes().endswith(b"behind")
+    assert {stored(target)[f"blk.{layer}.attn_k.weight"][0] for layer in (0, 1)} == {"F32"}
+    assert np.isfinite(logits(target)).all()
+
+
+def test_fused_projections_of_any_architecture(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama")
+    parts = stored(source)
+    fused = {}
+    for layer in (0, 1):
+        rows = [np.frombuffer(parts[f"blk.{layer}.attn_{n}.weight"][2], np.float32).reshape(-1, 256) for n in "qkv"]
+        bias = [np.frombuffer(parts[f"blk.{layer}.attn_{n}.bias"][2], np.float32) for n in "qkv"]
+        fused[f"blk.{layer}.attn_qkv.weight"], fused[f"blk.{layer}.attn_qkv.bias"] = (
+            np.concatenate(rows),
+            np.concatenate(bias),
+        )
+    one = write(tmp_path / "fused.gguf", "llama", tensors=fused, leave_out=("attn_q.", "attn_k.", "attn_v."))
+    assert apart(logits(source), logits(one)) < TOLERANCE
+    bake_factor(one, tmp_path / "b.gguf")
+    assert apart(logits(source), logits(tmp_path / "b.gguf")) < TOLERANCE
+    assert {name.split(".", 2)[2] for name in changed(one, tmp_path / "b.gguf")} == {"attn_qkv.weight", "attn_qkv.bias"}
+    half = write(tmp_path / "half.gguf", "llama", tensors=fused, leave_out=("attn_q.w", "attn_k.w", "attn_v."))
+    with pytest.raises(LossyExport, match="in one tensor and"):
+        opened(half)

@@ -1,0 +1,117 @@
+"""Where GGUF files make queries and keys, and what is refused before anything is written. Without llama.cpp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bake_gguf_models import ARCHITECTURES, HIDDEN, YARN, carry_out, opened, stored, write
+
+from ropetool import families
+from ropetool.baking import by_tensor, gguf_bakes, gguf_sites
+from ropetool.errors import ConfigError, LossyExport, OutputError, UnsupportedDtype
+from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.rope import half_to_interleaved
+
+Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
+
+
+def raw_rows(rows: int, nbytes: int) -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 256, (rows, nbytes), dtype=np.uint8)
+
+
+def test_every_extended_architecture_has_sites() -> None:
+    extended = {name for name in families.names() if families.of_gguf(name)}
+    assert extended <= ARCHITECTURES.keys()
+    assert ARCHITECTURES.keys() == extended | gguf_sites.MORE.keys()
+
+
+def test_an_unknown_architecture_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama")
+    values = {key.replace("llama.", "orion."): value for key, value in read_header(source).values.items()}
+    patch = Patch({**values, "general.architecture": Value.of(ValueType.STR, "orion")})
+    write_patched(read_header(source), patch, tmp_path / "o.gguf")
+    with pytest.raises(LossyExport, match=r"files of orion make .* known: deepseek2, .*qwen3moe"):
+        opened(tmp_path / "o.gguf")
+
+
+def test_layers_of_different_sizes_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama", {**YARN, "attention.head_count_kv": [2, 1]})
+    with pytest.raises(LossyExport, match=r"head_count_kv: differs from layer to layer"):
+        opened(source)
+
+
+def test_a_tensor_that_the_metadata_speaks_of_and_the_file_lacks(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "qwen3", leave_out=("attn_k_norm",))
+    _, model, view = opened(source)
+    with pytest.raises(LossyExport, match=r"has no blk\.0\.attn_k_norm\.weight"):
+        gguf_bakes.attention_factor(view, model)
+
+
+def test_layers_that_draft_tokens_are_baked_like_the_others(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "deepseek2", {**YARN, "nextn_predict_layers": 1}, layers=3)
+    _, model, view = opened(source)
+    touched = by_tensor(gguf_bakes.attention_factor(view, model).tensors)
+    assert sorted(touched) == [f"blk.{layer}.attn_kv_a_mqa.weight" for layer in range(3)]
+
+
+def test_clamped_projections_are_refused(tmp_path: Path) -> None:
+    _, model, view = opened(write(tmp_path / "m.gguf", "llama", {**YARN, "attention.clamp_kqv": 8.0}))
+    assert view.config["clip_qkv"] == 8.0
+    clamped = replace(view, family=replace(view.family, bake=replace(view.family.bake, clip_key="clip_qkv")))
+    with pytest.raises(LossyExport, match="clamped after the weights"):
+        gguf_bakes.attention_factor(clamped, model)
+
+
+@pytest.mark.parametrize(("dtype", "nbytes", "said"), [("IQ1_M", 56, "no float16 scale"), ("MXFP4", 136, "is none")])
+def test_a_type_that_takes_no_factor_is_refused_before_anything_is_written(
+    dtype: str, nbytes: int, said: str, tmp_path: Path
+) -> None:
+    rows = np.zeros((128, nbytes), np.uint8)
+    source = write(tmp_path / "m.gguf", "llama", raw={K: (dtype, rows)})
+    _, model, view = opened(source)
+    with pytest.raises(UnsupportedDtype, match=said) as caught:
+        gguf_bakes.attention_factor(view, model)
+    assert "--bake-dtype f32" in caught.value.try_
+    wide = gguf_bakes.attention_factor(view, model, bake_dtype="F32")
+    with pytest.raises(UnsupportedDtype, match=said):
+        carry_out(wide, source, tmp_path / "b.gguf")
+    assert not (tmp_path / "b.gguf").exists()
+    carry_out(wide, source, tmp_path / "b.gguf", bake_dtype="F32")
+    assert stored(tmp_path / "b.gguf")[K][0] == "F32"
+
+
+def test_rows_of_any_type_move_bit_for_bit(tmp_path: Path) -> None:
+    rows = raw_rows(256, 56)
+    source = write(tmp_path / "m.gguf", "qwen2", raw={Q: ("IQ1_M", rows)})
+    _, model, _ = opened(source)
+    carry_out(gguf_bakes.rearch_llama(model), source, tmp_path / "llama.gguf")
+    moved = np.frombuffer(stored(tmp_path / "llama.gguf")[Q][2], np.uint8).reshape(4, 64, 56)
+    assert np.array_equal(moved, rows.reshape(4, 64, 56)[:, half_to_interleaved(64)])
+
+
+def test_a_weight_too_large_for_float16_is_refused(tmp_path: Path) -> None:
+    rows = np.full((128, HIDDEN), 6e4, np.float16)
+    source = write(tmp_path / "m.gguf", "llama", raw={K: ("F16", rows)})
+    _, model, view = opened(source)
+    with pytest.raises(LossyExport, match="too large for its type") as caught:
+        carry_out(gguf_bakes.attention_factor(view, model), source, tmp_path / "b.gguf")
+    assert "--bake-dtype f32" in caught.value.try_
+
+
+def test_an_output_that_exists_is_never_opened(tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama")
+    _, model, view = opened(source)
+    before = source.read_bytes()
+    with pytest.raises(OutputError):
+        carry_out(gguf_bakes.attention_factor(view, model), source, source)
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("side", ["v", "norm"])
+def test_an_unknown_side_is_refused(side: str, tmp_path: Path) -> None:
+    _, model, view = opened(write(tmp_path / "m.gguf", "llama"))
+    with pytest.raises(ConfigError, match="is not one of k, q, both"):
+        gguf_bakes.attention_factor(view, model, side)

@@ -1,0 +1,138 @@
+"""`ropetool bake` as a user sees it, on the embedded checkpoint extended eight times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from making import refused, run, snapshot
+
+import ropetool
+from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.readback import read_back
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("bake")
+    ropetool.apply(ropetool.plan(DEMO, "yarn", factor=8), DEMO, made / "extended")
+    ropetool.apply(ropetool.bake(made / "extended", "attention-factor"), made / "extended", made / "baked")
+    return made
+
+
+@pytest.fixture(autouse=True)
+def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+PLAN = """\
+plan for a llama
+  method    bake, bake "attention-factor", side "q"
+  lengths   trained 256, new context 2048
+  reading   current
+  runtimes  transformers
+  output    {here}/extended-baked
+
+edits
+  config.json  rope_scaling.attention_factor  (absent) -> 1.0
+
+baked into the weights
+  attention factor 1.20794 of full_attention: model.layers.*.self_attn.q_proj.weight (4)
+"""
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
+    before = snapshot(folder)
+    done = run("bake", "extended", "attention-factor", "--side", "q", "--dry-run")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == PLAN.format(here=folder)
+    assert snapshot(folder) == before
+
+
+def test_it_writes_and_says_what_the_rounding_cost(folder: Path) -> None:
+    done = run("bake", "extended", "attention-factor", "--check", "-o", "checked")
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0] == f"{folder / 'checked'}" or lines[0] == "checked"
+    assert any("512 rows of 4 tensors in BF16: relative error at most 0.003" in line for line in lines)
+    scores = [line.split() for line in lines[lines.index("scores on random activations, before and after") + 2 :]]
+    assert [row[0] for row in scores] == ["0", "1", "2", "3"]
+    for _, _, largest, difference, without in scores:
+        assert float(difference) < 0.01 * float(largest) < 0.05 * float(without)
+
+
+def test_wider_storage_leaves_only_the_rounding_of_float32(folder: Path) -> None:
+    done = run("bake", "extended", "attention-factor", "--bake-dtype", "f32", "-o", "wide", "--json", "--check")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert max(tensor["max_error"] for tensor in data["baked"]) < 2**-24
+    assert {tensor["dtype"] for tensor in data["baked"]} == {"F32"}
+    assert all(check["difference"] < 1e-5 * check["largest"] < check["unbaked"] for check in data["checks"])
+
+
+def test_a_plan_file_is_carried_out_later(folder: Path) -> None:
+    assert run("bake", "extended", "attention-factor", "--dry-run", "--plan-out", "plan.json").code == 0
+    assert run("apply", "extended", "plan.json", "-o", "applied").code == 0
+    same = [(folder / name / "model.safetensors").read_bytes() for name in ("baked", "applied")]
+    assert same[0] == same[1] != (folder / "extended" / "model.safetensors").read_bytes()
+
+
+def test_the_export_of_the_baked_one_has_the_perplexities_of_the_other(folder: Path) -> None:
+    losses = []
+    for name in ("extended", "baked"):
+        ropetool.export(folder / name, folder / f"{name}.gguf", allow_unverified=True)
+        found = verify_checkpoint(
+            folder / f"{name}.gguf", baseline=DEMO, measures=["last-segment"], segments=64, lengths=[256, 1024]
+        )
+        losses.append([entry.target.mean for entry in found.lengths])
+    assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 5e-4
+    assert losses[0] != losses[1]
+
+
+def test_the_certificate_of_a_baked_one_is_against_the_original(folder: Path) -> None:
+    found = verify_checkpoint(folder / "baked", suite="quick", segments=8, lengths=[64, 256, 512])
+    assert found.verdict == "pass"
+    assert found.baseline is not None
+    assert Path(found.baseline).name == DEMO.name  # and not that of the extended one, which it was baked from
+
+
+def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> None:
+    ropetool.export(folder / "extended", folder / "x.gguf", allow_unverified=True)
+    done = run("bake", "x.gguf", "shift-safe")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0].endswith("x-baked.gguf")
+    assert "attention factor 1.20794 of full_attention: blk.*.attn_k.weight (4)" in done.out
+    assert "shifting cached keys turns them and changes no size" in done.err
+    checks = {check.name: check for check in read_back(folder / "x-baked.gguf")}
+    assert {name: check.verdict for name, check in checks.items()} == dict.fromkeys(checks, "pass")
+    assert "with what the plan bakes" in checks["weights"].detail
+    entry = ropetool.inspect(folder / "x-baked.gguf").rope.entries["full_attention"]
+    assert entry.attention_factor == pytest.approx(1, rel=1e-6)
+    data = bytearray((folder / "x-baked.gguf").read_bytes())
+    data[-100] ^= 1
+    (folder / "x-baked.gguf").write_bytes(data)
+    assert {c.name: c.verdict for c in read_back(folder / "x-baked.gguf")}["weights"] == "fail"
+    refused(
+        folder,
+        "x.gguf: llama.cpp rotates the channels of these files in the interleaved order, whatever the file says; in the "
+        "half one it would misread them",
+        "ropetool bake FILE rearch --to llama, for qwen2 files", "bake", "x.gguf", "layout", "--to", "half",
+    )  # fmt: skip
+    refused(folder, "extended: shift-safe is a bake of GGUF files alone", "", "bake", "extended", "shift-safe")
+
+
+def test_refusals_say_what_to_do(folder: Path) -> None:
+    refused(
+        folder,
+        f"baked: its ropetool.json says that attention-factor is baked in already, from {folder / 'extended'}",
+        f"ropetool bake {folder / 'extended'} with what you want in all", "bake", "baked", "attention-factor",
+    )  # fmt: skip
+    refused(
+        folder, "--pairs: 'x' is no list of pairs; write 0,60-63", "", "bake", "extended", "drop-pairs", "--pairs", "x"
+    )
+    refused(folder, "ropetool bake: pair-gain needs --gain", "ropetool bake --help", "bake", "extended", "pair-gain")
+    refused(folder, "-p gain 3: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
+            "pair-gain", "--gain", "3")  # fmt: skip

@@ -1,0 +1,303 @@
+"""vLLM, SGLang, mlx-lm and exllamav3: their names and releases, what inspect says of them, and plans that ask for them.
+
+That the decoders compute what the programs do is what tests/oracle/test_*_rotary.py show.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import configs
+import peers
+import pytest
+from making import run, write_config
+
+import ropetool
+from ropetool import families, inspection, runtimes
+from ropetool.errors import LossyExport, UnknownRuntime
+from ropetool.runtimes import HfView, NotKnown, Refuses
+from ropetool.runtimes.base import Releases, numbers
+from ropetool.spec import RopeSet
+
+YARN = peers.YARN
+ENGINES = ("vllm", "sglang", "mlx-lm", "exllamav3")
+
+
+def decode(runtime: str, family: str = "llama", style: str = "v4", **changes: Any) -> RopeSet:
+    data = {**configs.config(family, style), "max_position_embeddings": 2048, **changes}
+    return runtimes.get(runtime).decode(HfView(data, families.get(family)))
+
+
+# --- names and releases
+
+
+def test_releases_have_their_versions() -> None:
+    stretch = Releases("0.26", "0.28")
+    assert [v for v in ("0.25.9", "0.26", "0.26.1", "0.28.0", "0.28.7", "0.29", "0.29.0") if stretch.has(v)] == [
+        "0.26", "0.26.1", "0.28.0", "0.28.7",
+    ]  # fmt: skip
+    assert (str(stretch), str(Releases("0.29", "0.29"))) == ("0.26 to 0.28", "0.29")
+    assert numbers("0.5.15.post1") == (0, 5, 15)
+    assert numbers("nightly") == ()
+
+
+def test_a_program_stands_for_all_its_releases_and_a_version_for_one() -> None:
+    names = [runtime.name for runtime in runtimes.all_of("vllm", "hf")]
+    assert names == [f"vllm@0.{n}" for n in (25, 26, 29, 30, 31, 32)]
+    for version, name in (("0.25", "0.25"), ("0.25.1", "0.25"), ("0.27.1", "0.26"), ("0.33.0", "0.32")):
+        (found,) = runtimes.all_of(f"vllm@{version}")
+        assert found.name == f"vllm@{name}"
+        assert runtimes.get(f"vllm@{version}") == found
+    assert [runtime.name for runtime in runtimes.all_of("transformers")] == ["transformers"]
+    whole = runtimes.get("vllm")
+    assert (whole.name, whole.versions) == ("vllm", "0.25 to 0.33")
+    assert set(ENGINES) <= set(runtimes.names())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vllm@0.99", "vllm 0.99 is not known; known: 0.25, 0.26 to 0.28, 0.29, 0.30, 0.31, 0.32 to 0.33"),
+        ("vllm@0.8", "vllm 0.8 is not known"),
+        ("vllm@", "vllm  is not known"),
+        ("vllm@new", "vllm new is not known"),
+        ("transformers@5", "transformers 5 is not known; known: 5.23.0"),
+        ("vlm@0.25", "no runtime is called 'vlm'; known: .*vllm"),
+    ],
+)
+def test_a_version_that_is_not_known_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UnknownRuntime, match=message):
+        runtimes.all_of(name)
+    with pytest.raises(UnknownRuntime, match=message):
+        runtimes.get(name)
+
+
+def test_a_format_that_it_does_not_read_is_refused_by_name() -> None:
+    for engine in ENGINES:
+        with pytest.raises(UnknownRuntime, match=f"{engine} does not read gguf files; these do: llama.cpp"):
+            runtimes.all_of(engine, "gguf")
+
+
+def test_names_fold_where_all_of_a_program_are_there() -> None:
+    every = [runtime.name for runtime in runtimes.all_of("sglang")]
+    assert runtimes.folded(["transformers", *every]) == ["transformers", "sglang"]
+    assert runtimes.folded(every[:1]) == every[:1]
+    assert runtimes.for_format("hf")[0].name == "transformers"
+
+
+def test_all_releases_agree_or_the_whole_program_refuses() -> None:
+    assert decode("vllm", rope_scaling=YARN).entries["full_attention"].factor == 4.0
+    with pytest.raises(Refuses, match=r"0\.25 and 0\.30 differ: attention factor 1 instead of 1\.13863"):
+        decode("vllm", rope_scaling={**YARN, "attention_factor": 1.0})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_family_that_was_not_looked_at_is_not_guessed(engine: str) -> None:
+    family = families.Family("other", "", "OtherForCausalLM", "half", default_rope_theta={"full_attention": 1e4})
+    for runtime in runtimes.all_of(engine):
+        with pytest.raises(NotKnown, match=r"how .* runs other is not known"):
+            runtime.decode(HfView(configs.config("llama", "v4"), family))
+
+
+# --- the recorded answers
+
+
+def test_the_recorded_answers_are_of_the_present_configs() -> None:
+    assert list(peers.golden("vllm", "0.33.0")) == list(peers.jobs())
+    known = {f"{program}@{v}" for program, versions in peers.RELEASES.items() for v in versions}
+    for program in ENGINES:
+        for runtime in runtimes.all_of(program):
+            ends = (runtime.releases.first, runtime.releases.last) if runtime.releases else (runtime.versions,) * 2
+            for end in ends:
+                assert any(name.startswith(f"{program}@{end}") for name in known), (program, end)
+
+
+@pytest.mark.parametrize("cell", [name for name in peers.CELLS if name not in ("default", "yarn", "linear-whole")])
+def test_each_cell_can_be_seen(cell: str) -> None:
+    """Each option changes three pairs by 1e-3, or a factor by 1e-2, against plain yarn, in at least one program."""
+    seen = []
+    for engine in ENGINES:
+        for runtime in runtimes.all_of(engine):
+            try:
+                plain = runtime.decode(HfView(peers.config("llama", "v4", YARN), families.get("llama")))
+                found = runtime.decode(HfView(peers.config("llama", "v4", peers.CELLS[cell]), families.get("llama")))
+            except Refuses:
+                seen.append(True)
+                continue
+            a, b = (rope.entries["full_attention"] for rope in (plain, found))
+            assert a.table is not None
+            assert b.table is not None
+            ratio = b.table.regimes[-1].inv_freq / a.table.regimes[-1].inv_freq
+            seen.append(
+                int((abs(ratio - 1) > 1e-3).sum()) >= 3 or abs(b.attention_factor / a.attention_factor - 1) > 1e-2
+            )
+    assert any(seen) or cell == "yarn-unsaid-length"
+
+
+# --- inspect
+
+
+def listed(path: Path) -> list[str]:
+    return run("inspect", path).out.partition("\nruntimes\n")[2].splitlines()
+
+
+def test_inspect_says_which_differ_in_what_and_what_it_does(tmp_path: Path) -> None:
+    data = {
+        **configs.config("llama", "v4"),
+        "max_position_embeddings": 2048,
+        "rope_scaling": {**YARN, "attention_factor": 1.0},
+    }
+    assert listed(write_config(tmp_path / "a", data)) == [
+        "  as above  transformers, exllamav3, transformers-v4, vllm 0.30 to 0.33, llama.cpp",
+        "  DIFFERS   mlx-lm, sglang, vllm 0.25 to 0.29",
+        "            - attention factor 1.13863 instead of 1: scores of the rotated channels times 1.29648",
+    ]
+    data = {**data, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    assert listed(write_config(tmp_path / "b", data)) == [
+        "  as above  transformers, exllamav3, mlx-lm, transformers-v4, llama.cpp",
+        "  DIFFERS   sglang, vllm",
+        "            - context 8192 instead of 2048: takes longer texts",
+    ]
+    data = {
+        **configs.config("llama", "v5"),
+        "max_position_embeddings": 2048,
+        "rope_parameters": {**YARN, "rope_theta": 5e5},
+    }
+    assert listed(write_config(tmp_path / "c", data)) == [
+        "  as above  transformers, exllamav3, sglang, vllm, llama.cpp",
+        "  DIFFERS   mlx-lm, transformers-v4",
+        "            - table: 15 of 16 pairs differ: distances look up to 157x longer",
+        "            - attention factor 1 instead of 1.13863: scores of the rotated channels times 0.771321",
+    ]
+
+
+def test_inspect_says_what_scales_the_score(tmp_path: Path) -> None:
+    scaling = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}
+    data = {**configs.config("deepseek_v3", "v4"), "max_position_embeddings": 2048, "rope_scaling": scaling}
+    assert listed(write_config(tmp_path / "a", data)) == [
+        "  as above  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm 0.25 to 0.30",
+        "  DIFFERS   vllm 0.31 to 0.33",
+        "            - the whole score is multiplied by 1 instead of 1.29648: attention is flatter",
+    ]
+
+
+def test_releases_that_read_alike_are_one_stretch() -> None:
+    every = [runtime.name for runtime in runtimes.all_of("vllm")]
+    assert runtimes.spoken(["transformers", *every]) == ["transformers", "vllm"]
+    some = [name for name in every if name not in ("vllm@0.26", "vllm@0.31")]
+    assert runtimes.spoken(some) == ["vllm 0.25", "vllm 0.29 to 0.30", "vllm 0.32 to 0.33"]
+    assert runtimes.spoken(["llama.cpp", "nothing"]) == ["llama.cpp", "nothing"]
+
+
+def test_the_json_says_the_same(tmp_path: Path) -> None:
+    data = {**configs.config("mixtral", "v4"), "head_dim": 32, "max_position_embeddings": 2048, "rope_scaling": YARN}
+    found = inspection.to_json(inspection.inspect(write_config(tmp_path / "a", data)))["runtimes"]
+    assert found["transformers"]["differs"] == []
+    assert found["sglang@0.5.16"]["differs"] == [
+        "table: 14 of 16 pairs differ: distances look up to 4x longer",
+        "attention factor 1 instead of 1.13863: scores of the rotated channels times 0.771321",
+    ]  # fmt: skip
+
+
+def test_a_runtime_that_is_not_known_is_said_so(tmp_path: Path) -> None:
+    data = {**configs.config("llama", "v4"), "max_position_embeddings": 4096, "rope_scaling": YARN}
+    found = inspection.inspect(write_config(tmp_path / "a", data))
+    text = listed(tmp_path / "a")
+    where = text.index("  not known  sglang")
+    assert text[where + 1].startswith("             - positions beyond factor x original length, 2048")
+    assert "not_known" in inspection.to_json(found)["runtimes"]["sglang@0.5.15"]
+
+
+# --- plans
+
+
+def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) -> ropetool.planning.Plan:
+    path = tmp_path / family
+    if not path.exists():
+        data = peers.config(family, "v4", None)
+        if family == "gemma3_text":
+            data["rope_local_base_freq"] = 10000.0  # as published; exllamav3 takes this whatever the config says
+        write_config(path, {**data, "rms_norm_eps": 1e-5})
+    return ropetool.plan(path, method, factor=4, for_runtimes=list(asked), **options)
+
+
+def kept(made: ropetool.planning.Plan) -> list[str]:
+    return [candidate.name for candidate in made.candidates if not candidate.rejected]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "deepseek_v3", "mistral", "gemma3_text"])
+def test_one_file_for_six_programs(family: str, tmp_path: Path) -> None:
+    made = plan(tmp_path, family, "yarn", "transformers", "transformers-v4", *ENGINES)
+    assert kept(made) == ["yarn keys"]
+    assert set(made.runtimes) >= {"transformers", "vllm@0.25", "vllm@0.32", "sglang@0.5.16", "mlx-lm@0.32.0"}
+    assert not [note for note in made.notes if "would not agree" in note]
+
+
+def test_phi3_is_served_by_lists_with_the_factor_that_vllm_assumes(tmp_path: Path) -> None:
+    lists = "a full table as longrope lists"
+    assert kept(plan(tmp_path, "phi3", "yarn", "transformers", "vllm", "sglang", attention_factor="logn")) == [lists]
+    made = plan(tmp_path, "phi3", "yarn", "transformers", "vllm")
+    (rejected,) = [c.rejected for c in made.candidates if c.name == lists]
+    assert rejected == "vllm@0.25: attention factor 1.10554 instead of 1.13863"
+    assert kept(made) == [f"{lists} without a factor, the rest in the weights"]
+    assert made.bakes == ("attention factor 1.02993 of full_attention: its square into the keys",)
+
+
+def test_the_weights_take_what_one_program_does_not_read(tmp_path: Path) -> None:
+    made = plan(tmp_path, "llama", "ntk-by-parts", "transformers", "vllm", "sglang")
+    assert made.candidates[0].rejected == "vllm@0.25: attention factor 1.13863 instead of 1"
+    assert kept(made) == ["yarn keys without a factor, the rest in the weights"]
+    made = plan(tmp_path, "llama", "linear", "transformers", "vllm")
+    assert made.candidates[0].rejected == "vllm@0.25: context 8192 instead of 2048"
+    assert kept(made) == ["a full table as longrope lists without a factor, the rest in the weights"]
+
+
+def test_a_program_that_no_file_serves_is_named_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(LossyExport) as refused:
+        plan(tmp_path, "mixtral", "yarn", "transformers", "sglang")
+    text = refused.value.message
+    assert text.startswith(
+        "yarn cannot be written in v4 style for transformers, sglang: no file serves sglang@0.5.15; "
+    )
+    assert "sglang@0.5.15: pair 8 turns 4 times as fast as asked" in text
+
+
+def test_one_release_may_do_what_all_cannot(tmp_path: Path) -> None:
+    made = plan(tmp_path, "llama", "ntk-by-parts", "transformers", "vllm@0.33")
+    assert made.runtimes == ("transformers", "vllm@0.32")
+    (note,) = [n for n in made.notes if "would not agree: attention factor 1.13863 instead of 1" in n]
+    assert note.startswith("mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would not agree: ")
+    assert note.endswith(
+        "--for transformers --for vllm@0.32 --for mlx-lm --for sglang --for vllm@0.25 --for vllm@0.26 --for vllm@0.29 "
+        "asks for a file that serves them too"
+    )
+
+
+def test_the_attention_factor_of_mla_is_compared_as_the_score(tmp_path: Path) -> None:
+    """deepseek_v3 with attention_factor 1.0 beside mscale keys: 0.31 and later leave the softmax scale alone."""
+    scaling = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}
+    old, new = (
+        decode(f"vllm@{v}", "deepseek_v3", rope_scaling=scaling).entries["full_attention"] for v in ("0.30", "0.31")
+    )
+    assert (old.attention_factor, new.attention_factor) == (1.0, 1.0)
+    assert old.score_rotary == pytest.approx((0.1 * math.log(4) + 1) ** 2)
+    assert new.score_rotary == 1.0
+    assert old.disagreement(new) == "the whole score is multiplied by 1 instead of 1.29648"
+
+
+def test_the_factor_keys_that_most_programs_read_alike() -> None:
+    """attention_factor with attn_factor beside it, and on MLA with mscale 0: the docs say where each works."""
+    both = {**YARN, "attention_factor": 0.9, "attn_factor": 0.9 / (0.1 * math.log(4) + 1)}
+    for name in ("transformers", "transformers-v4", "vllm", "sglang", "exllamav3"):
+        assert decode(name, rope_scaling=both).entries["full_attention"].attention_factor == pytest.approx(
+            0.9, rel=1e-12
+        )
+    assert decode("mlx-lm", rope_scaling=both).entries["full_attention"].attention_factor == pytest.approx(
+        1.13863, rel=1e-5
+    )
+    alone = {**YARN, "attention_factor": 1.0, "mscale": 0.0}
+    for name in ("transformers", "transformers-v4", *ENGINES):
+        entry = decode(name, "deepseek_v3", rope_scaling=alone).entries["full_attention"]
+        assert (entry.attention_factor, entry.softmax_multiplier) == (1.0, 1.0), name
