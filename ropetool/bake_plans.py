@@ -26,11 +26,11 @@ from ropetool.families.rows import K
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import Checkpoint, headers, read_optional_object
 from ropetool.hosts import HfHost
-from ropetool.planning import tables_of
+from ropetool.planning import dissenters, tables_of
 from ropetool.plans import BAKE, Plan
 from ropetool.provenance import Provenance
 from ropetool.readings import CURRENT
-from ropetool.runtimes import GgufView
+from ropetool.runtimes import GgufView, folded
 from ropetool.spec import RopeSet
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
@@ -157,7 +157,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
     read = inspection.understood(host.read(host.runtime, edits), host.where)
     changed = _Changed(
         made.tensors, tuple(edits), marks(made.tensors, headers(host.checkpoint)),
-        (*host.notes(), *made.notes, *_adapter_notes(path)), dtype,
+        (*host.notes(), *made.notes, *_adapter_notes(path), *_other_readers(host, edits, read)), dtype,
     )  # fmt: skip
     return _plan(host.format, host.runtime, host.style, host.family.model_type, path, kind, wish, read, changed)
 
@@ -241,6 +241,16 @@ def _plan(
         read.max_position_embeddings, (runtime,), style, tables_of(read), softmax, changed.edits, (), changed.notes,
         "baked", described(changed.tensors), changed.tensors, changed.weight_files, changed.bake_dtype,
     )  # fmt: skip
+
+
+def _other_readers(host: HfHost, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
+    """Say which runtimes would still ask for a factor, or read the keys otherwise, a note for each reason."""
+    found = dissenters(host, edits, read, (host.runtime,))
+    return [
+        f"{', '.join(folded(others))} would not agree with {host.runtime} on the output: {reason}; from the source of the "
+        "extension, `ropetool extend` with --for for each of them leaves to the weights what their keys cannot say"
+        for reason, others in found.items()
+    ]
 
 
 def _adapter_notes(path: Path) -> tuple[str, ...]:

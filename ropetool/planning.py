@@ -324,16 +324,21 @@ def _window_notes(target: RopeSet) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _other_readers(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
+def dissenters(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> dict[str, list[str]]:
+    """Return what runtimes besides `wanted` would compute otherwise from the output, and which ones."""
     alike: dict[str, list[str]] = {}
     for runtime in (r.name for r in runtimes.for_format(host.format) if r.name not in wanted):
         found = host.read(runtime, edits)
         reason = _difference(found, target) if found.known else ""
         if reason:
             alike.setdefault(reason, []).append(runtime)
+    return alike
+
+
+def _other_readers(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
     notes = []
-    for reason, others in alike.items():
+    for reason, others in dissenters(host, edits, target, wanted).items():
         both = "--config-style both " if host.style == names.V5 else ""
         asked = runtimes.folded([*wanted, *others])
         notes.append(

@@ -249,11 +249,20 @@ def test_packed_weights_are_extended_in_the_config_and_not_baked(tmp_path: Path)
 
 def test_an_adapter_beside_the_model_is_noted(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["llama"])
-    assert make_bake(source, "attention-factor").notes == ()
+    assert not [note for note in make_bake(source, "attention-factor").notes if "adapter" in note]
     (source / "lora").mkdir()
     (source / "lora" / "adapter_config.json").write_text("{}")
-    (note,) = make_bake(source, "attention-factor").notes
+    (note,) = [note for note in make_bake(source, "attention-factor").notes if "adapter" in note]
     assert "it no longer fits" in note
+
+
+def test_runtimes_that_still_add_a_factor_of_their_own_are_named(tmp_path: Path) -> None:
+    """attention_factor 1.0 is what transformers reads; those that do not multiply by YaRN's once more."""
+    source = source_of(tmp_path, "llama")
+    ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "extended")
+    (note,) = make_bake(tmp_path / "extended", "attention-factor").notes
+    assert note.startswith("mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would not agree with transformers")
+    assert "attention factor 1.13863 instead of 1" in note
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ baked into the weights
 def test_a_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
     before = snapshot(folder)
     done = run("bake", "extended", "attention-factor", "--side", "q", "--dry-run")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert done.err.startswith("Note: mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would not agree with transformers")
     assert done.out == PLAN.format(here=folder)
     assert snapshot(folder) == before
 
