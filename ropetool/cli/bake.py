@@ -66,11 +66,13 @@ def bake_command(
     """
     from ropetool.bake_plans import make_bake
     from ropetool.cli.extend import list_value, written_beside
-    from ropetool.report.baked import checks_of, checks_text
+    from ropetool.report.baked import check_possible, checks_of, checks_text
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chosen = tuple(list_value("gain", gains)) if gains is not None else ()
     plan = make_bake(source, what, gains=chosen, pairs=_pairs(pairs), **options)
+    if check:
+        check_possible(plan, Path(source))
     target = Path(output) if output is not None else plan.output_beside(Path(source))
     with written_beside(plan_out, plan):
         if dry_run:
@@ -83,7 +85,7 @@ def bake_command(
         from ropetool.applying import apply
 
         written = apply(plan, source, target, force=force, copy=copy)
-    checks = checks_of(plan, Path(source), target) if check else ()
+    checks = checks_of(plan, Path(source), written.output) if check else ()
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})
         return

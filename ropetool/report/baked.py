@@ -6,10 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool import families
-from ropetool.baking import LayerCheck, check_scores, reader, view_of
+from ropetool.baking import LayerCheck, View, check_scores, reader, view_of
+from ropetool.baking.checking import Reader
+from ropetool.baking.gguf_sites import gguf_view
+from ropetool.baking.gguf_writing import gguf_reader
+from ropetool.errors import LossyExport
+from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import headers, open_checkpoint
 from ropetool.plans import Plan
 from ropetool.report.layout import columns
+from ropetool.runtimes import GgufView
+
+
+def check_possible(plan: Plan, where: Path) -> None:
+    """Raise LossyExport where the scores of a bake are not computed, before anything is written."""
+    if plan.format == "gguf" and families.get(plan.family).mla:
+        raise LossyExport(
+            "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
+            try_="leave out --check",
+        )  # fmt: skip
 
 
 def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
@@ -17,11 +32,19 @@ def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
 
     Raises: UnsupportedDtype, LossyExport, CheckpointError.
     """
-    before, after = (open_checkpoint(path) for path in (source, output))
-    family = families.get(plan.family)
-    return check_scores(
-        plan.tensors, view_of(before, family), reader(headers(before)), view_of(after, family), reader(headers(after))
-    )
+    sides = [_read_gguf(path) if plan.format == "gguf" else _read(path, plan) for path in (source, output)]
+    (before, read_before), (after, read_after) = sides
+    return check_scores(plan.tensors, before, read_before, after, read_after)
+
+
+def _read(path: Path, plan: Plan) -> tuple[View, Reader]:
+    checkpoint = open_checkpoint(path)
+    return view_of(checkpoint, families.get(plan.family)), reader(headers(checkpoint))
+
+
+def _read_gguf(path: Path) -> tuple[View, Reader]:
+    files = read_shards(path)
+    return gguf_view(GgufView.of(files)), gguf_reader(files)
 
 
 def checks_text(checks: Sequence[LayerCheck]) -> str:

@@ -48,7 +48,9 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
     before = snapshot(folder)
     done = run("bake", "extended", "attention-factor", "--side", "q", "--dry-run")
     assert done.code == 0
-    assert done.err.startswith("Note: mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would not agree with transformers")
+    assert done.err.startswith(
+        "Note: mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would not agree with transformers"
+    )
     assert done.out == PLAN.format(here=folder)
     assert snapshot(folder) == before
 
@@ -102,10 +104,12 @@ def test_the_certificate_of_a_baked_one_is_against_the_original(folder: Path) ->
 
 def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> None:
     ropetool.export(folder / "extended", folder / "x.gguf", allow_unverified=True)
-    done = run("bake", "x.gguf", "shift-safe")
+    done = run("bake", "x.gguf", "shift-safe", "--check")
     assert done.code == 0, done.err
     assert done.out.splitlines()[0].endswith("x-baked.gguf")
     assert "attention factor 1.20794 of full_attention: blk.*.attn_k.weight (4)" in done.out
+    scores = [line.split() for line in done.out.splitlines()[-4:]]
+    assert all(float(away) < 0.01 * float(most) < float(without) for *_, most, away, without in scores)
     assert "shifting cached keys turns them and changes no size" in done.err
     checks = {check.name: check for check in read_back(folder / "x-baked.gguf")}
     assert {name: check.verdict for name, check in checks.items()} == dict.fromkeys(checks, "pass")
