@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool import families, inspection, names, provenance
-from ropetool.baking import BakedTensor, bake_tensors, by_tensor
+from ropetool.baking import BakedTensor, bake_tensors, by_tensor, marks
 from ropetool.baking.gguf_writing import gguf_marks, write_baked
 from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import LossyExport, PlanMismatch
@@ -78,9 +78,7 @@ def apply(
     carried, left = _sorted_out(checkpoint)
     placed: Counter[str] = Counter()
     with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage:
-        done = bake_tensors(
-            plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, expected=plan.weight_files, progress=progress
-        )
+        done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=progress)
         written = {*edited, *(file.name for file in done.files)}
         for relative in (path for path in carried if str(path) not in written):
             destination = stage / relative
@@ -103,7 +101,18 @@ def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
             f"the plan bakes {plan.bakes[0]}, and there are no weights here", where=str(checkpoint.path),
             try_="run the same command on the checkpoint with its weights",
         )  # fmt: skip
-    return headers(checkpoint)
+    found = headers(checkpoint)
+    _check_marks(plan, marks(plan.tensors, found), checkpoint.path)
+    return found
+
+
+def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
+    changed = sorted(name for name, mark in plan.weight_files.items() if present.get(name) != mark)
+    if changed or present.keys() != plan.weight_files.keys():
+        raise PlanMismatch(
+            f"{', '.join(changed) or 'a weight file'} has changed since the plan was made", where=str(where),
+            try_="make a new plan",
+        )  # fmt: skip
 
 
 def _write_provenance(plan: Plan, source: Path, destination: Path) -> None:
@@ -118,10 +127,7 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
     headers = read_shards(source)
     view = GgufView.of(headers)
     check_old_values(plan.edits, view, str(headers[0].path))
-    if gguf_marks(plan.tensors, headers) != dict(plan.weight_files):
-        raise PlanMismatch(
-            "a weight file has changed since the plan was made", where=str(headers[0].path), try_=_PLAN_AGAIN
-        )
+    _check_marks(plan, gguf_marks(plan.tensors, headers), headers[0].path.parent)
     changes, baked = by_tensor(plan.tensors), list[BakedTensor]()
     patch = patch_of(plan.edits)
     for runtime in plan.runtimes:

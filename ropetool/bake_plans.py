@@ -25,7 +25,7 @@ from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families.rows import K
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import Checkpoint, headers, read_optional_object
-from ropetool.hosts import HfHost
+from ropetool.hosts import HfHost, adapter_notes
 from ropetool.planning import dissenters, tables_of
 from ropetool.plans import BAKE, Plan
 from ropetool.provenance import Provenance
@@ -34,6 +34,7 @@ from ropetool.runtimes import GgufView, folded
 from ropetool.spec import RopeSet
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
+LAYOUTS = ("half", "interleaved")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,17 @@ class Kind:
     make_gguf: Callable[[View, GgufView, Wish, str], GgufBake] | None = None
 
 
+def _layout(view: View, checkpoint: Checkpoint, wish: Wish) -> Bake:
+    if not view.family.interleave_key:
+        raise LossyExport(
+            f"no key of a {view.family.model_type}'s config says in which order its channels are, so every runtime would "
+            "rotate the wrong ones", where=view.where,
+        )  # fmt: skip
+    if wish.to not in LAYOUTS:
+        raise ConfigError(f"{wish.to!r} is neither {' nor '.join(LAYOUTS)}", where="--to")
+    return hf.layout(view, checkpoint, wish.to)
+
+
 def _rearch(view: View, model: GgufView, wish: Wish, bake_dtype: str) -> GgufBake:
     if wish.to != "llama":
         raise ConfigError(f"{wish.to!r} is no architecture to turn a file into; there is llama", where="--to")
@@ -110,7 +122,7 @@ KINDS = {
         ),
         Kind(
             "layout", "the order of the rotary channels, half or interleaved",
-            lambda view, checkpoint, w: hf.layout(view, checkpoint, w.to), ("to",), ("to",),
+            _layout, ("to",), ("to",),
             lambda view, model, w, d: gguf.layout(view, w.to),
         ),
         Kind(
@@ -145,34 +157,43 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
     path, dtype = Path(source), DTYPES[bake_dtype]
     if inspection.is_gguf(path):
         return _of_gguf(kind, path, wish, dtype)
+    host = HfHost.open(path, None)
     if kind.make is None:
         raise LossyExport(f"{what} is a bake of GGUF files alone", where=str(path))
-    host = HfHost.open(path, None)
     if host.checkpoint.config_only and not wish.config_only:
         raise LossyExport("there are no weights to bake into", where=str(path))
     _check_not_done(path, host.made, what, wish)
-    made = kind.make(view_of(host.checkpoint, host.family), host.checkpoint, wish)
+    view = view_of(host.checkpoint, host.family)
+    _check_layer_type(view, wish)
+    made = kind.make(view, host.checkpoint, wish)
+    _check_changes(kind, path, made.tensors or made.config)
     edits = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in made.config]
     edits += index_edits(host.checkpoint, made.tensors, dtype)
     read = inspection.understood(host.read(host.runtime, edits), host.where)
     changed = _Changed(
         made.tensors, tuple(edits), marks(made.tensors, headers(host.checkpoint)),
-        (*host.notes(), *made.notes, *_adapter_notes(path), *_other_readers(host, edits, read)), dtype,
+        (*host.notes(), *_still_notes(wish), *made.notes, *adapter_notes(path), *_other_readers(host, edits, read)), dtype,
     )  # fmt: skip
     return _plan(host.format, host.runtime, host.style, host.family.model_type, path, kind, wish, read, changed)
 
 
 def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
+    if wish.config_only:
+        raise ConfigError("a GGUF file has no key that multiplies the score", where="--config-only")
     if kind.make_gguf is None:
         raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints alone", where=str(path))
     files = read_shards(path)
     model, made = GgufView.of(files), provenance.read(files[0].path)
     _check_not_done(path, made, kind.name, wish)
     view = gguf_view(model)
+    _check_layer_type(view, wish)
     baked = kind.make_gguf(view, model, wish, bake_dtype)
     edits = tuple(edits_of_patch(baked.patch, model))
+    _check_changes(kind, path, baked.tensors or edits)
     read = inspection.understood(inspection.read_view(LLAMA_CPP, model.after(baked.patch)), str(path), "file")
-    changed = _Changed(baked.tensors, edits, gguf_marks(baked.tensors, files), baked.notes, bake_dtype)
+    changed = _Changed(
+        baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype
+    )
     return _plan("gguf", LLAMA_CPP, "GGUF", view.family.model_type, path, kind, wish, read, changed)
 
 
@@ -204,6 +225,27 @@ def _check_options(kind: Kind, wish: Wish) -> None:
         raise ConfigError(f"{kind.name} has no use for it; its options: {known}", where=_option(foreign))
 
 
+def _check_layer_type(view: View, wish: Wish) -> None:
+    if wish.layer_type not in view.rope.entries and wish.layer_type != names.FULL_ATTENTION:
+        known = ", ".join(view.rope.entries)
+        raise ConfigError(
+            f"{wish.layer_type!r} is no kind of layer of this model; it has {known}", where="--layer-type"
+        )
+    if (
+        len(wish.gains)
+        and (entry := view.rope.entries.get(wish.layer_type))
+        and 2 * len(wish.gains) != entry.rotary_dim
+    ):
+        raise ConfigError(
+            f"{len(wish.gains)} numbers for {entry.rotary_dim // 2} rotary pairs of {wish.layer_type}", where="--gain"
+        )
+
+
+def _check_changes(kind: Kind, path: Path, changes: object) -> None:
+    if not changes:
+        raise ConfigError(f"{kind.name} with these options changes nothing", where=str(path))
+
+
 def _option(name: str) -> str:
     return "--gain" if name == "gains" else f"--{name.replace('_', '-')}"
 
@@ -215,7 +257,7 @@ def _check_not_done(path: Path, made: Provenance | None, what: str, wish: Wish) 
         if made.plan.get("params") == wanted:
             raise ConfigError(
                 f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
-                where=str(path), try_=f"ropetool bake {shlex.quote(made.source)} with what you want in all",
+                where=str(path), try_=f"ropetool diff {shlex.quote(made.source)} {shlex.quote(str(path))}, which shows what it holds",
             )  # fmt: skip
         made = provenance.record(Path(made.source))
 
@@ -244,18 +286,21 @@ def _plan(
 
 
 def _other_readers(host: HfHost, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
-    """Say which runtimes would still ask for a factor, or read the keys otherwise, a note for each reason."""
-    found = dissenters(host, edits, read, (host.runtime,))
+    """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
+    before = host.read(host.runtime).rope
+    known = (
+        {name for those in dissenters(host, (), before, (host.runtime,)).values() for name in those} if before else ()
+    )
+    found = {
+        reason: [name for name in those if name not in known]
+        for reason, those in dissenters(host, edits, read, (host.runtime,)).items()
+    }
     return [
-        f"{', '.join(folded(others))} would not agree with {host.runtime} on the output: {reason}; from the source of the "
-        "extension, `ropetool extend` with --for for each of them leaves to the weights what their keys cannot say"
-        for reason, others in found.items()
-    ]
+        f"{', '.join(folded(others))} agreed with {host.runtime} on the source and would not on the output: {reason}; an "
+        "extension of the unscaled model with --for for each of them leaves to the weights what their keys cannot say"
+        for reason, others in found.items() if others
+    ]  # fmt: skip
 
 
-def _adapter_notes(path: Path) -> tuple[str, ...]:
-    """Say that a LoRA adapter beside the weights was made for other weights."""
-    found = sorted(path.rglob("adapter_config.json"))
-    if not found:
-        return ()
-    return (f"the adapter in {found[0].parent} was trained on the weights before the bake: it no longer fits",)
+def _still_notes(wish: Wish) -> tuple[str, ...]:
+    return (f"pairs {', '.join(map(str, wish.pairs))} stand still",) if wish.mode == "still" else ()

@@ -92,6 +92,14 @@ def open_host(path: Path, config_style: str | None) -> Host:
     return GgufHost.open(path) if inspection.is_gguf(path) else HfHost.open(path, config_style)
 
 
+def adapter_notes(path: Path) -> tuple[str, ...]:
+    """Say that a LoRA adapter beside the weights was made for other weights than those of a bake."""
+    found = sorted(path.rglob("adapter_config.json"))
+    if not found:
+        return ()
+    return (f"the adapter in {found[0].parent} was trained on the weights before the bake: it no longer fits",)
+
+
 def read_with(path: Path, runtime: str, edits: Sequence[FileEdit]) -> RuntimeReading:
     """Return what the runtime makes of the checkpoint with these edits; of a GGUF file whatever its architecture.
 

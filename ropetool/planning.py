@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ropetool.baking import rest_of, without_rest
 from ropetool.encodings import IN_WEIGHTS, FileEdit, Way
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.exported_rope import RUNTIME
-from ropetool.hosts import Baking, Host, open_host
+from ropetool.hosts import Baking, Host, adapter_notes, open_host
 from ropetool.inspection import RuntimeReading
 from ropetool.methods import Derived, Goal, Method, Source
 from ropetool.plans import Candidate, Plan
@@ -78,11 +78,20 @@ def make_plan(
     else:
         if host.format == "gguf":
             raise _lossy_gguf(host, wish, goal, start, _changed(chosen, typed, values), tried)
-        raise _lossy(host, chosen, wanted, tried, _quarrel(host, ways, target, wanted))
+        quarrel = _quarrel(host, ways, target, wanted)
+        if quarrel:
+            tried = [Candidate(way.name, _attempt(host, way, target, quarrel)[1]) for way in ways]
+        raise _lossy(host, chosen, wanted, tried, quarrel)
     edits = [*way.edits, *host.length_edits(derived.max_position_embeddings)]
+
+    def serves(several: Sequence[str]) -> bool:
+        wider = open_host(Path(source), names.BOTH) if host.style == names.V5 else host
+        others = wider.encodings(entry, derived, target, start.trained_length, goal.factor)
+        return _serves(wider, others, target, several)
+
     notes = (
         *host.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
-        *_bake_notes(kept.baking), *_other_readers(host, edits, kept.read, wanted),
+        *_bake_notes(host, kept.baking), *_other_readers(host, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
         host.format, host.family.model_type, chosen.name, goal.factor, _stated(typed, values, attention_factor),
@@ -165,27 +174,27 @@ def _attempt(host: Host, way: Way, target: RopeSet, wanted: Sequence[str]) -> tu
         return None, f"the weights cannot hold the rest: {error.message}"
 
 
-def _quarrel(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> str:
-    """Return which of several runtimes no file serves, or which two no one file does."""
+def _quarrel(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return the one of several runtimes that no file serves, or the two that no one file does; nothing if all agree."""
     if len(wanted) == 1:
-        return ""
+        return ()
     for runtime in wanted:
         if not _serves(host, ways, target, [runtime]):
-            return f"no file serves {runtime}"
-    for one, other in itertools.combinations(wanted, 2):
-        if not _serves(host, ways, target, [one, other]):
-            return f"no one file serves both {one} and {other}"
-    return ""
+            return (runtime,)
+    pairs = itertools.combinations(wanted, 2)
+    return next((pair for pair in pairs if not _serves(host, ways, target, pair)), ())
 
 
 def _serves(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> bool:
     return any(_attempt(host, way, target, wanted)[0] for way in ways)
 
 
-def _bake_notes(baking: Baking) -> tuple[str, ...]:
-    """Say what only a checkpoint with weights can carry."""
-    if not baking.words or baking.tensors:
+def _bake_notes(host: Host, baking: Baking) -> tuple[str, ...]:
+    """Say what only a checkpoint with weights can carry, and what no longer fits weights that change."""
+    if not baking.words:
         return ()
+    if baking.tensors:
+        return adapter_notes(host.path)
     return (
         f"the weights are not here, and would take {'; '.join(baking.words)}: with them the same command writes it",
     )
@@ -212,12 +221,20 @@ def _stated(typed: Any, values: Mapping[str, Any], attention_factor: str | float
     return stated if attention_factor == "auto" else {**stated, names.ATTENTION_FACTOR: attention_factor}
 
 
-def _lossy(host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate], quarrel: str) -> LossyExport:
-    reasons = "; ".join(filter(None, (quarrel, _reasons(tried)))) or "no rope keys can say it"
+def _lossy(
+    host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate], quarrel: Sequence[str]
+) -> LossyExport:
+    reasons = _reasons(tried) or "no rope keys can say it"
+    if quarrel:
+        who = f"no file serves {quarrel[0]}" if len(quarrel) == 1 else f"no one file serves {' and '.join(quarrel)}"
+        reasons = f"{who}: {reasons}"
     if host.style == names.V5 and "transformers-v4" in wanted:
         would_work = "--config-style both"
     elif method.name == "dynamic":
         would_work = "-p freeze N, a fixed table"
+    elif quarrel:
+        rest = runtimes.folded([name for name in wanted if name != quarrel[-1]])
+        would_work = f"without {quarrel[-1]}: {' '.join(f'--for {name}' for name in rest)}"
     else:
         would_work = "fewer runtimes with --for, or another method"
     return LossyExport(
@@ -335,15 +352,23 @@ def dissenters(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: S
     return alike
 
 
-def _other_readers(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+def _other_readers(
+    host: Host,
+    edits: Sequence[FileEdit],
+    target: RopeSet,
+    wanted: Sequence[str],
+    serves: Callable[[Sequence[str]], bool],
+) -> tuple[str, ...]:
     """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
     notes = []
     for reason, others in dissenters(host, edits, target, wanted).items():
         both = "--config-style both " if host.style == names.V5 else ""
         asked = runtimes.folded([*wanted, *others])
+        whom = "them" if len(others) > 1 else "it"
+        step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
         notes.append(
-            f"{', '.join(runtimes.folded(others))} would not agree: {reason}; {both}"
-            f"{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {'them' if len(others) > 1 else 'it'} too"
+            f"{', '.join(runtimes.folded(others))} would not agree: {reason}; "
+            + (step if serves([*wanted, *others]) else "no one file serves all")
         )
     return tuple(notes)
 

@@ -15,7 +15,10 @@ from ropetool.errors import ConfigError
 @click.argument("source", type=click.Path())
 @click.argument("what", metavar="BAKE")
 @click.option(
-    "--side", default="", metavar="k|q|both", help="Where a factor goes; norm: MLA's query latent. Default: k."
+    "--side",
+    default="",
+    metavar="k|q|both|norm",
+    help="Where a factor goes. Default: k; softmax-scale: norm, MLA's query latent, where there is one, else q.",
 )
 @click.option("--gain", "gains", metavar="LIST|FILE", help="pair-gain: a number for each rotary pair, as a JSON list.")
 @click.option("--multiplier", type=float, help="score: what the whole score is multiplied by.")
@@ -29,7 +32,9 @@ from ropetool.errors import ConfigError
 @click.option(
     "--bake-dtype", default="", metavar="f32|f64", help="Store the scaled tensors so. Default: their own type."
 )
-@click.option("--check", is_flag=True, help="Print the scores of each touched layer before and after.")
+@click.option(
+    "--check", is_flag=True, help="Print the scores of each touched layer before and after; they must stay the same."
+)
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-baked.")
 @click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
@@ -69,7 +74,7 @@ def bake_command(
     from ropetool.report.baked import check_possible, checks_of, checks_text
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
-    chosen = tuple(list_value("gain", gains)) if gains is not None else ()
+    chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
     plan = make_bake(source, what, gains=chosen, pairs=_pairs(pairs), **options)
     if check:
         check_possible(plan, Path(source))
@@ -101,7 +106,10 @@ def _pairs(text: str) -> tuple[int, ...]:
     try:
         for part in filter(None, text.split(",")):
             first, _, last = part.partition("-")
-            found += range(int(first), int(last or first) + 1)
+            stretch = range(int(first), int(last or first) + 1)
+            if not stretch:
+                raise ValueError
+            found += stretch
     except ValueError:
         raise ConfigError(f"{text!r} is no list of pairs; write 0,60-63", where="--pairs") from None
     return tuple(found)

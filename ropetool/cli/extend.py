@@ -113,16 +113,24 @@ def extend_command(
 
     chain = _Chain.of(options, dry_run)
     chain.check_source(Path(source))
-    plan = make_plan(
-        source, method, factor=factor, target_length=target_length, reading=reading,
-        params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
-        temperature_scope=options["temperature_scope"], original_length=options["original_length"], for_runtimes=options["for_runtimes"],
-        config_style=options["config_style"],
-    )  # fmt: skip
+
+    def planned(for_runtimes: tuple[str, ...]) -> Plan:
+        return make_plan(
+            source, method, factor=factor, target_length=target_length, reading=reading,
+            params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
+            temperature_scope=options["temperature_scope"], original_length=options["original_length"],
+            for_runtimes=for_runtimes, config_style=options["config_style"],
+        )  # fmt: skip
+
+    def unbaked(plan: Plan) -> Plan:
+        """Return the same extension with its factor in the config, where one runtime alone reads it there: for flags."""
+        return planned(()) if plan.bakes else plan
+
+    plan = planned(options["for_runtimes"])
     target = Path(output) if output is not None else plan.output_beside(Path(source))
     with written_beside(plan_out, plan):
         if dry_run:
-            flags = flag_lines(plan, source)
+            flags = flag_lines(unbaked(plan), source)
             if as_json:
                 print_json({**planned_json(plan, target), "flags": flags})
             else:
@@ -258,35 +266,28 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
     return values
 
 
-def list_value(name: str, value: str) -> Any:
+def list_value(name: str, value: str, option: str = "") -> Any:
     """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
     from ropetool.formats.hf import parse_object
 
-    text = value if value.lstrip().startswith("[") else _small_text(name, value)
-    where = _place(name, value)
+    where = f"{option or f'-p {name}'} {value if len(value) <= 200 else value[:60] + '...'}"
+    text = value if value.lstrip().startswith("[") else _small_text(where, value)
     data = parse_object(f'{{"{name}": {text}}}' if text.lstrip().startswith("[") else text, where).get(name)
     if not isinstance(data, list):
         raise ConfigError(f"it holds no list called {name}", where=where)
     return data
 
 
-def _place(name: str, value: str) -> str:
-    return f"-p {name} {value if len(value) <= 200 else value[:60] + '...'}"
-
-
-def _small_text(name: str, value: str) -> str:
+def _small_text(where: str, value: str) -> str:
     path = Path(value)
     try:
         # A device has no end, and a list of one number per rotary pair is short.
         if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
-            raise ConfigError(
-                f"it is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes",
-                where=_place(name, value),
-            )
+            raise ConfigError(f"it is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"it cannot be read ({reason})", where=_place(name, value)) from None
+        raise ConfigError(f"it cannot be read ({reason})", where=where) from None
 
 
 def _number_or_name(value: str) -> str | float:

@@ -10,21 +10,41 @@ from ropetool.baking import LayerCheck, View, check_scores, reader, view_of
 from ropetool.baking.checking import Reader
 from ropetool.baking.gguf_sites import gguf_view
 from ropetool.baking.gguf_writing import gguf_reader
-from ropetool.errors import LossyExport
+from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import headers, open_checkpoint
 from ropetool.plans import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes import GgufView
 
+KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
+
 
 def check_possible(plan: Plan, where: Path) -> None:
-    """Raise LossyExport where the scores of a bake are not computed, before anything is written."""
+    """Raise where the scores cannot be compared, or are meant to change; before anything is written.
+
+    Raises: ConfigError, LossyExport, UnsupportedDtype.
+    """
+    what = plan.params.get("bake")
+    if what not in KEEPS_SCORES or not plan.tensors:
+        raise ConfigError(
+            f"it compares scores that stay the same, and {what} " + ("changes them" if plan.tensors else "touches no weight"),
+            where="--check", try_="leave out --check",
+        )  # fmt: skip
     if plan.format == "gguf" and families.get(plan.family).mla:
         raise LossyExport(
             "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
             try_="leave out --check",
         )  # fmt: skip
+    view, read = _read_gguf(where) if plan.format == "gguf" else _read(where, plan)
+    try:
+        check_scores(plan.tensors, view, read, view, read)
+    except UnsupportedDtype as error:
+        raise UnsupportedDtype(
+            f"--check cannot read the weights: {error.message}",
+            where=error.where or str(where),
+            try_="leave out --check",
+        ) from None
 
 
 def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:

@@ -16,6 +16,7 @@ from ropetool.report.layout import columns
 
 DIFFERS = "differs"
 LEAST_DIGITS, MOST_DIGITS = 4, 7
+TINY = 1e-30  # no factor that a weight holds
 TOLD_ALONE = 4  # stretches of rows, and names, that are told one by one
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -175,6 +176,10 @@ def _types(found: Relation) -> str:
 def _scale_words(found: Relation, group: Sequence[Relation]) -> str:
     what = "" if found.kind == SCALED else f"{_row_words(found)} "
     scales = [scale for one in group for scale in one.scales]
+    if all(abs(scale.value) < TINY for scale in scales):
+        return f"{what}set to zero{_types(found)}"
+    if all(abs(scale.value) > 1 / TINY for scale in scales):
+        return f"{what}zero before{_types(found)}"
     spread = f" (single numbers by up to {max(scale.spread for scale in scales):.2g} more or less)"
     low, high = max(scale.low for scale in scales), min(scale.high for scale in scales)
     if low <= high:
@@ -187,7 +192,8 @@ def _scale_words(found: Relation, group: Sequence[Relation]) -> str:
 def _known(scales: Sequence[Scale], low: float, high: float) -> str:
     """Return the scale that all have in common, with the digits that its bounds leave certain, one more, and at most seven."""
     value = float(np.clip(np.median([scale.value for scale in scales]), low, high))
-    known = 1 + math.ceil(-math.log10((high - low) / abs(value))) if high > low and value else MOST_DIGITS
+    share = (high - low) / abs(value) if value else 0.0
+    known = 1 + math.ceil(-math.log10(share)) if 0 < share < math.inf else MOST_DIGITS
     return f"{value:.{min(max(known, LEAST_DIGITS), MOST_DIGITS)}g}"
 
 

@@ -49,7 +49,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
     done = run("bake", "extended", "attention-factor", "--side", "q", "--dry-run")
     assert done.code == 0
     assert done.err.startswith(
-        "Note: mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 would not agree with transformers"
+        "Note: mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 agreed with transformers on the source"
     )
     assert done.out == PLAN.format(here=folder)
     assert snapshot(folder) == before
@@ -129,15 +129,32 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
     refused(folder, "extended: shift-safe is a bake of GGUF files alone", "", "bake", "extended", "shift-safe")
 
 
+def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path) -> None:
+    found = verify_checkpoint(
+        folder / "baked", against=folder / "extended", suite="quick", segments=8, lengths=[64, 256, 512],
+        certificate_file=folder / "against.json",
+    )  # fmt: skip
+    checks = {check.name: check for check in found.checks}
+    assert found.verdict == "pass"
+    assert checks["same tables"].verdict == "-"
+    assert "for weights hold the rest" in checks["same tables"].detail
+    assert checks["KL"].verdict == "pass"
+
+
+def test_a_check_that_cannot_be_made_is_refused_before_anything_is_written(folder: Path) -> None:
+    error = "--check: it compares scores that stay the same, and score changes them"
+    refused(folder, error, "leave out --check", "bake", "extended", "score", "--multiplier", "2", "--check")
+
+
 def test_refusals_say_what_to_do(folder: Path) -> None:
     refused(
         folder,
         f"baked: its ropetool.json says that attention-factor is baked in already, from {folder / 'extended'}",
-        f"ropetool bake {folder / 'extended'} with what you want in all", "bake", "baked", "attention-factor",
+        f"ropetool diff {folder / 'extended'} baked, which shows what it holds", "bake", "baked", "attention-factor",
     )  # fmt: skip
     refused(
         folder, "--pairs: 'x' is no list of pairs; write 0,60-63", "", "bake", "extended", "drop-pairs", "--pairs", "x"
     )
     refused(folder, "ropetool bake: pair-gain needs --gain", "ropetool bake --help", "bake", "extended", "pair-gain")
-    refused(folder, "-p gain 3: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
+    refused(folder, "--gain 3: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
             "pair-gain", "--gain", "3")  # fmt: skip
