@@ -259,7 +259,7 @@ def test_a_program_that_no_file_serves_is_named_with_the_reason(tmp_path: Path) 
         plan(tmp_path, "mixtral", "yarn", "transformers", "sglang")
     text = refused.value.message
     assert text.startswith(
-        "yarn cannot be written in v4 style for transformers, sglang: no file serves sglang@0.5.15; "
+        "yarn cannot be written in v4 style for transformers, sglang: no file serves sglang@0.5.15: "
     )
     assert "sglang@0.5.15: pair 8 turns 4 times as fast as asked" in text
 

@@ -72,10 +72,21 @@ def _stated(module: ModuleType) -> tuple[Runtime, ...]:
     return tuple(
         Runtime(
             f"{module.NAME}@{releases.first}", module.FORMATS, str(releases), module.SUMMARY,
-            partial(module.decode, first=releases.first), releases,
+            partial(_in_python, module.decode, releases.first), releases,
         )
         for releases in module.RELEASES
     )  # fmt: skip
+
+
+def _in_python(decode: Callable[..., RopeSet], first: str, view: Any) -> RopeSet:
+    """Return what a program written in Python computes; like it, stop at values of a kind that nothing checks for.
+
+    Raises: Refuses.
+    """
+    try:
+        return decode(view, first=first)
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise Refuses(f"{type(error).__name__}: {error}") from None
 
 
 def names() -> list[str]:

@@ -59,6 +59,9 @@ edits
   metadata  llama.rope.scaling.factor                   (absent) -> 8.0 (f32)
   metadata  llama.rope.scaling.original_context_length  (absent) -> 512 (u32)
   tensors   rope_freqs.weight                           32 divisors, 1 to 8 -> 32 divisors, all 1
+
+the same without writing a file
+  llama.cpp: no flag reaches it: it needs its own rope_freqs.weight in the file
 """
 
 WRITTEN = """\

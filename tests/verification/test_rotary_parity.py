@@ -134,7 +134,7 @@ def test_remote_code_is_not_run(tmp_path: Path) -> None:
 
 
 def test_a_family_without_a_table_of_ours_is_not_asked(tmp_path: Path) -> None:
-    target = write_config(tmp_path / "model", {"model_type": "gpt_neox", "hidden_size": 64})
+    target = write_config(tmp_path / "model", {"model_type": "gpt_neo", "hidden_size": 64})
     assert check_rotation(target).verdict == "-"
 
 

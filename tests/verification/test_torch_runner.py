@@ -323,6 +323,7 @@ def test_a_closed_runner_holds_no_model(tiny: Path) -> None:
 
 def test_transformers_stays_silent_and_keeps_its_settings(tiny: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = transformers.utils.logging
+    log.enable_progress_bar()  # whatever came before
     settings = log.get_verbosity(), log.is_progress_bar_enabled()
     capfd.readouterr()
     runner = TorchRunner(tiny)
