@@ -134,6 +134,7 @@ def test_an_interrupt_is_code_130(model: Path, monkeypatch: pytest.MonkeyPatch) 
 
 STRUCK = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 from ropetool.formats import linking
 place = linking.place
 def struck(*arguments, **options):
