@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool import families, inspection, names, provenance
-from ropetool.baking import BakedTensor, bake_tensors, by_tensor, marks
-from ropetool.baking.gguf_writing import gguf_marks, write_baked
+from ropetool.baking import BakedTensor, bake_tensors, marks
+from ropetool.baking.gguf_writing import bake_gguf, gguf_marks
 from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.families import Family
 from ropetool.formats import linking, output
-from ropetool.formats.gguf import read_shards, shard_paths, split_patch
+from ropetool.formats.gguf import Patch, read_shards, shard_paths, write_patched
 from ropetool.formats.hf import (
     Checkpoint,
     Edit,
@@ -128,7 +128,6 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
     view = GgufView.of(headers)
     check_old_values(plan.edits, view, str(headers[0].path))
     _check_marks(plan, gguf_marks(plan.tensors, headers), headers[0].path.parent)
-    changes, baked = by_tensor(plan.tensors), list[BakedTensor]()
     patch = patch_of(plan.edits)
     for runtime in plan.runtimes:
         _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
@@ -136,20 +135,21 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
     for path in targets:
         output.check_output(path, headers[0].path, force=force)
     placed, edited = Counter[str](), list[str]()
-    parts = list(zip(headers, split_patch(headers, patch), targets, strict=True))
     record = provenance.beside(targets[0])
     with ExitStack() as stack:  # nothing is put in place before everything is written; the first file goes last
         stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
         _write_provenance(plan, headers[0].path, stage)
-        for header, part, path in parts:
-            stage = stack.enter_context(output.staged(path, header.path, force=force))
-            inside = {info.name: changes[info.name] for info in header.tensors if info.name in changes}
-            if part.is_empty and header is not headers[0] and not inside:
+        files = list(zip(headers, targets, strict=True))
+        stages = [stack.enter_context(output.staged(path, header.path, force=force)) for header, path in files]
+        done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype)
+        for (header, path), stage in zip(files, stages, strict=True):
+            if stage not in done.files and header is not headers[0]:
                 placed[linking.place(header.path, stage, copy=copy)] += 1
-            else:
-                edited.append(path.name)
-                baked += write_baked(header, inside, part, stage, plan.bake_dtype)
-    return Applied(targets[0], dict(placed), tuple(edited), (), tuple(baked))
+                continue
+            if stage not in done.files:
+                write_patched(header, Patch(), stage)
+            edited.append(path.name)
+    return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors)
 
 
 def _family(plan: Plan, checkpoint: Checkpoint) -> Family:

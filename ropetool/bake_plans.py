@@ -24,7 +24,7 @@ from ropetool.errors import ConfigError, LossyExport, UnknownName
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families.rows import K
 from ropetool.formats.gguf import read_shards
-from ropetool.formats.hf import Checkpoint, headers, read_optional_object
+from ropetool.formats.hf import Checkpoint, Header, headers, read_optional_object
 from ropetool.hosts import HfHost, adapter_notes
 from ropetool.planning import dissenters, tables_of
 from ropetool.plans import BAKE, Plan
@@ -57,9 +57,8 @@ class Wish:
 
     def stated(self) -> dict[str, Any]:
         """Return what differs from the defaults, as plain data."""
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        own = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(Wish()).items()}
-        return {name: value for name, value in plain.items() if value != own[name]}
+        changed = {name: value for name, value in vars(self).items() if value != getattr(Wish, name)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
 
 @dataclass(frozen=True)
@@ -168,10 +167,11 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
     made = kind.make(view, host.checkpoint, wish)
     _check_changes(kind, path, made.tensors or made.config)
     edits = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in made.config]
-    edits += index_edits(host.checkpoint, made.tensors, dtype)
+    weights = headers(host.checkpoint)
+    edits += index_edits(host.checkpoint, weights, made.tensors, dtype)
     read = inspection.understood(host.read(host.runtime, edits), host.where)
     changed = _Changed(
-        made.tensors, tuple(edits), marks(made.tensors, headers(host.checkpoint)),
+        made.tensors, tuple(edits), marks(made.tensors, weights),
         (*host.notes(), *_still_notes(wish), *made.notes, *adapter_notes(path), *_other_readers(host, edits, read)), dtype,
     )  # fmt: skip
     return _plan(host.format, host.runtime, host.style, host.family.model_type, path, kind, wish, read, changed)
@@ -262,9 +262,11 @@ def _check_not_done(path: Path, made: Provenance | None, what: str, wish: Wish) 
         made = provenance.record(Path(made.source))
 
 
-def index_edits(checkpoint: Checkpoint, edits: Sequence[TensorEdit], bake_dtype: str) -> list[FileEdit]:
+def index_edits(
+    checkpoint: Checkpoint, weights: Sequence[Header], edits: Sequence[TensorEdit], bake_dtype: str
+) -> list[FileEdit]:
     """Return the edit of the shard index, which states how many bytes the weights have."""
-    more = growth(edits, headers(checkpoint), bake_dtype)
+    more = growth(edits, weights, bake_dtype)
     index = read_optional_object(checkpoint.path / names.SAFETENSORS_INDEX_JSON)
     stated = (index[1].get("metadata") or {}).get("total_size") if index else None
     if not more or not isinstance(stated, int):

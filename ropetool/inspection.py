@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import families, names, provenance, rope, runtimes
-from ropetool.disagreements import differences as differences
+from ropetool.disagreements import differences
 from ropetool.errors import InvalidRope
 from ropetool.exported_rope import RUNTIME, read_exported
 from ropetool.families import Family

@@ -14,6 +14,7 @@ from typing import Any
 from ropetool import inspection, names, runtimes
 from ropetool.comparison.sides import Opened
 from ropetool.diffs import Fact
+from ropetool.disagreements import differences
 from ropetool.formats.gguf import Value
 from ropetool.formats.hf.jsontext import shown
 from ropetool.spec import LayerRope, RopeSet, RopeTable
@@ -131,7 +132,7 @@ def set_differences(ours: RopeSet, theirs: RopeSet) -> list[str]:
         name: replace(_within(other, context), layout=one.layout, layers=_layers(one, other))
         for name, (one, other) in entries.items()
     })  # fmt: skip
-    return inspection.differences(first, second)
+    return differences(first, second)
 
 
 def _layers(one: LayerRope, other: LayerRope) -> tuple[int, ...]:

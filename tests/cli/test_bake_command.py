@@ -9,6 +9,8 @@ import pytest
 from making import refused, run, snapshot
 
 import ropetool
+from ropetool.errors import PlanMismatch
+from ropetool.plans import Plan
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.readback import read_back
 
@@ -127,6 +129,16 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
         "ropetool bake FILE rearch --to llama, for qwen2 files", "bake", "x.gguf", "layout", "--to", "half",
     )  # fmt: skip
     refused(folder, "extended: shift-safe is a bake of GGUF files alone", "", "bake", "extended", "shift-safe")
+
+
+def test_a_plan_that_names_a_tensor_that_is_not_there_is_refused(folder: Path) -> None:
+    """One of four in the same file, so that the file's own mark still holds."""
+    ropetool.export(folder / "extended", folder / "named.gguf", allow_unverified=True)
+    data = ropetool.bake(folder / "named.gguf", "attention-factor").to_json()
+    data["tensors"][0]["tensor"] = "blk.9.attn_k.weight"
+    with pytest.raises(PlanMismatch, match=r"blk\.9\.attn_k\.weight is not there"):
+        ropetool.apply(Plan.from_json(data, "plan.json"), folder / "named.gguf", folder / "named-out.gguf")
+    assert not (folder / "named-out.gguf").exists()
 
 
 def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path) -> None:

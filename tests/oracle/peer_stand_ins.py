@@ -153,3 +153,23 @@ def called(function, values):
     """Return the result of a call with those of the values that the function has parameters for."""
     wanted = inspect.signature(function).parameters
     return function(**{key: value for key, value in values.items() if key in wanted})
+
+
+def table(cache, positions):
+    """Return the numbers of a cache of cos and sin by position, as vLLM and SGLang keep it."""
+    cache = cache.double()
+    cos, sin = cache.chunk(2, dim=-1)
+    return {
+        "inv_freq": sin[1].atan2(cos[1]).tolist(), "attention_factor": float(cos[0, 0]), "reach": len(cache),
+        "rows": {str(p): cache[p].tolist() for p in positions if p < len(cache)},
+    }  # fmt: skip
+
+
+def own_scale(config):
+    """Return the softmax scale that the family has without any scaling of positions."""
+    if hasattr(config, "qk_nope_head_dim"):
+        return (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    if getattr(config, "attention_multiplier", None):
+        return config.attention_multiplier
+    width = getattr(config, "query_pre_attn_scalar", None) or getattr(config, "head_dim", None)
+    return (width or config.hidden_size // config.num_attention_heads) ** -0.5

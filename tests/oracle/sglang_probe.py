@@ -183,8 +183,11 @@ def attention_of(made):
 
 def regimes(rotary, positions):
     if hasattr(rotary, "long_short_cos_sin_cache"):
-        return [table(rotary.short_cos_sin_cache, positions), table(rotary.long_cos_sin_cache, positions)]
-    return [table(rotary.cos_sin_cache, positions)]
+        return [
+            stand_ins.table(rotary.short_cos_sin_cache, positions),
+            stand_ins.table(rotary.long_cos_sin_cache, positions),
+        ]
+    return [stand_ins.table(rotary.cos_sin_cache, positions)]
 
 
 def of_transformers(rotary, positions):
@@ -193,26 +196,9 @@ def of_transformers(rotary, positions):
     cos, sin = (values[0].double() for values in rotary(torch.zeros(1, 1, 1), asked))
     half = cos.shape[-1] // 2
     cache = torch.cat([cos[:, :half], sin[:, :half]], dim=-1)
-    return [{**table(cache[:2], []), "rows": {str(p): cache[2 + i].tolist() for i, p in enumerate(positions)}}]
-
-
-def table(cache, positions):
-    cache = cache.double()
-    cos, sin = cache.chunk(2, dim=-1)
-    return {
-        "inv_freq": torch.atan2(sin[1], cos[1]).tolist(), "attention_factor": float(cos[0, 0]), "reach": len(cache),
-        "rows": {str(p): cache[p].tolist() for p in positions if p < len(cache)},
-    }  # fmt: skip
-
-
-def own_scale(config):
-    """Return the softmax scale that the family has without any scaling of positions."""
-    if hasattr(config, "qk_nope_head_dim"):
-        return (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
-    if getattr(config, "attention_multiplier", None):
-        return config.attention_multiplier
-    width = getattr(config, "query_pre_attn_scalar", None) or getattr(config, "head_dim", None)
-    return (width or config.hidden_size // config.num_attention_heads) ** -0.5
+    return [
+        {**stand_ins.table(cache[:2], []), "rows": {str(p): cache[2 + i].tolist() for i, p in enumerate(positions)}}
+    ]
 
 
 def answer(job):
@@ -231,7 +217,7 @@ def answer(job):
             inner = next(getattr(attention, n) for n in ("attn", "attn_mha", "attn_mqa") if hasattr(attention, n))
             answers.append({
                 "regimes": tables, "half": getattr(rotary, "is_neox_style", True), "rotary_dim": rotary.rotary_dim,
-                "softmax": inner.scale / own_scale(config), "window": inner.window,
+                "softmax": inner.scale / stand_ins.own_scale(config), "window": inner.window,
             })  # fmt: skip
         return {"context": context(config), "layers": answers}
     except Exception as error:  # noqa: BLE001 - whatever stops the program is the answer

@@ -183,9 +183,9 @@ def attention_of(made):
 def regimes(rotary, positions):
     """Return what the cache of cos and sin holds: one table, or the short one and the long one behind it."""
     if not hasattr(rotary, "long_short_cos_sin_cache"):
-        return [table(rotary.cos_sin_cache, positions)]
+        return [stand_ins.table(rotary.cos_sin_cache, positions)]
     cache, length = rotary.long_short_cos_sin_cache, rotary.original_max_position_embeddings
-    return [table(cache[:length], positions), table(cache[length:], positions)]
+    return [stand_ins.table(cache[:length], positions), stand_ins.table(cache[length:], positions)]
 
 
 def long_serves(config, number, rotary):
@@ -198,25 +198,6 @@ def long_serves(config, number, rotary):
         forget()
         found.append(attention_of(layer(config, number, context_length)).rotary_emb.use_long_rope)
     return found
-
-
-def table(cache, positions):
-    cache = cache.double()
-    cos, sin = cache.chunk(2, dim=-1)
-    return {
-        "inv_freq": torch.atan2(sin[1], cos[1]).tolist(), "attention_factor": float(cos[0, 0]), "reach": len(cache),
-        "rows": {str(p): cache[p].tolist() for p in positions if p < len(cache)},
-    }  # fmt: skip
-
-
-def own_scale(config):
-    """Return the softmax scale that the family has without any scaling of positions."""
-    if hasattr(config, "qk_nope_head_dim"):
-        return (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
-    if getattr(config, "attention_multiplier", None):
-        return config.attention_multiplier
-    width = getattr(config, "query_pre_attn_scalar", None) or getattr(config, "head_dim", None)
-    return (width or config.hidden_size // config.num_attention_heads) ** -0.5
 
 
 def answer(job):
@@ -232,7 +213,7 @@ def answer(job):
             layers.append({
                 "regimes": regimes(rotary, job["positions"]), "half": getattr(rotary, "is_neox_style", True),
                 "long": long_serves(config, number, rotary), "rotary_dim": rotary.rotary_dim,
-                "softmax": attention.attn.scale / own_scale(config), "window": attention.attn.window,
+                "softmax": attention.attn.scale / stand_ins.own_scale(config), "window": attention.attn.window,
             })  # fmt: skip
         return {**found, "layers": layers}
     except Exception as error:  # noqa: BLE001 - whatever stops the program is the answer
