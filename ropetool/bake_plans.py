@@ -28,7 +28,6 @@ from ropetool.formats.hf import Checkpoint, Header, headers, read_optional_objec
 from ropetool.hosts import HfHost, adapter_notes
 from ropetool.planning import dissenters, tables_of
 from ropetool.plans import BAKE, Plan
-from ropetool.provenance import Provenance
 from ropetool.readings import CURRENT
 from ropetool.runtimes import GgufView, folded
 from ropetool.spec import RopeSet
@@ -161,7 +160,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
         raise LossyExport(f"{what} is a bake of GGUF files alone", where=str(path))
     if host.checkpoint.config_only and not wish.config_only:
         raise LossyExport("there are no weights to bake into", where=str(path))
-    _check_not_done(path, host.made, what, wish)
+    _check_not_done(path, what, wish)
     view = view_of(host.checkpoint, host.family)
     _check_layer_type(view, wish)
     made = kind.make(view, host.checkpoint, wish)
@@ -183,8 +182,8 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
     if kind.make_gguf is None:
         raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints alone", where=str(path))
     files = read_shards(path)
-    model, made = GgufView.of(files), provenance.read(files[0].path)
-    _check_not_done(path, made, kind.name, wish)
+    model = GgufView.of(files)
+    _check_not_done(files[0].path, kind.name, wish)
     view = gguf_view(model)
     _check_layer_type(view, wish)
     baked = kind.make_gguf(view, model, wish, bake_dtype)
@@ -250,16 +249,17 @@ def _option(name: str) -> str:
     return "--gain" if name == "gains" else f"--{name.replace('_', '-')}"
 
 
-def _check_not_done(path: Path, made: Provenance | None, what: str, wish: Wish) -> None:
+def _check_not_done(path: Path, what: str, wish: Wish) -> None:
     """Raise ConfigError if the same bake is among the last ones that this checkpoint has had."""
     wanted = {"bake": what, **wish.stated()}
-    while made is not None and made.plan.get("method") == BAKE:
+    for made in provenance.lineage(path):
+        if made.plan.get("method") != BAKE:
+            return
         if made.plan.get("params") == wanted:
             raise ConfigError(
                 f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
                 where=str(path), try_=f"ropetool diff {shlex.quote(made.source)} {shlex.quote(str(path))}, which shows what it holds",
             )  # fmt: skip
-        made = provenance.record(Path(made.source))
 
 
 def index_edits(

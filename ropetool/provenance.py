@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,19 @@ def record(checkpoint: Path) -> Provenance | None:
     path = place(checkpoint)
     found = read_optional_object(path)
     return None if found is None else _checked(found[1], path)
+
+
+def lineage(checkpoint: Path) -> Iterator[Provenance]:
+    """Yield the record of an output, then those of what it was made from, back to the first; a source that a file
+    names twice ends it.
+
+    Raises: CorruptFile if one is not what ropetool writes.
+    """
+    made, seen = record(checkpoint), set[str]()
+    while made is not None and made.source not in seen:
+        seen.add(made.source)
+        yield made
+        made = record(Path(made.source))
 
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:

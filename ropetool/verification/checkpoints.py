@@ -198,8 +198,7 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
     An export is the same model in another format, and a bake the same in other words, so its baseline is that of the
     checkpoint it was made from.
     """
-    made = provenance.record(target)
-    while made is not None:
+    for made in provenance.lineage(target):
         source = Path(made.source)
         if not (is_gguf(source) or (source / names.CONFIG_JSON).is_file()):
             problem = "is gone"
@@ -207,11 +206,9 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
             problem = "has changed"
         else:
             passed_on = made.kind == provenance.EXPORT or made.plan.get("method") == BAKE
-            before = provenance.record(source) if passed_on else None
-            if before is None:
-                return source
-            made = before
-            continue
+            if passed_on and provenance.record(source) is not None:
+                continue
+            return source
         length = f" within {made.trained_length} tokens" if made.trained_length else ""
         notes.append(f"the source {source} {problem}: the target's own figures{length} are the baseline")
         return None

@@ -91,13 +91,7 @@ def same_tables(target: Path, other: Path) -> Check:
 
 def _bakes(path: Path) -> bool:
     """Return whether the record of a checkpoint, or of what it was made from, says that its weights hold a factor."""
-    made, seen = provenance.record(_first_file(path)), set[str]()
-    while made is not None and made.source not in seen:
-        if made.plan.get("bakes"):
-            return True
-        seen.add(made.source)
-        made = provenance.record(Path(made.source))
-    return False
+    return any(made.plan.get("bakes") for made in provenance.lineage(_first_file(path)))
 
 
 # --- what to compare with

@@ -11,6 +11,7 @@ from making import refused, run, snapshot
 import ropetool
 from ropetool.errors import PlanMismatch
 from ropetool.plans import Plan
+from ropetool.provenance import lineage
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.readback import read_back
 
@@ -139,6 +140,15 @@ def test_a_plan_that_names_a_tensor_that_is_not_there_is_refused(folder: Path) -
     with pytest.raises(PlanMismatch, match=r"blk\.9\.attn_k\.weight is not there"):
         ropetool.apply(Plan.from_json(data, "plan.json"), folder / "named.gguf", folder / "named-out.gguf")
     assert not (folder / "named-out.gguf").exists()
+
+
+def test_a_record_that_names_itself_as_its_source_ends_there(folder: Path) -> None:
+    ropetool.apply(ropetool.bake(folder / "extended", "attention-factor"), folder / "extended", folder / "circle")
+    record = folder / "circle" / "ropetool.json"
+    record.write_text(record.read_text().replace(str(folder / "extended"), str(folder / "circle")))
+    assert [made.source for made in lineage(folder / "circle")] == [str(folder / "circle")]
+    plan = ropetool.bake(folder / "circle", "pair-gain", gains=[2.0] * 32)
+    assert plan.tensors
 
 
 def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path) -> None:
