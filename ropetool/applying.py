@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropetool import families, inspection, names, provenance
+from ropetool import families, inspection, names, provenance, publishing
 from ropetool.baking import BakedTensor, bake_tensors, marks
 from ropetool.baking.gguf_writing import bake_gguf, gguf_marks
 from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import LossyExport, PlanMismatch
+from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families import Family
-from ropetool.formats import linking, output
+from ropetool.formats import hub, linking, output
 from ropetool.formats.gguf import Patch, read_shards, shard_paths, write_patched
 from ropetool.formats.hf import (
     Checkpoint,
@@ -33,8 +34,9 @@ from ropetool.formats.hf import (
 )
 from ropetool.formats.hf.jsontext import shown
 from ropetool.inspection import RuntimeReading
-from ropetool.plans import Plan
+from ropetool.plans import BAKE, Plan
 from ropetool.runtimes import GgufView
+from ropetool.serving import commands, serving_line, serving_lines
 from ropetool.spec import TABLE_TOLERANCE, RopeSet
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
@@ -46,6 +48,7 @@ class Applied:
     """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
 
     left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
+    serving: the command lines that serve it.
     """
 
     output: Path
@@ -53,6 +56,7 @@ class Applied:
     edited: tuple[str, ...]
     left: tuple[str, ...]
     baked: tuple[BakedTensor, ...] = ()
+    serving: tuple[str, ...] = ()
 
 
 def apply(
@@ -62,15 +66,19 @@ def apply(
     *,
     force: bool = False,
     copy: bool = False,
+    command: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> Applied:
     """Write the planned checkpoint to `target`, whole or not at all.
 
+    command: the command line that asked for it, for the model card.
     Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
     """
+    path = hub.local(source)
     if plan.format == "gguf":
-        return _apply_gguf(plan, Path(source), Path(target), force=force, copy=copy)
-    checkpoint = open_checkpoint(Path(source))
+        return _apply_gguf(plan, path, Path(target), force=force, copy=copy, command=command)
+    checkpoint = open_checkpoint(path)
+    card = publishing.read_card(checkpoint.path / publishing.CARD)
     family = _family(plan, checkpoint)
     edited = _edited_texts(plan, checkpoint)
     _check_outcome(plan, checkpoint, family, edited)
@@ -80,7 +88,8 @@ def apply(
     with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage:
         done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=progress)
         written = {*edited, *(file.name for file in done.files)}
-        for relative in (path for path in carried if str(path) not in written):
+        own = {*written, *([publishing.CARD] if card is not None else [])}
+        for relative in (path for path in carried if str(path) not in own):
             destination = stage / relative
             destination.parent.mkdir(parents=True, exist_ok=True)
             if progress is not None:
@@ -89,7 +98,12 @@ def apply(
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
         _write_provenance(plan, checkpoint.path, stage / names.PROVENANCE_JSON)
-    return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors)
+        found = inspection.inspect(stage)
+        if card is not None:
+            made = _card(plan, checkpoint.path, card, command, serving_lines(found, Path(target).name))
+            publishing.write_card(stage / publishing.CARD, made)
+    lines = serving_lines(found, str(target))
+    return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines))
 
 
 def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
@@ -117,12 +131,21 @@ def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
 
 def _write_provenance(plan: Plan, source: Path, destination: Path) -> None:
     made = provenance.Provenance(
-        str(source.resolve()), provenance.fingerprint(source), plan.trained_length, plan.to_json()
+        str(hub.absolute(source)), provenance.fingerprint(source), plan.trained_length, plan.to_json()
     )
     provenance.write(made, destination)
 
 
-def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool) -> Applied:
+def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str]) -> str:
+    """Return the model card of the output, from that of the source."""
+    base = hub.origin(source)
+    return publishing.with_step(
+        card, publishing.planned_step(plan), command, commands(serving), base_model=base.repo if base else "",
+        long=plan.method != BAKE,
+    )  # fmt: skip
+
+
+def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str) -> Applied:
     """Write the model's files, the unchanged ones linked; the first appears last, so that none looks whole too early."""
     headers = read_shards(source)
     view = GgufView.of(headers)
@@ -139,6 +162,12 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
     with ExitStack() as stack:  # nothing is put in place before everything is written; the first file goes last
         stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
         _write_provenance(plan, headers[0].path, stage)
+        card = publishing.read_card(publishing.card_place(headers[0].path)) or ""
+        line = serving_line(LLAMA_CPP, targets[0].name, plan.max_position_embeddings)
+        made = _card(plan, headers[0].path, card, command, [line])
+        for beside, text in publishing.texts_beside(targets, made, plan.max_position_embeddings).items():
+            stage = stack.enter_context(output.staged(beside, headers[0].path, force=True))
+            publishing.write_card(stage, text)
         files = list(zip(headers, targets, strict=True))
         stages = [stack.enter_context(output.staged(path, header.path, force=force)) for header, path in files]
         done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype)
@@ -149,7 +178,8 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
             if stage not in done.files:
                 write_patched(header, Patch(), stage)
             edited.append(path.name)
-    return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors)
+    line = serving_line(LLAMA_CPP, str(targets[0]), plan.max_position_embeddings)
+    return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors, (line,))
 
 
 def _family(plan: Plan, checkpoint: Checkpoint) -> Family:

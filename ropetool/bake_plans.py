@@ -23,6 +23,7 @@ from ropetool.encodings import FileEdit
 from ropetool.errors import ConfigError, LossyExport, UnknownName
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families.rows import K
+from ropetool.formats import hub
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import Checkpoint, Header, headers, read_optional_object
 from ropetool.hosts import HfHost, adapter_notes
@@ -31,6 +32,7 @@ from ropetool.plans import BAKE, Plan
 from ropetool.readings import CURRENT
 from ropetool.runtimes import GgufView, folded
 from ropetool.spec import RopeSet
+from ropetool.stamps import removal
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
 LAYOUTS = ("half", "interleaved")
@@ -152,7 +154,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
     _check_options(kind, wish)
     if bake_dtype not in DTYPES:
         raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
-    path, dtype = Path(source), DTYPES[bake_dtype]
+    path, dtype = hub.local(source), DTYPES[bake_dtype]
     if inspection.is_gguf(path):
         return _of_gguf(kind, path, wish, dtype)
     host = HfHost.open(path, None)
@@ -187,8 +189,8 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
     view = gguf_view(model)
     _check_layer_type(view, wish)
     baked = kind.make_gguf(view, model, wish, bake_dtype)
-    edits = tuple(edits_of_patch(baked.patch, model))
-    _check_changes(kind, path, baked.tensors or edits)
+    edits = (*edits_of_patch(baked.patch, model), *removal(model))
+    _check_changes(kind, path, baked.tensors or baked.patch.set or baked.patch.remove or baked.patch.tensors)
     read = inspection.understood(inspection.read_view(LLAMA_CPP, model.after(baked.patch)), str(path), "file")
     changed = _Changed(
         baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype

@@ -19,9 +19,10 @@ from ropetool.methods.base import Source, blend, kept_share_by_dims, yarn_factor
 from ropetool.rope import base_inv_freq
 from ropetool.runtimes import llama_cpp_archs as keys
 from ropetool.runtimes.llama_cpp_archs import Architecture
-from ropetool.spec import TABLE_TOLERANCE, Array, Regime, RopeSet
+from ropetool.spec import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
 
 Vector = npt.NDArray[np.float32]
+BETAS = (32.0, 1.0)  # the ends of YaRN's ramp where no key says others
 
 # Every key that scales a rotation: what an encoding does not state must not be in the file beside it.
 SCALING_KEYS = (
@@ -47,7 +48,7 @@ def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float 
     does not use are not tried.
     Raises: NotKnown for an architecture that is not described.
     """
-    entry = target.entries[names.FULL_ATTENTION]
+    entry = rotating_entry(target)
     if entry.table is None or entry.table.rule is not None:
         return []
     writer = _Writer(target, arch, rope_theta)
@@ -55,10 +56,16 @@ def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float 
     if len(entry.table.regimes) == 2:
         found = [writer.lists(first, last, first.up_to)]
     else:
-        native = writer.evenly(last) or writer.yarn(last, _yarn_factor(target, last, rope_theta, factor))
+        native = writer.evenly(last) or writer.yarn(last, _yarn_factor(target, arch, last, rope_theta, factor))
         found = [native, writer.divisors(last), writer.lists(last, last, target.original_max_position_embeddings)]
     known = keys.get(arch)
     return [encoding for encoding in found if encoding is not None and _usable(encoding, known)]
+
+
+def rotating_entry(target: RopeSet) -> LayerRope:
+    """Return the kind of layer that a file's scaling is written for: the full one, or the sliding if that alone turns."""
+    full = target.entries[names.FULL_ATTENTION]
+    return target.entries.get(names.SLIDING_ATTENTION, full) if full.table is None else full
 
 
 def _usable(encoding: GgufEncoding, arch: Architecture) -> bool:
@@ -87,6 +94,8 @@ class _Writer:
             kind, stated = "linear", {keys.FACTOR: Value.of(ValueType.F32, factor)}
         else:
             kind, stated = "none", {}
+        if scaled and keys.get(self.arch).mla:
+            return GgufEncoding("linear keys", self._latent(kind, factor, regime, yarn_factor(factor), stated))
         if not scaled and math.isclose(regime.attention_factor, 1, rel_tol=1e-9):
             # An unscaled file states no scaling at all, so that llama.cpp's own options still work on it.
             return GgufEncoding("base frequency", self._named(theta, {}))
@@ -96,9 +105,35 @@ class _Writer:
         """Return YaRN's keys; llama.cpp multiplies 0.1 ln s + 1 by attn_factor, so that one is the quotient."""
         if factor is None or self.target.original_max_position_embeddings is None:
             return None
+        stated = {keys.FACTOR: Value.of(ValueType.F32, factor), **self._betas()}
+        if keys.get(self.arch).mla:
+            return GgufEncoding("yarn keys", self._latent("yarn", factor, regime, 1.0, stated))
         attn_factor = regime.attention_factor / yarn_factor(factor)
-        stated = {keys.FACTOR: Value.of(ValueType.F32, factor)}
         return GgufEncoding("yarn keys", self._scaled("yarn", self.rope_theta, attn_factor, stated))
+
+    def _betas(self) -> dict[str, Value]:
+        """Return the ends of the ramp where the architecture reads them and they are not its own."""
+        stated = zip((keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW), betas(self.target, self.arch), BETAS, strict=True)
+        return {key: Value.of(ValueType.F32, value) for key, value, own in stated if value != own}
+
+    def _latent(
+        self, kind: str, factor: float, regime: Regime, uncorrected: float, stated: Mapping[str, Value]
+    ) -> dict[str, Value]:
+        """Return the keys of an MLA graph, which multiplies the whole score by the rotary factor and a multiplier.
+
+        With R = attn_factor, c what YaRN's own correction leaves uncorrected (1 with YaRN, g(1) without) and L the
+        multiplier, cos and sin get R and the score (R c (1 + 0.1 L ln s))^2. Without L YaRN gives g(1) R, twice.
+        Source: src/models/deepseek2.cpp and llama_context in src/llama-context.cpp.
+        """
+        entry = rotating_entry(self.target)
+        wanted, rotary = math.sqrt(entry.softmax_multiplier), regime.attention_factor
+        multiplier = (wanted / (rotary * uncorrected) - 1) / (0.1 * math.log(factor))
+        if abs(multiplier) < 1e-9:
+            return self._scaled(kind, self.rope_theta, rotary / yarn_factor(factor), stated)
+        log_multiplier = {keys.YARN_LOG_MULTIPLIER: Value.of(ValueType.F32, 0.1 * multiplier)}
+        whole = kind == "yarn" and self.arch != "deepseek2"  # the others divide g(1) by g(L)
+        attn_factor = wanted / yarn_factor(factor) if whole else rotary
+        return self._scaled(kind, self.rope_theta, attn_factor, {**stated, **log_multiplier})
 
     def divisors(self, regime: Regime) -> GgufEncoding | None:
         """Return any fixed table as the base frequencies divided by one vector; None where a pair never turns."""
@@ -155,23 +190,31 @@ def _geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None
     return None
 
 
-def _yarn_factor(target: RopeSet, regime: Regime, rope_theta: float, factor: float | None) -> float | None:
+def _yarn_factor(target: RopeSet, arch: str, regime: Regime, rope_theta: float, factor: float | None) -> float | None:
     """Return the factor whose YaRN table this is, as far as one of the likely ones makes it.
 
     Where none does, a table that says it is YaRN's gets its own factor, so that the refusal can name what differs.
     """
-    entry, length = target.entries[names.FULL_ATTENTION], target.original_max_position_embeddings
+    entry, length = rotating_entry(target), target.original_max_position_embeddings
     base = base_inv_freq(rope_theta, entry.rotary_dim)
     with np.errstate(divide="ignore"):
         divided = float(base[-1] / regime.inv_freq[-1])  # the slowest pair is divided in full, if the ramp ends in time
     if length is not None:
-        source = Source(base, length, rope_theta)
+        source, ends = Source(base, length, rope_theta), betas(target, arch)
         for likely in (factor, entry.factor, divided):
-            if likely is not None and 1 <= likely < math.inf and _is_yarn(regime.inv_freq, source, likely):
+            if likely is not None and 1 <= likely < math.inf and _is_yarn(regime.inv_freq, source, likely, ends):
                 return likely
     return entry.factor if entry.rope_type == "yarn" else None
 
 
-def _is_yarn(inv_freq: Array, source: Source, factor: float) -> bool:
-    table = blend(source.inv_freq, kept_share_by_dims(source, 32, 1, truncate=True), factor)
+def betas(target: RopeSet, arch: str) -> tuple[float, float]:
+    """Return the ends of YaRN's ramp that a file of this architecture can have for the target."""
+    if keys.YARN_BETA_FAST not in keys.get(arch).keys:
+        return BETAS
+    params = rotating_entry(target).params
+    return float(params.get(names.BETA_FAST) or BETAS[0]), float(params.get(names.BETA_SLOW) or BETAS[1])
+
+
+def _is_yarn(inv_freq: Array, source: Source, factor: float, ends: tuple[float, float]) -> bool:
+    table = blend(source.inv_freq, kept_share_by_dims(source, *ends, truncate=True), factor)
     return bool(np.allclose(inv_freq, table, rtol=TABLE_TOLERANCE, atol=0))

@@ -7,6 +7,8 @@ RopetoolError                 anything a user can mend; carries `where` and `try
     CorruptFile               a file that breaks its own format
     UnsupportedDtype          a tensor type that is not handled
     OutputError               the output exists, has no room, or may not be written
+    HubError                  the hub has no such model, or does not give it
+      HubUnreachable          the hub cannot be asked
   ConfigError                 the values
     InvalidRope               a rope value that breaks a rule
     AmbiguousRope             two readings, or two styles that disagree
@@ -61,6 +63,14 @@ class UnsupportedDtype(CheckpointError):
 
 class OutputError(CheckpointError):
     """The output cannot be written."""
+
+
+class HubError(CheckpointError):
+    """A model on the hub does not exist, or is not given."""
+
+
+class HubUnreachable(HubError):
+    """The hub cannot be asked: offline, no answer, or out of order."""
 
 
 class ConfigError(RopetoolError):

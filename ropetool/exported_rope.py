@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from ropetool import names, runtimes
-from ropetool.encodings_gguf import GgufEncoding, gguf_encodings
-from ropetool.errors import LossyExport, RopetoolError
+from ropetool import exported_layers, names, runtimes
+from ropetool.encodings_gguf import GgufEncoding, gguf_encodings, rotating_entry
+from ropetool.errors import ConfigError, LossyExport, RopetoolError
 from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.runtimes import GgufView, HfView, NotKnown, Refuses
 from ropetool.runtimes import llama_cpp_archs as keys
 from ropetool.spec import LayerRope, RopeSet, is_number
 
+REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
 RUNTIME, BASIS = "llama.cpp", "transformers"  # what reads the export, and what says what is exported
 
 
@@ -26,37 +27,68 @@ RUNTIME, BASIS = "llama.cpp", "transformers"  # what reads the export, and what 
 class Rotation:
     """What the checkpoint computes, and what of it the file can be asked to hold.
 
-    `source` is what transformers computes; `target` the same with llama.cpp's layout, the context that the scaling
-    reaches, and without a window that makes no difference.
+    `source` is what transformers computes; `target` the same with llama.cpp's layout and kinds of layer, the context
+    that the scaling reaches, and without a window that makes no difference. keys: those that tell the kinds apart.
+    ignored_window: one shorter than the context that llama.cpp does not know of.
     """
 
     arch: str
     source: RopeSet
     target: RopeSet
+    keys: Mapping[str, Value]
     notes: tuple[str, ...]
+    ignored_window: int | None = None
 
     @property
     def interleaved(self) -> bool:
         """Whether rows move: llama.cpp pairs neighbouring channels, the checkpoint those half a head apart."""
-        return self.source.entries[names.FULL_ATTENTION].layout != self.target.entries[names.FULL_ATTENTION].layout
+        return self._entry.layout == "half" and keys.get(self.arch).layout == "interleaved"
 
     @property
     def head_dim(self) -> int:
-        return self.source.entries[names.FULL_ATTENTION].head_dim
+        return self._entry.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        return self._entry.rotary_dim
+
+    @property
+    def _entry(self) -> LayerRope:
+        return self.source.entries[names.FULL_ATTENTION]
 
 
-def rotation(source: RopeSet, arch: str, where: str, *, allow_full_attention: bool = False) -> Rotation:
-    """Return the rotation of a checkpoint with one kind of layer, of which transformers computes `source`.
+def rotation(source: RopeSet, view: HfView, *, allow_full_attention: bool = False, rearch: str = "") -> Rotation:
+    """Return the rotation of a checkpoint with this config, of which transformers computes `source`.
 
-    Raises: LossyExport for a sliding window shorter than the context, unless full attention is allowed.
+    rearch: another architecture to write the file for, one of REARCH.
+    Raises: ConfigError for any other; LossyExport for a sliding window shorter than the context where llama.cpp knows of none, unless full
+    attention is allowed.
     """
-    entry = source.entries[names.FULL_ATTENTION]
+    arch = keys.get(_checked_arch(view.family.gguf_architecture, rearch))
+    layers = exported_layers.layers_of(view.config, view.family, source, view.where)
     context, context_notes = _context(source)
-    window_notes = _window(entry.sliding_window, context, where, allow_full_attention)
-    target = replace(source, max_position_embeddings=context).with_entry(
-        names.FULL_ATTENTION, replace(entry, layout=keys.get(arch).layout, sliding_window=None)
+    window_notes = exported_layers.window_notes(layers, arch, context, view.where, allow_full_attention)
+    target = replace(
+        source, max_position_embeddings=context, entries=exported_layers.entries(source, layers, arch, view.where)
     )
-    return Rotation(arch, source, target, (*context_notes, *window_notes))
+    stated = exported_layers.layer_keys(target, layers, arch)
+    ignored = layers.window if layers.sliding and not exported_layers.slides(arch, layers) else None
+    return Rotation(
+        arch.name, source, target, stated, (*context_notes, *window_notes),
+        ignored if ignored is not None and ignored < context else None,
+    )  # fmt: skip
+
+
+def _checked_arch(own: str, rearch: str) -> str:
+    if not rearch:
+        return own
+    if rearch not in REARCH.get(own, ()):
+        able = ", ".join(f"{name} as {' or '.join(others)}" for name, others in REARCH.items())
+        raise ConfigError(
+            f"{own} models are not written as {rearch}: llama.cpp would compute something else; what can be: {able}",
+            where="--rearch",
+        )  # fmt: skip
+    return rearch
 
 
 def _context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
@@ -74,18 +106,6 @@ def _context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
     )
 
 
-def _window(window: int | None, context: int, where: str, allowed: bool) -> tuple[str, ...]:
-    """Return a note on a window that llama.cpp does not know of here."""
-    if window is None:
-        return ()
-    if window >= context:
-        return (f"llama.cpp ignores the sliding window of {window} tokens; a context of {context} stays inside it",)
-    ignored = f"llama.cpp ignores the sliding window of {window} tokens and attends to the whole context of {context}"
-    if not allowed:
-        raise LossyExport(ignored, where=where, try_="--allow-full-attention, if the model is meant to bear it")
-    return (f"{ignored}: beyond {window} tokens it computes something else than transformers",)
-
-
 def encode(
     rotation: Rotation, values: Mapping[str, Value], infos: Sequence[TensorInfo], where: str
 ) -> tuple[GgufEncoding, tuple[str, ...]]:
@@ -94,16 +114,16 @@ def encode(
     Raises: LossyExport with what llama.cpp would make of each.
     """
     target, arch = rotation.target, rotation.arch
-    entry = target.entries[names.FULL_ATTENTION]
+    entry = rotating_entry(target)
     assert entry.rope_theta is not None
-    plain = GgufView(values, {info.name: info for info in infos}, _no_vector, where)
+    plain = GgufView({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
     rejected = []
     for encoding in gguf_encodings(target, arch, entry.rope_theta):
         reason = _difference(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
         if not reason:
-            return encoding, _list_notes(target)
+            return replace(encoding, keys={**rotation.keys, **encoding.keys}), _list_notes(target)
         rejected.append(f"{encoding.name} make it another table ({reason})")
-    raise _lossy(entry, arch, rejected, where)
+    raise _lossy(target, arch, rejected, where)
 
 
 def read_exported(view: HfView) -> RopeSet:
@@ -124,10 +144,8 @@ def exported(view: HfView) -> tuple[Rotation, GgufView]:
     if not arch:
         raise NotKnown(f"a {view.family.model_type} is not exported")
     source: RopeSet = runtimes.get(BASIS).decode(view)
-    if set(source.entries) != {names.FULL_ATTENTION} or source.entries[names.FULL_ATTENTION].table is None:
-        raise NotKnown("its kinds of layer are not exported")
     try:
-        turned = rotation(source, arch, view.where)
+        turned = rotation(source, view)
         sizes = _sizes(turned)
         encoding, _ = encode(turned, sizes, [], view.where)
     except RopetoolError as error:
@@ -138,9 +156,10 @@ def exported(view: HfView) -> tuple[Rotation, GgufView]:
 
 def _sizes(turned: Rotation) -> dict[str, Value]:
     """Return the keys beside the rotary ones that llama.cpp's reading of a rotation depends on."""
-    arch, entry = turned.arch, turned.target.entries[names.FULL_ATTENTION]
+    arch, entry = turned.arch, rotating_entry(turned.target)
+    layers = sum(len(kind.layers) for kind in turned.target.entries.values())
     numbers = {
-        keys.BLOCK_COUNT: len(entry.layers), keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
+        keys.BLOCK_COUNT: layers, keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
         keys.KEY_LENGTH: entry.head_dim, keys.DIMENSION_COUNT: entry.rotary_dim,
     }  # fmt: skip
     values = {f"{arch}.{key}": Value.of(ValueType.U32, number) for key, number in numbers.items()}
@@ -158,7 +177,7 @@ def _difference(target: RopeSet, view: GgufView) -> str:
 
 
 def _list_notes(target: RopeSet) -> tuple[str, ...]:
-    table = target.entries[names.FULL_ATTENTION].table
+    table = rotating_entry(target).table
     if table is None or len(table.regimes) == 1:
         return ()
     return (
@@ -167,17 +186,23 @@ def _list_notes(target: RopeSet) -> tuple[str, ...]:
     )
 
 
-def _lossy(entry: LayerRope, arch: str, rejected: list[str], where: str) -> LossyExport:
+def _lossy(target: RopeSet, arch: str, rejected: list[str], where: str) -> LossyExport:
+    entry = rotating_entry(target)
     stated = ", ".join(f"{name} {value}" for name, value in entry.params.items() if is_number(value) or value is False)
     if entry.table is not None and entry.table.rule is not None:
         rejected = ["its table follows the length of the text, and a file holds one for all lengths"]
     elif not keys.get(arch).vectors:
         rejected.append(f"llama.cpp uses no frequency vectors for {arch}")
-    source, factor = Path(where).parent, f"{entry.factor or 1:g}"
-    return LossyExport(
-        f"{arch} files cannot hold {entry.rope_type} scaling with {stated}: {'; '.join(rejected)}",
-        where=where, try_=f"ropetool extend {shlex.quote(str(source))} --method yarn --factor {factor} --from original",
-    )  # fmt: skip
+    elif not rejected:
+        rejected = [f"llama.cpp uses one frequency vector for {arch}, whatever the length, and no short and long lists"]
+    what = f"{entry.rope_type} scaling with {stated}" if stated else f"a rope_theta of {entry.rope_theta:g} here"
+    source = shlex.quote(str(Path(where).parent))
+    fixed = entry.table is not None and entry.table.rule is None and len(entry.table.regimes) == 1
+    if fixed and arch in REARCH:
+        remedy = f"ropetool export {source} --rearch {REARCH[arch][0]}, whose files hold any table"
+    else:
+        remedy = f"ropetool extend {source} --method yarn --factor {entry.factor or 1:g} --from original"
+    return LossyExport(f"{arch} files cannot hold {what}: {'; '.join(rejected)}", where=where, try_=remedy)
 
 
 def _no_vector(name: str) -> NoReturn:

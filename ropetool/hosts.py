@@ -26,11 +26,15 @@ from ropetool.provenance import Provenance
 from ropetool.runtimes import GgufView
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import LayerRope, RopeSet, is_number
+from ropetool.stamps import removal
 
 NO_ROTATION = frozenset({
     "bert", "roberta", "distilbert", "albert", "electra", "xlm-roberta", "deberta", "deberta-v2", "gpt2", "gpt_neo",
     "opt", "bloom", "mpt", "t5", "bart", "mamba", "mamba2", "rwkv",
 })  # fmt: skip
+
+
+CONFIG_ONLY = "only config.json is here: the output has no weights either"
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Host(Protocol):
         """
 
     def length_edits(self, length: int) -> list[FileEdit]:
-        """Return the edits besides the rope keys that let a reader use the new length."""
+        """Return the edits besides the rope keys: those that let a reader use the new length, and what would be untrue."""
 
     def notes(self) -> tuple[str, ...]:
         """Return what a user should know of the source."""
@@ -203,7 +207,7 @@ class HfHost:
     def notes(self) -> tuple[str, ...]:
         notes = []
         if self.checkpoint.config_only:
-            notes.append("only config.json is here: the output has no weights either")
+            notes.append(CONFIG_ONLY)
         elif self.checkpoint.pickles:
             left = ", ".join(path.name for path in self.checkpoint.pickles)
             notes.append(f"pickles are left behind: {left}")
@@ -273,7 +277,7 @@ class GgufHost:
         raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.where)
 
     def length_edits(self, length: int) -> list[FileEdit]:
-        return []  # context_length is part of every encoding
+        return removal(self.view)  # context_length is part of every encoding
 
     def notes(self) -> tuple[str, ...]:
         return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ropetool.families import Family
 from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.hub import HubId, hub_id, peek_checkpoint, peek_gguf
 from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, HEAD_COUNT, HEAD_COUNT_KV
 from ropetool.runtimes.llama_cpp_layers import Model, layer_count
 from ropetool.spec import LayerRope, RopeSet
@@ -68,10 +69,13 @@ class KvCache:
 
 
 def inspect(source: str | Path) -> Inspection:
-    """Return what the checkpoint says and what each runtime makes of it; reads no weights.
+    """Return what the checkpoint says and what each runtime makes of it; reads no weights, and of the hub no more.
 
-    Raises: CheckpointError for broken files, ConfigError for broken values of a known family.
+    Raises: CheckpointError for broken files, ConfigError for broken values of a known family; HubError.
     """
+    asked = hub_id(source)
+    if asked is not None:
+        return _inspect_hub(asked)
     path = Path(source)
     return _inspect_gguf(path) if is_gguf(path) else inspect_checkpoint(open_checkpoint(path))
 
@@ -105,19 +109,31 @@ def read_view(runtime: str, view: runtimes.GgufView) -> RuntimeReading:
     return _reading(runtime, view)
 
 
+def _inspect_hub(asked: HubId) -> Inspection:
+    if asked.file:
+        peeked = peek_gguf(asked)
+        view = replace(runtimes.GgufView.of(peeked.headers), vector=peeked.vector)
+        found, notes = _inspect_view(view, peeked.path), peeked.notes
+    else:
+        checkpoint, notes = peek_checkpoint(asked)
+        found = inspect_checkpoint(checkpoint)
+    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes))
+
+
 def _inspect_gguf(path: Path) -> Inspection:
     headers = read_shards(path)
-    view = runtimes.GgufView.of(headers)
+    return _inspect_view(runtimes.GgufView.of(headers), headers[0].path)
+
+
+def _inspect_view(view: runtimes.GgufView, path: Path) -> Inspection:
     arch = architecture(view)
     family = families.of_gguf(arch)
     readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
     notes = [] if view.tensors else ["no tensors: a file of the vocabulary alone"]
-    trained = _trained_of(provenance.record(headers[0].path), family, decoded)
+    trained = _trained_of(provenance.record(path), family, decoded)
     kv = _gguf_kv_cache(view, decoded) if decoded else {}
-    return Inspection(
-        headers[0].path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, tuple(notes)
-    )
+    return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, tuple(notes))
 
 
 def _stated_metadata(view: runtimes.GgufView) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from ropetool.baking import rest_of, without_rest
 from ropetool.encodings import IN_WEIGHTS, FileEdit, Way
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.exported_rope import RUNTIME
+from ropetool.formats import hub
 from ropetool.hosts import Baking, Host, adapter_notes, open_host
 from ropetool.inspection import RuntimeReading
 from ropetool.methods import Derived, Goal, Method, Source
@@ -51,11 +52,12 @@ def make_plan(
     """
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
-    file_format = "gguf" if inspection.is_gguf(Path(source)) else "hf"
+    path = hub.local(source)
+    file_format = "gguf" if inspection.is_gguf(path) else "hf"
     wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, file_format)))
     if file_format == "gguf" and config_style is not None:
         raise InvalidRope("GGUF files have no config style", where="--config-style")
-    host = open_host(Path(source), config_style)
+    host = open_host(path, config_style)
     wanted = wanted or (host.runtime,)
     decoded = _decode(host, wanted[0])
     entry = decoded.entries[names.FULL_ATTENTION]
@@ -67,7 +69,7 @@ def make_plan(
         values = {key: entry.params[key] for key in (names.LONG_FACTOR, names.SHORT_FACTOR)}
     typed = chosen.params(values)
     derived = _scoped(chosen.derive(start.source, goal, typed), start.source, entry, temperature_scope)
-    target = _target(decoded, entry, derived, start.trained_length)
+    target = _target(decoded, _kinds_to_change(host, decoded), derived, start.trained_length)
     tried: list[Candidate] = []
     ways = host.encodings(entry, derived, target, start.trained_length, goal.factor)
     for way in ways:
@@ -302,14 +304,30 @@ def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _target(decoded: RopeSet, entry: LayerRope, derived: Derived, trained_length: int) -> RopeSet:
-    wanted = replace(entry, table=derived.table, softmax_multiplier=derived.softmax_multiplier)
-    with_entry = decoded.with_entry(names.FULL_ATTENTION, wanted)
+def _kinds_to_change(host: Host, decoded: RopeSet) -> list[str]:
+    """Return the kinds of layer that get the new table: the full ones, and those that share theirs by design.
+
+    Where llama.cpp scales sliding layers along with the others, one table of the checkpoint serves both.
+    """
+    full = decoded.entries[names.FULL_ATTENTION]
+    rules = archs.get(host.family.gguf_architecture).sliding if host.format == "gguf" else None
+    if rules is None or not rules.scaled or rules.plain or rules.own_base:
+        return [names.FULL_ATTENTION]
+    assert full.table is not None
+    return [
+        kind for kind, entry in decoded.entries.items() if entry.table is not None and full.table.agrees(entry.table)
+    ]
+
+
+def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:
+    changed = {
+        kind: replace(decoded.entries[kind], table=derived.table, softmax_multiplier=derived.softmax_multiplier)
+        for kind in kinds
+    }
     return replace(
-        with_entry,
-        max_position_embeddings=derived.max_position_embeddings,
-        original_max_position_embeddings=trained_length,
-    )
+        decoded, entries={**decoded.entries, **changed},
+        max_position_embeddings=derived.max_position_embeddings, original_max_position_embeddings=trained_length,
+    )  # fmt: skip
 
 
 def tables_of(target: RopeSet) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from ropetool.baking import TensorEdit
 from ropetool.encodings import FileEdit
 from ropetool.errors import ConfigError
+from ropetool.formats import hub
 from ropetool.formats.gguf import model_name
 from ropetool.formats.hf import read_object
 from ropetool.formats.hf.jsontext import shown
@@ -136,8 +137,8 @@ class Plan:
         }
 
     def output_beside(self, source: Path) -> Path:
-        """Return the default output: beside the source as it was named, called after method and reach."""
-        source = Path(os.path.abspath(source))
+        """Return the default output, called after method and reach: beside the source as it was named, never in a hub cache."""
+        source = Path(os.path.abspath(hub.beside(source)))
         if self.format == "gguf":
             return source.with_name(f"{model_name(source)}-{self.suffix}{source.suffix}")
         return source.with_name(f"{source.name}-{self.suffix}")

@@ -141,6 +141,12 @@ class Temperature:
     beta: float
     length: int
 
+    def agrees(self, other: Temperature | None, tolerance: float = TABLE_TOLERANCE) -> bool:
+        """Return whether both grow alike."""
+        if other is None or self.length != other.length:
+            return False
+        return math.isclose(self.beta, other.beta, rel_tol=tolerance)
+
 
 @dataclass(frozen=True, eq=False)
 class LayerRope:
@@ -204,7 +210,8 @@ class LayerRope:
         wanted, found = self.softmax_multiplier, other.softmax_multiplier
         if not math.isclose(wanted, found, rel_tol=tolerance):
             return f"the whole score is multiplied by {found:.6g} instead of {wanted:.6g}"
-        if self.temperature != other.temperature:
+        grows = self.temperature
+        if not (other.temperature is None if grows is None else grows.agrees(other.temperature, tolerance)):
             return "the position temperature differs"
         if self.sliding_window != other.sliding_window:
             return f"sliding window {other.sliding_window} instead of {self.sliding_window}"

@@ -3,8 +3,8 @@
 
 Both sides of a ratio run in turn within one run, five times each; the table has medians. Programs that take ten times as
 long run once. Needs the extra `verify`, two cores to itself and 7 GB of disk for a moment. llama.cpp's converter takes
-part where ROPETOOL_LLAMA_CPP names a folder with it and ROPETOOL_REAL_FILES one with tokenizers/gpt-2, since it converts
-published tokenizers alone.
+part where ROPETOOL_LLAMA_CPP names a folder with it and ROPETOOL_REAL_FILES one with tokenizers/llama-bpe, that of Llama 3,
+since it converts published tokenizers alone.
 
     scripts/bench.py                      print a Markdown table
     scripts/bench.py --folder /mnt/disk   make the large files there instead of in the system's temporary folder
@@ -35,6 +35,7 @@ LENGTHS = (256, 512, 1024, 2048)
 SEGMENTS = 32
 DEMO = Path(__file__).resolve().parents[1] / "ropetool" / "demo" / "model"
 ROPETOOL = [sys.executable, "-m", "ropetool"]
+EXPORT = [*ROPETOOL, "export", "--no-check"]
 HEAVY = ("numpy", "torch", "transformers", "gguf")
 VOCABULARY = 150_000
 LONG_TOKENS, LONG_VOCABULARY = 32768, 128_256
@@ -45,8 +46,16 @@ from ropetool.verification.torch_runner import TorchRunner
 length = int(sys.argv[2])
 TorchRunner(Path(sys.argv[1]), device="cpu").score([[i % 2000 for i in range(length)]], length - 1)
 """
+READ_TOKENIZER = """
+import json, sys
+from pathlib import Path
+from ropetool.exporting.tokenizer import tokenizer_values
+source = Path(sys.argv[1])
+config = json.loads((source / "config.json").read_text())
+tokenizer_values(source, config, config["vocab_size"])
+"""
 CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
-TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
+TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "llama-bpe")
 TOOLS = Path(sys.executable).parent  # where the gguf package puts its commands
 # A small process of its own, because a child's peak counts that of the process that it was forked from.
 MEASURE = """
@@ -239,17 +248,18 @@ def gguf_rows(folder: Path) -> list[list[str]]:
 
 
 def make_llama(source: Path) -> Path:
-    """Write a Llama of 1.1 billion parameters in bfloat16 with a tokenizer, and return its directory."""
+    """Write a Llama of 1.2 billion parameters in bfloat16 with a tokenizer, and return its directory."""
     tokenizer = TOKENIZER if TOKENIZER.is_dir() else DEMO
     source.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(tokenizer / name, source / name)
     config = json.loads((DEMO / "config.json").read_text())
     del config["torch_dtype"]
-    vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = json.loads((source / "tokenizer.json").read_text())
+    rows = 1 + max(*tokens["model"]["vocab"].values(), *(token["id"] for token in tokens["added_tokens"]))
     config |= {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 32, "head_dim": 64, "vocab_size": max(vocabulary.values()) + 1,
+        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": rows,
         "tie_word_embeddings": True, "dtype": "bfloat16",
     }  # fmt: skip
     (source / "config.json").write_text(json.dumps(config))
@@ -270,12 +280,14 @@ def make_llama(source: Path) -> Path:
 
 
 def llama_shapes(config: Mapping[str, int]) -> Iterator[tuple[str, list[int]]]:
-    """Yield the name and the shape of every tensor of a Llama with as many key heads as heads and a tied embedding."""
+    """Yield the name and the shape of every tensor of a Llama with a tied embedding."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
     yield "model.embed_tokens.weight", [config["vocab_size"], hidden]
     for layer in range(config["num_hidden_layers"]):
         inside = f"model.layers.{layer}"
-        yield from ((f"{inside}.self_attn.{name}_proj.weight", [hidden, hidden]) for name in "qkvo")
+        yield from ((f"{inside}.self_attn.{name}_proj.weight", [hidden, hidden]) for name in "qo")
+        yield from ((f"{inside}.self_attn.{name}_proj.weight", [keys, hidden]) for name in "kv")
         yield from ((f"{inside}.mlp.{name}_proj.weight", [inner, hidden]) for name in ("gate", "up"))
         yield f"{inside}.mlp.down_proj.weight", [hidden, inner]
         yield from ((f"{inside}.{name}_layernorm.weight", [hidden]) for name in ("input", "post_attention"))
@@ -288,27 +300,39 @@ def export_rows(folder: Path) -> list[list[str]]:
     weights, target = source / "model.safetensors", output / "model.gguf"
     ours = Peaks(output)
     exported, plain = in_turn(
-        lambda: ours.timed(*ROPETOOL, "export", source, "--outtype", "bf16", "-o", target),
+        lambda: ours.timed(*EXPORT, source, "--outtype", "bf16", "-o", target),
         lambda: Peaks(output).timed("cp", "--reflink=never", weights, target),
     )
     row = [
         f"`export --outtype bf16`, {weights.stat().st_size / 2**30:.1f} GiB", f"{exported:.2f} s, {ours.peak:.0f} MB",
         f"cp --reflink=never, sync: {plain:.2f} s", f"{exported / plain:.2f}", "1.3, 600 MB",
     ]  # fmt: skip
-    return [row, *(converter_row(source, output) if CONVERTER.is_file() and TOKENIZER.is_dir() else [])]
+    (read,) = in_turn(lambda: seconds(lambda: run(sys.executable, "-c", READ_TOKENIZER, source)))
+    tokens = json.loads((source / "config.json").read_text())["vocab_size"]
+    row_of_tokens = [f"`export`, its tokenizer alone, {tokens} tokens", f"{read:.2f} s", "-", "-", "3 s"]
+    return [row, row_of_tokens, *(converter_rows(source, output) if CONVERTER.is_file() and TOKENIZER.is_dir() else [])]
 
 
-def converter_row(source: Path, output: Path) -> list[list[str]]:
-    """Return the row of llama.cpp's converter."""
+def converter_rows(source: Path, output: Path) -> list[list[str]]:
+    """Return the rows beside llama.cpp's converter, which runs once for each type."""
     modules = output.with_name("modules")
     modules.mkdir()
     (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
-    stock = Peaks(output)
-    spent = stock.timed(
-        sys.executable, CONVERTER, source, "--outtype", "bf16", "--outfile", output / "model.gguf",
-        env={"PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    return [["the same", "-", f"convert_hf_to_gguf.py, sync: {spent:.1f} s, {stock.peak:.0f} MB", "-", "-"]]
+    env = {"PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1"}
+    budgets = {"bf16": 0.5, "f16": 0.6, "q8_0": 0.4}
+    return [converter_row(source, output, env, outtype, budget) for outtype, budget in budgets.items()]
+
+
+def converter_row(source: Path, output: Path, env: Mapping[str, str], outtype: str, budget: float) -> list[str]:
+    """Return the row of one type."""
+    file, ours, stock = output / "model.gguf", Peaks(output), Peaks(output)
+    (exported,) = in_turn(lambda: ours.timed(*EXPORT, source, "--outtype", outtype, "-o", file))
+    spent = stock.timed(sys.executable, CONVERTER, source, "--outtype", outtype, "--outfile", file, env=env)
+    return [
+        f"`export --outtype {outtype}`, the same", f"{exported:.2f} s, {ours.peak:.0f} MB",
+        f"convert_hf_to_gguf.py, sync: {spent:.1f} s, {stock.peak:.0f} MB", f"{exported / spent:.2f}",
+        f"{budget}, 600 MB",
+    ]  # fmt: skip
 
 
 # --- bake

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import export_grid
 
 from ropetool import families, methods, runtimes
 from ropetool.cli import group
@@ -132,11 +133,31 @@ def family_reference() -> str:
     """Return a table of all families and a list of what is particular to each."""
     known = [families.get(name) for name in families.names()]
     rows = [
-        [f"[{f.model_type}](#{f.model_type})", f.architecture, f.layout, _rope_keys(f), _window(f), f.example]
+        [
+            f"[{f.model_type}](#{f.model_type})", f.architecture, f.layout, _rope_keys(f), _window(f),
+            f.gguf_architecture or "none", f.example,
+        ]
         for f in known
-    ]
-    head = ["model_type", "class in transformers", "layout", "rope keys", "sliding window", "example"]
-    return f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{''.join(map(_family_section, known))}"
+    ]  # fmt: skip
+    head = ["model_type", "class in transformers", "layout", "rope keys", "sliding window", "export", "example"]
+    return (
+        f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{_export_grid()}"
+        f"{''.join(map(_family_section, known))}"
+    )
+
+
+def _export_grid() -> str:
+    """Return which scaling the export of each family can hold, and how."""
+    rows = [[name, "exact", *cells] for name, (_, cells) in export_grid.grid().items()]
+    return f"\n## Export\n\n{_EXPORT}\n{_table(['model_type', 'unextended', *export_grid.CELLS], rows)}"
+
+
+_EXPORT = """What `ropetool export` makes of each family for llama.cpp, extended by 4. `keys`: native keys, with `attn_factor` where
+the factor is not YaRN's own. `vector`: `rope_freqs.weight`. `lists`: `rope_factors_short.weight` and
+`rope_factors_long.weight`. `-`: llama.cpp cannot hold it, and the export is refused with the reason. Every cell that is
+not `-` gives transformers' logits within 2e-4 of the largest up to four times the trained length
+(`tests/exporting/test_export_families.py`). What `export` means in the table above: the name in GGUF files.
+"""
 
 
 _FAMILIES = """One JSON file each in `ropetool/families/`, named after the `model_type` of config.json; `inspect` shows the rope keys
@@ -381,6 +402,7 @@ SAID = {
     "docs/changelog.md": "what changed",
     "docs/cli.md": "every command's help (generated)",
     "docs/contributing.md": "how to run the tests; checklists for a method, a family, a command",
+    "docs/export.md": "export to GGUF: families, types, publishing, tokenizers, what differs from the stock converter",
     "docs/families.md": "the model families (generated)",
     "docs/formats.md": "config styles, GGUF files, edits, encodings, exports, the output, provenance",
     "docs/methods.md": "formulas, ramps, attention factors, the two readings",

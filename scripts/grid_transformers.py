@@ -66,7 +66,9 @@ def with_factor(config: dict[str, Any]) -> dict[str, Any]:
 
 def unscaled(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config with the base table."""
-    kept = ("rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "max_position_embeddings")
+    kept = ["rope_theta", "partial_rotary_factor", "llama_4_scaling_beta", "max_position_embeddings"]
+    if config["model_type"] == "ministral3":  # whose class asks for it by that beta
+        kept.append("original_max_position_embeddings")
     return _with_keys(config, lambda keys: {"rope_type": "default", **{k: keys[k] for k in kept if k in keys}})
 
 

@@ -44,7 +44,7 @@ def test_the_output_is_the_source_but_for_the_planned_lines(source: Path, tmp_pa
     extended(source, tmp_path / "out")
     out = tmp_path / "out"
     assert files(out) == CARRIED | {"ropetool.json"}
-    for name in CARRIED - {"config.json", "tokenizer_config.json", "assets"}:
+    for name in CARRIED - {"config.json", "tokenizer_config.json", "assets", "README.md"}:
         assert (out / name).read_bytes() == (source / name).read_bytes(), name
     text = (source / "config.json").read_text()
     scaling = '{\n    "rope_type": "yarn",\n    "factor": 4.0,\n    "original_max_position_embeddings": 512\n  }'
@@ -64,10 +64,10 @@ def test_the_source_is_untouched(source: Path, tmp_path: Path) -> None:
 
 def test_weights_are_linked_or_copied_as_asked(source: Path, tmp_path: Path) -> None:
     copied = extended(source, tmp_path / "copied", copy=True)
-    assert copied.placed == {"copied": 6}
+    assert copied.placed == {"copied": 5}
     assert (tmp_path / "copied" / SHARD).stat().st_ino != (source / SHARD).stat().st_ino
     linked = extended(source, tmp_path / "linked")
-    assert sum(linked.placed.values()) == 6
+    assert sum(linked.placed.values()) == 5
     shared = (tmp_path / "linked" / SHARD).stat().st_ino == (source / SHARD).stat().st_ino
     assert ("hard-linked" in linked.placed) == shared
     assert set(linked.placed) <= {"hard-linked", "reflinked", "copied"}
@@ -78,20 +78,20 @@ def test_an_edited_file_is_never_linked(source: Path, tmp_path: Path) -> None:
     """A write through a link would change the source."""
     os.link(source / "config.json", tmp_path / "second-name.json")
     extended(source, tmp_path / "out")
-    for name in ("config.json", "tokenizer_config.json", "ropetool.json"):
+    for name in ("config.json", "tokenizer_config.json", "ropetool.json", "README.md"):
         assert (tmp_path / "out" / name).stat().st_nlink == 1
 
 
 def test_progress_names_every_file_that_is_placed(source: Path, tmp_path: Path) -> None:
     seen: list[str] = []
     extended(source, tmp_path / "out", progress=seen.append)
-    assert sorted(seen) == sorted(CARRIED - {"config.json", "tokenizer_config.json", "assets"})
+    assert sorted(seen) == sorted(CARRIED - {"config.json", "tokenizer_config.json", "assets", "README.md"})
 
 
 def test_a_config_alone_gives_a_config_alone(tmp_path: Path) -> None:
     source = write_config(tmp_path / "model", configs.config("qwen2", "v5"))
     extended(source, tmp_path / "out")
-    assert files(tmp_path / "out") == {"config.json", "ropetool.json"}
+    assert files(tmp_path / "out") == {"config.json", "ropetool.json", "README.md"}
 
 
 def test_factor_1_says_the_same_table(source: Path, tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_options_of_the_other_format_are_refused_by_name() -> None:
 
 def test_an_architecture_that_is_not_described_is_left_alone() -> None:
     source = model(Path("m.gguf"), "gemma3")
-    with pytest.raises(UnknownFamily, match='GGUF files of "gemma3" are not extended; those of llama, qwen2, qwen3'):
+    with pytest.raises(UnknownFamily, match='GGUF files of "gemma3" are not extended; those of exaone4, gemma2, glm4'):
         ropetool.plan(source, "yarn", factor=4)
     assert inspection.inspect(source).rope is not None
 
@@ -311,7 +311,7 @@ def test_a_split_model_changes_in_its_first_file_alone() -> None:
     first = Path("m-llama3-4x-00001-of-00002.gguf")
     assert (done.code, done.out.splitlines()[0]) == (0, str(Path.cwd() / first))
     assert sorted(p.name for p in Path().iterdir()) == sorted([
-        source.name, second.name, first.name, f"{first.name}.ropetool.json", "m-llama3-4x-00002-of-00002.gguf",
+        source.name, second.name, first.name, f"{first.name}.README.md", f"{first.name}.ropetool.json", "m-llama3-4x-00002-of-00002.gguf",
     ])  # fmt: skip
     assert Path("m-llama3-4x-00002-of-00002.gguf").read_bytes() == second.read_bytes()
     assert values(first)["split.tensors.count"][1] == values(source)["split.tensors.count"][1] + 1

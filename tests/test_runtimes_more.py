@@ -177,7 +177,7 @@ def test_inspect_says_what_scales_the_score(tmp_path: Path) -> None:
     scaling = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}
     data = {**configs.config("deepseek_v3", "v4"), "max_position_embeddings": 2048, "rope_scaling": scaling}
     assert listed(write_config(tmp_path / "a", data)) == [
-        "  as above  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm 0.25 to 0.30",
+        "  as above  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm 0.25 to 0.30, llama.cpp",
         "  DIFFERS   vllm 0.31 to 0.33",
         "            - the whole score is multiplied by 1 instead of 1.29648: attention is flatter",
     ]

@@ -24,13 +24,13 @@ FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the ch
 TENSORS = {
     "q_proj": "attn_q", "k_proj": "attn_k", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
     "q_layernorm": "attn_q_norm", "k_layernorm": "attn_k_norm", "qkv_proj": FUSED, "query_key_value": FUSED,
+    "q_layernorm.norms.{head}": "attn_q_norm", "k_layernorm.norms.{head}": "attn_k_norm",
     "q_b_proj": "attn_q_b", "kv_a_proj_with_mqa": "attn_kv_a_mqa", "q_a_layernorm": "attn_q_a_norm",
 }  # fmt: skip
 # Architectures beyond those that families name as their own, by the family whose sites they have.
 MORE = {
-    "deepseek2": "deepseek_v3", "gemma2": "gemma2", "gemma3": "gemma3_text",
-    "gpt-oss": "gpt_oss", "granite": "granite", "phi3": "phi3", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe",
-    "smollm3": "smollm3", "starcoder2": "starcoder2",
+    "deepseek2": "deepseek_v3", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss", "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
 }  # fmt: skip
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 

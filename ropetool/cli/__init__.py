@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -87,6 +88,13 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def local_source(source: str) -> Path:
+    """Return where the source lies on this disk; one on the hub is downloaded, with bars where stderr is a terminal."""
+    from ropetool.formats.hub import local
+
+    return local(source, bars=sys.stderr.isatty())
 
 
 def command_line() -> str:

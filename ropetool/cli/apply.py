@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ropetool.cli import notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json
 
 
 @click.command("apply")
@@ -29,9 +29,9 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
     from ropetool.plans import Plan
     from ropetool.report.planned import applied_json, applied_text
 
-    plan = Plan.read(plan_file)
-    target = Path(output) if output is not None else plan.output_beside(Path(source))
-    written = apply(plan, source, target, force=force, copy=copy)
+    plan, path = Plan.read(plan_file), local_source(source)
+    target = Path(output) if output is not None else plan.output_beside(path)
+    written = apply(plan, path, target, force=force, copy=copy, command=command_line())
     if as_json:
         print_json(applied_json(plan, written))
     else:

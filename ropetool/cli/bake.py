@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ropetool.cli import notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json
 from ropetool.errors import ConfigError
 
 
@@ -75,10 +75,11 @@ def bake_command(
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
-    plan = make_bake(source, what, gains=chosen, pairs=_pairs(pairs), **options)
+    path = local_source(source)
+    plan = make_bake(path, what, gains=chosen, pairs=_pairs(pairs), **options)
     if check:
-        check_possible(plan, Path(source))
-    target = Path(output) if output is not None else plan.output_beside(Path(source))
+        check_possible(plan, path)
+    target = Path(output) if output is not None else plan.output_beside(path)
     with written_beside(plan_out, plan):
         if dry_run:
             if as_json:
@@ -89,8 +90,8 @@ def bake_command(
             return
         from ropetool.applying import apply
 
-        written = apply(plan, source, target, force=force, copy=copy)
-    checks = checks_of(plan, Path(source), written.output) if check else ()
+        written = apply(plan, path, target, force=force, copy=copy, command=command_line())
+    checks = checks_of(plan, path, written.output) if check else ()
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import notes, print_json
+from ropetool.cli import local_source, notes, print_json
 
 MEGABYTE = 1_000_000
 DIFFERENT = 3
@@ -31,8 +31,11 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     from ropetool.comparison import compare
     from ropetool.report.differing import diff_text
 
+    first, second = local_source(a), local_source(b)
     with bar("MB") as shown:
-        found = compare(a, b, progress=lambda tensor, done, total: shown(tensor, done // MEGABYTE, total // MEGABYTE))
+        found = compare(
+            first, second, progress=lambda tensor, done, total: shown(tensor, done // MEGABYTE, total // MEGABYTE)
+        )
     if as_json:
         print_json(found.to_json())
     else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ropetool.cli import notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json
 
 MEGABYTE = 1_000_000
 
@@ -15,9 +16,19 @@ MEGABYTE = 1_000_000
 @click.argument("source", type=click.Path())
 @click.option("-o", "--output", type=click.Path(), help="Default: NAME-TYPE.gguf beside SOURCE.")
 @click.option(
-    "--outtype", type=click.Choice(["auto", "f32", "f16", "bf16"]), default="auto", show_default=True,
-    help="Type of the matrices; auto: as stored.",
+    "--outtype", metavar="TYPE", default="auto", show_default=True,
+    help="Type of the matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0; with the extra llama also q4_k_m, q5_k_m, "
+    "q6_k, iq4_xs and the like. auto: as stored.",
 )  # fmt: skip
+@click.option(
+    "--imatrix",
+    metavar="FILE",
+    type=click.Path(),
+    help="Importance matrix of llama-imatrix, for K-quants and IQ types.",
+)
+@click.option("--split-max-size", metavar="N[K|M|G]", help="Several files, with tensors of at most so many bytes each.")
+@click.option("--split-max-tensors", metavar="N", type=int, help="Several files, with at most so many tensors each.")
+@click.option("--allow-nan", is_flag=True, help="Export weights that are NaN or infinite; blocks hold neither.")
 @click.option(
     "--allow-full-attention", is_flag=True,
     help="Accept that llama.cpp attends to everything where the model has a sliding window that it ignores.",
@@ -26,27 +37,47 @@ MEGABYTE = 1_000_000
     "--allow-unverified", is_flag=True,
     help="Export what ropetool made without the certificate of a passed verification.",
 )  # fmt: skip
+@click.option(
+    "--rearch", metavar="ARCH", default="",
+    help="Write for another architecture whose graph computes the same: qwen2 models as llama, which takes any table.",
+)  # fmt: skip
+@click.option(
+    "--shift-safe", is_flag=True,
+    help="Put the attention factor into the keys: llama.cpp's context shift and cache reuse stay exact.",
+)  # fmt: skip
+@click.option(
+    "--no-check", "check", is_flag=True, default=True, flag_value=False,
+    help="Keep the file without comparing its tokens, tables and logits with the checkpoint's.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def export_command(source: str, output: str | None, outtype: str, force: bool, as_json: bool, **allowed: bool) -> None:
+def export_command(
+    source: str, output: str | None, imatrix: str | None, as_json: bool, **choices: Any
+) -> None:  # fmt: skip
     """Write a checkpoint as a GGUF file for llama.cpp.
 
     The file states the checkpoint's positions so that llama.cpp computes the same ones. What a GGUF file or llama.cpp
     cannot hold is refused, and nothing is written. So is an output of ropetool whose certificate is missing, failed,
     stale or does not reach its whole context; `ropetool verify` makes one. Any other checkpoint is exported with a note.
 
+    Before the file gets its name it is read back: its tokens, its tables and, where llama.cpp and transformers are
+    installed, its logits on a bundled text are compared with the checkpoint's. One that differs is not kept (exit code 3).
+
     \b
     ropetool verify model-yarn-8x --suite quick
-    ropetool export model-yarn-8x --outtype f16 -o model.gguf
+    ropetool export model-yarn-8x --outtype q8_0 -o model.gguf
+    ropetool export model-yarn-8x --outtype q4_k_m --split-max-size 2G
     """
     from ropetool.cli.progress import bar
     from ropetool.exporting import export_checkpoint
     from ropetool.report.exported import exported_json, exported_text
 
+    path = local_source(source)
     with bar("MB") as shown:
         written = export_checkpoint(
-            Path(source), Path(output) if output is not None else None, outtype=outtype, force=force,
-            progress=lambda tensor, done, total: shown(tensor, done // MEGABYTE, total // MEGABYTE), **allowed,
+            path, Path(output) if output is not None else None,
+            imatrix=Path(imatrix) if imatrix is not None else None,
+            command=command_line(), progress=lambda tensor, done, total: shown(tensor, done // MEGABYTE, total // MEGABYTE), **choices,
         )  # fmt: skip
     if as_json:
         print_json(exported_json(written))

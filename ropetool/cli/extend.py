@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 
 if TYPE_CHECKING:
@@ -107,16 +108,19 @@ def extend_command(
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
+    from ropetool.hosts import CONFIG_ONLY
     from ropetool.planning import make_plan
     from ropetool.report.flags import flag_lines
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chain = _Chain.of(options, dry_run)
-    chain.check_source(Path(source))
+    peeked = _config_alone(source) if dry_run and plan_out is None else None
+    path = peeked or local_source(source)
+    chain.check_source(path)
 
     def planned(for_runtimes: tuple[str, ...]) -> Plan:
         return make_plan(
-            source, method, factor=factor, target_length=target_length, reading=reading,
+            path, method, factor=factor, target_length=target_length, reading=reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
             temperature_scope=options["temperature_scope"], original_length=options["original_length"],
             for_runtimes=for_runtimes, config_style=options["config_style"],
@@ -127,10 +131,17 @@ def extend_command(
         return planned(()) if plan.bakes else plan
 
     plan = planned(options["for_runtimes"])
-    target = Path(output) if output is not None else plan.output_beside(Path(source))
+    if peeked is not None and plan.bakes:  # it names tensors, and whether they can hold it
+        peeked, path = None, local_source(source)
+        plan = planned(options["for_runtimes"])
+    if peeked is not None:
+        plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
+    target = Path(output) if output is not None else plan.output_beside(path)
     with written_beside(plan_out, plan):
         if dry_run:
-            flags = flag_lines(unbaked(plan), source)
+            flags = flag_lines(unbaked(plan), path)
+            if peeked is not None:
+                flags = [line.replace(shlex.quote(str(path)), _for_servers(source)) for line in flags]
             if as_json:
                 print_json({**planned_json(plan, target), "flags": flags})
             else:
@@ -139,8 +150,10 @@ def extend_command(
             return 0
         from ropetool.applying import apply
 
-        chain.check_place(Path(source), target)
-        written = apply(plan, source, target, force=options["force"], copy=options["copy"])
+        chain.check_place(path, target)
+        written = apply(
+            plan, path, target, force=options["force"], copy=options["copy"], command=command_line()
+        )  # fmt: skip
     if not as_json:
         click.echo(applied_text(plan, written), nl=False)
         notes(plan.notes)
@@ -148,6 +161,20 @@ def extend_command(
     if as_json:
         print_json({**applied_json(plan, written), **found})
     return code
+
+
+def _config_alone(source: str) -> Path | None:
+    """Return where the config of a checkpoint on the hub lies, without its weights; None for any other source."""
+    from ropetool.formats.hub import config_folder, hub_id
+
+    asked = hub_id(source)
+    return None if asked is None else config_folder(asked)
+
+
+def _for_servers(source: str) -> str:
+    """Return a checkpoint on the hub as vLLM and SGLang name it."""
+    repo, _, revision = source.partition("@")
+    return f"{repo} --revision {shlex.quote(revision)}" if revision else repo
 
 
 @dataclass(frozen=True)
@@ -220,7 +247,9 @@ class _Chain:
         from ropetool.exporting import export_checkpoint
         from ropetool.report.exported import exported_json, exported_text
 
-        written = export_checkpoint(output, file, force=self.force, allow_unverified=self.suite is None)
+        written = export_checkpoint(
+            output, file, force=self.force, allow_unverified=self.suite is None, command=command_line()
+        )  # fmt: skip
         if not as_json:
             click.echo(f"\n{exported_text(written)}", nl=False)
             notes(written.notes)

@@ -18,10 +18,12 @@ from ropetool.cli import notes, print_json
 def inspect_command(source: str, target_length: int | None, as_json: bool) -> None:
     """Show what a checkpoint says and what runtimes make of it.
 
-    SOURCE is a directory with a config.json. No weights are read.
+    SOURCE is a directory with a config.json, a GGUF file, or a hub id, here and in all commands: ORG/NAME,
+    ORG/NAME@REVISION, and of a GGUF file ORG/NAME:FILE.gguf. No weights are read, and of the hub only config and headers.
 
     \b
     ropetool inspect model --target-length 131072
+    ropetool inspect Qwen/Qwen3-8B
     """
     from ropetool import inspection
     from ropetool.report.inspected import inspection_text

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json
 
 if TYPE_CHECKING:
     from ropetool.results import VerifyResult
@@ -87,7 +87,7 @@ def verify_command(target: str, as_json: bool, **options: Any) -> int:
     ropetool verify model.gguf --against model-yarn-8x
     torchrun --nproc-per-node 2 -m ropetool verify model-yarn-8x
     """
-    return run_verify(Path(target), as_json=as_json, **options).exit_code
+    return run_verify(local_source(target), as_json=as_json, **options).exit_code
 
 
 def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> VerifyResult:
@@ -116,7 +116,9 @@ def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> Verify
 def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResult:
     """Return the result of a verification with these options of the command; show progress and the duration ahead."""
     from ropetool.cli.progress import bar
+    from ropetool.inspection import inspect
     from ropetool.report.html import check_folder, write_report
+    from ropetool.serving import serving_lines
     from ropetool.verification import parallel
     from ropetool.verification.checkpoints import verify_checkpoint
     from ropetool.verification.gate import Limits
@@ -141,5 +143,6 @@ def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResu
         notes(["what was measured is kept; the same command with --resume goes on"])
         raise
     if report is not None and parallel.rank() == 0:
-        write_report(result, Path(report), force=force, command=command_line())
+        serving = serving_lines(inspect(target), str(target))
+        write_report(result, Path(report), force=force, command=command_line(), serving=serving)
     return result

@@ -18,6 +18,7 @@ from ropetool.comparison.pairing import Pair, pairs
 from ropetool.comparison.reading import Matrix, differing_bytes, same_bytes
 from ropetool.comparison.sides import Opened, opened
 from ropetool.diffs import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Side, TensorDiff
+from ropetool.formats import hub
 from ropetool.relations import (
     CHANGED,
     CONVERTED,
@@ -41,7 +42,7 @@ def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -
     Raises: CheckpointError for what is no checkpoint and for broken files; ConfigError for broken values of a known
     family.
     """
-    first, second = opened(Path(a)), opened(Path(b))
+    first, second = opened(hub.local(a)), opened(hub.local(b))
     found = facts.compare_facts(first, second)
     tensors = _tensors(first, second, found, progress or _ignore)
     by_name = {tensor.name: tensor for tensor in tensors}

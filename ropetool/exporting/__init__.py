@@ -7,34 +7,34 @@ certificate covers. What differs otherwise is noted.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import certificate, exported_rope, inspection, provenance
-from ropetool.encodings_gguf import GgufEncoding
-from ropetool.errors import CheckpointError, NotACheckpoint
-from ropetool.exporting import container, metadata
-from ropetool.exporting.container import Progress
-from ropetool.exporting.sizes import kind_of, sizes
-from ropetool.exporting.tensors import AUTO, Layout, lay_out
-from ropetool.exporting.tokenizer import tokenizer_values
-from ropetool.formats.gguf import Value
-from ropetool.formats.hf import headers
-from ropetool.formats.output import check_output, staged
-from ropetool.hosts import HfHost
+from ropetool import certificate, inspection, provenance
+from ropetool.errors import CheckpointError
+from ropetool.exporting import companions, files, kquants
+from ropetool.exporting.comparing import Lengths, compare
+from ropetool.exporting.container import File, Progress
+from ropetool.exporting.files import Choices
+from ropetool.exporting.outtypes import AUTO, check_outtype
+from ropetool.exporting.preparing import SUFFIX, Prepared, Wish, prepare
+from ropetool.exporting.splitting import limits_of
+from ropetool.formats import hub
 from ropetool.provenance import Provenance
+from ropetool.results import Check
 
-SUFFIX = ".gguf"
-
-__all__ = ["Exported", "Progress", "check_export", "export_checkpoint"]
+__all__ = ["SUFFIX", "Exported", "Progress", "check_export", "export_checkpoint"]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written. encoding: how its rotary table is stated. nbytes: its size."""
+    """What was written. output: the file, the first of several. encoding: how its rotary table is stated.
+
+    nbytes: the size of all files. bakes: what its weights hold that the checkpoint's keys ask for. checks: how the file
+    compares with the checkpoint. serving: the command line that serves it.
+    """
 
     output: Path
     arch: str
@@ -44,24 +44,14 @@ class Exported:
     encoding: str
     context_length: int
     notes: tuple[str, ...]
+    bakes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    serving: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain data."""
-        return {**vars(self), "output": str(self.output), "notes": list(self.notes)}
-
-
-@dataclass(frozen=True, eq=False)
-class _Prepared:
-    """An export that nothing stands against: what goes into the file, and the notes so far."""
-
-    host: HfHost
-    target: Path
-    layout: Layout
-    encoding: GgufEncoding
-    values: Mapping[str, Value]
-    arch: str
-    context_length: int
-    notes: tuple[str, ...]
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {**plain, "output": str(self.output), "checks": [vars(check) for check in self.checks]}
 
 
 def export_checkpoint(
@@ -69,71 +59,78 @@ def export_checkpoint(
     output: str | Path | None = None,
     *,
     outtype: str = AUTO,
+    imatrix: str | Path | None = None,
+    split_max_size: str | None = None,
+    split_max_tensors: int | None = None,
+    allow_nan: bool = False,
     force: bool = False,
     allow_full_attention: bool = False,
     allow_unverified: bool = False,
+    rearch: str = "",
+    shift_safe: bool = False,
+    check: bool = True,
+    command: str = "",
     progress: Progress | None = None,
 ) -> Exported:
     """Write a checkpoint as a GGUF file, whole or not at all, and return what was written.
 
-    Without an output it goes beside the source, as NAME-TYPE.gguf; its provenance goes beside it. `outtype` is the type
-    of the matrices: f32, f16, bf16, or auto for the source's own. What ropetool made needs a fresh, passing certificate
-    up to its whole context, unless `allow_unverified`. `progress` is told the tensor, the bytes done, and those of the
-    whole file.
+    Without an output it goes beside the source, as NAME-TYPE.gguf; its provenance, a model card and a Modelfile go
+    beside it. `command` is the command line that asked for it, for the card. `outtype` is the type
+    of the matrices, one of outtypes.OUTTYPES, or auto for the source's own; `imatrix` an importance matrix for those
+    that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
+    go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
+    `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. What ropetool
+    made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`. With `check` the tokens
+    are compared before anything is written, and tables and logits before the file gets its name. `progress` is told the
+    tensor, the bytes done, and those of the whole.
     Raises: CheckpointError for broken files and for a source without such a certificate, ConfigError for broken values,
-    UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError.
+    UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError,
+    MissingDependency for a type that needs llama-cpp-python; VerificationFailed for a file that computes something
+    else. A NaN or an infinity among the weights is a CheckpointError, unless `allow_nan`.
     """
-    ready = _prepared(Path(source), output, outtype, force, allow_full_attention)
+    matrix = None if imatrix is None else Path(imatrix)
+    choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
+    check_outtype(outtype)
+    kquants.check(outtype, matrix)
+    wish = Wish(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits)
+    ready = prepare(hub.local(source), output, wish)
+    matrix_notes = kquants.check_fit(matrix, ready.layout) if matrix is not None else ()
     gate_notes = _gate(ready, allow_unverified)
-    made = _provenance(ready)
-    record = provenance.beside(ready.target)
-    with ExitStack() as stack:  # nothing is put in place before both are written
-        beside = stack.enter_context(staged(record, ready.host.path, force=force or record.exists()))
-        provenance.write(made, beside)
-        stage = stack.enter_context(staged(ready.target, ready.host.path, force=force))
-        nbytes = container.write(stage, ready.values, ready.layout, ready.encoding.tensors, progress or _ignore)
+    found = companions.fresh_certificate(ready.host)
+    values = companions.stamped(ready.values, ready.host, ready.bakes, found)
+    values |= kquants.stated(matrix) if matrix is not None else {}
+    trained = _trained_length(ready)
+    tell = progress or _ignore
+
+    def compared(file: Path, outtype: str) -> tuple[Check, ...]:
+        lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
+        return compare(ready.host.path, file, outtype, lengths, tell)
+
+    written = files.write(
+        ready.target, ready.host.path, File(values, ready.layout, ready.encoding.tensors), choices,
+        lambda path, checks: provenance.write(_provenance(ready, trained, (*ready.checks, *checks)), path),
+        compared if check else None, force=force, progress=tell,
+    )  # fmt: skip
+    checks = (*ready.checks, *written.checks)
+    made = companions.Exporting(ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command)
+    line = companions.write(ready.host, written.paths, made, found)
+    several = () if len(written.paths) == 1 else (f"split over {len(written.paths)} files, of which this is the first",)
     return Exported(
-        ready.target, ready.arch, ready.layout.outtype, len(ready.layout.tensors) + len(ready.encoding.tensors), nbytes,
-        ready.encoding.name, ready.context_length, (*ready.notes, *gate_notes),
+        written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
+        ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes), ready.bakes,
+        checks, (line,),
     )  # fmt: skip
 
 
 def check_export(source: str | Path, output: str | Path, *, force: bool = False) -> None:
-    """Return if export_checkpoint would write this, its certificate aside: before a verification of hours.
+    """Return if export_checkpoint would write this, its certificate and tokens aside: before a verification of hours.
 
     Raises: what export_checkpoint does.
     """
-    _prepared(Path(source), output, AUTO, force, allow_full_attention=False)
+    prepare(hub.local(source), output, Wish(force=force, check=False))
 
 
-def _prepared(
-    source: Path, output: str | Path | None, outtype: str, force: bool, allow_full_attention: bool
-) -> _Prepared:
-    host = HfHost.open(source, None)
-    checkpoint, where = host.checkpoint, host.where
-    kind = kind_of(host.family.model_type, where)
-    if checkpoint.config_only:
-        raise NotACheckpoint("holds a config and no weights", where=str(host.path))
-    source_rope = inspection.understood(host.read(host.runtime), where)
-    rotation = exported_rope.rotation(
-        source_rope, host.family.gguf_architecture, where, allow_full_attention=allow_full_attention
-    )
-    shape = sizes(checkpoint.config, kind, rotation.arch, rotation.head_dim, where)
-    layout = lay_out(headers(checkpoint), shape, outtype, interleaved=rotation.interleaved, where=str(host.path))
-    target = Path(output) if output is not None else _beside(host.path, layout)
-    check_output(target, host.path, force=force)  # before the tokenizer, which takes a second
-
-    general, card_notes = metadata.general_values(host.path, shape, layout)
-    values = general | metadata.model_values(shape, layout)
-    encoding, rope_notes = exported_rope.encode(rotation, values, [placed.info for placed in layout.tensors], where)
-    tokenizer, token_notes = tokenizer_values(host.path, checkpoint.config, shape.vocabulary)
-    notes = (*host.notes(), *layout.notes, *rotation.notes, *rope_notes, *token_notes, *card_notes)
-    everything = values | dict(encoding.keys) | tokenizer
-    context = rotation.target.max_position_embeddings
-    return _Prepared(host, target, layout, encoding, everything, shape.arch, context, notes)
-
-
-def _gate(ready: _Prepared, allow_unverified: bool) -> tuple[str, ...]:
+def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
     """Return a note where no certificate is asked for.
 
     Raises: CheckpointError where one is, and none covers the context that the file would state.
@@ -152,19 +149,20 @@ def _gate(ready: _Prepared, allow_unverified: bool) -> tuple[str, ...]:
     return ()
 
 
-def _provenance(ready: _Prepared) -> Provenance:
+def _trained_length(ready: Prepared) -> int | None:
+    host = ready.host
+    return (host.made or inspection.inspect_checkpoint(host.checkpoint)).trained_length
+
+
+def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Check]) -> Provenance:
     """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
-    host, made = ready.host, ready.host.made
-    found = made or inspection.inspect_checkpoint(host.checkpoint)
+    host = ready.host
+    export = {"outtype": ready.outtype, "encoding": ready.encoding.name}
+    more = {"bakes": list(ready.bakes), "checks": [vars(check) for check in checks]}
     return Provenance(
-        str(host.path.resolve()), provenance.fingerprint(host.path), found.trained_length, made.plan if made else {},
-        export={"outtype": ready.layout.outtype, "encoding": ready.encoding.name},
+        str(hub.absolute(host.path)), provenance.fingerprint(host.path), trained_length, host.made.plan if host.made else {},
+        export=export | {name: value for name, value in more.items() if value},
     )  # fmt: skip
-
-
-def _beside(source: Path, layout: Layout) -> Path:
-    source = source.absolute()
-    return source.with_name(f"{source.name}-{layout.outtype.upper()}{SUFFIX}")
 
 
 def _ignore(tensor: str, done: int, total: int) -> None:

@@ -1,64 +1,86 @@
-"""Writes a new GGUF file: the header from its parts, the data streamed from the checkpoint, a megabyte at a time.
+"""Writes a new GGUF file: the header from its parts, the data streamed from the checkpoint, a few megabytes at a time.
 
-Where the file goes and when it becomes visible is the caller's concern.
+Threads read and convert; one writes, in the order of the file, so the same input makes the same bytes. Where the file
+goes and when it becomes visible is the caller's concern.
 """
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
 
 from ropetool.encodings_gguf import Vector
-from ropetool.errors import LossyExport, PlanMismatch
+from ropetool.errors import PlanMismatch
+from ropetool.exporting import mxfp4, pieces
+from ropetool.exporting.pieces import Piece
 from ropetool.exporting.tensors import ALIGNMENT, Layout, Placed, Source, vector_infos
-from ropetool.formats import dtypes
 from ropetool.formats.gguf import TensorInfo, Value
 from ropetool.formats.gguf.codec import encode_text
-from ropetool.formats.gguf.copying import copy_range, write_all
+from ropetool.formats.gguf.copying import write_all
 from ropetool.formats.gguf.cursor import I32, I64, U32
 from ropetool.formats.gguf.header import MAGIC, VERSIONS, reading
 from ropetool.formats.gguf.tensors import padded
 from ropetool.formats.gguf.writer import creating, encode_info
-from ropetool.rope import half_to_interleaved
 
 Progress = Callable[[str, int, int], None]
-CHUNK = 1 << 20  # bytes of the source converted at once; larger ones run no faster
-_FINITE_BELOW = {"F16": 65520.0, "F32": 2.0**128 - 2.0**103, "BF16": 2.0**128 - 2.0**119}  # halfway to what is no more
+CHUNK = 1 << 20  # bytes of the source read at once; larger ones run no faster
+AHEAD = 16 << 20  # bytes of the source that may wait for being written
+MAX_THREADS = 8  # more of them wait for the one that writes
+AT_WORK = 64 << 20  # bytes of the source that all threads may hold; the allocator keeps several times that
 
 
-def write(
-    destination: Path, values: Mapping[str, Value], layout: Layout, vectors: Mapping[str, Vector], progress: Progress
-) -> int:
-    """Write the file to a new path and return its size in bytes; the vectors come behind the other tensors.
+@dataclass(frozen=True)
+class File:
+    """One file to write: its keys, its tensors from the checkpoint, and the vectors that come behind them."""
+
+    values: Mapping[str, Value]
+    layout: Layout
+    vectors: Mapping[str, Vector]
+
+    def infos(self) -> list[TensorInfo]:
+        """Return the tensor table."""
+        return [*(placed.info for placed in self.layout.tensors), *vector_infos(self.vectors, self.layout.end)]
+
+    def start(self) -> int:
+        """Return where the data begins."""
+        return padded(len(_head(self.values, self.infos())), ALIGNMENT)
+
+    def size(self) -> int:
+        """Return the size of the whole file in bytes."""
+        return padded(self.start() + self.infos()[-1].end, ALIGNMENT)
+
+
+def write(destination: Path, file: File, progress: Progress, *, allow_nan: bool = False) -> int:
+    """Write the file to a new path and return its size in bytes.
 
     Raises: OutputError if it cannot be written; PlanMismatch if a weight file becomes shorter meanwhile; LossyExport
-    for a number that the type to write does not hold.
+    for a number that the type to write does not hold; CheckpointError for a NaN or an infinity, unless `allow_nan`.
     """
-    extra = vector_infos(vectors, layout.end)
-    head = _head(values, [*(placed.info for placed in layout.tensors), *extra])
-    start = padded(len(head), ALIGNMENT)
-    data = start + (extra[-1].end if extra else layout.tensors[-1].info.end)
-    size = padded(data, ALIGNMENT)
+    infos, start, size = file.infos(), file.start(), file.size()
     with creating(destination, size) as target, ExitStack() as files:
-        write_all(target, 0, head)
-        sources = {path: files.enter_context(reading(path)) for path in _paths(layout)}
-        for placed in layout.tensors:
-            progress(placed.info.name, start + placed.info.offset, size)
-            _write_tensor(sources, target, start, placed)
-        for info, vector in zip(extra, vectors.values(), strict=True):
+        write_all(target, 0, _head(file.values, infos))
+        weights = {path: _Weights(files.enter_context(reading(path))) for path in _paths(file.layout)}
+        at, begun = start, ""
+        for piece, data in _converted(file.layout, weights, allow_nan):
+            if piece.placed.info.name != begun:
+                at, begun = start + piece.placed.info.offset, piece.placed.info.name
+                progress(begun, at, size)
+            write_all(target, at, data)
+            at += len(data)
+        for info, vector in zip(infos[len(file.layout.tensors) :], file.vectors.values(), strict=True):
             write_all(target, start + info.offset, vector.astype("<f4").tobytes())
     progress("", size, size)
     return size
-
-
-def _paths(layout: Layout) -> list[Path]:
-    return sorted({source.path for placed in layout.tensors for source in placed.sources})
 
 
 def _head(values: Mapping[str, Value], infos: Sequence[TensorInfo]) -> bytes:
@@ -72,54 +94,96 @@ def _head(values: Mapping[str, Value], infos: Sequence[TensorInfo]) -> bytes:
 # --- data
 
 
-def _write_tensor(sources: Mapping[Path, FileIO], target: FileIO, start: int, placed: Placed) -> None:
-    at = start + placed.info.offset
-    for source in placed.sources:
-        file, stored = sources[source.path], source.stored
-        if stored.dtype == placed.dtype and not placed.head_dim:
-            copy_range(file, target, stored.begin, at, stored.end - stored.begin)
-            at += stored.end - stored.begin
-            continue
-        for piece in _pieces(file, source, placed):
-            data = piece.tobytes()
-            write_all(target, at, data)
-            at += len(data)
+class _Weights:
+    """A weight file that several threads read."""
+
+    def __init__(self, file: FileIO) -> None:
+        self._file, self._lock = file, Lock()
+
+    def read(self, begin: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        raw = np.empty(nbytes, np.uint8)
+        rest = raw.data
+        with self._lock:
+            self._file.seek(begin)
+            while rest:
+                got = self._file.readinto(rest)
+                if not got:
+                    message = f"became shorter than {begin + nbytes} bytes while it was read"
+                    raise PlanMismatch(message, where=str(self._file.name))
+                rest = rest[got:]
+        return raw
 
 
-def _pieces(file: FileIO, source: Source, placed: Placed) -> Iterator[npt.NDArray[Any]]:
-    """Yield the tensor in the type to write, rows in their new order, about a megabyte of whole heads at a time."""
+def _paths(layout: Layout) -> list[Path]:
+    found = {source.path for placed in layout.tensors for source in placed.sources}
+    scales = {source.scales.path for placed in layout.tensors for source in placed.sources if source.scales}
+    return sorted(found | scales)
+
+
+def _pieces(layout: Layout, weights: Mapping[Path, _Weights]) -> Iterator[Piece]:
+    for placed in layout.tensors:
+        for source in placed.sources:
+            yield from _pieces_of(placed, source, _scales(source, weights))
+
+
+def _pieces_of(placed: Placed, source: Source, scales: bytes) -> Iterator[Piece]:
     stored = source.stored
-    kind = dtypes.storage(stored.dtype)
-    row = int(np.prod(stored.shape[1:])) * kind.itemsize
-    unit = placed.head_dim * row if placed.head_dim else kind.itemsize
-    step = max(1, CHUNK // unit) * unit
-    order = half_to_interleaved(placed.head_dim) if placed.head_dim else None
+    step = _step(placed, source)
     for begin in range(stored.begin, stored.end, step):
-        raw = _read(file, begin, min(step, stored.end - begin))
-        elements = np.frombuffer(raw, kind)
-        if order is not None:
-            elements = elements.reshape(-1, placed.head_dim, row // kind.itemsize)[:, order].reshape(-1)
-        yield elements if stored.dtype == placed.dtype else _converted(elements, placed, stored.dtype)
+        yield Piece(placed, source, begin, min(step, stored.end - begin), scales)
 
 
-def _converted(elements: npt.NDArray[Any], placed: Placed, dtype: str) -> npt.NDArray[Any]:
-    values = dtypes.widened(elements) if dtype == "BF16" else elements
-    largest = float(np.max(np.abs(values), initial=0))
-    if _FINITE_BELOW[placed.dtype] <= largest < np.inf:
-        raise LossyExport(
-            f"{placed.info.name} holds {largest:.6g}, which becomes infinite in {placed.dtype}",
-            where="--outtype", try_="--outtype bf16, or f32",
-        )  # fmt: skip
-    return dtypes.encode(values, placed.dtype)
+def _step(placed: Placed, source: Source) -> int:
+    """Return how many bytes of a source make a piece: a whole expert of 33 MB, where its columns become rows."""
+    unit = pieces.unit(placed, source)
+    return max(1, CHUNK // unit) * unit
 
 
-def _read(file: FileIO, begin: int, nbytes: int) -> bytearray:
-    raw = bytearray(nbytes)
-    rest = memoryview(raw)
-    file.seek(begin)
-    while rest:
-        got = file.readinto(rest)
-        if not got:
-            raise PlanMismatch(f"became shorter than {begin + nbytes} bytes while it was read", where=str(file.name))
-        rest = rest[got:]
-    return raw
+def _threads(layout: Layout) -> int:
+    """Return how many threads convert: fewer where pieces are large, as each thread keeps memory for one of them."""
+    largest = max((_step(placed, source) for placed in layout.tensors for source in placed.sources), default=CHUNK)
+    return max(1, min(MAX_THREADS, processors(), AT_WORK // largest))
+
+
+def _scales(source: Source, weights: Mapping[Path, _Weights]) -> bytes:
+    if source.scales is None or mxfp4.is_packed(source):
+        return b""
+    stored = source.scales.stored
+    return bytes(weights[source.scales.path].read(stored.begin, stored.end - stored.begin))
+
+
+def _with_own_scales(piece: Piece, weights: Mapping[Path, _Weights]) -> Piece:
+    """Return the piece with the scales of its blocks: those of all experts are a 16th of the weights."""
+    scales = piece.source.scales
+    if scales is None or not mxfp4.is_packed(piece.source):
+        return piece
+    begin, nbytes = mxfp4.scales_of(piece.source, piece.begin, piece.nbytes)
+    return replace(piece, scales=bytes(weights[scales.path].read(begin, nbytes)))
+
+
+def _converted(layout: Layout, weights: Mapping[Path, _Weights], allow_nan: bool) -> Iterator[tuple[Piece, memoryview]]:
+    """Yield the pieces in their order with their bytes in the file, several being converted at once."""
+
+    def work(piece: Piece) -> memoryview:
+        raw = weights[piece.source.path].read(piece.begin, piece.nbytes)
+        return pieces.convert(raw, _with_own_scales(piece, weights), allow_nan)
+
+    waiting: deque[tuple[Piece, Future[memoryview]]] = deque()
+    ahead = 0
+    with ThreadPoolExecutor(_threads(layout)) as pool:
+        for piece in _pieces(layout, weights):
+            waiting.append((piece, pool.submit(work, piece)))
+            ahead += piece.nbytes
+            while ahead > AHEAD:
+                first, data = waiting.popleft()
+                ahead -= first.nbytes
+                yield first, data.result()
+        for first, data in waiting:
+            yield first, data.result()
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

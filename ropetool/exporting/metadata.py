@@ -6,52 +6,57 @@ Rotary keys come from encodings_gguf, those of the tokenizer from tokenizer.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool.errors import ConfigError, RopetoolError
-from ropetool.exporting.sizes import Sizes
+from ropetool.exporting.outtypes import OUTTYPES
+from ropetool.exporting.shapes import Model, stated_keys
 from ropetool.exporting.tensors import Layout
+from ropetool.formats import hub
 from ropetool.formats.gguf import Value, ValueType
 from ropetool.formats.hf import read_optional_object
-from ropetool.runtimes import llama_cpp_archs as keys
+from ropetool.formats.hub import HubId
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter, Metadata
 
-FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32}  # llama_ftype in llama.h; readers print it, none decides by it
 MAX_CARD = 4 << 20  # bytes of README.md; the largest known have a tenth of it
 MAX_FRONT_MATTER = 128 << 10  # bytes, which PyYAML reads in a second
+HUB = "https://huggingface.co"
+BOM = b"\xef\xbb\xbf"
+_FRONT_END = re.compile(rb"\n---\r?(?:\n|\Z)")
+_PHI3, _PHI3_TOKENS = re.compile("phi-?3", re.IGNORECASE), ("</s>", "<unk>", "<s>", "<|endoftext|>")
 CARD, GENERATION_CONFIG = "README.md", "generation_config.json"
 
 
-def model_values(s: Sizes, layout: Layout) -> dict[str, Value]:
-    """Return the sizes of the model under its architecture's name; none of its rotary keys but how many channels."""
-    stated = {
-        keys.BLOCK_COUNT: s.layers, keys.EMBEDDING_LENGTH: s.hidden, "feed_forward_length": s.intermediate,
-        keys.HEAD_COUNT: s.heads, keys.HEAD_COUNT_KV: s.kv_heads, keys.KEY_LENGTH: s.head_dim,
-        "attention.value_length": s.head_dim, keys.DIMENSION_COUNT: s.head_dim, "vocab_size": s.vocabulary,
-    }  # fmt: skip
-    if s.experts:
-        stated |= {"expert_count": s.experts, "expert_used_count": s.experts_used}
-    values = {f"{s.arch}.{key}": Value.of(ValueType.U32, number) for key, number in stated.items()}
-    values[f"{s.arch}.attention.layer_norm_rms_epsilon"] = Value.of(ValueType.F32, s.rms_eps)
-    values["general.file_type"] = Value.of(ValueType.U32, FILE_TYPES[layout.outtype])
-    return values
+def model_values(model: Model, layout: Layout) -> dict[str, Value]:
+    """Return the keys of the model under its architecture's name; none of its rotary keys but how many channels."""
+    file_type = Value.of(ValueType.U32, OUTTYPES[layout.outtype].file_type)
+    return {**stated_keys(model), "general.file_type": file_type}
 
 
-def general_values(source: Path, s: Sizes, layout: Layout) -> tuple[dict[str, Value], tuple[str, ...]]:
+def general_values(source: Path, model: Model, layout: Layout) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the general.* keys, and notes.
 
     They follow the gguf package's rules, which are the stock converter's: model card, then config.json, then the name
     of the folder. A card that cannot be read is a note, and the rest is taken without it.
     """
+    with _named(source.resolve()) as named:  # its name counts, and "." has none
+        return _general_values(named, model, layout, hub.origin(source))
+
+
+def _general_values(
+    source: Path, model: Model, layout: Layout, origin: HubId | None
+) -> tuple[dict[str, Value], tuple[str, ...]]:
     import gguf
 
-    source = source.resolve()  # its name counts, and "." has none
     total = sum(math.prod(placed.info.shape) for placed in layout.tensors)
-    label = _size_label(s, layout, total)
+    label = _size_label(model, layout, total)
     # What authors' files do to the package: no YAML, no UTF-8, a list where it wants text.
     broken = (
         gguf.metadata.yaml.YAMLError, RopetoolError, OSError, TypeError, ValueError, LookupError, AttributeError,
@@ -60,19 +65,37 @@ def general_values(source: Path, s: Sizes, layout: Layout) -> tuple[dict[str, Va
     try:
         _check_bounds(source)
         known = gguf.Metadata.load(None, source, None, total)
-        return _general(known, source, label, s.arch), ()
+        return _general(known, source, label, model.arch, origin), ()
     except broken as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
     known = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), {}, {}, source, total)
     note = f"name, licence and the like come from the folder alone, not from {CARD} and {GENERATION_CONFIG}: {reason}"
-    return _general(known, source, label, s.arch), (note,)
+    return _general(known, source, label, model.arch, origin), (note,)
 
 
-def _general(known: Metadata, source: Path, size_label: str, arch: str) -> dict[str, Value]:
+@contextmanager
+def _named(source: Path) -> Iterator[Path]:
+    """Yield the folder under the model's name: in the hub's cache a folder is called after the commit."""
+    found = hub.origin(source)
+    if found is None:
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, found.name)
+        link.symlink_to(source, target_is_directory=True)
+        yield link
+
+
+def _general(
+    known: Metadata, source: Path, size_label: str, arch: str, origin: HubId | None
+) -> dict[str, Value]:  # fmt: skip
     import gguf
 
     known.name = known.name or source.name
     known.size_label = known.size_label or size_label
+    if origin is not None:
+        known.organization = known.organization or gguf.Metadata.id_to_title(origin.repo.partition("/")[0])
+        known.source_repo_url = known.source_repo_url or f"{HUB}/{origin.repo}"
 
     def fill(writer: GGUFWriter) -> None:
         writer.add_type(gguf.GGUFType.MODEL)
@@ -98,9 +121,11 @@ def _value(kind: ValueType, value: Any) -> Value:
 
 
 def _text(value: Any) -> str:
-    """Return a word of the model card as text; YAML makes numbers and dates of what looks like them."""
+    """Return a word of the model card as text; YAML makes numbers, dates and truths of what looks like them."""
     if isinstance(value, (list, dict)):
         raise ConfigError(f"{value!r} stands where text belongs")
+    if isinstance(value, bool):  # "no" is Norwegian
+        return "yes" if value else "no"
     return str(value)
 
 
@@ -112,18 +137,45 @@ def _check_bounds(source: Path) -> None:
         return
     with card.open("rb") as file:
         head = file.read(MAX_FRONT_MATTER)
-    front = head.partition(b"\n---")[0] if head.startswith(b"---") else b""
+    front = _FRONT_END.split(head, maxsplit=1)[0] if head.startswith(b"---") else b""
     if card.stat().st_size > MAX_CARD or len(front) == MAX_FRONT_MATTER:
         raise ConfigError(f"it has more than {MAX_CARD:,} bytes, or {MAX_FRONT_MATTER:,} of front matter", where=CARD)
-    if b"<<" in front:
-        raise ConfigError("its front matter merges mappings, which can grow without end", where=CARD)
+    if head.removeprefix(BOM).lstrip().startswith(b"---") and not front:
+        raise ConfigError("its front matter begins below the first line", where=CARD)
+    if _repeats(front):
+        raise ConfigError("its front matter repeats parts by reference, which can grow without end", where=CARD)
 
 
-def _size_label(s: Sizes, layout: Layout, total: int) -> str:
+def _repeats(front: bytes) -> bool:
+    """Return whether the YAML refers to a part of itself: nine times each, twelve deep, is 9 to the 12th parts."""
+    import gguf
+
+    yaml = gguf.metadata.yaml
+    text = front.removeprefix(b"---").decode(errors="replace").replace("\t", "  ")  # as the package does
+    return b"&" in front and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+
+
+def _size_label(model: Model, layout: Layout, total: int) -> str:
     """Return the size in words, as 8x7B for experts: what all tokens share, and one expert."""
     import gguf
 
-    expert = sum(math.prod(p.info.shape) // s.experts for p in layout.tensors if len(p.info.shape) == 3)
-    shared = sum(math.prod(p.info.shape) for p in layout.tensors if len(p.info.shape) < 3)
-    label: str = gguf.size_label(total, shared, expert, s.experts)
+    sizes = [("_exps." in p.info.name and len(p.info.shape) > 2, math.prod(p.info.shape)) for p in layout.tensors]
+    expert = sum(size // model.experts for joined, size in sizes if joined)
+    shared = sum(size for joined, size in sizes if not joined)
+    label: str = gguf.size_label(total, shared, expert, model.experts)
     return label
+
+
+def loadable(values: Mapping[str, Value], tokens: Value) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return the keys with a name by which llama.cpp loads this vocabulary, and a note if it had to be another one.
+
+    A name with phi-3 in it makes llama.cpp look four tokens up, and give up without them (src/llama-vocab.cpp).
+    """
+    name = str(values["general.name"].decode())
+    held = tokens.decode() if _PHI3.search(name) else _PHI3_TOKENS
+    assert isinstance(held, (list, tuple))
+    if set(_PHI3_TOKENS) <= set(held):
+        return dict(values), ()
+    other = _PHI3.sub("Phi 3", name)
+    note = f"general.name is {other!r}, for by the name {name!r} llama.cpp wants Phi-3's own tokens"
+    return {**values, "general.name": Value.of(ValueType.STR, other)}, (note,)

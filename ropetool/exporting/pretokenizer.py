@@ -10,27 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ropetool.errors import CorruptFile, LossyExport
+from ropetool.exporting.pretokenizer_names import DIFFERENCES, DIGIT, GPT2, NAMES
+from ropetool.exporting.tokenizer_merges import merges_make_every_token
 from ropetool.formats.hf.jsontext import shown
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-LLAMA3 = _CONTRACTIONS + _WORDS + r"\p{N}{1,3}" + _REST
-QWEN2 = _CONTRACTIONS + _WORDS + r"\p{N}" + _REST
-# What ByteLevel splits by where use_regex is true: the regular expression of GPT-2.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-DIGIT = r"\p{N}"
-
-# llama.cpp's name by the expressions that text is split by, one after the other, and by ignore_merges.
-# Source: llama.cpp src/llama-vocab.cpp, llm_tokenizer_bpe and load; several names stand for the same there.
-NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
-    ((LLAMA3,), True): "llama-bpe",
-    ((LLAMA3,), False): "smaug-bpe",
-    ((QWEN2,), False): "qwen2",
-    ((GPT2,), False): "gpt-2",
-    ((DIGIT, GPT2), False): "smollm",
-}
 NFC_NOTE = (
     "the tokenizer composes text first (NFC), llama.cpp does not: text with decomposed letters, such as e followed by "
     "a combining accent, gets other tokens there"
@@ -44,16 +27,24 @@ def recognise(tokenizer: Mapping[str, Any], where: str) -> tuple[str, tuple[str,
     """
     notes = _normaliser_notes(tokenizer.get("normalizer"), where)
     splits = tuple(_splits(tokenizer.get("pre_tokenizer"), where))
+    name = _name(splits, tokenizer, where)
+    if splits in DIFFERENCES:
+        notes += (f"llama.cpp splits text almost as the tokenizer does; other tokens come of {DIFFERENCES[splits]}",)
+    return name, notes
+
+
+def _name(splits: tuple[str, ...], tokenizer: Mapping[str, Any], where: str) -> str:
     ignore_merges = tokenizer["model"].get("ignore_merges", False) is True
-    name = NAMES.get((splits, ignore_merges))
-    if name is not None:
-        return name, notes
-    if (splits, not ignore_merges) in NAMES:
-        known = NAMES[splits, not ignore_merges]
+    if (splits, ignore_merges) in NAMES:
+        return NAMES[splits, ignore_merges]
+    known = NAMES.get((splits, not ignore_merges))
+    if known is not None and merges_make_every_token(tokenizer):
+        return known
+    if known is not None:
         raise LossyExport(
-            f"splits text like {known}, but with ignore_merges {str(ignore_merges).lower()}; llama.cpp ties the two",
-            where=where,
-        )
+            f"splits text like {known}, but with ignore_merges {str(ignore_merges).lower()}; llama.cpp ties the two, and "
+            "the merges do not make every token", where=where,
+        )  # fmt: skip
     spelled = " then ".join(splits) or "no regular expression"
     raise LossyExport(
         f"its pre-tokenizer is not known: it splits text by {spelled}; known are {', '.join(NAMES.values())}",
@@ -62,7 +53,7 @@ def recognise(tokenizer: Mapping[str, Any], where: str) -> tuple[str, tuple[str,
 
 
 def _normaliser_notes(normaliser: Any, where: str) -> tuple[str, ...]:
-    kinds = [_kind(step, where) for step in _steps(normaliser, "normalizers", where)]
+    kinds = [_kind(step, where) for step in steps_of(normaliser, "normalizers", where)]
     others = [kind for kind in kinds if kind != "NFC"]
     if others:
         raise LossyExport(
@@ -73,7 +64,7 @@ def _normaliser_notes(normaliser: Any, where: str) -> tuple[str, ...]:
 
 def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
     """Yield the expressions that text is split by, in order; ByteLevel must be the last step."""
-    steps = list(_steps(pre_tokenizer, "pretokenizers", where))
+    steps = list(steps_of(pre_tokenizer, "pretokenizers", where))
     if not steps or _kind(steps[-1], where) != "ByteLevel":
         raise LossyExport("does not spell text as bytes: its last pre-tokenizer is not ByteLevel", where=where)
     for step in steps[:-1]:
@@ -92,6 +83,7 @@ def _expression(step: Mapping[str, Any], where: str) -> str:
     expression = pattern.get("Regex") if kind == "Split" and isinstance(pattern, Mapping) else None
     if not isinstance(expression, str):
         raise LossyExport(f"its pre-tokenizer {shown(dict(step))} is none that llama.cpp has a name for", where=where)
+    expression = expression.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek's files have the characters themselves
     # The expressions known match every character, so that keeping the matches alone keeps all; but for DIGIT.
     ways = [("Isolated", False)] + ([("Removed", True)] if expression != DIGIT else [])
     if (step.get("behavior"), step.get("invert", False)) not in ways:
@@ -103,8 +95,8 @@ def _expression(step: Mapping[str, Any], where: str) -> str:
     return expression
 
 
-def _steps(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a normaliser or pre-tokenizer, sequences taken apart."""
+def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normaliser or pre-tokenizer, sequences taken apart; each has a type."""
     if part is None:
         return
     if _kind(part, where) != "Sequence":
@@ -114,7 +106,7 @@ def _steps(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
     if not isinstance(steps, list):
         raise CorruptFile(f"has a Sequence without {inner}", where=where)
     for step in steps:
-        yield from _steps(step, inner, where)
+        yield from steps_of(step, inner, where)
 
 
 def _kind(part: Any, where: str) -> str:

@@ -5,21 +5,31 @@ Knows the files beside tokenizer.json and its post-processor; the vocabulary is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport
-from ropetool.formats.hf import read_object, read_optional_object
+from ropetool.formats.hf import read_optional_object
 from ropetool.formats.hf.jsontext import shown
 
 SPECIAL_TOKENS_MAP_JSON = "special_tokens_map.json"
 CHAT_TEMPLATE_JINJA = "chat_template.jinja"
 CHAT_TEMPLATE_JSON = "chat_template.json"
 MORE_TEMPLATES = "additional_chat_templates"
-KINDS = ("bos", "eos", "unk", "sep", "pad", "mask")  # those that a GGUF file has a key for
+GENERATION_CONFIG = "generation_config.json"
+KINDS = ("bos", "eos", "unk", "sep", "pad", "mask")  # those that both tokenizers and GGUF files name
+# Without a tokenizer.json and where no file names them: what transformers' classes for a tokenizer.model go by.
+UNSTATED = {"bos": ("<s>", "<bos>"), "eos": ("</s>", "<eos>")}
+MORE_ENDS = ("eot", "eom")  # llama.cpp's two other keys for tokens that end a text
+# Tokens that end a text in llama.cpp whatever the file says. Source: src/llama-vocab.cpp, special_eog_ids.
+KNOWN_ENDS = frozenset({
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
+})  # fmt: skip
 MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth
 
 
@@ -34,28 +44,74 @@ class Special:
 
 
 def special_tokens(
-    path: Path, config: Mapping[str, Any], tokenizer: Mapping[str, Any], ids: Mapping[str, int], where: str
+    path: Path, config: Mapping[str, Any], tokenizer: Mapping[str, Any] | None, ids: Mapping[str, int], where: str
 ) -> Special:
     """Return the special tokens: as tokenizer_config.json names them, else special_tokens_map.json, else config.json.
 
     `ids` are those of all tokens. Around the text goes what the post-processor puts there, as in transformers, which
-    looks at nothing else for these tokenizers.
+    looks at nothing else for these tokenizers; without a tokenizer.json it is what tokenizer_config.json says.
     Raises: LossyExport for a post-processor that llama.cpp cannot follow; CorruptFile.
     """
     stated = _optional(path / names.TOKENIZER_CONFIG_JSON)
     mapped = _optional(path / SPECIAL_TOKENS_MAP_JSON)
-    found, notes = {}, []
+    found: dict[str, int] = {}
+    notes: list[str] = []
     for kind in KINDS:
         token = _content(stated.get(f"{kind}_token")) or _content(mapped.get(f"{kind}_token"))
         number = ids.get(token) if token is not None else _first(config.get(f"{kind}_token_id"))
+        if tokenizer is None and token is None and number is None:
+            number = next((ids[name] for name in UNSTATED.get(kind, ()) if name in ids), None)
         if token is not None and number is None:
-            notes.append(f"{kind}_token {token!r} is left out: {names.TOKENIZER_JSON} does not have it")
+            notes.append(f"{kind}_token {token!r} is left out: the vocabulary does not have it")
         if number is not None and number in ids.values():
             found[kind] = number
-    around = _around(tokenizer.get("post_processor"), where)
-    for kind, added in zip(("bos", "eos"), around, strict=True):
-        notes += _settle(found, kind, added, stated, where)
+    if tokenizer is None:
+        around = _around_as_stated(found, stated)
+    else:
+        around, said = _around(tokenizer.get("post_processor"), where)
+        notes += said
+        for kind, added in zip(("bos", "eos"), around, strict=True):
+            if added is not None and added not in ids.values():
+                raise LossyExport(
+                    f"its post-processor adds token {added}, which the vocabulary does not have", where=where
+                )
+            notes += _settle(found, kind, added, stated, where)
+    ends, said = _ends(path, config)
+    notes += said + _more_ends(found, ends, ids)
     return Special(found, around[0] is not None, around[1] is not None, tuple(notes))
+
+
+def _around_as_stated(found: Mapping[str, int], stated: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Return what transformers' classes for a tokenizer.model put around a text: by default the first token alone."""
+    bos = found.get("bos") if stated.get("add_bos_token", True) is True else None
+    eos = found.get("eos") if stated.get("add_eos_token", False) is True else None
+    return bos, eos
+
+
+def _ends(path: Path, config: Mapping[str, Any]) -> tuple[list[int], list[str]]:
+    """Return the tokens that end a text as generation goes by them, and notes.
+
+    They are those of generation_config.json, else of config.json: as in transformers, where the first cannot be read.
+    """
+    notes = []
+    try:
+        stated = _optional(path / GENERATION_CONFIG).get("eos_token_id")
+    except CheckpointError as error:
+        stated = None
+        notes = [f"the tokens that end a text are {names.CONFIG_JSON}'s alone: {GENERATION_CONFIG} {error.message}"]
+    listed = config.get("eos_token_id") if stated is None else stated
+    several = listed if isinstance(listed, list) else [listed]
+    return [number for number in several if isinstance(number, int) and not isinstance(number, bool)], notes
+
+
+def _more_ends(found: dict[str, int], ends: Sequence[int], ids: Mapping[str, int]) -> list[str]:
+    """Name the tokens that end a text besides the eos token, as far as llama.cpp does not know them by their text."""
+    texts = {number: text for text, number in ids.items()}
+    if ends and "eos" not in found and ends[0] in texts:
+        found["eos"] = ends[0]
+    more = [n for n in dict.fromkeys(ends) if n in texts and n != found.get("eos") and texts[n] not in KNOWN_ENDS]
+    found.update(zip(MORE_ENDS, more, strict=False))
+    return [f"token {texts[n]!r} ends a text, which a GGUF file has no key left for" for n in more[len(MORE_ENDS) :]]
 
 
 def _settle(found: dict[str, int], kind: str, added: int | None, stated: Mapping[str, Any], where: str) -> list[str]:
@@ -92,8 +148,8 @@ def _first(stated: Any) -> int | None:
 # --- the post-processor
 
 
-def _around(post_processor: Any, where: str) -> tuple[int | None, int | None]:
-    """Return the token that is put before a single text, and the one behind it."""
+def _around(post_processor: Any, where: str) -> tuple[tuple[int | None, int | None], list[str]]:
+    """Return the token that is put before a single text and the one behind it, and notes."""
     before: list[int] = []
     behind: list[int] = []
     for step in _steps(post_processor, where):
@@ -105,12 +161,12 @@ def _around(post_processor: Any, where: str) -> tuple[int | None, int | None]:
                 f"its post-processor {shown(step.get('type'))} is not known; ByteLevel and TemplateProcessing are",
                 where=where,
             )
-    if len(before) > 1 or len(behind) > 1:
-        raise LossyExport(
-            f"its post-processor puts {len(before)} tokens before a text and {len(behind)} behind; llama.cpp puts one "
-            "at most", where=where,
-        )  # fmt: skip
-    return before[0] if before else None, behind[0] if behind else None
+    if len(before) > 1 or len(behind) > 1:  # glm4: [gMASK]<sop>, which its chat template writes out
+        return (None, None), [
+            f"its post-processor puts tokens {before} before a text and {behind} behind; llama.cpp puts one at most, so "
+            "the file asks for none: a prompt has to have them written out, as chat templates do"
+        ]
+    return (before[0] if before else None, behind[0] if behind else None), []
 
 
 def _steps(part: Any, where: str) -> Iterator[Mapping[str, Any]]:
@@ -145,13 +201,16 @@ def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]
 
 
 def chat_templates(path: Path) -> list[dict[str, str]]:
-    """Return the chat templates by name, the default one first; a file of its own wins, as in transformers.
+    """Return the chat templates by name, the default one first; chat_template.jinja wins, as in transformers.
 
+    chat_template.json is a processor's, which tokenizers do not look at: it counts where nothing else is there.
     Raises: CorruptFile for a template that is no text.
     """
-    found = _template_file(path)
+    found: Any = _template_file(path)
     if found is None:
         found = _optional(path / names.TOKENIZER_CONFIG_JSON).get("chat_template")
+    if found is None:
+        found = _optional(path / CHAT_TEMPLATE_JSON).get("chat_template")
     if found is None:
         return []
     listed = found if isinstance(found, list) else [{"name": "default", "template": found}]
@@ -162,14 +221,12 @@ def chat_templates(path: Path) -> list[dict[str, str]]:
     return sorted(chosen, key=lambda one: one["name"] != "default")
 
 
-def _template_file(path: Path) -> Any:
-    if (path / CHAT_TEMPLATE_JINJA).is_file():
-        more = sorted((path / MORE_TEMPLATES).glob("*.jinja"))
-        texts = [("default", path / CHAT_TEMPLATE_JINJA), *((file.stem, file) for file in more)]
-        return [{"name": name, "template": _text(file)} for name, file in texts]
-    if (path / CHAT_TEMPLATE_JSON).is_file():
-        return read_object(path / CHAT_TEMPLATE_JSON)[1].get("chat_template")
-    return None
+def _template_file(path: Path) -> list[dict[str, str]] | None:
+    if not (path / CHAT_TEMPLATE_JINJA).is_file():
+        return None
+    more = sorted((path / MORE_TEMPLATES).glob("*.jinja"))
+    texts = [("default", path / CHAT_TEMPLATE_JINJA), *((file.stem, file) for file in more)]
+    return [{"name": name, "template": _text(file)} for name, file in texts]
 
 
 def _text(path: Path) -> str:

@@ -86,6 +86,8 @@ class Family:
     grow with the position. in_v4: whether it is known how transformers 4.57 reads the family.
     interleave_key: the boolean key that, when false, makes the layout half.
     sliding_window: never, always, alternate (some layers, under one table), or the boolean key that switches it on.
+    unrotated_window_key: the boolean key under which layers that do not rotate slide, others not, where the config
+    lists no layer_types.
     mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
     under which nothing rotates. bake: where weights can carry what the rope keys say.
     """
@@ -116,6 +118,7 @@ class Family:
     null_head_dim: tuple[str, ...] = ()
     sliding_window: str = "never"
     default_sliding_window: int | None = None
+    unrotated_window_key: str = ""
     interleave_key: str = ""
     mla: bool = False
     v4_softmax_scale: bool = True

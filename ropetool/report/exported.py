@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from ropetool.report.layout import columns
+from ropetool.report.layout import columns, serving_text
+from ropetool.results import NOT_RUN, Check
 
 SCHEMA = 1
 
@@ -27,6 +28,12 @@ class Exported(Protocol):
     def encoding(self) -> str: ...
     @property
     def context_length(self) -> int: ...
+    @property
+    def bakes(self) -> tuple[str, ...]: ...
+    @property
+    def checks(self) -> tuple[Check, ...]: ...
+    @property
+    def serving(self) -> tuple[str, ...]: ...
     def to_json(self) -> dict[str, Any]: ...
 
 
@@ -36,8 +43,15 @@ def exported_text(written: Exported) -> str:
         ("architecture", written.arch),
         ("context", f"{written.context_length} tokens, {written.encoding}"),
         ("tensors", f"{written.tensors}, matrices in {written.outtype}, {written.nbytes / 1e6:.1f} MB"),
+        *(("weights", words) for words in written.bakes),
+        *(("not checked" if check.verdict == NOT_RUN else "checked", _check_words(check)) for check in written.checks),
     ]
-    return f"{written.output}\n{columns(rows)}"
+    return f"{written.output}\n{columns(rows)}{serving_text(written.serving)}"
+
+
+def _check_words(check: Check) -> str:
+    figure = "" if check.figure is None or check.limit is None else f" {check.figure:.2g} of at most {check.limit:.2g},"
+    return f"{check.name}:{figure} {check.detail}"
 
 
 def exported_json(written: Exported) -> dict[str, Any]:

@@ -30,14 +30,17 @@ NO_SOURCE = Path(os.devnull)  # nothing is rewritten, so that a report may lie a
 CSS_PIXELS = 96  # an inch in CSS
 
 
-def write_report(result: VerifyResult, folder: Path, *, force: bool = False, command: str = "") -> list[Path]:
+def write_report(
+    result: VerifyResult, folder: Path, *, force: bool = False, command: str = "", serving: Sequence[str] = ()
+) -> list[Path]:
     """Write the page and the plots of a result, whole or not at all, and return their paths, the page first.
 
+    command: the line that asked for it. serving: those that serve the target.
     A folder that is there is replaced if it is empty, or by `force` if it holds a report.
     Raises: MissingDependency, OutputError.
     """
     check_folder(folder, force=force)
-    files = render(result, command)
+    files = render(result, command, serving)
     with _refusals(folder), _in_its_place(folder), staged(folder, NO_SOURCE, directory=True) as stage:
         for name, data in files.items():
             (stage / name).write_bytes(data)
@@ -110,7 +113,7 @@ def _in_its_place(folder: Path) -> Iterator[None]:
     shutil.rmtree(aside)
 
 
-def render(result: VerifyResult, command: str = "") -> dict[str, bytes]:
+def render(result: VerifyResult, command: str = "", serving: Sequence[str] = ()) -> dict[str, bytes]:
     """Return the files of a report by name: the page, then the plots."""
     with drawing.style():
         drawn = list(charts.charts(result))
@@ -125,7 +128,7 @@ def render(result: VerifyResult, command: str = "") -> dict[str, bytes]:
         title=title(result),
         tone=TONES[result.verdict],
         sentence=verdict_sentence(result),
-        facts=_facts(result, command),
+        facts=[*_facts(result, command), *(("served by", line) for line in serving)],
         sections=[(section, _of(section, vectors)) for section in shown],
     )
     return {PAGE: page.encode(), **plots}

@@ -13,3 +13,8 @@ def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
         for row in rows
     )
     return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def serving_text(lines: Sequence[str]) -> str:
+    """Return the command lines that serve an output, under their heading; empty where there are none."""
+    return f"\nserved by\n{columns([(line,) for line in lines])}" if lines else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ropetool.encodings import METADATA, TENSORS, FileEdit
 from ropetool.formats.hf import ABSENT
 from ropetool.plans import BAKE, SCHEMA, Plan
-from ropetool.report.layout import columns
+from ropetool.report.layout import columns, serving_text
 
 if TYPE_CHECKING:
     from ropetool.applying import Applied
@@ -60,7 +60,7 @@ def applied_text(plan: Plan, written: Applied) -> str:
         ("other files", placed),
         *([("left behind", ", ".join(written.left))] if written.left else []),
     ]
-    return f"{written.output}\n{columns(rows)}"
+    return f"{written.output}\n{columns(rows)}{serving_text(written.serving)}"
 
 
 def _rounding(written: Applied) -> str:
@@ -81,6 +81,7 @@ def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
         "schema": SCHEMA, "plan": plan.to_json(), "output": str(written.output), "written": True,
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
         "baked": [{**vars(tensor), "reasons": list(tensor.reasons)} for tensor in written.baked],
+        "serving": list(written.serving),
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ NEEDS = {
     "longrope": (names.SHORT_FACTOR, names.LONG_FACTOR),
     "llama3": (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR),
 }
+PER_LAYER = ("alternate", "always")  # how families say that some layers slide, beside a key that switches it on
 
 
 @dataclass(frozen=True)
@@ -170,16 +171,20 @@ def layer_indices(part: Mapping[str, Any], family: Family, layer_type: str) -> t
     count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
     if not family.nested:
         return _rotating(part, family, count)
-    kinds = _kinds(part, family, count)
-    return tuple(i for i, kind in enumerate(kinds) if kind == layer_type)
+    return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == layer_type)
 
 
-def _kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
-    kinds = part.get(names.LAYER_TYPES)
-    if not isinstance(kinds, list):
-        pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
-        kinds = [names.FULL_ATTENTION if (i + 1) % pattern == 0 else names.SLIDING_ATTENTION for i in range(count)]
-    return kinds
+def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
+    """Return the kind of each layer, where a family has more than one."""
+    stated = part.get(names.LAYER_TYPES)
+    if isinstance(stated, list):
+        return stated
+    if family.unrotated_window_key:
+        slides = part.get(family.unrotated_window_key) is True and part.get(names.SLIDING_WINDOW) is not None
+        rotating = _rotating(part, family, count)
+        return [names.SLIDING_ATTENTION if slides and i not in rotating else names.FULL_ATTENTION for i in range(count)]
+    pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
+    return [names.FULL_ATTENTION if (i + 1) % pattern == 0 else names.SLIDING_ATTENTION for i in range(count)]
 
 
 def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int, ...]:
@@ -194,17 +199,27 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
         return tuple(range(count))
     if window is None:
         return ()
-    return tuple(i for i, kind in enumerate(_kinds(part, family, count)) if kind == names.SLIDING_ATTENTION)
+    return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == names.SLIDING_ATTENTION)
 
 
 def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> int | None:
     """Return how many tokens the layers of this kind look back, None for all."""
-    if family.sliding_window in ("never", "alternate") or (family.nested and layer_type == names.FULL_ATTENTION):
+    if family.sliding_window == "never" or (family.nested and layer_type == names.FULL_ATTENTION):
         return None
-    if family.sliding_window != "always" and part.get(family.sliding_window) is not True:
+    if family.sliding_window == "alternate" and not _all_slide(part, family):
+        return None
+    if family.sliding_window not in PER_LAYER and part.get(family.sliding_window) is not True:
         return None
     window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
     return int(window) if window is not None else None
+
+
+def _all_slide(part: Mapping[str, Any], family: Family) -> bool:
+    """Return whether every layer that rotates looks back through the window."""
+    count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
+    sliding = {layer for layer, kind in enumerate(kinds(part, family, count)) if kind == names.SLIDING_ATTENTION}
+    rotating = _rotating(part, family, count)
+    return bool(rotating) and sliding.issuperset(rotating)
 
 
 def entry(

@@ -12,16 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropetool import __version__, certificate, inspection, names, provenance
+from ropetool import __version__, certificate, inspection, names, provenance, publishing
 from ropetool.certificate import Certificate
 from ropetool.errors import ConfigError
+from ropetool.formats import hub
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import open_checkpoint
 from ropetool.inspection import Inspection, is_gguf
 from ropetool.plans import BAKE
 from ropetool.results import VerifyResult
 from ropetool.verification import parallel, suites
-from ropetool.verification.gate import Limits
+from ropetool.verification.gate import KL, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.llama_runner import LlamaRunner
 from ropetool.verification.readback import read_back, same_tables
@@ -67,13 +68,14 @@ def verify_checkpoint(
 
     Raises: CheckpointError, ConfigError.
     """
-    target = Path(target)
+    target = _first_file(hub.local(target))
     chosen = suites.choose(suite, measures, segments)
     place = None if certificate_file is None else Path(certificate_file)
     if place is not None:
         certificate.check_place(target, place)
     notes: list[str] = []
-    original = Path(baseline) if baseline is not None else _unchanged_source(target, notes)
+    original = _first_file(hub.local(baseline)) if baseline is not None else _unchanged_source(target, notes)
+    other = _first_file(hub.local(against)) if against is not None else None
     found = inspection.inspect(target)
     context, trained = _lengths_of(found, target)
     if original is not None:
@@ -85,9 +87,11 @@ def verify_checkpoint(
     marked = certificate.fingerprint(target, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [*read_back(target, original), check_rotation(target)]
     pair = None
-    if against is not None:
-        checks.append(same_tables(target, Path(against)))
-        pair = _pair(target, Path(against), original)
+    if other is not None:
+        checks.append(same_tables(target, other))
+        pair = _pair(target, other, original)
+        if pair.quantised and pair.before is None:
+            limits = _stated_limit(limits or Limits(), target, other)
     around = (
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
@@ -172,23 +176,25 @@ def _certified(
         if place is None:
             return result
         raise ConfigError("single measurements make no certificate", where="--certificate", try_="--suite quick")
+    if place is None and hub.origin(target) is not None:
+        note = "no certificate is written into the hub's cache; --certificate FILE writes one elsewhere"
+        return replace(result, notes=(*result.notes, note))
     versions = {"ropetool": __version__, "python": platform.python_version(), "runtime": result.runtime}
-    written = certificate.write(
-        target,
-        Certificate(
-            verdict=result.verdict,
-            suite=suite.name,
-            longest=max(entry.length for entry in result.lengths),
-            checks=tuple(vars(check) for check in result.checks),
-            text_fingerprint=result.text_fingerprint,
-            versions=versions,
-            command=command,
-            made=certificate.now(),
-            fingerprint=marked,
-            full_hash=marked.startswith("sha256:"),
-        ),
-        place,
+    found = Certificate(
+        verdict=result.verdict,
+        suite=suite.name,
+        longest=max(entry.length for entry in result.lengths),
+        checks=tuple(vars(check) for check in result.checks),
+        text_fingerprint=result.text_fingerprint,
+        versions=versions,
+        command=command,
+        made=certificate.now(),
+        fingerprint=marked,
+        full_hash=marked.startswith("sha256:"),
     )
+    written = certificate.write(target, found, place)
+    if written is not None and place is None:
+        publishing.refresh(read_shards(target)[0].path if is_gguf(target) else target, found.to_json())
     return result if written is None else replace(result, notes=(*result.notes, f"certificate: {written}"))
 
 
@@ -224,6 +230,22 @@ def _pair(target: Path, other: Path, baseline: Path | None) -> Pair:
     if baseline is not None and original is not None and _weights(baseline) == _weights(target):
         before = (original, baseline)
     return Pair(other, quantised, before)
+
+
+def _first_file(path: Path) -> Path:
+    """Return the file that a GGUF model in several files is named by: its record and its certificate stand beside it."""
+    return read_shards(path)[0].path if is_gguf(path) else path
+
+
+def _stated_limit(limits: Limits, *files: Path) -> Limits:
+    """Return the limits with that of the type which a quantised file was exported in, where none was asked for."""
+    for path in files:
+        made = provenance.record(path)
+        checks = (made.export or {}).get("checks", ()) if made is not None else ()
+        for check in checks:
+            if limits.max_kl is None and check["name"] == KL and check["limit"] is not None:
+                limits = replace(limits, max_kl=check["limit"])
+    return limits
 
 
 def _weights(path: Path) -> frozenset[str]:

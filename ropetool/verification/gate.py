@@ -24,6 +24,7 @@ from ropetool.results import (
 from ropetool.verification.retrieval import count_at, score_within
 from ropetool.verification.statistics import wilson
 
+KL = "KL"
 FORMAT_KL = 1e-4  # nats a token between two unquantised files of one model
 QUANTISED_TIMES = 2.0  # what an extension may add to the divergence of a quantisation
 SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9, one that knows it by heart far less
@@ -124,15 +125,15 @@ def kl_checks(found: DivergenceResult, own: DivergenceResult | None, quantised: 
     mean = max(span.mean.mean for span in (found.within, found.beyond) if span is not None)
     if limits.max_kl is not None or not quantised:
         limit = FORMAT_KL if limits.max_kl is None else limits.max_kl
-        return [Check("KL", mean, limit, _verdict(mean <= limit), "nats a token, the larger of within and beyond")]
+        return [Check(KL, mean, limit, _verdict(mean <= limit), "nats a token, the larger of within and beyond")]
     checks = []
     if own is None:
         told = "a quantised file needs the unextended pair to compare with: give --baseline, or --max-kl"
-        checks.append(Check("KL", found.within.mean.mean, None, NOT_RUN, told))
+        checks.append(Check(KL, found.within.mean.mean, None, NOT_RUN, told))
     else:
         limit = QUANTISED_TIMES * own.within.mean.mean
         told = "nats a token within the trained length; twice that of the unextended pair"
-        checks.append(Check("KL", found.within.mean.mean, limit, _verdict(found.within.mean.mean <= limit), told))
+        checks.append(Check(KL, found.within.mean.mean, limit, _verdict(found.within.mean.mean <= limit), told))
     if found.beyond is not None:
         limit = QUANTISED_TIMES * found.within.mean.mean
         told = "nats a token beyond the trained length; twice that within"

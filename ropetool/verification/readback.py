@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ropetool import hosts, inspection, names, provenance
+from ropetool import exported_rope, families, hosts, inspection, names, provenance
 from ropetool.baking import RowChange, baked_bytes, by_tensor, without_rest
 from ropetool.baking.gguf_writing import baked_gguf_bytes
 from ropetool.edits_gguf import patch_of
 from ropetool.encodings import FileEdit
-from ropetool.errors import CheckpointError, PlanMismatch, RopetoolError
+from ropetool.errors import CheckpointError, LossyExport, PlanMismatch, RopetoolError
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import headers, open_checkpoint
 from ropetool.inspection import RuntimeReading, is_gguf
 from ropetool.plans import Plan
 from ropetool.provenance import EXPORT, Provenance
 from ropetool.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
+from ropetool.runtimes import HfView
 from ropetool.spec import TABLE_TOLERANCE, RopeSet
 from ropetool.verification.carried_files import TOKENIZER_KEYS, compare_files, compare_keys, compare_tokenizers
 from ropetool.verification.table_parity import compare_tables
@@ -68,10 +69,11 @@ def read_back(target: Path, baseline: Path | None = None) -> list[Check]:
     ]
 
 
-def same_tables(target: Path, other: Path) -> Check:
+def same_tables(target: Path, other: Path, *, windows: bool = True) -> Check:
     """Return whether the target rotates by the other's tables, each as the first runtime of its format has it.
 
-    GGUF holds its numbers in float32, whose rounding of 6e-8 lies within the tolerance.
+    windows: whether windows that llama.cpp ignores count too. GGUF holds its numbers in float32, whose rounding of 6e-8
+    lies within the tolerance.
     Raises: CheckpointError or ConfigError if one cannot be read.
     """
     readings = [_first_reading(path) for path in (target, other)]
@@ -79,8 +81,15 @@ def same_tables(target: Path, other: Path) -> Check:
     if found is None or wanted is None:
         reasons = [f"{r.name}: {r.refuses}" for r in readings if r.rope is None]
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_RUN, "; ".join(reasons))
-    figure, reason = compare_tables(wanted, found, same_layout=is_gguf(target) == is_gguf(other))
-    if reason and (_bakes(target) or _bakes(other)) and not without_rest(wanted, found).disagreement(found):
+    alike = is_gguf(target) == is_gguf(other)
+    if not alike:
+        found, wanted = (
+            rope if is_gguf(path) else _as_exported(path, rope, windows)
+            for path, rope in ((target, found), (other, wanted))
+        )
+    figure, reason = compare_tables(wanted, found, same_layout=alike)
+    baked = reason and (_bakes(target) or _bakes(other))
+    if baked and not compare_tables(without_rest(wanted, found), found, same_layout=alike)[1]:
         detail = f"{reason} by the keys, for weights hold the rest; the logits say whether it is the same model"
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_ASKED, detail)
     contexts = {rope.max_position_embeddings for rope in (found, wanted)}
@@ -89,9 +98,23 @@ def same_tables(target: Path, other: Path) -> Check:
     return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same, {context}")
 
 
+def _as_exported(path: Path, rope: RopeSet, windows: bool) -> RopeSet:
+    """Return the same under llama.cpp's division into kinds of layer; as it is where the family is not exported."""
+    checkpoint = open_checkpoint(path)
+    family = families.get(checkpoint.config[names.MODEL_TYPE])
+    if not family.gguf_architecture:
+        return rope
+    view = HfView(checkpoint.config, family, str(path / names.CONFIG_JSON))
+    try:
+        return exported_rope.rotation(rope, view, allow_full_attention=not windows).target
+    except LossyExport:  # a window that llama.cpp ignores: the comparison will name it
+        return rope
+
+
 def _bakes(path: Path) -> bool:
     """Return whether the record of a checkpoint, or of what it was made from, says that its weights hold a factor."""
-    return any(made.plan.get("bakes") for made in provenance.lineage(_first_file(path)))
+    records = provenance.lineage(_first_file(path))
+    return any(made.plan.get("bakes") or (made.export or {}).get("bakes") for made in records)
 
 
 # --- what to compare with

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ropetool.errors import ConfigError
+from ropetool.formats import hub
 from ropetool.results import Check, DivergenceResult, VerifyResult
 from ropetool.verification import estimate, gate, suites
 from ropetool.verification.corpus import read_corpus
@@ -122,15 +123,15 @@ def verify(
         divergence, own = None, None
         if against is not None:
             divergence = _diverge(around[AGAINST], around[TARGET], corpus, max(lengths), trained_length, seed, tell)
-            divergence = replace(divergence, reference=against.other.resolve().name)
+            divergence = replace(divergence, reference=hub.name_of(against.other))
             own = _own_divergence(against, make, corpus, trained_length, seed, tell)
     segments = next((m for m in measurements if isinstance(m, LastSegment)), None)
     by_length = found.get(suites.LAST_SEGMENT, ())
     warning = gate.contamination(by_length)
     return VerifyResult(
-        target=target.resolve().name,
-        baseline=paths[BASELINE].resolve().name if BASELINE in paths else None,
-        against=against.other.resolve().name if against else None,
+        target=hub.name_of(target),
+        baseline=hub.name_of(paths[BASELINE]) if BASELINE in paths else None,
+        against=hub.name_of(against.other) if against else None,
         suite=suite.name,
         trained_length=trained_length,
         context_length=max(lengths) if context_length is None else context_length,

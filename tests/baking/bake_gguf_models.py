@@ -65,6 +65,7 @@ EXPERTS: Shapes = {
 }  # fmt: skip
 FFN = ("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight")
 FUSED: Shapes = {"attn_qkv.weight": (Q_ROWS + 2 * K_ROWS, HIDDEN), "attn_output.weight": (HIDDEN, Q_ROWS)}
+BEFORE = ("attn_norm.weight", "ffn_norm.weight")  # norms that some have behind attention and feed-forward alone
 WIDE = {"attention.key_length": HEAD_DIM, "attention.value_length": HEAD_DIM}
 MLA: Shapes = {
     "attn_q_a.weight": (RANK_Q, HIDDEN), "attn_q_a_norm.weight": (RANK_Q,),
@@ -121,6 +122,18 @@ ARCHITECTURES: dict[str, Arch] = {
         without=(*FFN, "ffn_norm.weight"),
     ),
     "deepseek2": Arch(MLA_KEYS, MLA, MLA_YARN),
+    "olmo2": Arch(
+        {}, {**PLAIN_QKV, "attn_q_norm.weight": (Q_ROWS,), "attn_k_norm.weight": (K_ROWS,)}, more=GEMMA, without=BEFORE,
+    ),
+    "exaone4": Arch(WIDE, {**PLAIN_QKV, **NORMS}, more=GEMMA, without=BEFORE),
+    "glm4": Arch(
+        {**WIDE, "rope.dimension_count": 32}, {**PLAIN_QKV, **BIASES},
+        more={**GEMMA, "ffn_up.weight": (2 * INNER, HIDDEN)}, without=("ffn_gate.weight",),
+    ),
+    "stablelm": Arch(
+        {"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 32}, {**PLAIN_QKV, **BIASES},
+        more={"attn_norm.bias": (HIDDEN,), "ffn_norm.bias": (HIDDEN,)}, beside={"output_norm.bias": (HIDDEN,)},
+    ),
 }  # fmt: skip
 
 

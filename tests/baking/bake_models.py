@@ -58,6 +58,10 @@ def nested(full: Mapping[str, Any]) -> dict[str, Any]:
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", **SMALL, "rope_parameters": YARN, "attention_bias": True},
     "mistral": {"model_type": "mistral", **SMALL, "head_dim": 32, "sliding_window": None, "rope_parameters": YARN},
+    "ministral3": {
+        "model_type": "ministral3", **SMALL, "head_dim": 32, "sliding_window": None,
+        "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.3},
+    },
     "mixtral": {
         "model_type": "mixtral", **SMALL, "head_dim": 32, "sliding_window": None, "num_local_experts": 2,
         "num_experts_per_tok": 1, "rope_parameters": YARN,

@@ -32,8 +32,12 @@ TOLERANCE = 2e-4  # of the largest logit, in float32
 HALF_STEP = {"F32": 2.0**-24, "F16": 2.0**-11, "BF16": 2.0**-8}
 KEYS = {
     "qwen3": {"attn_k_norm.weight"}, "qwen3moe": {"attn_k_norm.weight"}, "gemma3": {"attn_k_norm.weight"},
-    "phi3": {"attn_qkv.weight"}, "deepseek2": {"attn_kv_a_mqa.weight"},
-    **{arch: {"attn_k.weight", "attn_k.bias"} for arch in ("llama", "qwen2", "qwen2moe", "starcoder2", "gpt-oss")},
+    "phi3": {"attn_qkv.weight"}, "deepseek2": {"attn_kv_a_mqa.weight"}, "olmo2": {"attn_k_norm.weight"},
+    "exaone4": {"attn_k_norm.weight"},
+    **{
+        arch: {"attn_k.weight", "attn_k.bias"}
+        for arch in ("llama", "qwen2", "qwen2moe", "starcoder2", "gpt-oss", "glm4", "stablelm")
+    },
     **{arch: {"attn_k.weight"} for arch in ("gemma2", "granite", "smollm3")},
 }  # fmt: skip
 

@@ -146,7 +146,11 @@ def test_what_is_refused() -> None:
     expected = {(name, bake) for name in cells if name not in mla for bake in cells[name] if "softmax" in bake}
     expected |= {(name, "softmax-scale norm") for name in cells if "no-query-latent" in name}
     expected |= {("olmo-clipped", bake) for bake in cells["olmo-clipped"] if "still" not in bake}
-    expected |= {("mistral4", "drop-pairs still"), ("phi3", "drop-pairs still, scaled")}
+    expected |= {
+        ("mistral4", "drop-pairs still"),
+        ("ministral3", "drop-pairs still"),
+        ("phi3", "drop-pairs still, scaled"),
+    }
     assert refused == expected
 
 

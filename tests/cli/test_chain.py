@@ -94,7 +94,7 @@ def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
     done = run(*YARN, "--copy", "--verify", "--export", "x.gguf")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert (lines[0], lines[4:8], lines[8]) == (
+    assert (lines[0], lines[8:12], lines[12]) == (
         str(tmp_path / OUTPUT), ["", "THE TABLES", "", "x.gguf"], "  architecture  llama",
     )  # fmt: skip
     assert verifier.asked == [(tmp_path / OUTPUT, "quick")]
@@ -104,7 +104,8 @@ def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
     made = provenance.read(Path("x.gguf"))
     assert made is not None
     assert (made.kind, made.source, made.trained_length) == ("export", str((tmp_path / OUTPUT).resolve()), 256)
-    assert names() == ["model", "model-yarn-4x", "x.gguf", "x.gguf.ropetool.json"]
+    beside = [f"x.gguf.{name}" for name in ("Modelfile", "README.md", "ropetool.json")]
+    assert names() == ["model", "model-yarn-4x", "x.gguf", *beside]
 
 
 def test_json_is_one_object(tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     assert found.pop("verification") == {"schema": 1, "verdict": "pass"}
     exported = found.pop("export")
     assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [])
+    assert found.pop("serving") == [line.replace(" plain ", " out ") for line in plain.pop("serving")]
     assert found == {**plain, "output": "out"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -48,16 +49,27 @@ def types(path: Path) -> set[str]:
     return {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) == 2}
 
 
+CHECKED = [
+    "  checked       tokens: 508 texts get the same in tokenizers and llama.cpp",
+    "  checked       same tables: 0 of at most 1e-06, llama.cpp and transformers compute the same, context 256",
+    "  checked       KL: # of at most 0.0056, nats a token, the larger of within and beyond",
+]
+
+
 def test_the_file_goes_beside_the_source(model: Path) -> None:
     done = run("export", "model")
     output = model.with_name("model-BF16.gguf")
     assert (done.code, done.err) == (0, f"Note: {AS_IT_CAME}\n")
     tensors, size = len(gguf.GGUFReader(output).tensors), output.stat().st_size / 1e6
-    assert done.out.splitlines() == [
+    assert re.sub(r"KL: \S+", "KL: #", done.out).splitlines() == [
         str(output),
         "  architecture  llama",
         "  context       256 tokens, base frequency",
         f"  tensors       {tensors}, matrices in bf16, {size:.1f} MB",
+        *CHECKED,
+        "",
+        "served by",
+        f"  llama.cpp: llama-server -m {output} -c 256",
     ]
     assert types(output) == {"BF16"}
 
@@ -66,10 +78,15 @@ def test_the_file_goes_beside_the_source(model: Path) -> None:
 def test_types_and_names(model: Path, outtype: str, stored: str) -> None:
     done = run("export", "model", "-o", "out.gguf", "--outtype", outtype, "--json")
     assert (done.code, done.err) == (0, "")
-    assert done.json == {
+    result = done.json
+    *others, divergence = result.pop("checks")
+    assert [(check["name"], check["verdict"]) for check in others] == [("tokens", "pass"), ("same tables", "pass")]
+    assert 0 < divergence["figure"] <= divergence["limit"]
+    assert result == {
         "schema": 1, "output": "out.gguf", "arch": "llama", "outtype": stored.lower(), "encoding": "base frequency",
         "tensors": len(gguf.GGUFReader("out.gguf").tensors), "nbytes": Path("out.gguf").stat().st_size,
-        "context_length": 256,
+        "context_length": 256, "serving": ["llama.cpp: llama-server -m out.gguf -c 256"],
+        "bakes": [],
         "notes": [*(["matrices in BF16 are rounded to f16"] if stored == "F16" else []), AS_IT_CAME],
     }  # fmt: skip
     assert types(Path("out.gguf")) == {stored}
@@ -97,12 +114,13 @@ def test_a_sliding_window_must_be_accepted_and_is_then_a_note(model: Path) -> No
     done = run("export", "model", "--allow-full-attention")
     assert done.code == 0
     assert done.err.startswith("Note: llama.cpp ignores the sliding window of 64 tokens")
+    assert "KL: " in done.out  # of 64 tokens, within which the window makes no difference
 
 
 def test_an_unknown_type_is_a_matter_of_usage(model: Path) -> None:
-    done = run("export", "model", "--outtype", "q8_0", "--json")
+    done = run("export", "model", "--outtype", "q9_0", "--json")
     assert done.code == 2
-    assert "'q8_0'" in done.json["error"]["message"]
+    assert "'q9_0'" in done.json["error"]["message"]
 
 
 def test_the_function_is_public(model: Path) -> None:
@@ -181,12 +199,15 @@ def test_the_file_says_what_it_was_made_of(extended: Path) -> None:
     output = ropetool.export("model-yarn-4x", "x.gguf").output
     source, made = provenance.read(extended), provenance.read(output)
     assert source is not None
+    assert made is not None
+    assert made.export is not None
+    assert [check["verdict"] for check in made.export["checks"]] == ["pass"] * 3
     assert made == provenance.Provenance(
         str(extended.resolve()), provenance.fingerprint(extended), 256, source.plan,
-        {"outtype": "bf16", "encoding": "yarn keys"},
+        {"outtype": "bf16", "encoding": "yarn keys", "checks": made.export["checks"]},
     )  # fmt: skip
     assert made.kind == "export"
-    assert provenance.record(ropetool.export("model", "y.gguf").output) == provenance.Provenance(
+    assert provenance.record(ropetool.export("model", "y.gguf", check=False).output) == provenance.Provenance(
         str(Path("model").resolve()), provenance.fingerprint(Path("model")), 256, {},
         {"outtype": "bf16", "encoding": "base frequency"},
     )  # fmt: skip

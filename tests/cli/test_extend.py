@@ -72,7 +72,9 @@ def test_extend_says_what_it_wrote(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"{tmp_path}/model-yarn-4x\n  context      512 -> 2048 tokens, yarn factor 4\n"
-        "  edited       config.json, tokenizer_config.json\n  other files  6 copied\n"
+        "  edited       config.json, tokenizer_config.json\n  other files  5 copied\n\nserved by\n"
+        f"  sglang: python -m sglang.launch_server --model-path {tmp_path}/model-yarn-4x --context-length 2048\n"
+        f"  vllm: vllm serve {tmp_path}/model-yarn-4x --max-model-len 2048\n"
     )
     assert config_of(tmp_path / "model-yarn-4x")["rope_scaling"]["factor"] == 4.0
 
@@ -80,7 +82,7 @@ def test_extend_says_what_it_wrote(tmp_path: Path) -> None:
 def test_what_stays_behind_is_named(source: Path) -> None:
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     done = run("extend", "model", *YARN, "--copy")
-    assert "  other files  6 copied\n  left behind  pytorch_model.bin\n" in done.out
+    assert "  other files  5 copied\n  left behind  pytorch_model.bin\n" in done.out
     assert done.err == "Note: pickles are left behind: pytorch_model.bin\n"
 
 
@@ -94,8 +96,12 @@ def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -
     assert Plan.from_json(planned.json["plan"], "stdout") == ropetool.plan(source, "yarn", factor=4)
     done = run("extend", "model", *YARN, "--json", "--copy", "-o", "out")
     assert done.json == {
-        "schema": 1, "plan": planned.json["plan"], "output": "out", "written": True, "placed": {"copied": 6},
+        "schema": 1, "plan": planned.json["plan"], "output": "out", "written": True, "placed": {"copied": 5},
         "edited": ["config.json", "tokenizer_config.json"], "left": [".git"], "baked": [],
+        "serving": [
+            "sglang: python -m sglang.launch_server --model-path out --context-length 2048",
+            "vllm: vllm serve out --max-model-len 2048",
+        ],
     }  # fmt: skip
 
 

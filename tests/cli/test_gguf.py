@@ -69,6 +69,9 @@ WRITTEN = """\
   context      512 -> 4096 tokens, yarn factor 8
   edited       model-yarn-8x.gguf
   other files  none
+
+served by
+  llama.cpp: llama-server -m {here}/model-yarn-8x.gguf -c 4096
 """
 
 
@@ -76,7 +79,8 @@ def test_an_extension_from_plan_to_inspection() -> None:
     model(Path("model.gguf"))
     done = run("extend", "model.gguf", *YARN)
     assert (done.code, done.out, done.err) == (0, WRITTEN.format(here=Path.cwd()), "")
-    names = ["model-yarn-8x.gguf", "model-yarn-8x.gguf.ropetool.json", "model.gguf"]
+    made = [f"model-yarn-8x.gguf{suffix}" for suffix in ("", ".Modelfile", ".README.md", ".ropetool.json")]
+    names = [*made, "model.gguf"]
     assert sorted(path.name for path in Path().iterdir()) == names
     assert run("inspect", "model-yarn-8x.gguf").out == INSPECTED
 

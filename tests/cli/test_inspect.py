@@ -88,7 +88,7 @@ KV cache, one sequence
   at 2048 tokens  2.25 MiB
 
 runtimes
-  as above  transformers, sglang, transformers-v4, vllm
+  as above  transformers, sglang, transformers-v4, vllm, llama.cpp
   DIFFERS   exllamav3
             - sliding_attention: table: 15 of 16 pairs differ: distances look up to 1.92x shorter
   DIFFERS   mlx-lm

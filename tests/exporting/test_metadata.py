@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import numpy as np
 import pytest
 
 from exporting import maker
-from ropetool.exporting import export_checkpoint
-from ropetool.exporting.sizes import KINDS, sizes
 from ropetool.formats.gguf import read_header
 
 CARD = """---
@@ -33,13 +30,20 @@ MERGING = (
     )
     + "---\n"
 )
+TAGGED = MERGING.replace("<<", "!!merge x")
+NESTED = (
+    "---\n"
+    + "".join(f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9)}]\n" if n else "k0: &k0 [a]\n" for n in range(12))
+    + "name: *k11\n---\n"
+)
+HIDDEN = MERGING.replace("---\n", "---\nx: |\n ---\n----: 1\n", 1)  # no line of three, where the front matter ends
 
 
 def exported(tmp_path: Path, card: str | bytes | None = None, **changes: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     source = maker.checkpoint(tmp_path / "tiny-model-v2", changes.pop("family", "llama"), **changes)
     if card is not None:
         (source / "README.md").write_bytes(card if isinstance(card, bytes) else card.encode())
-    result = export_checkpoint(source, tmp_path / "x.gguf")
+    result = maker.export(source, tmp_path / "x.gguf")
     return maker.keys(result.output), maker.own_notes(result.notes)
 
 
@@ -54,28 +58,11 @@ def test_the_sizes_stand_under_the_architecture(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("family", KINDS)
-def test_what_the_classes_assume(family: str) -> None:
-    config = pytest.importorskip("transformers").AutoConfig.for_model(family, num_attention_heads=64)
-    silent = {
-        "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9
-    }  # fmt: skip
-    found = sizes(silent, replace(KINDS[family], kv_heads=1), "llama", 2, "here")
-    assumed = KINDS[family].kv_heads or 64
-    assert (assumed, found.rms_eps, found.tied) == (
-        config.num_key_value_heads, config.rms_norm_eps, config.tie_word_embeddings,
-    )  # fmt: skip
-    experts = getattr(config, "num_local_experts", 0), getattr(config, "num_experts_per_tok", 0)
-    assert (found.experts, found.experts_used) == experts
-    assert found.output_bias == getattr(config, "attention_bias", False)
-    assert found.mlp_bias == getattr(config, "mlp_bias", False)
-
-
 def test_heads_that_are_not_stated_are_as_many(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model", num_key_value_heads=4, head_dim=8)
     config = {key: value for key, value in maker.CONFIGS["llama"].items() if key != "num_key_value_heads"}
     maker.save(source / "config.json", config)
-    export_checkpoint(source, tmp_path / "x.gguf")
+    maker.export(source, tmp_path / "x.gguf")
     assert maker.keys(tmp_path / "x.gguf")["llama.attention.head_count_kv"] == 4
 
 
@@ -97,14 +84,32 @@ def test_names_from_folder_and_card(tmp_path: Path) -> None:
     "card",
     ["---\nlicense: [\n---\n", b"---\n\xff\xfe: x\n---\n", "---\ndatasets: 5\nname: {a: [1]}\nlicense: {}\nlanguage: 3\n"
      "base_model: [[1]]\ntags: 7\nlicense_link: [2]\n---\n", "---\n" + "[" * 5000 + "\n---\n", "x" * (5 << 20),
-     "---\n" + "- a\n" * 40_000 + "---\n", MERGING],
-    ids=["no YAML", "no UTF-8", "odd types", "deep", "huge", "long", "merging"],
+     "---\n" + "- a\n" * 40_000 + "---\n", MERGING, TAGGED, NESTED, HIDDEN],
+    ids=["no YAML", "no UTF-8", "odd types", "deep", "huge", "long", "merging", "tagged", "nested", "hidden"],
 )  # fmt: skip
 def test_a_card_that_cannot_be_used_does_not_stop_the_export(card: str | bytes, tmp_path: Path) -> None:
     keys, (note,) = exported(tmp_path, card)
     assert keys["general.name"] == "Tiny Model v2"
     assert "general.license" not in keys
     assert note.startswith("name, licence and the like come from the folder alone, not from README.md")
+
+
+@pytest.mark.parametrize("start", ["\n", "\ufeff"])
+def test_a_card_whose_front_matter_begins_late_is_noted(start: str, tmp_path: Path) -> None:
+    keys, (note,) = exported(tmp_path, f"{start}{CARD}")
+    assert "general.license" not in keys
+    assert note.endswith("README.md: its front matter begins below the first line")
+
+
+def test_a_prompt_in_a_card_is_no_reference(tmp_path: Path) -> None:
+    keys, notes = exported(tmp_path, '---\nlicense: mit\nwidget:\n- text: "[INST] <<SYS>> *this* & that"\n---\n')
+    assert (keys["general.license"], notes) == ("mit", ())
+
+
+def test_norwegian_is_a_language(tmp_path: Path) -> None:
+    keys, notes = exported(tmp_path, "---\nlanguage: [en, no, sv]\nlicense: [mit, apache-2.0]\n---\n")
+    assert (keys["general.languages"], notes) == (["en", "no", "sv"], ())
+    assert keys["general.license"] == "mit,apache-2.0"
 
 
 def test_a_path_in_the_config_that_is_none(tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_a_path_in_the_config_that_is_none(tmp_path: Path) -> None:
 
 def test_a_source_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(maker.checkpoint(tmp_path / "tiny-model-v2"))
-    path = export_checkpoint(Path()).output
+    path = maker.export(Path()).output
     assert path == tmp_path / "tiny-model-v2-F32.gguf"
     assert maker.keys(path)["general.name"] == "Tiny Model v2"
 
@@ -128,17 +133,31 @@ def test_numbers_and_dates_in_a_card_become_text(tmp_path: Path) -> None:
 
 def test_generation_settings_that_are_none_are_noted(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
-    for text in ("{", '{"top_k": "many"}', "[" * 10_000):
+    for text in ("", "{", "[]", '{"top_k": "many"}', "[" * 10_000):
         (source / "generation_config.json").write_text(text)
-        (note,) = maker.own_notes(export_checkpoint(source, tmp_path / "x.gguf", force=True).notes)
-        assert "generation_config.json" in note
+        notes = maker.own_notes(maker.export(source, tmp_path / "x.gguf", force=True).notes)
+        assert all("generation_config.json" in note for note in notes)
+        ends = [note for note in notes if note.startswith("the tokens that end a text are config.json's alone")]
+        assert (len(notes), len(ends)) == ((1, 0) if "top_k" in text else (2, 1))
+        assert maker.keys(tmp_path / "x.gguf")["tokenizer.ggml.eos_token_id"] == 257
     assert not [key for key in maker.keys(tmp_path / "x.gguf") if "sampling" in key]
+
+
+@pytest.mark.parametrize("content", [{}, {"eos_token_id": None, "top_k": None, "temperature": None, "do_sample": True}])
+def test_generation_settings_without_values(content: dict[str, Any], tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model", eos_token_id=[257, 260])
+    maker.save(source / "generation_config.json", content)
+    result = maker.export(source, tmp_path / "x.gguf")
+    keys = maker.keys(result.output)
+    assert maker.own_notes(result.notes) == ()
+    assert (keys["tokenizer.ggml.eos_token_id"], keys["tokenizer.ggml.eot_token_id"]) == (257, 260)  # config.json's
+    assert not [key for key in keys if "sampling" in key]
 
 
 def test_sampling_settings_are_carried_over(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     maker.save(source / "generation_config.json", {"top_k": 20, "temperature": 0.6})
-    export_checkpoint(source, tmp_path / "x.gguf")
+    maker.export(source, tmp_path / "x.gguf")
     keys = maker.keys(tmp_path / "x.gguf")
     assert keys["general.sampling.top_k"] == 20
     assert keys["general.sampling.temp"] == pytest.approx(0.6)
@@ -146,7 +165,7 @@ def test_sampling_settings_are_carried_over(tmp_path: Path) -> None:
 
 def test_the_container_keeps_the_rules_of_llama_cpp(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model", hidden_size=12, intermediate_size=7, head_dim=6)
-    path = export_checkpoint(source, tmp_path / "x.gguf").output
+    path = maker.export(source, tmp_path / "x.gguf").output
     header = read_header(path)  # refuses gaps, overlaps, and any other order
     assert header.version == 3
     assert header.alignment == 32
@@ -164,7 +183,7 @@ def test_vectors_come_last_and_the_table_stays_true(tmp_path: Path) -> None:
         "original_max_position_embeddings": 512,
     }  # fmt: skip
     source = maker.checkpoint(tmp_path / "model", max_position_embeddings=2048, rope_scaling=llama3)
-    path = export_checkpoint(source, tmp_path / "x.gguf").output
+    path = maker.export(source, tmp_path / "x.gguf").output
     assert [tensor.name for tensor in read_header(path).tensors][-1] == "rope_freqs.weight"
     reader = gguf.GGUFReader(path)
     found = next(t for t in reader.tensors if t.name == "rope_freqs.weight").data

@@ -10,7 +10,6 @@ import pytest
 
 from exporting import maker
 from ropetool.errors import LossyExport
-from ropetool.exporting import export_checkpoint
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LISTS = {
@@ -21,7 +20,7 @@ LISTS = {
 
 def exported(tmp_path: Path, family: str = "llama", **changes: Any) -> tuple[dict[str, Any], Any, Any]:
     """Return the keys, the tensors and the result of exporting a checkpoint with these changes to its config."""
-    result = export_checkpoint(maker.checkpoint(tmp_path / "model", family, **changes), tmp_path / "x.gguf")
+    result = maker.export(maker.checkpoint(tmp_path / "model", family, **changes), tmp_path / "x.gguf")
     return maker.keys(result.output), maker.tensors(result.output), result
 
 
@@ -85,7 +84,7 @@ def test_a_llama_holds_any_table_and_a_qwen2_refuses_it(scaling: dict[str, Any],
     with pytest.raises(LossyExport, match="uses no frequency vectors for qwen2") as caught:
         exported(tmp_path / "other", "qwen2", **qwen2)
     assert scaling["rope_type"] in str(caught.value)
-    assert caught.value.try_.startswith(f"ropetool extend {tmp_path}/other/model --method yarn --factor 4")
+    assert caught.value.try_.startswith(f"ropetool export {tmp_path}/other/model --rearch llama")
 
 
 def test_lists_that_differ_are_written_and_noted(tmp_path: Path) -> None:
@@ -108,10 +107,10 @@ def test_a_table_that_follows_the_length_is_refused(tmp_path: Path) -> None:
 def test_a_window_inside_the_context_is_refused_unless_allowed(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model", "mistral", sliding_window=256)
     with pytest.raises(LossyExport, match="attends to the whole context of 512") as caught:
-        export_checkpoint(source, tmp_path / "x.gguf")
+        maker.export(source, tmp_path / "x.gguf")
     assert caught.value.try_.startswith("--allow-full-attention")
     assert not (tmp_path / "x.gguf").exists()
-    result = export_checkpoint(source, tmp_path / "x.gguf", allow_full_attention=True)
+    result = maker.export(source, tmp_path / "x.gguf", allow_full_attention=True)
     assert "beyond 256 tokens it computes something else" in result.notes[0]
 
 

@@ -11,13 +11,16 @@ import pytest
 
 from exporting import maker
 from ropetool.errors import CorruptFile, LossyExport, MissingFile, RopetoolError
-from ropetool.exporting import export_checkpoint
-from ropetool.exporting.pretokenizer import GPT2, LLAMA3, NAMES, NFC_NOTE, QWEN2, recognise
+from ropetool.exporting.pretokenizer import NFC_NOTE, recognise
+from ropetool.exporting.pretokenizer_names import GPT2, LLAMA3, QWEN2
+from ropetool.exporting.tokenizer import tokenizer_values
+from ropetool.verification.llama_library import free, load
 
 tokenizers = pytest.importorskip("tokenizers")
 
 ChangeJson = Callable[[dict[str, Any]], None]
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
+TEXTS = {257: "<|eos|>", 258: "he", 259: "Ġt", 261: "word"}
 
 
 def exported(tmp_path: Path, change: ChangeJson | None = None, **files: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -29,7 +32,7 @@ def exported(tmp_path: Path, change: ChangeJson | None = None, **files: Any) -> 
     maker.save(source / "tokenizer.json", data)
     for name, content in files.items():
         maker.save(source / f"{name}.json", content)
-    result = export_checkpoint(source, tmp_path / "x.gguf")
+    result = maker.export(source, tmp_path / "x.gguf")
     return maker.keys(result.output), maker.own_notes(result.notes)
 
 
@@ -81,13 +84,39 @@ def test_habits_that_llama_cpp_does_not_follow_are_noted(tmp_path: Path) -> None
     assert notes == ("token 'word' has lstrip and single_word, which llama.cpp does not follow",)
 
 
-def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+def test_many_tokens_of_one_habit_are_one_note(tmp_path: Path) -> None:
     def add(data: dict[str, Any]) -> None:
-        data["added_tokens"].append(maker.added(maker.ROWS, "<extra>"))
+        data["added_tokens"] += [maker.added(262 + at, f"<t{at}>", rstrip=True) for at in range(3)]
 
-    with pytest.raises(LossyExport, match="'<extra>' with id 300, and the embedding has 300 rows"):
-        exported(tmp_path, add)
+    _, notes = exported(tmp_path, add)
+    assert notes == ("3 tokens, '<t0>' the first, have rstrip, which llama.cpp does not follow",)
+
+
+def test_a_vocabulary_larger_than_the_embedding_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LossyExport, match="'extra' with id 300, and the embedding has 300 rows"):
+        exported(tmp_path, lambda data: data["model"]["vocab"].update(extra=maker.ROWS))
     assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize(("more", "said"), [(1, "token '<extra0>' is"), (2, "2 tokens, '<extra0>' the first, are")])
+def test_tokens_added_beyond_the_embedding_are_left_out(more: int, said: str, tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    data = maker.tokenizer()
+    data["added_tokens"] += [maker.added(maker.ROWS + at, f"<extra{at}>") for at in range(more)]
+    maker.save(source / "tokenizer.json", data)
+    values, notes = tokenizer_values(source, maker.CONFIGS["llama"], maker.ROWS)
+    tokens = values["tokenizer.ggml.tokens"].decode()
+    assert (len(tokens), tokens[-1]) == (maker.ROWS, "[PAD299]")
+    assert notes == (f"{said} left out: the embedding has 300 rows, and none for what was added beyond",)
+
+
+def test_a_model_without_a_type_is_a_bpe(tmp_path: Path) -> None:
+    data = maker.tokenizer()
+    del data["model"]["type"]
+    library = tokenizers.Tokenizer.from_str(json.dumps(data))  # as older releases of the library wrote it
+    assert json.loads(library.to_str())["model"]["type"] == "BPE"
+    before, _ = exported(tmp_path / "with")
+    assert exported(tmp_path / "without", lambda data: data["model"].pop("type"))[0] == before
 
 
 # --- pre-tokenizers
@@ -123,8 +152,15 @@ def test_the_structure_gives_the_name(steps: Any, ignore_merges: bool, name: str
     assert recognise(nested, "here") == (name, ())
 
 
-def test_every_known_name_is_reached() -> None:
-    assert {case[3] for case in KNOWN} == set(NAMES.values())
+def test_words_that_skip_the_merges_matter_only_where_merges_do_not_make_them() -> None:
+    steps = [maker.split(QWEN2), BYTES]
+    assert recognise(with_steps(steps, True), "here")[0] == "qwen2"  # the merges make all of its tokens
+    data = with_steps(steps, True)
+    data["model"]["vocab"]["Ġtea"] = 262  # no merges lead there, so a word of that text is one token or four
+    library = tokenizers.Tokenizer.from_str(json.dumps(data))
+    assert library.encode(" tea", add_special_tokens=False).ids == [262]
+    with pytest.raises(LossyExport, match="like qwen2, but with ignore_merges true"):
+        recognise(data, "here")
 
 
 def test_a_single_step_needs_no_sequence() -> None:
@@ -139,7 +175,6 @@ def test_the_expressions_are_the_published_ones() -> None:
 UNKNOWN: list[tuple[str, Any, str]] = [
     ("another expression", [maker.split(r"\w+|[^\w]"), BYTES], r"splits text by \\w\+\|\[\^\\w\]; known are llama-bpe"),
     ("two of them", [maker.split(LLAMA3), maker.split(QWEN2), BYTES], "then"),
-    ("a twin of qwen 2 without merges", [maker.split(QWEN2), BYTES], "like qwen2, but with ignore_merges true"),
     ("joined digits", [{**DIGITS, "individual_digits": False}, WHOLE], "is none that llama.cpp has a name for"),
     ("dropped spaces", [maker.split(r"\s+", "Removed"), BYTES], "drops or joins parts"),
     ("digits alone kept", [maker.split(r"\p{N}", "Removed", invert=True), WHOLE], "drops or joins parts"),
@@ -210,11 +245,11 @@ def test_a_wish_that_transformers_does_not_grant_is_noted(tmp_path: Path) -> Non
 
 
 REFUSED_PROCESSORS: list[tuple[str, Any, type[RopetoolError], str]] = [
-    ("two in front", maker.template("<|bos|>", "<|eos|>", "A"), LossyExport, "puts 2 tokens before a text and 0 behind"),
     ("no text", maker.template("<|bos|>"), LossyExport, "puts a text there 0 times"),
     ("twice", maker.template("A", "A"), LossyExport, "puts a text there 2 times"),
     ("another one", maker.template("<|eos|>", "A"), LossyExport, "adds token 257, while its bos token is 256"),
     ("bert's", {"type": "BertProcessing"}, LossyExport, "\"BertProcessing\" is not known"),
+    ("no token", maker.template("<|x|>", "A", ids={"<|x|>": [280]}), LossyExport, "adds token 280, which the vocabulary"),
     ("unknown token", maker.template("<|x|>", "A"), CorruptFile, "a TemplateProcessing that is none"),
     ("no template", {"type": "TemplateProcessing"}, CorruptFile, "a TemplateProcessing that is none"),
     ("a number", 3, CorruptFile, "a post-processor that is none"),
@@ -244,14 +279,43 @@ def test_where_special_tokens_are_named(tmp_path: Path) -> None:
     stated = {**bare, "eos_token": "Ġthe", "unk_token": "<unk>"}
     keys, notes = exported(tmp_path / "stated", plain, tokenizer_config=stated, special_tokens_map=mapped)
     assert special(keys)["eos_token_id"] == 260
-    assert notes == ("unk_token '<unk>' is left out: tokenizer.json does not have it",)
+    assert notes == ("unk_token '<unk>' is left out: the vocabulary does not have it",)
 
 
-def test_several_end_tokens_give_the_first(tmp_path: Path) -> None:
-    source = maker.checkpoint(tmp_path / "model", eos_token_id=[261, 257])
+def test_two_tokens_in_front_are_left_to_the_prompt(tmp_path: Path) -> None:
+    processor = maker.template("<|bos|>", "<|eos|>", "A")
+    keys, notes = exported(tmp_path, lambda data: data.update(post_processor=processor))
+    assert (keys["tokenizer.ggml.add_bos_token"], keys["tokenizer.ggml.add_eos_token"]) == (False, False)
+    assert notes[0].startswith("its post-processor puts tokens [256, 257] before a text and [] behind")
+
+
+@pytest.mark.parametrize("place", ["config.json", "generation_config.json"])
+def test_several_end_tokens(place: str, tmp_path: Path) -> None:
+    ends = [261, 257, 258, 259]
+    source = maker.checkpoint(tmp_path / "model", eos_token_id=ends if place == "config.json" else 257)
     maker.save(source / "tokenizer_config.json", {})
-    export_checkpoint(source, tmp_path / "x.gguf")
-    assert special(maker.keys(tmp_path / "x.gguf"))["eos_token_id"] == 261
+    if place != "config.json":
+        maker.save(source / place, {"eos_token_id": ends})
+    keys, notes = tokenizer_values(source, json.loads((source / "config.json").read_text()), maker.ROWS)
+    found = {key.split(".")[-1]: keys[key].decode() for key in keys if key.endswith("token_id")}
+    rest = [n for n in ends if n != found["eos_token_id"]]
+    assert found["eos_token_id"] == (261 if place == "config.json" else 257)
+    assert [found["eot_token_id"], found["eom_token_id"]] == rest[:2]
+    assert notes == (f"token {TEXTS[rest[2]]!r} ends a text, which a GGUF file has no key left for",)
+
+
+def test_an_end_token_that_llama_cpp_knows_by_its_text_needs_no_key(tmp_path: Path) -> None:
+    def add(data: dict[str, Any]) -> None:
+        data["added_tokens"] += [maker.added(262, "<|eot_id|>"), maker.added(263, "<|user|>")]
+
+    keys, _ = exported(tmp_path, add, generation_config={"eos_token_id": [257, 262, 263]})
+    assert (special(keys)["eos_token_id"], special(keys)["eot_token_id"]) == (257, 263)
+    assert "eom_token_id" not in special(keys)
+    lib = pytest.importorskip("llama_cpp")
+    model = load(lib, tmp_path / "x.gguf", gpu=False, vocabulary_only=True)
+    vocabulary = lib.llama_model_get_vocab(model)
+    assert [n for n in range(256, 264) if lib.llama_vocab_is_eog(vocabulary, n)] == [257, 262, 263]
+    free(lib, model)
 
 
 # --- chat templates
@@ -274,10 +338,27 @@ def test_a_template_in_a_file_wins(tmp_path: Path) -> None:
     (source / "chat_template.jinja").write_text("from the file")
     (source / "additional_chat_templates").mkdir()
     (source / "additional_chat_templates" / "rag.jinja").write_text("R")
-    export_checkpoint(source, tmp_path / "x.gguf")
+    maker.export(source, tmp_path / "x.gguf")
     keys = maker.keys(tmp_path / "x.gguf")
     assert keys["tokenizer.chat_template"] == "from the file"
     assert keys["tokenizer.chat_template.rag"] == "R"
+
+
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_processors_template_counts_where_the_tokenizer_has_none(stated: bool, tmp_path: Path) -> None:
+    config = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>", "chat_template": "{{ messages }}" if stated else None}
+    more = {"tokenizer_config": config, "chat_template": {"chat_template": "the processor's"}}
+    keys, _ = exported(tmp_path, **more)
+    assert keys["tokenizer.chat_template"] == ("{{ messages }}" if stated else "the processor's")
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "model")
+    assert tokenizer.chat_template == ("{{ messages }}" if stated else None)
+
+
+def test_the_names_of_templates_stand_in_one_order(tmp_path: Path) -> None:
+    listed = [{"name": name, "template": name} for name in "hgfedcba"]
+    keys, _ = exported(tmp_path, tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": listed})
+    assert keys["tokenizer.chat_templates"] == list("abcdefgh")
 
 
 @pytest.mark.parametrize("template", [7, [{"name": "default"}], ["x"]])
@@ -289,8 +370,9 @@ def test_a_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> No
 # --- broken and foreign tokenizers
 
 BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
-    ("unigram", lambda d: d["model"].update(type="Unigram"), LossyExport, "is a Unigram tokenizer; only byte-level BPE"),
-    ("sentencepiece", lambda d: d["model"].update(byte_fallback=True), LossyExport, "is a SentencePiece BPE tokenizer"),
+    ("word pieces", lambda d: d["model"].update(type="WordPiece"), LossyExport, "is a WordPiece tokenizer, neither BPE nor"),
+    ("unigram", lambda d: d["model"].update(type="Unigram"), CorruptFile, "no vocab of texts with scores"),
+    ("no bytes", lambda d: d["model"].update(byte_fallback=True, ignore_merges=False), LossyExport, "has no tokens for some bytes"),
     ("other decoder", lambda d: d.update(decoder={"type": "Metaspace"}), LossyExport, "is not byte-level"),
     ("suffix", lambda d: d["model"].update(end_of_word_suffix="</w>"), LossyExport, "end_of_word_suffix"),
     ("no model", lambda d: d.pop("model"), CorruptFile, "has no model"),
@@ -298,7 +380,7 @@ BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
     ("no merges", lambda d: d["model"].pop("merges"), CorruptFile, "has no vocab, or no merges"),
     ("half a merge", lambda d: d["model"]["merges"].append(["h"]), CorruptFile, "which is no pair of tokens"),
     ("no merge", lambda d: d["model"]["merges"].append("h e l"), CorruptFile, "which is no pair of tokens"),
-    ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "spelled without spaces"),
+    ("a space", lambda d: d["model"]["merges"].append([" ", "h"]), CorruptFile, "spaces are spelled by another letter"),
     ("negative", lambda d: d["model"]["vocab"].update(h=-1), CorruptFile, "ids are whole numbers"),
     ("same id", lambda d: d["model"]["vocab"].update(extra=5), CorruptFile, "the same id 5"),
     ("two ids", lambda d: d["added_tokens"].append(maker.added(280, "he")), CorruptFile, "the ids 258 and 280"),
@@ -329,14 +411,11 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     (source / "tokenizer.json").unlink()
     with pytest.raises(MissingFile, match="a GGUF file holds the tokenizer"):
-        export_checkpoint(source, tmp_path / "x.gguf")
-    (source / "tokenizer.model").write_bytes(b"\x0a")
-    with pytest.raises(LossyExport, match="not SentencePiece"):
-        export_checkpoint(source, tmp_path / "x.gguf")
+        maker.export(source, tmp_path / "x.gguf")
 
 
 def test_a_tokenizer_that_is_no_json(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     (source / "tokenizer.json").write_text("{")
     with pytest.raises(CorruptFile, match="not valid JSON"):
-        export_checkpoint(source, tmp_path / "x.gguf")
+        maker.export(source, tmp_path / "x.gguf")

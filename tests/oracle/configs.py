@@ -52,6 +52,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     },
     "granite": {"model_type": "granite", **SMALL},
     "minicpm3": {"model_type": "minicpm3", **{k: v for k, v in MLA.items() if "expert" not in k}},
+    "ministral3": {"model_type": "ministral3", **SMALL, "head_dim": 32, "sliding_window": None},
     "olmo": {"model_type": "olmo", **SMALL},
     "olmo2": {"model_type": "olmo2", **SMALL},
     "phi": {"model_type": "phi", **WIDE},
@@ -64,6 +65,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SHARES = {"glm4": 0.5, "gpt_neox": 0.5, "phi": 0.5, "stablelm": 0.5}  # of a head that rotates
 FLAT_KINDS = ("cohere2", "exaone4")  # layer types, and one table for all layers that rotate
+TEMPERATURES = {"ministral3": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 512}}
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
@@ -81,7 +83,7 @@ def config(family: str, style: str, theta: float = 10000.0) -> dict[str, Any]:
         local = {"rope_local_base_freq": 5000.0} if family == "gemma3_text" else {}
         share = {"rotary_pct": SHARES[family]} if family == "gpt_neox" else share
         return {**data, "rope_theta": theta, **local, **share, "rope_scaling": None}
-    keys = {"rope_type": "default", "rope_theta": theta, **share}
+    keys = {"rope_type": "default", "rope_theta": theta, **share, **TEMPERATURES.get(family, {})}
     if "layer_types" in data and family not in FLAT_KINDS:
         return {
             **data,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from exporting import maker
 from making import run
 
 import ropetool
@@ -32,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("demo")
     shutil.copytree(DEMO, made / "model")
     ropetool.apply(ropetool.plan(made / "model", "yarn", factor=8), made / "model", made / "extended")
-    ropetool.export(made / "extended", made / "extended.gguf", outtype="f32", allow_unverified=True)
+    maker.export(made / "extended", made / "extended.gguf", outtype="f32", allow_unverified=True)
     header = read_header(made / "extended.gguf")
     scaling = frozenset(key for key in header.values if ".rope.scaling." in key)
     assert scaling
@@ -85,5 +86,6 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
     else:
         assert parity == 'parity: not measured, llama-cpp-python is not installed; pip install "ropetool[llama]"'
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
-    assert names == ["model", "model-yarn-8x", "model-yarn-8x-F32.gguf", "model-yarn-8x-F32.gguf.ropetool.json"]
+    beside = [f"model-yarn-8x-F32.gguf{end}" for end in ("", ".Modelfile", ".README.md", ".ropetool.json")]
+    assert names == ["model", "model-yarn-8x", *beside]
     assert str(tmp_path) not in done.out.partition("Both checkpoints")[0]

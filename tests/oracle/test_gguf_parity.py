@@ -14,11 +14,11 @@ from typing import Any
 import configs
 import numpy as np
 import pytest
+from exporting import maker
 
 import ropetool
 from ropetool import inspection
 from ropetool.errors import LossyExport
-from ropetool.exporting import export_checkpoint
 
 pytest.importorskip("llama_cpp")
 
@@ -74,7 +74,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             file.rename(source / file.name)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(demo / name, source / name)
-        export_checkpoint(source, root / "model.gguf", outtype="f32")
+        maker.export(source, root / "model.gguf", outtype="f32")
         made[family] = source
     return made
 
@@ -119,7 +119,7 @@ def test_both_formats_compute_the_same(family: str, cell: str, sources: dict[str
     extended, direct, exported = tmp_path / "hf", tmp_path / "direct.gguf", tmp_path / "exported.gguf"
     ropetool.apply(ropetool.plan(source, method, factor=4, **options), source, extended)
     ropetool.apply(ropetool.plan(gguf, method, factor=4, **options), gguf, direct)
-    export_checkpoint(extended, exported, outtype="f32", allow_unverified=True)
+    maker.export(extended, exported, outtype="f32", allow_unverified=True)
     tables = [inspection.inspect(path).rope for path in (direct, exported)]
     assert tables[0].disagreement(tables[1]) == ""
     assert tables[0].max_position_embeddings == tables[1].max_position_embeddings

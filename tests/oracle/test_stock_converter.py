@@ -24,8 +24,8 @@ from exporting import maker
 from token_strings import letters, strings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from ropetool.exporting import container, export_checkpoint
-from ropetool.exporting.pretokenizer import LLAMA3, QWEN2
+from ropetool.exporting.pretokenizer_names import LLAMA3, QWEN2
+from ropetool.exporting.shapes import Turn
 from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
@@ -107,6 +107,7 @@ STATED = {
     "attention.value_length": "as key_length",
     "tokenizer.ggml.add_bos_token": "without it llama.cpp goes by the name of the pre-tokenizer",
     "tokenizer.ggml.add_eos_token": "as add_bos_token",
+    "tokenizer.ggml.eot_token_id": "config.json's eos_token_id where the tokenizer's is another; generation stops at it",
 }
 
 
@@ -165,7 +166,7 @@ def data_of(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 @pytest.mark.parametrize("name", CASES)
 def test_the_file_is_the_stock_converters(name: str, converted: Path, tmp_path: Path) -> None:
     case, stock, ours = CASES[name], converted / name / "stock.gguf", tmp_path / "ours.gguf"
-    result = export_checkpoint(converted / name / "tiny-model", ours, outtype=case.outtype, allow_full_attention=True)
+    result = maker.export(converted / name / "tiny-model", ours, outtype=case.outtype, allow_full_attention=True)
     found, wanted = read_header(ours).values, read_header(stock).values
     more = found.keys() - wanted.keys()
     assert {key.removeprefix(f"{result.arch}.") for key in more} <= STATED.keys()
@@ -177,9 +178,9 @@ def test_the_file_is_the_stock_converters(name: str, converted: Path, tmp_path: 
 def test_rows_left_in_place_differ_from_the_stock_file(
     converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container, "half_to_interleaved", lambda dim: np.arange(dim))
+    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
     folder = converted / "llama f32"
-    export_checkpoint(folder / "tiny-model", tmp_path / "ours.gguf")
+    maker.export(folder / "tiny-model", tmp_path / "ours.gguf")
     found, wanted = data_of(tmp_path / "ours.gguf"), data_of(folder / "stock.gguf")
     assert {name.split(".")[2] for name in found if found[name] != wanted[name]} == {"attn_q", "attn_k"}
 
@@ -240,7 +241,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config["vocab_size"] = tokenizer.get_vocab_size() + 5
     maker.save(source / "config.json", config)
     maker.write_safetensors(source / "model.safetensors", maker.weights(config, "BF16"))
-    path = export_checkpoint(source).output
+    path = maker.export(source).output
     assert pre_of(path) == name.removeprefix("published ")
     yield tokenizer, path
     shutil.rmtree(source.parent)
@@ -350,7 +351,7 @@ def test_logits_are_those_of_transformers(
         found = np.concatenate([piece.copy() for _, piece in runner(path).logits(tokens[0].tolist())])
         return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
-    path = export_checkpoint(source, tmp_path / "x.gguf").output
+    path = maker.export(source, tmp_path / "x.gguf").output
     assert error(path) < TOLERANCE
     for number, defect in enumerate(defects(path)):
         write_patched(read_header(path), defect, tmp_path / f"{number}.gguf")

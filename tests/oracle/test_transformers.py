@@ -58,6 +58,7 @@ FEWER = ("linear", "abf", "yarn", "yarn-factor-1.7", "yarn-beta-8", "dynamic", "
 REFUSED = {
     ("phi3", "", "dynamic"): "phi3 takes default and longrope alone",
     ("gpt_oss", "v4", ""): "without rope keys gpt_oss takes yarn of its own numbers",
+    ("ministral3", "v4", ""): "without rope keys ministral3 takes yarn of its own numbers",
 }
 
 

@@ -475,3 +475,10 @@ def test_a_package_that_is_not_installed_is_named_beforehand(
     with pytest.raises(MissingDependency, match=f"needs {package}, which is not installed") as missing:
         check_folder(tmp_path / "report")
     assert missing.value.try_ == 'pip install "ropetool[report]"'
+
+
+def test_the_lines_that_serve_the_target_are_kept() -> None:
+    lines = ["vllm: vllm serve out --max-model-len 8", "sglang: does not load it: <why>"]
+    text = "".join(parsed(render(sample.full(), COMMAND, lines)["index.html"].decode()).text)
+    assert all(text.count(line) == 1 for line in lines)
+    assert "served by" not in "".join(parsed(render(sample.full(), COMMAND)["index.html"].decode()).text)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exporting import maker
 
 import ropetool
 from ropetool import provenance
 from ropetool.errors import ConfigError, MissingDependency, RopetoolError
-from ropetool.exporting import export_checkpoint
 from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.verification import checkpoints
 from ropetool.verification.checkpoints import verify_checkpoint
@@ -71,7 +71,7 @@ def source(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def exported(source: Path) -> Path:
-    return export_checkpoint(source).output
+    return maker.export(source).output
 
 
 def test_each_path_gets_its_runtime_and_a_mix_is_told(opened: list, source: Path, exported: Path) -> None:

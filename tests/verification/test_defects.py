@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporting import maker
 from safetensors.torch import load_file, save_file
 
 import ropetool
@@ -221,7 +222,7 @@ IN_GGUF: dict[str, Callable[[Path], None]] = {
 def files(extended: Path) -> dict[str, tuple[Path, Path]]:
     """The unextended and the extended file of each type, extended without touching the data."""
     folder = extended.parent
-    whole = ropetool.export(extended.with_name("model"), folder / "f32.gguf", outtype="f32").output
+    whole = maker.export(extended.with_name("model"), folder / "f32.gguf", outtype="f32").output
     made = {}
     for kind in ("Q8_0", "Q4_K_M"):
         source = quantised(whole, folder / f"{kind}.gguf", kind)

@@ -13,13 +13,13 @@ import configs
 import gguf
 import numpy as np
 import pytest
+from exporting import maker
 from gguf_making import model
 from gguf_models import TRAINED, Tiny
 from making import write_config
 from safetensors.numpy import load_file, save_file
 
 import ropetool
-from ropetool.exporting import export_checkpoint
 from ropetool.results import Check
 from ropetool.verification import tensor_bytes
 from ropetool.verification.readback import read_back, same_tables
@@ -455,7 +455,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
     source = Path(ropetool.__file__).parent / "demo" / "model"
     ropetool.apply(ropetool.plan(source, "yarn", factor=8), source, folder / "extended", copy=True)
-    export_checkpoint(folder / "extended", folder / "extended.gguf", outtype="f32", allow_unverified=True)
+    maker.export(folder / "extended", folder / "extended.gguf", outtype="f32", allow_unverified=True)
     return folder
 
 

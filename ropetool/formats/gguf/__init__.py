@@ -4,7 +4,15 @@ Knows the container; which keys and tensors matter, and what they mean, is for t
 """
 
 from ropetool.formats.gguf.codec import Value
-from ropetool.formats.gguf.header import GgufHeader, read_header, read_vector
+from ropetool.formats.gguf.cursor import HeaderGoesOn
+from ropetool.formats.gguf.header import (
+    MAX_HEADER_BYTES,
+    GgufHeader,
+    check_vector,
+    parse_header,
+    read_header,
+    read_vector,
+)
 from ropetool.formats.gguf.kinds import GGML_TYPES, ValueType
 from ropetool.formats.gguf.patch import Patch
 from ropetool.formats.gguf.shards import model_name, read_shards, shard_paths, shards, split_patch
@@ -13,12 +21,16 @@ from ropetool.formats.gguf.writer import write_patched
 
 __all__ = [
     "GGML_TYPES",
+    "MAX_HEADER_BYTES",
     "GgufHeader",
+    "HeaderGoesOn",
     "Patch",
     "TensorInfo",
     "Value",
     "ValueType",
+    "check_vector",
     "model_name",
+    "parse_header",
     "read_header",
     "read_shards",
     "read_vector",

@@ -6,7 +6,7 @@ Knows one value at a time; where it stands in a file is header.py's concern.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ Decoded = bool | int | float | str | list[str] | npt.NDArray[Any]
 
 ARRAY_HEAD = struct.Struct("<iQ")  # element type, number of elements
 LENGTH = struct.Struct("<Q")
+_INTEGERS = frozenset(ValueType) - {ValueType.BOOL, ValueType.F32, ValueType.F64, ValueType.STR, ValueType.ARR}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Value:
         """
         if element is ValueType.ARR:
             raise ConfigError("the elements of an array cannot be arrays: llama.cpp refuses nested arrays")
-        encoded = [_encode(element, value) for value in values]
-        return cls(ValueType.ARR, ARRAY_HEAD.pack(element, len(encoded)) + b"".join(encoded))
+        listed = list(values)
+        return cls(ValueType.ARR, ARRAY_HEAD.pack(element, len(listed)) + _encode_all(element, listed))
 
     @property
     def element(self) -> ValueType | None:
@@ -129,6 +130,18 @@ def _encode(type_: ValueType, value: Any) -> bytes:
     return PACKING[type_].pack(_number(type_, value))
 
 
+def _encode_all(type_: ValueType, values: Sequence[Any]) -> bytes:
+    """Return values one after the other; a vocabulary has hundreds of thousands, mostly plain text and whole numbers."""
+    kinds = set(map(type, values))
+    if type_ is ValueType.STR and kinds == {str}:
+        return b"".join([LENGTH.pack(len(encoded)) + encoded for encoded in map(utf8, values)])
+    if type_ in _INTEGERS and kinds == {int}:
+        low, high = _range(type_)
+        if low <= min(values) and max(values) <= high:
+            return np.array(values, PACKING[type_].format).tobytes()
+    return b"".join([_encode(type_, value) for value in values])
+
+
 def _number(type_: ValueType, value: Any) -> bool | int | float:
     is_bool = isinstance(value, (bool, np.bool_))
     if type_ is ValueType.BOOL:
@@ -140,11 +153,15 @@ def _number(type_: ValueType, value: Any) -> bool | int | float:
     return _float(type_, value) if type_ in (ValueType.F32, ValueType.F64) else _integer(type_, value)
 
 
+def _range(type_: ValueType) -> tuple[int, int]:
+    bits = 8 * PACKING[type_].size
+    return (0, 2**bits - 1) if type_.name[0] == "U" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
 def _integer(type_: ValueType, value: Any) -> int:
     if not isinstance(value, (int, np.integer)):
         raise ConfigError(f"{value!r} is not a whole number, which {type_.label} wants")
-    bits = 8 * PACKING[type_].size
-    low, high = (0, 2**bits - 1) if type_.name[0] == "U" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    low, high = _range(type_)
     if not low <= value <= high:
         raise ConfigError(f"{_brief(value)} does not fit {type_.label}, which holds {low} to {high}")
     return int(value)

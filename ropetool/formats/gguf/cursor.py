@@ -18,6 +18,10 @@ I64 = struct.Struct("<q")
 AGAIN = "download or convert the file again"
 
 
+class HeaderGoesOn(CorruptFile):
+    """The header does not end within the bytes at hand, though the file has more."""
+
+
 class Cursor:
     """A position in `view`, the first bytes of a file of `file_size`."""
 
@@ -78,6 +82,7 @@ class Cursor:
     def beyond(self, end: int, what: str = "") -> CorruptFile:
         """Return the error for bytes that reach to `end`, beyond the view."""
         if end <= self._file_size:
-            return self.error(f"does not end within {len(self.view)} bytes, more than any model needs")
+            message = f"{self._place} at byte {self._place_at} does not end within {len(self.view)} bytes"
+            return HeaderGoesOn(f"{message}, more than any model needs", where=str(self._path))
         ends = f"the file ends at byte {self._file_size}"
         return self.error(f"{what}, which cannot be: {ends}" if what else f"is cut off: {ends}", try_=AGAIN)

@@ -85,7 +85,15 @@ def read_header(path: str | Path) -> GgufHeader:
                 "the file is empty; a GGUF file starts with the letters GGUF", where=str(path), try_=AGAIN
             )
         view = _map(file, min(status.st_size, MAX_HEADER_BYTES), path)
-    header = _parse(Cursor(view, status.st_size, path), path, status)
+    return parse_header(view, path, status.st_size, status.st_mtime_ns)
+
+
+def parse_header(start: memoryview, path: Path, file_size: int, mtime_ns: int = 0) -> GgufHeader:
+    """Return the header of a file of this size from its first bytes, wherever they came from.
+
+    Raises: HeaderGoesOn if it does not end within them; CorruptFile if llama.cpp would not load the container.
+    """
+    header = _parse(Cursor(start, file_size, path), path, file_size, mtime_ns)
     _check_data(header)
     return header
 
@@ -111,18 +119,23 @@ def read_vector(header: GgufHeader, info: TensorInfo) -> npt.NDArray[np.float32]
 
     Raises: UnsupportedDtype if it has another type or shape; CorruptFile if the file became shorter.
     """
-    if info.ggml_type != F32 or len(info.shape) != 1 or info.shape[0] > MAX_VECTOR:
-        raise UnsupportedDtype(
-            f"{info.name} is {info.type_name} of shape {list(info.shape)}; "
-            f"it must be F32 with one dimension of at most {MAX_VECTOR}",
-            where=str(header.path),
-        )
+    check_vector(header, info)
     with reading(header.path) as file:
         file.seek(header.data_start + info.offset)
         raw = file.read(info.nbytes)
     if len(raw) < info.nbytes:
         raise CorruptFile(f"the file became shorter and ends inside tensor {info.name}", where=str(header.path))
     return np.frombuffer(raw, "<f4")
+
+
+def check_vector(header: GgufHeader, info: TensorInfo) -> None:
+    """Raise UnsupportedDtype unless the tensor is one-dimensional, F32, and of a size that a vector has."""
+    if info.ggml_type != F32 or len(info.shape) != 1 or info.shape[0] > MAX_VECTOR:
+        raise UnsupportedDtype(
+            f"{info.name} is {info.type_name} of shape {list(info.shape)}; "
+            f"it must be F32 with one dimension of at most {MAX_VECTOR}",
+            where=str(header.path),
+        )
 
 
 def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
@@ -132,7 +145,7 @@ def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
         raise NotACheckpoint(f"cannot be mapped into memory: {error}", where=str(path)) from None
 
 
-def _parse(cursor: Cursor, path: Path, status: os.stat_result) -> GgufHeader:
+def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHeader:
     version = _version(cursor)
     n_tensors = _count(cursor, "tensors", MAX_TENSORS)
     n_keys = _count(cursor, "keys", MAX_KEYS)
@@ -149,8 +162,8 @@ def _parse(cursor: Cursor, path: Path, status: os.stat_result) -> GgufHeader:
         infos=cursor.view[infos_start : cursor.position],
         header_end=cursor.position,
         data_start=padded(cursor.position, alignment) if tensors else cursor.position,
-        file_size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
+        file_size=file_size,
+        mtime_ns=mtime_ns,
     )
 
 

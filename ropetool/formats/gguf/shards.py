@@ -6,6 +6,7 @@ Knows the three split.* keys; all other metadata stands in the first file, the o
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from ropetool.errors import ConfigError, CorruptFile, MissingFile
@@ -36,21 +37,22 @@ def shards(path: str | Path) -> list[Path]:
     return [header.path for header in read_shards(path)]
 
 
-def read_shards(path: str | Path) -> tuple[GgufHeader, ...]:
+def read_shards(path: str | Path, read: Callable[[Path], GgufHeader] | None = None) -> tuple[GgufHeader, ...]:
     """Return the headers of all files of a model, from the path of any one; the first has the metadata.
 
-    A file that does not say it is split is a model by itself, whatever its name, as for llama.cpp.
+    A file that does not say it is split is a model by itself, whatever its name, as for llama.cpp. `read` gets the
+    header of one file, where that is not on this disk.
 
     Raises: MissingFile if a shard is absent; CorruptFile if one has another name than its keys ask for, metadata of
     its own, or the tensors are not those that the first announces.
     """
-    given = read_header(path)
+    given = read_header(path) if read is None else read(Path(path))
     count = given.get(SPLIT_COUNT, ValueType.U16) or 1
     if count == 1:
         return (given,)
     _check_name(given)
     headers = tuple(
-        given if each == given.path else _read_neighbour(each, given) for each in shard_paths(given.path, count)
+        given if each == given.path else _read_neighbour(each, given, read) for each in shard_paths(given.path, count)
     )
     for header in headers[1:]:
         _check_no_metadata(header)
@@ -88,14 +90,14 @@ def _shard_name(name: str, index: int, count: int) -> str:
     return f"{_SHARD_SUFFIX.sub('', name)}-{index + 1:05d}-of-{count:05d}.gguf"
 
 
-def _read_neighbour(path: Path, given: GgufHeader) -> GgufHeader:
-    if not path.exists():
+def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHeader] | None) -> GgufHeader:
+    if read is None and not path.exists():
         raise MissingFile(
             f"the shard {path.name} is not beside it",
             where=str(given.path),
             try_="put all files of the model into one folder",
         )
-    header = read_header(path)
+    header = read_header(path) if read is None else read(path)
     _check_name(header)
     return header
 

@@ -1,0 +1,231 @@
+"""Puts an export on the disk: one file or several, with its record beside the first, all of them or none.
+
+Knows paths and their order; what is inside a file is the container's concern.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import current_thread, main_thread
+from types import FrameType
+
+from ropetool import provenance
+from ropetool.errors import OutputError, RopetoolError
+from ropetool.exporting import container, kquants, mxfp4
+from ropetool.exporting.container import File, Progress
+from ropetool.exporting.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
+from ropetool.exporting.splitting import Limits, split
+from ropetool.exporting.tensors import Layout, Placed, Source
+from ropetool.formats import linking
+from ropetool.formats.dtypes import STORAGE
+from ropetool.formats.gguf import model_name, read_header, shard_paths
+from ropetool.formats.hf import TensorInfo as Stored
+from ropetool.formats.output import check_output, output_error, staged
+from ropetool.results import Check
+from ropetool.verification.gate import KL
+
+Checks = tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user may ask of the files: outtype as it was given, auto included."""
+
+    outtype: str
+    allow_nan: bool
+    imatrix: Path | None
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files that were written, how many tensors and bytes they have together, how they compare, what to know."""
+
+    paths: tuple[Path, ...]
+    tensors: int
+    nbytes: int
+    checks: Checks
+    notes: tuple[str, ...] = ()
+
+
+def rounds(layout: Layout) -> bool:
+    """Return whether a matrix is stored in fewer bits than it came in, or was made with, before libllama sees it."""
+    return any(
+        placed.dtype in STORAGE
+        and placed.dtype != "F32"
+        and (source.stored.dtype != placed.dtype or source.gains is not None)
+        for placed in layout.tensors
+        for source in placed.sources
+    )
+
+
+def check(target: Path, source: Path, limits: Limits, *, force: bool) -> None:
+    """Return if the file may be written, or its parts, however many: before an export of hours.
+
+    Raises: OutputError.
+    """
+    if limits == Limits():
+        check_output(target, source, force=force)
+        return
+    check_output(shard_paths(target, 2)[0], source, force=True)  # for its folder
+    for path in _parts_of(target):
+        check_output(path, source, force=True)
+        if not force:
+            raise OutputError(
+                "exists already, a part of a model of this name", where=str(path),
+                try_="give another -o, or --force, which replaces parts of the same number",
+            )  # fmt: skip
+
+
+def _parts_of(target: Path) -> list[Path]:
+    """Return the files that are parts of a model of this name, of one number or several."""
+    digits = "[0-9]" * 5
+    return sorted(target.parent.glob(f"{escape(model_name(target))}-{digits}-of-{digits}.gguf"))
+
+
+def write(
+    target: Path, source: Path, file: File, choices: Choices, record: Callable[[Path, Checks], None],
+    compared: Callable[[Path, str], Checks] | None, *, force: bool, progress: Progress,
+) -> Written:  # fmt: skip
+    """Write the file, or its parts under the names that llama.cpp asks for; `record` writes the record to a path.
+
+    compared: holds a file with matrices of this type against the checkpoint, before it gets its name.
+    Raises: what container.write, kquants.quantise and `compared` do; OutputError if a file exists.
+    """
+    notes: tuple[str, ...] = ()
+    found: Checks = ()
+    with _unwound_when_terminated(), ExitStack() as stack:  # nothing is put in place before all is written
+        if is_made_by_libllama(choices.outtype):
+            if not 0 < choices.limits.tensors < len(file.infos()):  # one file, as far as is known now
+                check_output(target, source, force=force)
+            file, found = stack.enter_context(_quantised(target, file, choices, record, compared, progress))
+            notes = _narrow_note(file.layout, choices.outtype)
+        parts = split(file, choices.limits)
+        paths = shard_paths(target, len(parts))
+        beside = provenance.beside(paths[0])
+        stages = [stack.enter_context(staged(path, source, force=force)) for path in paths]
+        stage = stack.enter_context(staged(beside, source, force=force or beside.exists()))
+        total, done = sum(part.size() for part in parts), 0
+        for part, path in zip(parts, stages, strict=True):
+            done += container.write(path, part, _shifted(progress, done, total), allow_nan=choices.allow_nan)
+        record(stage, found)
+        if compared is not None:
+            with _named(paths, stages, stage) as first:
+                found += compared(
+                    first, choices.outtype if is_made_by_libllama(choices.outtype) else file.layout.outtype
+                )
+            record(stage, found)
+    notes += _leftovers_note(target, paths) if choices.limits != Limits() else ()
+    return Written(tuple(paths), sum(len(part.infos()) for part in parts), total, found, notes)
+
+
+def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:
+    """Return a note of the matrices that libllama stored in another type, as their rows are not whole blocks."""
+    narrow = [
+        placed
+        for placed in layout.tensors
+        if placed.dtype != mxfp4.DTYPE and dtype_of(placed.info.name, placed.info.shape[::-1], outtype) == "F16"
+    ]
+    if not narrow:
+        return ()
+    types = " and ".join(f"{count} in {dtype}" for dtype, count in Counter(one.dtype for one in narrow).most_common())
+    return (
+        f"{len(narrow)} tensors are stored in other types, {types}, {narrow[0].info.name} the first: their rows are not "
+        f"whole {outtype} blocks, of {BLOCKS[OUTTYPES[outtype].dtype]} numbers",
+    )
+
+
+def _leftovers_note(target: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    others = [path.name for path in _parts_of(target) if path not in paths]
+    if not others:
+        return ()
+    return (f"parts of another number were left beside it: {others[0]}, the first of {len(others)}",)
+
+
+@contextmanager
+def _unwound_when_terminated() -> Iterator[None]:
+    """Have SIGTERM end the work as an exception does, so that nothing half done stays on the disk.
+
+    Only where nobody handles it: it would end the process at once.
+    """
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)  # what a shell reports of a process that a signal ended
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def _named(paths: Sequence[Path], stages: Sequence[Path], record: Path) -> Iterator[Path]:
+    """Yield the first of the files under their own names, which tell the parts of a model, before they have their place."""
+    with TemporaryDirectory(prefix=f".{paths[0].name}.ropetool-", dir=paths[0].parent) as folder:
+        found = [Path(folder, path.name) for path in paths]
+        for path, stage in zip((*found, provenance.beside(found[0])), (*stages, record), strict=True):
+            linking.place(stage, path)
+        try:
+            yield found[0]
+        except RopetoolError as error:
+            own = {str(path): str(target) for path, target in zip(found, paths, strict=True)}
+            error.where = own.get(error.where, error.where)  # the name that the user gave
+            raise
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    return lambda tensor, done, _: progress(tensor, before + done, total)
+
+
+@contextmanager
+def _quantised(
+    target: Path, file: File, choices: Choices, record: Callable[[Path, Checks], None],
+    compared: Callable[[Path, str], Checks] | None, progress: Progress,
+) -> Iterator[tuple[File, Checks]]:  # fmt: skip
+    """Yield the same model with quantised matrices, which lie in a hidden folder beside the target until the end.
+
+    The file that is quantised is compared first: what a type of two bits costs would hide rows in the wrong order.
+    """
+    try:
+        with TemporaryDirectory(prefix=f".{target.name}.ropetool-", dir=target.parent) as folder:
+            plain, small = Path(folder, "plain.gguf"), Path(folder, "quantised.gguf")
+            container.write(plain, file, progress)
+            checks: Checks = ()
+            if compared is not None:
+                record(provenance.beside(plain), checks)
+                found = compared(plain, file.layout.outtype)
+                checks = tuple(replace(one, name=f"{KL} before quantising") for one in found if one.name == KL)
+            progress("quantising", 0, 0)
+            kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
+            kquants.quantise(plain, small, choices.outtype, choices.imatrix, kept)
+            plain.unlink()
+            yield _read(small), checks
+    except OSError as error:
+        raise output_error(error, target) from error
+    except RopetoolError as error:
+        if ".ropetool-" in error.where:
+            error.where = str(target)  # the name that the user gave
+        raise
+
+
+def _read(path: Path) -> File:
+    """Return the content of a GGUF file as one to write."""
+    header = read_header(path)
+    tensors = []
+    for info in header.tensors:
+        begin = header.data_start + info.offset
+        stored = Stored(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
+        tensors.append(Placed(info, info.type_name, (Source(path, stored),)))
+    return File(header.values, Layout("", tuple(tensors)), {})

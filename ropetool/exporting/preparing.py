@@ -1,0 +1,124 @@
+"""An export before anything is written: what goes into the file, after all that could stand against it has been asked.
+
+Reads headers, config and tokenizer; no tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ropetool import exported_rope, inspection
+from ropetool.baking import view_of
+from ropetool.encodings_gguf import GgufEncoding
+from ropetool.errors import NotACheckpoint
+from ropetool.exporting import companions, files, metadata
+from ropetool.exporting.outtypes import AUTO, is_made_by_libllama
+from ropetool.exporting.shapes import Model, family_of, read_model
+from ropetool.exporting.shift_safe import ShiftSafe, shift_safe
+from ropetool.exporting.splitting import Limits
+from ropetool.exporting.tensors import Layout, lay_out
+from ropetool.exporting.tokenizer import tokenizer_values
+from ropetool.exporting.tokenizer_check import check_tokens
+from ropetool.formats import hub
+from ropetool.formats.gguf import Value
+from ropetool.formats.hf import headers
+from ropetool.hosts import HfHost
+from ropetool.results import Check
+from ropetool.runtimes import HfView
+
+SUFFIX = ".gguf"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user may ask of an export. check: hold its tokens against the tokenizer's; the rest is as the options have it."""
+
+    outtype: str = AUTO
+    force: bool = False
+    allow_full_attention: bool = False
+    rearch: str = ""
+    shift_safe: bool = False
+    check: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An export that nothing stands against: what goes into the file, and the notes so far.
+
+    bakes: in words, what its weights do that the checkpoint's keys ask for. window: of the checkpoint's sliding layers,
+    where llama.cpp is allowed to attend to everything. checks: of the tokens.
+    """
+
+    host: HfHost
+    target: Path
+    layout: Layout
+    outtype: str
+    encoding: GgufEncoding
+    values: Mapping[str, Value]
+    arch: str
+    context_length: int
+    bakes: tuple[str, ...]
+    window: int | None
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...]
+
+
+def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
+    """Return the export of a checkpoint; without an output it goes beside the source, as NAME-TYPE.gguf.
+
+    Raises: what export_checkpoint does, but for what stands in the numbers of the weights.
+    """
+    host = HfHost.open(source, None)
+    checkpoint, where = host.checkpoint, host.where
+    family = family_of(host.family.model_type, where)
+    if checkpoint.config_only:
+        raise NotACheckpoint("holds a config and no weights", where=str(host.path))
+    rope = inspection.understood(host.read(host.runtime), where)
+    safe = shift_safe(view_of(checkpoint, host.family)) if wish.shift_safe else ShiftSafe(rope, {}, ())
+    rotation = exported_rope.rotation(
+        safe.rope, HfView(checkpoint.config, host.family, where), rearch=wish.rearch,
+        allow_full_attention=wish.allow_full_attention,
+    )  # fmt: skip
+    model = read_model(family, checkpoint.config, rotation.arch, rotation.head_dim, rotation.rotary_dim, where)
+    layout = _layout(host, model, wish.outtype, rotation.interleaved, safe)
+    written_as = wish.outtype if is_made_by_libllama(wish.outtype) else layout.outtype
+    target = Path(output) if output is not None else _beside(host.path, written_as)
+    files.check(target, host.path, wish.limits, force=wish.force)  # before the tokenizer, which takes a second
+    companions.check(target, host.path)
+
+    general, card_notes = metadata.general_values(host.path, model, layout)
+    values = general | metadata.model_values(model, layout)
+    encoding, rope_notes = exported_rope.encode(rotation, values, [placed.info for placed in layout.tensors], where)
+    tokenizer, token_notes = tokenizer_values(host.path, checkpoint.config, model.counts["vocabulary"])
+    values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
+    checks = (check_tokens(host.path, tokenizer, token_notes),) if wish.check else ()
+    notes = (*host.notes(), *layout.notes, *rotation.notes, *rope_notes, *token_notes, *card_notes, *name_notes)
+    return Prepared(
+        host, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
+        rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,
+    )  # fmt: skip
+
+
+def _layout(host: HfHost, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
+    """Return the layout; of a type that libllama makes that of the file which it reads, rounded as little as can be."""
+    found, quantization = headers(host.checkpoint), host.checkpoint.config.get("quantization_config")
+
+    def lay(outtype: str) -> Layout:
+        return lay_out(
+            found, model, outtype, interleaved=interleaved, where=str(host.path), quantization=quantization,
+            gains=safe.gains,
+        )  # fmt: skip
+
+    if not is_made_by_libllama(outtype):
+        return lay(outtype)
+    layout = lay(AUTO)
+    exact = lay("f32") if files.rounds(layout) else layout
+    return replace(exact, notes=(*exact.notes, f"matrices are quantised to {outtype} by llama.cpp's own quantiser"))
+
+
+def _beside(source: Path, outtype: str) -> Path:
+    source = hub.beside(source).absolute()
+    return source.with_name(f"{source.name}-{outtype.upper()}{SUFFIX}")

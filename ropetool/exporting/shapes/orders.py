@@ -1,0 +1,93 @@
+"""Orders of elements: how what a checkpoint stores is taken apart and turned into what llama.cpp reads.
+
+Knows shapes and sizes, neither names nor files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = Mapping[str, int]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An order: the elements seen in `shape`, of one axis only a part, the axes then in the order `axes`.
+
+    The first axis stays the first, so that a tensor can be turned a few units of it at a time.
+    """
+
+    shape: Shape
+    axes: tuple[int, ...]
+    axis: int = 0
+    part: tuple[int | None, ...] = (None,)  # what slice() is called with
+
+    @property
+    def unit(self) -> int:
+        """How many elements one unit of the first axis has."""
+        return int(np.prod(self.shape[1:], dtype=np.int64))
+
+    def apply(self, elements: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the elements of whole units in their new order, flat.
+
+        Shapes: (units * unit,) -> fewer where a part is taken.
+        """
+        seen = elements.reshape(-1, *self.shape[1:])
+        taken = seen[(slice(None),) * self.axis + (slice(*self.part),)]
+        flat: npt.NDArray[Any] = taken.transpose(self.axes).reshape(-1)
+        return flat
+
+
+def neighbours(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return the order that brings channels half a head apart side by side."""
+    head = counts["head_dim"]
+    return (Turn((shape[0] // head, 2, head // 2, *shape[1:]), (0, 2, 1, *range(3, 2 + len(shape)))),)
+
+
+def sides(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return three orders: of [query, key, value] in each head all queries, all keys, all values."""
+    seen = (counts["heads"], 3, counts["head_dim"], *shape[1:])
+    return tuple(Turn(seen, tuple(range(len(seen))), 1, (at, at + 1)) for at in range(3))
+
+
+def columns_first(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return the order of experts whose matrices are stored by columns."""
+    return (Turn(shape, (0, 2, 1)),)
+
+
+def even(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return the order of every second output of experts, from the first on."""
+    return (_every_second(shape, 0),)
+
+
+def odd(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return the order of every second output of experts, from the second on."""
+    return (_every_second(shape, 1),)
+
+
+def _every_second(shape: Shape, first: int) -> Turn:
+    axes = (0, 1) if len(shape) == 2 else (0, 2, 1)  # the bias of experts, or their matrices by columns
+    return Turn(shape, axes, len(shape) - 1, (first, None, 2))
+
+
+def latent_keys(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return the order of MLA's plain keys: per head before its values, their matrices transposed."""
+    return (_of_latent(counts, shape, (counts["plain"],), (0, 2, 1)),)
+
+
+def latent_values(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+    """Return the order of MLA's values: per head after its plain keys."""
+    return (_of_latent(counts, shape, (counts["plain"], None), (0, 1, 2)),)
+
+
+def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes: tuple[int, ...]) -> Turn:
+    return Turn((counts["heads"], counts["plain"] + counts["value"], shape[1]), axes, 1, part)
+
+
+Order = Callable[[Counts, Shape], tuple[Turn, ...]]

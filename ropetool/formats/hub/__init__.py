@@ -1,0 +1,22 @@
+"""Models on the Hugging Face hub: what names one, its files as a local copy, its headers without the rest.
+
+Knows huggingface_hub and which files belong to a model; what stands in them is for others to read.
+"""
+
+from ropetool.formats.hub.ids import HubId, absolute, beside, hub_id, name_of, origin
+from ropetool.formats.hub.peeking import Peeked, config_folder, peek_checkpoint, peek_gguf
+from ropetool.formats.hub.snapshots import local
+
+__all__ = [
+    "HubId",
+    "Peeked",
+    "absolute",
+    "beside",
+    "config_folder",
+    "hub_id",
+    "local",
+    "name_of",
+    "origin",
+    "peek_checkpoint",
+    "peek_gguf",
+]

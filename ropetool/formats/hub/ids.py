@@ -1,0 +1,91 @@
+"""What names a model on the hub, and what the paths of the hub's local cache say. Asks nobody and reads no file."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropetool.errors import NotACheckpoint
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_ID = re.compile(rf"({_NAME}/{_NAME})(?:@([^:\s@]+))?(?::(.+))?")
+_NO_REPOSITORY = re.compile(r"--|\.\.|[-.](/|$)|\.git$|/.{97}")  # huggingface_hub's own rules, validate_repo_id
+_FILE_SUFFIXES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")  # FOLDER/FILE is no repository
+_SLASHED = re.compile(rf"({_NAME}/{_NAME}(?:@[^:\s@/]+)?)/(.+\.gguf)")
+_PAGE = re.compile(
+    rf"https?://[^/]+/({_NAME}/{_NAME})(?:/(?:tree|blob|resolve)/([^/?]+)(?:/([^?]+\.gguf))?)?/?(?:\?.*)?"
+)
+_REPOSITORY, _SNAPSHOTS = "models--", "snapshots"  # huggingface_hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE
+
+
+@dataclass(frozen=True)
+class HubId:
+    """ORG/NAME[@REVISION], and of a GGUF file :FILE behind it; without a revision it is the default one, main."""
+
+    repo: str
+    revision: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo}{'@' * bool(self.revision)}{self.revision}{':' * bool(self.file)}{self.file}"
+
+    @property
+    def name(self) -> str:
+        """The name of the repository without its owner, or that of the file."""
+        return (self.file or self.repo).rpartition("/")[2]
+
+
+def hub_id(source: str | Path) -> HubId | None:
+    """Return the hub id that this text is, or None: for a path that exists, for a Path object, for any other text.
+
+    Raises: NotACheckpoint for a file of a repository that is no GGUF file, or is named as if it were a path; for the
+    address of a page.
+    """
+    if not isinstance(source, str) or os.path.lexists(source):
+        return None
+    page = _PAGE.fullmatch(source)
+    if page is not None:
+        shown = HubId(page[1], page[2] or "", page[3] or "")
+        raise NotACheckpoint("is an address; a model on the hub is named ORG/NAME", where=source, try_=str(shown))
+    slashed = _SLASHED.fullmatch(source)
+    if slashed is not None:
+        raise NotACheckpoint(
+            "does not exist", where=source, try_=f"{slashed[1]}:{slashed[2]}, if it is a file on the hub"
+        )
+    found = _ID.fullmatch(source)
+    if found is None or found[1].endswith(_FILE_SUFFIXES) or _NO_REPOSITORY.search(found[1]):
+        return None
+    asked = HubId(found[1], found[2] or "", found[3] or "")
+    if asked.file and (not asked.file.endswith(".gguf") or ".." in asked.file.split("/")):
+        raise NotACheckpoint("a single file of a repository has to be a .gguf file", where=source, try_=asked.repo)
+    return asked
+
+
+def origin(path: Path) -> HubId | None:
+    """Return which commit of a repository this path of the hub's cache holds, or None for any other path."""
+    parts = absolute(path).parts
+    for at, part in enumerate(parts[:-1]):
+        if part == _SNAPSHOTS and at and parts[at - 1].startswith(_REPOSITORY):
+            repo = parts[at - 1].removeprefix(_REPOSITORY).replace("--", "/")
+            return HubId(repo, parts[at + 1], "/".join(parts[at + 2 :]))
+    return None
+
+
+def beside(source: Path) -> Path:
+    """Return the path beside which outputs go by default: of the hub's cache, the model's name in the current folder."""
+    found = origin(source)
+    return source if found is None else Path.cwd() / found.name
+
+
+def name_of(path: Path) -> str:
+    """Return what a checkpoint is called: of the hub's cache, as on the hub, where the path ends in a commit or a digest."""
+    found = origin(path)
+    return path.resolve().name if found is None else found.name
+
+
+def absolute(path: Path) -> Path:
+    """Return the absolute path without links, but those of the hub's cache: its blobs have lost their names."""
+    plain = Path(os.path.abspath(path))
+    return plain if f"{os.sep}{_SNAPSHOTS}{os.sep}" in str(plain) else plain.resolve()

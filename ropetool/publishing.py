@@ -1,0 +1,261 @@
+"""What goes with an output to its readers: a section of the model card between markers, and an Ollama Modelfile.
+
+Text in, text out; a user's own words and front matter stay as they are. Knows no tensor and no table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropetool import __version__, names
+from ropetool.formats.output import staged
+from ropetool.plans import BAKE, Plan
+from ropetool.readings import CURRENT, ORIGINAL
+
+CARD, MODELFILE = "README.md", "Modelfile"
+START, VERIFICATION, SERVING, END = (
+    "<!-- ropetool -->", "<!-- ropetool: verification -->", "<!-- ropetool: serving -->", "<!-- /ropetool -->"
+)  # fmt: skip
+TAG, LONG_TAG = "ropetool", "long-context"
+MAX_CARD = 4 << 20  # bytes; the largest known have a tenth of it
+MODELFILE_HEAD = "# Written by ropetool"
+_UNVERIFIED = "Not verified yet; `ropetool verify` measures it and writes the figures here."
+_FRONT = re.compile(r"\A([\s\ufeff]*---[ \t]*\r?\n)(.*?)(^---[ \t]*(?:\r?\n|\Z))", re.DOTALL | re.MULTILINE)
+_KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
+_BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
+_FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
+_EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:null|~)?[ \t]*\r?\n(?![ \t#-])"  # a key without a value
+
+
+# --- files
+
+
+def card_place(checkpoint: Path) -> Path:
+    """Return where the card of a checkpoint stands: README.md inside a directory, NAME.gguf.README.md beside a file."""
+    return checkpoint / CARD if checkpoint.is_dir() else beside(checkpoint, CARD)
+
+
+def beside(file: Path, name: str) -> Path:
+    """Return the path of a file that goes with a GGUF file, under its name: the folder may hold other models."""
+    return file.with_name(f"{file.name}.{name}")
+
+
+def read_card(place: Path) -> str | None:
+    """Return the text of a card, empty where there is none; None for one that is too long to be touched."""
+    if not place.is_file():
+        return ""
+    if place.stat().st_size > MAX_CARD:
+        return None
+    return place.read_bytes().decode("utf-8", "surrogateescape")
+
+
+def write_card(place: Path, card: str) -> None:
+    """Write a card; bytes that were no UTF-8 come out as they went in."""
+    place.write_bytes(card.encode("utf-8", "surrogateescape"))
+
+
+def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, str]:
+    """Return what stands beside a GGUF model, by place: its card, and a Modelfile for a model in one file.
+
+    What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone. Ollama
+    takes no model in several files.
+    """
+    place = beside(files[0], CARD)
+    there = read_card(place)
+    found = {} if there is None else {place: grafted(there, card)}
+    ollama = beside(files[0], MODELFILE)
+    if len(files) == 1 and _may_replace_modelfile(ollama):
+        found[ollama] = modelfile(files[0].name, context)
+    return found
+
+
+def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
+    """Write the figures of a certificate into the card of an output, if it has a section of ours."""
+    place = card_place(checkpoint)
+    card = read_card(place)
+    if not card or place.is_symlink():
+        return
+    made = with_verification(card, certificate)
+    if made != card:
+        inside = checkpoint / names.CONFIG_JSON if checkpoint.is_dir() else checkpoint
+        with staged(place, inside, force=True) as stage:
+            write_card(stage, made)
+
+
+# --- the section
+
+
+def planned_step(plan: Plan) -> str:
+    """Return what carrying out a plan does to a model, as a paragraph."""
+    baked = f" Baked into the weights: {'; '.join(plan.bakes)}." if plan.bakes else " No weight was changed."
+    if plan.method == BAKE:
+        return f"{baked.lstrip()} The context stays at {plan.max_position_embeddings} tokens."
+    earlier = {ORIGINAL: ", in place of an earlier scaling", CURRENT: ", on top of the scaling it had"}
+    params = "".join(f", {name} {_short(value)}" for name, value in plan.params.items())
+    return (
+        f"The context was extended from {plan.trained_length} to {plan.max_position_embeddings} tokens: "
+        f"`{plan.method}`, factor {plan.factor:g}{params}{earlier.get(plan.reading, '')}.{baked}"
+    )
+
+
+def exported_step(outtype: str, encoding: str, bakes: Sequence[str] = (), checks: Sequence[str] = ()) -> str:
+    """Return what an export does to a model, as a paragraph, and how the file compares with the checkpoint."""
+    baked = f" Baked into the weights: {'; '.join(bakes)}." if bakes else ""
+    compared = f" Compared with the checkpoint: {'; '.join(checks)}." if checks else ""
+    return f"Exported to GGUF: matrices in {outtype}, positions stated by {encoding}.{baked}{compared}"
+
+
+def with_step(card: str, step: str, command: str, serving: Sequence[str], *, base_model: str = "", long: bool) -> str:
+    """Return the card with one more thing that was done to the model; what was measured before it is dropped.
+
+    command: the line that did it, empty for a call from Python. serving: command lines. base_model: a hub id, which
+    goes into the front matter where none stands there. long: it is about a longer context.
+    """
+    before, inside, after = _split(card)
+    done = _between(inside, "", VERIFICATION).strip()
+    number = len(re.findall(r"^[0-9]+\. ", done, re.MULTILINE)) + 1
+    shown = f"\n\n{_fenced(command, '   ')}" if command else ""
+    steps = f"{done}\n\n" if done else f"## What ropetool {__version__} did\n\n"
+    lines = f"\n\n### Serving\n\n{_fenced(chr(10).join(serving))}" if serving else ""
+    section = f"{steps}{number}. {step}{shown}\n\n{VERIFICATION}\n\n{_verification(None)}\n\n{SERVING}{lines}"
+    tags = (TAG, LONG_TAG) if long else (TAG,)
+    return with_front_matter(_joined(before, section, after), base_model, tags)
+
+
+def with_verification(card: str, certificate: Mapping[str, Any] | None, *, of_source: bool = False) -> str:
+    """Return the card with the figures of a certificate; one without our section stays as it is.
+
+    of_source: the certificate is that of the checkpoint that this file was exported from.
+    """
+    before, inside, after = _split(card)
+    if VERIFICATION not in inside:
+        return card
+    steps, rest = inside.partition(VERIFICATION)[0], inside.partition(SERVING)[2]
+    section = (
+        f"{steps.strip()}\n\n{VERIFICATION}\n\n{_verification(certificate, of_source)}\n\n{SERVING}{rest.rstrip()}"
+    )
+    return _joined(before, section, after)
+
+
+def grafted(card: str, made: str) -> str:
+    """Return a card with the section of another, its own words kept; an empty one is replaced by the other."""
+    if not card.strip():
+        return made
+    before, _, after = _split(card)
+    return _joined(before, _split(made)[1].strip(), after)
+
+
+def _split(card: str) -> tuple[str, str, str]:
+    """Return the text before our section, the section without its markers, and the text behind it."""
+    before, start, rest = card.partition(START)
+    inside, end, after = rest.rpartition(END)
+    return (before, inside, after) if start and end else (card, "", "")
+
+
+def _joined(before: str, section: str, after: str) -> str:
+    head = f"{before.rstrip()}\n\n" if before.strip() else ""
+    tail = f"\n\n{after.strip()}\n" if after.strip() else "\n"
+    return f"{head}{START}\n\n{section}\n\n{END}{tail}"
+
+
+def _between(text: str, start: str, end: str) -> str:
+    return text.partition(start)[2].partition(end)[0] if start else text.partition(end)[0]
+
+
+def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False) -> str:
+    if certificate is None:
+        return f"### Verification\n\n{_UNVERIFIED}"
+    verdicts = {"pass": "passed", "fail": "**failed**", "partial": "was measured in part"}
+    subject = "Of the checkpoint that this file was exported from. " if of_source else ""
+    verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
+    head = (
+        f"### Verification\n\n{subject}The {certificate['suite']} suite of `ropetool verify`, up to "
+        f"{certificate['longest']} tokens: it {verdict} ({str(certificate['made'])[:10]})."
+    )
+    rows = [
+        f"| {_cell(c['name'])} | {_figure(c['figure'])} | {_figure(c['limit'])} | {_cell(c['verdict'])} | {_cell(c['detail'])} |"
+        for c in certificate["checks"]
+    ]
+    table = "\n".join(["| check | figure | limit | verdict | detail |", "| --- | --: | --: | --- | --- |", *rows])
+    command = certificate["command"]
+    return "\n\n".join([head, table, *([_fenced(command)] if command else [])])
+
+
+def _fenced(text: str, indent: str = "") -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return "\n".join(f"{indent}{line}" for line in (f"{fence}sh", *text.splitlines(), fence))
+
+
+def _cell(text: Any) -> str:
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _figure(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"of {len(value)} numbers"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# --- front matter
+
+
+def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
+    """Return the card with tags, and with a base model where it names none; all other lines stay as they are."""
+    found = _FRONT.match(card)
+    if found is None:
+        lines = [*([f"base_model: {base_model}"] if base_model else []), "tags:", *(f"- {tag}" for tag in tags)]
+        return "---\n" + "".join(f"{line}\n" for line in lines) + f"---\n\n{card}"
+    newline = "\r\n" if found[1].endswith("\r\n") else "\n"
+    inner = _with_tags(_without_empty(found[2], "tags"), tags, newline)
+    if base_model:
+        inner = _without_empty(inner, "base_model")
+    if base_model and not re.search(r"^base_model[ \t]*:", inner, re.MULTILINE):
+        inner += f"base_model: {base_model}{newline}"
+    return f"{found[1]}{inner}{found[3]}{card[found.end() :]}"
+
+
+def _without_empty(front: str, key: str) -> str:
+    return re.sub(_EMPTY.format(key), "", front, flags=re.MULTILINE)
+
+
+def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
+    """Return the lines with these tags in their list, however that is written; a value that is no list stays."""
+    block, flow = _BLOCK_TAGS.search(front), _FLOW_TAGS.search(front)
+    if block is not None:
+        held = {line.partition(" #")[0].strip().lstrip("- ").strip("\"'") for line in block[1].splitlines()}
+        more = "".join(f"{block[2]}- {tag}{newline}" for tag in tags if tag not in held)
+        return front[: block.end()] + more + front[block.end() :]
+    if flow is not None:
+        held = {part.strip().strip("\"'") for part in flow[1].split(",")}
+        listed = flow[1].rstrip(" ,")
+        wanted = [*([listed] if listed.strip() else []), *(tag for tag in tags if tag not in held)]
+        return f"{front[: flow.start(1)]}{', '.join(wanted)}{front[flow.end(1) :]}"
+    if re.search(_KEY, front, re.MULTILINE):
+        return front
+    return front + f"tags:{newline}" + "".join(f"- {tag}{newline}" for tag in tags)
+
+
+# --- Ollama
+
+
+def modelfile(file: str, context: int) -> str:
+    """Return a Modelfile for a GGUF file in the same folder; the chat template is the file's own.
+
+    Without num_ctx Ollama takes a few thousand tokens, whatever the file states.
+    """
+    return f"{MODELFILE_HEAD}: ollama create NAME -f THIS-FILE\nFROM ./{file}\nPARAMETER num_ctx {context}\n"
+
+
+def _may_replace_modelfile(place: Path) -> bool:
+    """Return whether nothing stands there, or a Modelfile that ropetool wrote and nobody has taken over."""
+    if not place.exists():
+        return True
+    with place.open("rb") as file:
+        return file.read(len(MODELFILE_HEAD)) == MODELFILE_HEAD.encode()

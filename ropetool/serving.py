@@ -1,0 +1,56 @@
+"""The command lines that serve an output as it is: its files state everything, so that they need the context alone.
+
+Each program's reading is decoded; releases that would compute something else get the reason instead of a line.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from ropetool import runtimes
+from ropetool.disagreements import differences
+from ropetool.exported_rope import RUNTIME as LLAMA_CPP
+from ropetool.inspection import Inspection, RuntimeReading
+
+# A server takes the context of the file at most: llama-server caps -c at it (tools/server/server-context.cpp of the
+# llama.cpp within llama-cpp-python 0.3.36), vLLM and SGLang refuse more.
+COMMANDS = {
+    "vllm": "vllm serve {} --max-model-len {}",
+    "sglang": "python -m sglang.launch_server --model-path {} --context-length {}",
+    LLAMA_CPP: "llama-server -m {} -c {}",
+}
+
+
+def serving_lines(found: Inspection, shown: str) -> list[str]:
+    """Return a line for each server, or stretch of its releases, that reads the format; none for an unknown family.
+
+    shown: the output's name in the lines.
+    """
+    wanted = (LLAMA_CPP,) if found.format == "gguf" else ("vllm", "sglang")
+    alike: dict[str, list[str]] = {}
+    for reading in found.readings:
+        program = reading.name.partition("@")[0]
+        if program in wanted:
+            alike.setdefault(_line(program, reading, found, shown), []).append(reading.name)
+    return [f"{', '.join(runtimes.spoken(names))}: {line}" for line, names in alike.items()]
+
+
+def commands(lines: list[str]) -> list[str]:
+    """Return the command lines alone, without the programs' names and without reasons."""
+    starts = tuple(command.partition(" {}")[0] for command in COMMANDS.values())
+    bare = [line.partition(": ")[2] for line in lines]
+    return list(dict.fromkeys(line for line in bare if line.startswith(starts)))
+
+
+def _line(program: str, reading: RuntimeReading, found: Inspection, shown: str) -> str:
+    if reading.rope is None or found.rope is None:
+        return f"cannot be told: {reading.refuses}" if not reading.known else f"does not load it: {reading.refuses}"
+    reasons = differences(found.rope, reading.rope)
+    if reasons:
+        return f"would compute something else: {'; '.join(reasons)}"
+    return serving_line(program, shown, found.rope.max_position_embeddings).partition(": ")[2]
+
+
+def serving_line(program: str, shown: str, context: int) -> str:
+    """Return the line of a program, with its name, for an output that it is known to read as meant."""
+    return f"{program}: {COMMANDS[program].format(shlex.quote(shown), context)}"

@@ -1,0 +1,82 @@
+"""What the export of each family can hold, worked out from small configs: the tables of docs/families.md.
+
+Nothing is run here; tests/exporting/test_export_families.py compares logits for the same cells.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import ropetool
+from ropetool import families, names
+from ropetool.exported_rope import exported
+from ropetool.families import Family
+from ropetool.runtimes import HfView, Refuses
+from ropetool.runtimes import llama_cpp_archs as keys
+
+FACTOR, TRAINED, HEAD, LAYERS = 4, 512, 64, 6
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("linear", {}),
+    "ntk": ("ntk", {}),
+    "yarn": ("yarn", {}),
+    "yarn, factor 1": ("yarn", {"attention_factor": 1.0}),
+    "yarn, beta_fast 8": ("yarn", {"params": {"beta_fast": 8}}),
+    "llama3": ("llama3", {}),
+    "longrope": ("longrope", {}),
+}
+BY_KEYS, BY_VECTOR, BY_LISTS, NOT = "keys", "vector", "lists", "-"
+
+
+def grid() -> dict[str, tuple[str, list[str]]]:
+    """Return each exported family's name in GGUF, and how its file holds each cell."""
+    found = {}
+    for family in map(families.get, families.names()):
+        if family.gguf_architecture:
+            found[family.model_type] = family.gguf_architecture, [_cell(family, cell) for cell in CELLS]
+    return found
+
+
+def _cell(family: Family, cell: str) -> str:
+    method, options = CELLS[cell]
+    with tempfile.TemporaryDirectory() as folder:
+        source, output = Path(folder, "source"), Path(folder, "output")
+        source.mkdir()
+        (source / names.CONFIG_JSON).write_text(json.dumps(_config(family)))
+        if method == "longrope":
+            options = {"params": {"long_factor": [1 + pair / 9 for pair in range(_pairs(source))]}}
+            options["params"]["short_factor"] = [1 + pair / 40 for pair in range(_pairs(source))]
+        ropetool.apply(ropetool.plan(source, method, factor=FACTOR, **options), source, output)
+        return _held(family, json.loads((output / names.CONFIG_JSON).read_text()))
+
+
+def _held(family: Family, config: dict[str, Any]) -> str:
+    try:
+        _, view = exported(HfView(config, family))
+    except Refuses:
+        return NOT
+    if keys.ROPE_FREQS in view.tensors:
+        return BY_VECTOR
+    return BY_LISTS if view.tensors else BY_KEYS
+
+
+def _pairs(source: Path) -> int:
+    rope = ropetool.inspect(source).rope
+    assert rope is not None
+    return rope.entries[names.FULL_ATTENTION].rotary_dim // 2
+
+
+def _config(family: Family) -> dict[str, Any]:
+    """Return an unscaled config of some layers, whose sliding layers, if it has any, look back less than it was trained."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+    if family.temperature_key:
+        rope |= {family.temperature_key: 0.1, names.ORIGINAL_MAX_POSITION_EMBEDDINGS: TRAINED}
+    window = TRAINED // 2 if family.pattern and family.model_type != "exaone4" else None
+    return {
+        names.MODEL_TYPE: family.model_type, names.NUM_HIDDEN_LAYERS: LAYERS, names.HIDDEN_SIZE: 4 * HEAD,
+        names.NUM_ATTENTION_HEADS: 4, names.NUM_KEY_VALUE_HEADS: 2, family.head_dim_key: HEAD,
+        names.MAX_POSITION_EMBEDDINGS: TRAINED, names.SLIDING_WINDOW: window,
+        names.ROPE_PARAMETERS: dict.fromkeys(family.layer_types, rope) if family.nested else rope,
+    }  # fmt: skip

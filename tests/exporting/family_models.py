@@ -1,0 +1,170 @@
+"""Tiny random checkpoints of every family that is exported, and the logits that transformers and llama.cpp give them.
+
+Written by transformers; float32 on both sides.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from exporting import maker
+
+TRAINED, FACTOR = 512, 4
+LENGTH = TRAINED * FACTOR
+ROWS = maker.ROWS
+SMALL: dict[str, Any] = {
+    "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": ROWS, "max_position_embeddings": TRAINED, "bos_token_id": 256,
+    "eos_token_id": 257, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
+HALF_WINDOW = {"sliding_window": TRAINED // 2}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+HALF_ROTATES = {
+    "num_attention_heads": 2, "num_key_value_heads": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+MLA: dict[str, Any] = {
+    **SMALL, **EXPERTS, "num_hidden_layers": 3, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24, "n_routed_experts": 4, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+}  # fmt: skip
+
+# By family: its config, which says what the class would otherwise assume.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {**SMALL, "attention_bias": True, "mlp_bias": True},
+    "mistral": {**SMALL, "head_dim": 32, "sliding_window": None},
+    "ministral3": {
+        **SMALL, "head_dim": 32, "sliding_window": None,
+        "rope_parameters": {
+            "rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.3,
+            "original_max_position_embeddings": TRAINED,
+        },
+    },
+    "mixtral": {**SMALL, "head_dim": 32, "sliding_window": None, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "head_dim": 32},
+    "qwen2_moe": {**SMALL, **EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 80},
+    "qwen3_moe": {**SMALL, **EXPERTS, "head_dim": 32, "num_experts": 4, "norm_topk_prob": True},
+    "phi3": {
+        **SMALL, **HALF_ROTATES, "original_max_position_embeddings": TRAINED,
+    },
+    "gemma2": {
+        **SMALL, **HALF_WINDOW, "head_dim": 32, "query_pre_attn_scalar": 32, "num_hidden_layers": 3,
+        "tie_word_embeddings": True, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 400.0,
+        "hidden_activation": "gelu_pytorch_tanh", "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma3_text": {
+        **SMALL, **HALF_WINDOW, "head_dim": 32, "query_pre_attn_scalar": 32, "num_hidden_layers": 3,
+        "hidden_activation": "gelu_pytorch_tanh", "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 40000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    },
+    "olmo2": SMALL,
+    "olmo3": {
+        **SMALL, **HALF_WINDOW, "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 40000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 40000.0},
+        },
+    },
+    "granite": {
+        **SMALL, "attention_multiplier": 0.25, "embedding_multiplier": 1.5, "residual_multiplier": 0.7,
+        "logits_scaling": 3.0, "attention_bias": True, "mlp_bias": True,
+    },
+    "smollm3": {**SMALL, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
+    "starcoder2": {**SMALL, "sliding_window": None, "use_bias": True},
+    "glm4": {**SMALL, **HALF_ROTATES, "num_attention_heads": 4, "head_dim": 64, "attention_bias": True},
+    "exaone4": {**SMALL, "head_dim": 32, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "stablelm": {**SMALL, **HALF_ROTATES, "use_qkv_bias": True},
+    "gpt_neox": {
+        **{key: value for key, value in {**SMALL, **HALF_ROTATES}.items() if key != "num_key_value_heads"},
+        "hidden_act": "gelu_new",
+    },
+    "cohere": {**SMALL, "logit_scale": 0.25, "tie_word_embeddings": True},
+    "gpt_oss": {
+        **SMALL, **HALF_WINDOW, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "deepseek_v2": {**MLA, "topk_method": "greedy", "norm_topk_prob": False},
+    "deepseek_v3": {**MLA, "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
+}  # fmt: skip
+SILENT = object()
+ADDED_ONE = ("gemma2", "gemma3_text")
+# llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.
+TABLED = ("gemma2", "gemma3_text", "starcoder2", "gpt_neox")
+TOKENS = [256, *(int(token) for token in np.random.default_rng(3).integers(0, 256, LENGTH - 1))]
+PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
+
+
+def write(path: Path, family: str, changes: Mapping[str, Any] | None = None, seed: int = 7) -> Path:
+    """Write a random checkpoint by which every logit depends on every position, with a tokenizer.
+
+    changes: to its config, which is silent where they are SILENT.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = {"model_type": family, **CONFIGS[family], **(changes or {})}
+    config = {key: value for key, value in config.items() if value is not SILENT}
+    made = AutoConfig.for_model(**json.loads(json.dumps(config)))
+    model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            tied = config["tie_word_embeddings"] and name.startswith("lm_head")
+            if weight.is_floating_point() and "rotary" not in name and not tied:
+                weight.copy_(_drawn(name, weight, family, generator))
+    model.save_pretrained(path)
+    maker.save(path / "config.json", config)
+    maker.save(path / "tokenizer.json", maker.tokenizer())
+    maker.save(path / "tokenizer_config.json", maker.TOKENIZER_CONFIG)
+    (path / "generation_config.json").unlink(missing_ok=True)
+    return path
+
+
+def _drawn(name: str, weight: Any, family: str, generator: Any) -> Any:
+    import torch
+
+    drawn = torch.randn(weight.shape, generator=generator)
+    if "norm" in name and name.endswith("weight"):
+        return 0.2 * drawn if family in ADDED_ONE else 1 + 0.2 * drawn
+    if weight.ndim == 1:
+        return 0.3 * drawn
+    if "embed" in name:  # attention alone would make much of the last bits of float32 angles
+        return (0.5 if family in ADDED_ONE else 2.0) * drawn  # gemma multiplies it by the root of the hidden size
+    if family in TABLED and "mlp" in name:
+        return 0.02 * drawn
+    return max(0.12, 1.4 / math.sqrt(weight.shape[-1])) * drawn
+
+
+def torch_logits(path: Path, length: int = LENGTH) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([TOKENS[:length]]), use_cache=False).logits[0]
+    found: np.ndarray = logits[[place for place in PLACES if place < length]].double().numpy()
+    return found
+
+
+def llama_logits(path: Path, length: int = LENGTH) -> np.ndarray:
+    from ropetool.verification.llama_runner import LlamaRunner
+
+    rows = [piece.copy() for _, piece in LlamaRunner(path).logits(TOKENS[:length])]
+    return np.concatenate(rows)[[place for place in PLACES if place < length]].astype(np.float64)
+
+
+def apart(wanted: np.ndarray, found: np.ndarray) -> float:
+    """Return the largest difference, as a share of the largest logit."""
+    return float(np.abs(wanted - found).max() / np.abs(wanted).max())

@@ -1,0 +1,232 @@
+"""What an export is held against before it gets its name: tokens, tables and logits, on the demo checkpoint.
+
+The figures come from transformers and llama.cpp; a defect is planted in each step that they must see.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from making import run
+
+import ropetool
+from exporting import family_models as models
+from exporting import maker
+from ropetool.errors import CheckpointError, LossyExport, VerificationFailed
+from ropetool.exporting import comparing, export_checkpoint, preparing
+from ropetool.exporting.outtypes import OUTTYPES
+from ropetool.exporting.shapes.orders import Turn
+from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.results import FAIL, NOT_RUN, PASS, Check
+from ropetool.verification.llama_library import piece_of
+from ropetool.verification.llama_runner import LlamaRunner
+from ropetool.verification.readback import same_tables
+
+llama_cpp = pytest.importorskip("llama_cpp")
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the demo with eight times its context, whose attention factor is 1.21."""
+    folder = tmp_path_factory.mktemp("demo")
+    shutil.copytree(DEMO, folder / "model")
+    plan = ropetool.plan(folder / "model", "yarn", factor=8)
+    return ropetool.apply(plan, folder / "model", folder / "model-yarn-8x").output
+
+
+def leftovers(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# By type: a bound of the demo's own, from what was measured (docs/export.md), several times tighter than the gate's.
+MEASURED = {"f32": 1e-8, "bf16": 5e-5, "f16": 1e-6, "q8_0": 1e-3, "q4_0": 0.08, "q4_k_m": 0.025, "q6_k": 0.005}
+
+
+@pytest.mark.parametrize("outtype", MEASURED)
+def test_the_demo_passes_in_every_type(outtype: str, extended: Path, tmp_path: Path) -> None:
+    made = export_checkpoint(extended, tmp_path / "x.gguf", outtype=outtype, allow_unverified=True)
+    before = ["KL before quantising"] if OUTTYPES[outtype].by_libllama else []
+    assert [check.name for check in made.checks] == ["tokens", *before, "same tables", "KL"]
+    assert {check.verdict for check in made.checks} == {PASS}
+    divergence = made.checks[-1].figure
+    assert divergence is not None
+    assert 0 < divergence < MEASURED[outtype]
+    assert made.checks[-1].limit == OUTTYPES[outtype].most_kl > MEASURED[outtype]
+    record = json.loads((tmp_path / "x.gguf.ropetool.json").read_text())
+    assert record["export"]["checks"][-1]["figure"] == divergence
+
+
+@pytest.mark.parametrize("outtype", ["q8_0", "q4_k_m"])
+def test_a_quantised_demo_goes_on_in_english(outtype: str, extended: Path, tmp_path: Path) -> None:
+    made = export_checkpoint(extended, tmp_path / "x.gguf", outtype=outtype, allow_unverified=True, check=False)
+    text = written_by(made.output, "The old man looked at the", 24)
+    words = [word.strip(".,;:!?'\"-").lower() for word in text.split()]
+    common = {"the", "and", "of", "a", "to", "in", "he", "she", "it", "was", "had", "his", "her", "that", "with"}
+    assert len(words) > 8
+    assert sum(word in common for word in words) >= len(words) / 5
+
+
+def written_by(path: Path, prompt: str, count: int) -> str:
+    """Return what llama.cpp writes behind the prompt, always the likeliest token."""
+    runner = LlamaRunner(path, device="cpu")
+    ids = [*runner.prefix, *runner.tokenize(prompt)]
+    start = len(ids)
+    for _ in range(count):
+        (likeliest,) = runner.predict([ids], [[0]]).top
+        ids.append(int(likeliest))
+    pieces = (piece_of(llama_cpp, runner._vocabulary, token) for token in ids[start:])
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def test_rows_in_the_wrong_order_are_not_kept(extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    with pytest.raises(VerificationFailed, match=r"was not kept: KL is [0-9.]+, at most 0\.0056 is allowed") as caught:
+        export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
+    assert caught.value.where == str(tmp_path / "x.gguf")
+    assert leftovers(tmp_path) == []
+    made = export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True, check=False)
+    assert made.checks == ()
+    assert made.output.is_file()
+
+
+def test_what_a_small_type_would_hide_is_seen_before_quantising(
+    extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.setattr(comparing, "MOST", 256)
+    with pytest.raises(VerificationFailed, match=r"KL is [0-9.]+, at most 0\.0056 is allowed") as caught:
+        export_checkpoint(extended, tmp_path / "x.gguf", outtype="q2_k", allow_unverified=True)
+    assert caught.value.where == str(tmp_path / "x.gguf")
+    assert leftovers(tmp_path) == []
+
+
+def test_a_name_that_llama_cpp_takes_for_phi_3_is_written_otherwise(extended: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(extended, tmp_path / "my-phi3-tune"))
+    made = export_checkpoint(source, tmp_path / "x.gguf", allow_unverified=True)
+    note = "general.name is 'My Phi 3 Tune', for by the name 'My Phi3 Tune' llama.cpp wants Phi-3's own tokens"
+    assert note in made.notes
+    assert made.checks[-1].verdict == PASS
+    header = read_header(made.output)
+    write_patched(header, Patch(set={"general.name": Value.of(ValueType.STR, "My Phi3 Tune")}), tmp_path / "y.gguf")
+    with pytest.raises(CheckpointError, match="does not load it"):
+        LlamaRunner(tmp_path / "y.gguf", device="cpu")
+
+
+def test_verify_knows_the_limit_of_the_type_and_the_first_part(extended: Path, tmp_path: Path) -> None:
+    made = export_checkpoint(extended, tmp_path / "x.gguf", outtype="q4_0", allow_unverified=True, split_max_tensors=20)
+    second = tmp_path / "x-00002-of-00002.gguf"
+    assert second.is_file()
+    found = ropetool.verify(second, against=extended, lengths=[256, 512], suite="quick", segments=8)
+    assert found.target == made.output.name
+    (divergence,) = [check for check in found.checks if check.name == "KL"]
+    assert (divergence.verdict, divergence.limit) == (PASS, OUTTYPES["q4_0"].most_kl)
+    assert not Path(f"{second}.ropetool.json").exists()
+
+
+def test_a_factor_that_is_not_the_model_s_is_not_kept(
+    extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = preparing.exported_rope.encode
+
+    def with_another_factor(*given: object) -> object:
+        encoding, notes = whole(*given)  # type: ignore[arg-type]
+        other = {**encoding.keys, "llama.rope.scaling.attn_factor": Value.of(ValueType.F32, 1.1)}
+        return replace(encoding, keys=other), notes
+
+    monkeypatch.setattr(preparing.exported_rope, "encode", with_another_factor)
+    with pytest.raises(VerificationFailed, match=r"same tables is 0\.0909.*attention factor 1\.3287"):
+        export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
+    assert leftovers(tmp_path) == []
+
+
+def test_tokens_of_another_kind_are_refused_before_anything_is_written(
+    extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = preparing.tokenizer_values
+
+    def otherwise(*given: object) -> object:
+        values, notes = whole(*given)  # type: ignore[arg-type]
+        return {**values, "tokenizer.ggml.pre": Value.of(ValueType.STR, "qwen2")}, notes
+
+    monkeypatch.setattr(preparing, "tokenizer_values", otherwise)
+    with pytest.raises(LossyExport, match="texts get other tokens in llama"):
+        export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
+    assert leftovers(tmp_path) == []
+
+
+def test_the_command_ends_with_3_and_leaves_nothing(
+    extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.chdir(tmp_path)
+    done = run("export", str(extended), "--allow-unverified", "-o", "x.gguf", "--split-max-size", "2M")
+    assert done.code == 3
+    assert done.err.startswith("Error: x-00001-of-0000")
+    assert "\nTry: --no-check, which keeps it" in done.err
+    assert leftovers(tmp_path) == []
+    kept = run("export", str(extended), "--allow-unverified", "--no-check", "-o", "x.gguf")
+    assert kept.code == 0
+    assert "checked" not in kept.out
+
+
+@pytest.mark.parametrize("family", models.CONFIGS)
+def test_tables_are_compared_under_one_division_into_kinds_of_layer(family: str, tmp_path: Path) -> None:
+    """transformers and llama.cpp name sliding and unrotated layers differently; the layers are the same."""
+    source = models.write(tmp_path / "model", family)
+    file = maker.export(source, tmp_path / "x.gguf").output
+    assert same_tables(file, source).verdict == same_tables(source, file).verdict == PASS
+    header = read_header(file)
+    bases = [key for key in header.values if key.endswith(".rope.freq_base")]
+    slower = {key: Value.of(ValueType.F32, 1.001 * header.get(key, ValueType.F32)) for key in bases}
+    write_patched(header, Patch(set=slower), tmp_path / "y.gguf")
+    assert same_tables(tmp_path / "y.gguf", source).verdict == FAIL
+
+
+def test_what_cannot_be_compared_is_said(extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason() -> tuple[str, str]:
+        made = export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True, force=True)
+        return made.checks[-1].verdict, made.checks[-1].detail
+
+    monkeypatch.setattr(comparing, "MEMORY_SHARE", 1e-9)
+    verdict, detail = reason()
+    assert (verdict, detail.startswith("both models take 0 GB of memory")) == (NOT_RUN, True)
+    monkeypatch.undo()
+    monkeypatch.setattr(comparing, "PACKAGES", ("llama_cpp", "no_such_package"))
+    assert reason() == (NOT_RUN, "no_such_package is not installed")
+    monkeypatch.undo()
+    monkeypatch.setattr(comparing, "same_tables", lambda file, source, **more: reason_for_tables(file))
+    assert reason()[0] == PASS
+
+
+def test_a_checkpoint_that_computes_nan_is_exported_where_that_is_allowed(extended: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(extended, tmp_path / "model"))
+    weights = source / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-2:] = b"\xc0\x7f"  # a bfloat16 NaN in the last tensor
+    weights.unlink()
+    weights.write_bytes(content)
+    made = export_checkpoint(source, tmp_path / "x.gguf", allow_unverified=True, allow_nan=True)
+    assert (made.checks[-1].verdict, made.checks[-1].detail[:29]) == (NOT_RUN, "a logit of the reference is n")
+
+
+def reason_for_tables(file: Path) -> object:
+    assert file.name == "x.gguf"  # the name that it is going to have, under which llama.cpp finds its parts
+    return Check("same tables", None, None, PASS, "")
+
+
+def test_a_checkpoint_that_transformers_cannot_run_is_exported_all_the_same(
+    extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise CheckpointError("transformers cannot load it: no such kernel")
+
+    monkeypatch.setattr(comparing, "TorchRunner", refuse)
+    made = export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
+    assert (made.checks[-1].verdict, made.checks[-1].detail) == (NOT_RUN, "transformers cannot load it: no such kernel")
+    assert made.output.is_file()

@@ -1,0 +1,287 @@
+"""Every family that is exported: transformers and llama.cpp give the same logits, or the export says why it cannot.
+
+Positions up to four times the trained length, float32 on both sides. Each family is tried unextended and under YaRN;
+ROPETOOL_ALL_FAMILIES=1 tries them under everything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ropetool
+from exporting import family_models as models
+from exporting import maker
+from exporting.family_models import CONFIGS, FACTOR, TRAINED
+from ropetool import inspection
+from ropetool.errors import LossyExport
+from ropetool.exporting.shapes import FAMILIES
+from ropetool.exporting.shapes.orders import Turn
+from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+
+pytest.importorskip("llama_cpp")
+
+TOLERANCE = 2e-4  # of the largest logit
+PLAIN = "unextended"
+# By name: a method, its options, and which other table it is told from.
+CELLS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "linear": ("linear", {}, PLAIN),
+    "ntk": ("ntk", {}, PLAIN),
+    "yarn": ("yarn", {}, PLAIN),
+    "yarn, factor 1": ("yarn", {"attention_factor": 1.0}, "yarn"),
+    "yarn, beta 8": ("yarn", {"params": {"beta_fast": 8}}, "yarn"),
+    "llama3": ("llama3", {}, PLAIN),
+    "longrope": ("longrope", {}, PLAIN),
+}
+# What llama.cpp cannot hold, and where it says so (src/models/ of llama.cpp).
+NO_VECTORS = {
+    "qwen2": "qwen2.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "qwen3": "qwen3.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "qwen2_moe": "qwen2moe.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "qwen3_moe": "qwen3moe.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "gemma2": "gemma2.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "gemma3_text": "gemma3.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "olmo2": "olmo2.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "olmo3": "olmo2.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "smollm3": "smollm3.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "starcoder2": "starcoder2.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "glm4": "glm4.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "stablelm": "stablelm.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "gpt_neox": "gptneox.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "cohere": "command-r.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "gpt_oss": "openai-moe.cpp: ggml_rope_ext(ctx0, Qcur, inp_pos, nullptr, ...)",
+    "deepseek_v2": "deepseek2.cpp: ggml_rope_ext(ctx0, q_pe, inp_pos, nullptr, ...)",
+    "deepseek_v3": "deepseek2.cpp: ggml_rope_ext(ctx0, q_pe, inp_pos, nullptr, ...)",
+}
+TABLES = ("yarn, beta 8", "llama3", "longrope")
+LOSSY = {(family, cell): "uses no frequency vectors" for family in NO_VECTORS for cell in TABLES} | {
+    # gemma3.cpp: ggml_rope_ext(..., freq_base_l, freq_scale_l, ext_factor, attn_factor, ...): attn_factor is the same
+    # for sliding layers, whose own scale is 1.
+    ("gemma3_text", "yarn, factor 1"): "sliding_attention: attention factor 0.878249 instead of 1",
+    # olmo2.cpp: if (is_swa) ggml_rope_ext(..., freq_base, 1.0, 0.0, 1.0, ...): the base is that of the full layers.
+    ("olmo3", "ntk"): "sliding_attention: pair 15 turns 0.25 times as fast",
+    # exaone4.cpp creates LLM_TENSOR_ROPE_FREQS alone.
+    ("exaone4", "longrope"): "no short and long lists",
+}  # fmt: skip
+# For each way that a table is written: keys alone, a vector and lists, kinds of layer.
+EVERYWHERE = ("granite", "phi3", "gemma3_text")
+ALL = bool(os.environ.get("ROPETOOL_ALL_FAMILIES"))
+GRID = [
+    (family, cell)
+    for family in CONFIGS
+    for cell in (PLAIN, *CELLS)
+    if ALL or family in EVERYWHERE or cell in (PLAIN, "yarn") or (family, cell) in LOSSY
+]
+
+
+class Checkpoints:
+    """The checkpoints of this module, each written once, with transformers' logits of each."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._logits: dict[Path, np.ndarray] = {}
+
+    def path(self, family: str, cell: str = PLAIN) -> Path:
+        # No family in a file's name: llama.cpp wants certain tokens of what calls itself phi3 (src/llama-vocab.cpp).
+        path = self.root / f"model-{list(CONFIGS).index(family)}-{[PLAIN, *CELLS].index(cell)}"
+        if not path.exists() and cell == PLAIN:
+            models.write(path, family)
+        elif not path.exists():
+            method, options, _ = CELLS[cell]
+            source = self.path(family)
+            options = {"params": self._lists(source)} if method == "longrope" else options
+            ropetool.apply(ropetool.plan(source, method, factor=FACTOR, **options), source, path)
+        return path
+
+    def logits(self, family: str, cell: str = PLAIN) -> np.ndarray:
+        path = self.path(family, cell)
+        if path not in self._logits:
+            self._logits[path] = models.torch_logits(path)
+        return self._logits[path]
+
+    def _lists(self, source: Path) -> dict[str, list[float]]:
+        rope = inspection.inspect(source).rope
+        assert rope is not None
+        pairs = range(rope.entries["full_attention"].rotary_dim // 2)
+        return {"short_factor": [1 + 0.05 * pair for pair in pairs], "long_factor": [1 + 0.2 * pair for pair in pairs]}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    return Checkpoints(tmp_path_factory.mktemp("families"))
+
+
+def export(source: Path, output: Path) -> Path:
+    return maker.export(source, output, outtype="f32", allow_unverified=True).output
+
+
+def test_every_family_is_here() -> None:
+    assert CONFIGS.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize(("family", "cell"), GRID, ids=lambda name: name)
+def test_llama_cpp_computes_what_transformers_does(
+    family: str, cell: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    source = checkpoints.path(family, cell)
+    if (family, cell) in LOSSY:
+        with pytest.raises(LossyExport, match=LOSSY[family, cell]):
+            export(source, tmp_path / "x.gguf")
+        return
+    wanted = checkpoints.logits(family, cell)
+    if cell != PLAIN:
+        assert models.apart(wanted, checkpoints.logits(family, CELLS[cell][2])) > 20 * TOLERANCE
+    assert models.apart(wanted, models.llama_logits(export(source, tmp_path / "x.gguf"))) < TOLERANCE
+
+
+def with_another_base(path: Path, target: Path) -> Path:
+    """Write the file with rotations that are slightly slower."""
+    header = read_header(path)
+    bases = [key for key in header.values if key.endswith((".rope.freq_base", ".rope.freq_base_swa"))]
+    slower = {key: Value.of(ValueType.F32, 1.05 * header.get(key, ValueType.F32)) for key in bases}
+    write_patched(header, Patch(set=slower), target)
+    return target
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_base_that_is_slightly_off_would_be_seen(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    changed = with_another_base(export(checkpoints.path(family), tmp_path / "x.gguf"), tmp_path / "y.gguf")
+    assert models.apart(checkpoints.logits(family), models.llama_logits(changed)) > 20 * TOLERANCE
+
+
+TURNED = ("llama", "gpt_neox", "gpt_oss", "deepseek_v3")  # every order of elements there is
+
+
+@pytest.mark.parametrize("family", TURNED)
+def test_elements_that_stay_in_place_would_be_seen(
+    family: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_place(turn: Turn, elements: np.ndarray) -> np.ndarray:
+        seen = elements.reshape(-1, *turn.shape[1:])
+        part: np.ndarray = seen[(slice(None),) * turn.axis + (slice(*turn.part),)].reshape(-1)
+        return part
+
+    if family != "gpt_neox":  # whose order is all in what is taken from where
+        monkeypatch.setattr(Turn, "apply", in_place)
+    else:
+        monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements[: elements.size // 3])
+    path = export(checkpoints.path(family), tmp_path / "x.gguf")
+    assert models.apart(checkpoints.logits(family), models.llama_logits(path)) > 20 * TOLERANCE
+
+
+# --- DeepSeek's two multipliers, and everything else that a whole score may be scaled by
+
+
+def scaled(**more: Any) -> dict[str, Any]:
+    return {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": float(FACTOR), "original_max_position_embeddings": TRAINED,
+        **more,
+    }  # fmt: skip
+
+
+MULTIPLIERS = {
+    "equal": scaled(mscale=0.707, mscale_all_dim=0.707),
+    "different": scaled(mscale=1.3, mscale_all_dim=0.6),
+    "none": scaled(),
+    "all_dim alone": scaled(mscale_all_dim=0.8),
+    "stated": scaled(attention_factor=1.5, mscale_all_dim=1.0),
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": float(FACTOR)},
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLIERS)
+def test_the_multipliers_of_deepseek(name: str, tmp_path: Path) -> None:
+    changes = {"rope_parameters": MULTIPLIERS[name], "max_position_embeddings": FACTOR * TRAINED}
+    source = models.write(tmp_path / "model", "deepseek_v3", changes)
+    wanted, path = models.torch_logits(source), export(source, tmp_path / "x.gguf")
+    assert models.apart(wanted, models.llama_logits(path)) < TOLERANCE
+    keys = [key for key in read_header(path).values if key.endswith(("attn_factor", "yarn_log_multiplier"))]
+    assert keys
+    write_patched(read_header(path), Patch(remove=frozenset(keys)), tmp_path / "y.gguf")
+    assert models.apart(wanted, models.llama_logits(tmp_path / "y.gguf")) > 20 * TOLERANCE
+
+
+# --- other forms of the same families
+
+
+def _variant(family: str, **changes: Any) -> Callable[[Path], Path]:
+    return lambda path: models.write(path, family, changes)
+
+
+MOST_SLIDE = ["sliding_attention"] * 3 + ["full_attention"]
+ASSUMED_V3 = ("n_group", "topk_group", "first_k_dense_replace", "q_lora_rank", "num_nextn_predict_layers")
+VARIANTS: dict[str, Callable[[Path], Path]] = {
+    "deepseek without a query latent": _variant("deepseek_v2", q_lora_rank=None),
+    "stablelm with norms of each head": _variant("stablelm", qk_layernorm=True),
+    "stablelm in parallel": _variant("stablelm", use_parallel_residual=True),
+    "gpt_neox one after the other": _variant("gpt_neox", use_parallel_residual=False),
+    "olmo2 tied": _variant("olmo2", tie_word_embeddings=True),
+    "smollm3 tied": _variant("smollm3", tie_word_embeddings=True),
+    "glm4 without biases": _variant("glm4", attention_bias=False),
+    "gemma3 with capped logits": _variant("gemma3_text", final_logit_softcapping=300.0),
+    "llama with heads that are wider than their share": _variant("llama", head_dim=48),
+    "exaone4 whose layers slide": _variant(
+        "exaone4", num_hidden_layers=64, sliding_window=64, layer_types=MOST_SLIDE * 16
+    ),
+    "deepseek of which the config says little": _variant(
+        "deepseek_v3", **dict.fromkeys(ASSUMED_V3, models.SILENT), num_hidden_layers=4, n_routed_experts=16
+    ),
+    "deepseek whose norms of latents differ": _variant("deepseek_v3", rms_norm_eps=1e-4),
+    "deepseek that uses all groups": _variant("deepseek_v3", n_group=2, topk_group=2),
+    "deepseek that ignores groups": _variant("deepseek_v2", n_group=2, topk_group=1, n_routed_experts=8),
+    "gpt_neox with a key for others": _variant("gpt_neox", num_key_value_heads=1),
+    "mixtral with another name": _variant("mixtral", num_local_experts=models.SILENT, num_experts=4),
+    "smollm3 with a window that is switched off": _variant("smollm3", use_sliding_window=False, sliding_window=64),
+}
+SHORT = 600  # tokens, above the trained length
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_other_forms_are_exported_too(name: str, tmp_path: Path) -> None:
+    source = VARIANTS[name](tmp_path / "model")
+    found = models.llama_logits(export(source, tmp_path / "x.gguf"), SHORT)
+    assert models.apart(models.torch_logits(source, SHORT), found) < TOLERANCE
+
+
+# --- embedding and head
+
+
+def _with_head(source: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """Change the stored tensors of a checkpoint, from which transformers takes what is tied."""
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(source / "model.safetensors")
+    change(stored)
+    save_file(stored, source / "model.safetensors", metadata={"format": "pt"})
+    return source
+
+
+def _another_head(stored: dict[str, Any]) -> None:
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"].flip(0)
+
+
+def _only_a_head(stored: dict[str, Any]) -> None:
+    stored["lm_head.weight"] = stored.pop("model.embed_tokens.weight")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe"])  # by whether llama.cpp needs output.weight
+@pytest.mark.parametrize("change", [_another_head, _only_a_head])
+def test_what_is_tied_is_what_transformers_ties(
+    family: str, change: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    source = _with_head(models.write(tmp_path / "model", family, {"tie_word_embeddings": True}), change)
+    found = models.llama_logits(export(source, tmp_path / "x.gguf"), SHORT)
+    assert models.apart(models.torch_logits(source, SHORT), found) < TOLERANCE
+
+
+def test_a_head_that_llama_cpp_has_no_place_for(tmp_path: Path) -> None:
+    source = _with_head(models.write(tmp_path / "model", "cohere"), _another_head)
+    with pytest.raises(
+        LossyExport, match=r"lm_head\.weight is not the same as model\.embed_tokens\.weight; llama\.cpp takes"
+    ):
+        export(source, tmp_path / "x.gguf")

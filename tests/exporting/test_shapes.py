@@ -1,0 +1,224 @@
+"""The tables of the families: what the classes of transformers assume, and what is refused before weights are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from exporting import family_models as models
+from exporting import maker
+from ropetool import families
+from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
+from ropetool.exported_rope import exported
+from ropetool.exporting.shapes import FAMILIES, read_model, tensors
+from ropetool.exporting.shapes.orders import Turn, even, latent_keys, latent_values, neighbours, odd, sides
+from ropetool.runtimes import HfView, Refuses, llama_cpp
+
+# Counts whose class default is no count: None stands for "must be stated".
+STATED: dict[str, Any] = {
+    "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_the_classes_assume(name: str) -> None:
+    config = pytest.importorskip("transformers").AutoConfig.for_model(name)
+    family = FAMILIES[name]
+    assert family.tied == config.tie_word_embeddings
+    assert family.eps == getattr(config, family.eps_key)
+    assert family.kv_heads in (None, getattr(config, "num_key_value_heads", None))
+    for key, default in family.switches.values():
+        assert getattr(config, key) == default, key
+    for one in family.counts.values():
+        found = getattr(config, one.key)
+        if one.default is not None:
+            assert (one.null if found is None else found) == one.default, one.key
+    assert config.to_dict().get(family.activation_key, family.activations[0]) in (*family.activations, None)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_other_names_of_keys_are_those_of_the_classes(name: str) -> None:
+    names = pytest.importorskip("transformers").AutoConfig.for_model(name).attribute_map
+    expected = {frozenset(pair) for pair in names.items()}
+    assert {frozenset((one.key, other)) for one in FAMILIES[name].counts.values() for other in one.others} == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "size", "attribute"),
+    [
+        ("deepseek_v3", {"num_nextn_predict_layers": 2}, "drafts", "num_mtp_layers"),
+        ("deepseek_v3", {"num_mtp_layers": 3}, "drafts", "num_mtp_layers"),
+        ("deepseek_v3", {"num_local_experts": 6}, "experts", "n_routed_experts"),
+        ("deepseek_v2", {"num_experts": 6}, "experts", "n_routed_experts"),
+        ("deepseek_v2", {"n_routed_experts": 6}, "query_latent", "q_lora_rank"),
+        ("deepseek_v2", {"n_routed_experts": 6, "q_lora_rank": None}, "query_latent", "q_lora_rank"),
+        ("smollm3", {"num_key_value_heads": None, "num_attention_heads": 8}, "kv_heads", "num_key_value_heads"),
+        ("mixtral", {"num_attention_heads": 8}, "kv_heads", "num_key_value_heads"),
+    ],
+)
+def test_a_key_stands_for_what_the_class_makes_of_it(
+    family: str, changes: dict[str, Any], size: str, attribute: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tried = ("q_lora_rank", "num_key_value_heads", "n_routed_experts", "num_nextn_predict_layers")
+    config = {key: value for key, value in models.CONFIGS[family].items() if key not in tried}
+    config |= changes if attribute != "num_mtp_layers" else {**changes, "n_routed_experts": 4}
+    expected = getattr(transformers.AutoConfig.for_model(family, **config), attribute) or 0
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    assert read_model(FAMILIES[family], config, "arch", head_dim, head_dim, "here").counts[size] == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_that_is_exported_has_a_name_in_gguf(name: str) -> None:
+    assert families.get(name).gguf_architecture
+    exported = {known for known in families.names() if families.get(known).gguf_architecture}
+    assert exported == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_names_are_those_of_the_gguf_package(name: str) -> None:
+    """llama.cpp's converter knows the same names, which its own table gives to the checkpoint's."""
+    gguf = pytest.importorskip("gguf")
+    arch = families.get(name).gguf_architecture
+    number = next(number for number, known in gguf.MODEL_ARCH_NAMES.items() if known == arch)
+    suffixes = {gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in gguf.MODEL_TENSORS[number]}
+    config = {**models.CONFIGS[name], "num_hidden_layers": 1}
+    head_dim = config["hidden_size"] // config["num_attention_heads"]
+    model = read_model(FAMILIES[name], config, arch, head_dim, head_dim, "here")
+    for one in tensors(model, interleaved=False):
+        assert one.name.rpartition(".")[0] in suffixes, one.name
+
+
+# --- orders, written out one by one
+
+HEADS = {"heads": 2, "head_dim": 4, "plain": 3, "value": 2}
+
+
+def turned(turns: tuple[Turn, ...], stored: np.ndarray) -> np.ndarray:
+    return np.concatenate([turn.apply(stored.reshape(-1)) for turn in turns])
+
+
+def test_neighbours_are_the_halves_of_a_head() -> None:
+    stored = np.arange(8 * 3).reshape(8, 3)
+    expected = stored[[0, 2, 1, 3, 4, 6, 5, 7]]
+    assert np.array_equal(turned(neighbours(HEADS, (8, 3)), stored), expected.reshape(-1))
+    bias = np.arange(8)
+    assert turned(neighbours(HEADS, (8,)), bias).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+def test_sides_are_all_queries_then_all_keys_then_all_values() -> None:
+    stored = np.arange(24 * 2).reshape(24, 2)
+    rows = [*range(4), *range(12, 16), *range(4, 8), *range(16, 20), *range(8, 12), *range(20, 24)]
+    assert np.array_equal(turned(sides(HEADS, (24, 2)), stored), stored[rows].reshape(-1))
+
+
+def test_gate_and_up_take_turns() -> None:
+    stored = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    assert np.array_equal(turned(even({}, stored.shape), stored).reshape(2, 2, 3), stored[:, :, [0, 2]].swapaxes(1, 2))
+    assert np.array_equal(turned(odd({}, stored.shape), stored).reshape(2, 2, 3), stored[:, :, [1, 3]].swapaxes(1, 2))
+    bias = np.arange(2 * 4).reshape(2, 4)
+    assert turned(odd({}, bias.shape), bias).tolist() == [1, 3, 5, 7]
+
+
+def test_latent_keys_stand_before_their_values() -> None:
+    stored = np.arange(10 * 6).reshape(10, 6)
+    keys = np.stack([stored[0:3].T, stored[5:8].T])
+    values = np.stack([stored[3:5], stored[8:10]])
+    assert np.array_equal(turned(latent_keys(HEADS, stored.shape), stored), keys.reshape(-1))
+    assert np.array_equal(turned(latent_values(HEADS, stored.shape), stored), values.reshape(-1))
+
+
+# --- what llama.cpp does not compute
+
+REFUSED: list[tuple[str, dict[str, Any], type[RopetoolError], str]] = [
+    ("qwen2_moe", {"norm_topk_prob": True}, LossyExport, "norm_topk_prob is true; llama.cpp computes as if it were false"),
+    ("qwen3_moe", {"norm_topk_prob": False}, LossyExport, "norm_topk_prob is false; llama.cpp computes as if it were true"),
+    ("qwen3_moe", {"norm_topk_prob": None}, LossyExport, "norm_topk_prob is null"),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, LossyExport, r"mlp_only_layers is \[1\]"),
+    ("gemma2", {"query_pre_attn_scalar": 24}, LossyExport, "query_pre_attn_scalar is 24; llama.cpp takes 32"),
+    ("gemma2", {"final_logit_softcapping": None}, LossyExport, "final_logit_softcapping is null"),
+    ("gemma2", {"tie_word_embeddings": False}, LossyExport, "takes the embedding as the head"),
+    ("gemma3_text", {"layer_types": ["sliding_attention"] * 3}, LossyExport, "every layer slides"),
+    ("gemma3_text", {"hidden_activation": "silu"}, LossyExport, 'hidden_activation is "silu"'),
+    ("exaone4", {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}, LossyExport, "ignores the"),
+    ("starcoder2", {"sliding_window": 64}, LossyExport, "ignores the sliding window of 64 tokens"),
+    ("starcoder2", {"use_bias": False}, LossyExport, "use_bias is false"),
+    ("cohere", {"use_qk_norm": True}, LossyExport, "from 64 layers on"),
+    ("olmo2", {"attention_bias": True}, LossyExport, "no bias behind olmo2's attention"),
+    ("gpt_oss", {"swiglu_limit": 5.0}, LossyExport, "swiglu_limit is 5.0"),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}, LossyExport, "two best experts"),
+    ("deepseek_v2", {"num_hidden_layers": 27}, LossyExport, "deepseek2 of 27 layers to have none"),
+    ("deepseek_v3", {"rope_interleave": False}, LossyExport, "pairs neighbouring channels"),
+    ("deepseek_v3", {"rms_norm_eps": 1e-3}, LossyExport, r"rms_norm_eps is 0\.001; llama\.cpp adds it in the norms of the"),
+    ("deepseek_v3", {"n_group": 4, "topk_group": 1}, ConfigError, "4 experts do not make 4 groups of two and more, of which 1"),
+    ("deepseek_v3", {"n_group": 2, "topk_group": 3}, ConfigError, "of two and more, of which 3 are used"),
+    ("granite", {"residual_multiplier": 0}, LossyExport, "residual_multiplier is 0; llama.cpp computes as if it were not set"),
+    ("granite", {"attention_multiplier": 0.0}, LossyExport, "attention_multiplier is 0"),
+    ("cohere", {"logit_scale": 0}, LossyExport, "logit_scale is 0"),
+    ("smollm3", {"use_sliding_window": True, "sliding_window": 64}, LossyExport, "ignores the sliding window of 64 tokens"),
+    ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 64}, LossyExport, "ignores the sliding window"),
+    ("deepseek_v3", {"kv_lora_rank": 0}, ConfigError, "0 is not a whole number from 1"),
+    ("phi3", {"head_dim": 48}, LossyExport, "llama.cpp reckons with hidden_size"),
+    ("granite", {}, CorruptFile, "no weight file holds model.embed_tokens.weight"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "changes", "error", "text"), REFUSED)
+def test_what_llama_cpp_does_not_compute(
+    family: str, changes: dict[str, Any], error: type[RopetoolError], text: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    maker.save(source / "config.json", {"model_type": family, **models.CONFIGS[family], **changes})
+    maker.write_safetensors(source / "model.safetensors", {"other": ("F32", np.zeros(4, np.float32))})
+    maker.save(source / "tokenizer.json", maker.tokenizer())
+    with pytest.raises(error, match=text):
+        maker.export(source, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "text"),
+    [
+        ("gemma2", {"layer_types": ["full_attention"] * 3}, "no layer slides"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "it concerns other layers"),
+        ("exaone4", {"num_hidden_layers": 64, "sliding_window": None}, "layer types"),
+    ],
+)
+def test_kinds_of_layer_that_llama_cpp_does_not_have(family: str, changes: dict[str, Any], text: str) -> None:
+    config = {"model_type": family, **models.CONFIGS[family], **changes}
+    with pytest.raises(Refuses, match=text):
+        exported(HfView(config, families.get(family)))
+
+
+def test_layers_of_an_exaone4_slide_where_it_has_64() -> None:
+    kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 16
+    changes = {"num_hidden_layers": 64, "sliding_window": 64, "layer_types": kinds}
+    config = {"model_type": "exaone4", **models.CONFIGS["exaone4"], **changes}
+    _, view = exported(HfView(config, families.get("exaone4")))
+    rope = llama_cpp.decode(view)
+    assert rope.entries["full_attention"].layers == tuple(range(3, 64, 4))
+    assert rope.entries["full_attention"].table is None
+    assert rope.entries["sliding_attention"].sliding_window == 64
+
+
+def test_drafting_layers_are_left_out(tmp_path: Path) -> None:
+    source = models.write(tmp_path / "model", "deepseek_v3", {"num_hidden_layers": 2})
+    config = {"model_type": "deepseek_v3", **models.CONFIGS["deepseek_v3"], "num_hidden_layers": 1}
+    maker.save(source / "config.json", {**config, "num_nextn_predict_layers": 1, "first_k_dense_replace": 1})
+    result = maker.export(source, tmp_path / "x.gguf")
+    assert not any(name.startswith("blk.1.") for name in maker.tensors(result.output))
+    assert any("that only draft tokens are left out" in note for note in result.notes)
+    maker.save(source / "config.json", {**config, "num_nextn_predict_layers": 0})
+    with pytest.raises(LossyExport, match=r"model\.layers\.1.* has no place"):
+        maker.export(source, tmp_path / "y.gguf")
+
+
+def test_an_activation_that_llama_cpp_approximates_is_noted(tmp_path: Path) -> None:
+    source = models.write(tmp_path / "model", "gpt_neox", {"hidden_act": "gelu"})
+    assert any("gelu by its tanh form" in note for note in maker.export(source, tmp_path / "x.gguf").notes)
+    source = models.write(tmp_path / "other", "gpt_neox")
+    assert not any("gelu" in note for note in maker.export(source, tmp_path / "y.gguf").notes)

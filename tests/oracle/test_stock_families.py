@@ -1,0 +1,138 @@
+"""Every family that is exported against the stock converter: the same tensors, byte for byte, and the same keys.
+
+What differs stands in STATED, OURS, THEIRS and CUT with its reason, which docs/export.md repeats. Vocabularies are compared in
+test_stock_converter.py, so the converter writes none here. ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exporting import family_models as models
+from exporting import maker
+
+from ropetool.formats.gguf import Value, read_header
+
+CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
+pytestmark = pytest.mark.skipif(not CONVERTER.is_file(), reason="ROPETOOL_LLAMA_CPP names no converter")
+
+# Converts each two arguments, in one process, without vocabularies.
+RUN = """
+import sys
+converter, *rest = sys.argv[1:]
+sys.path.insert(0, converter.rpartition("/")[0])
+import conversion.base
+import convert_hf_to_gguf
+found = convert_hf_to_gguf.get_model_class
+def without_vocabulary(*args, **more):
+    model = found(*args, **more)
+    for kind in model.__mro__:
+        if "set_vocab" in vars(kind):
+            kind.set_vocab = lambda self: None
+    return model
+convert_hf_to_gguf.get_model_class = without_vocabulary
+while rest:
+    source, output, *rest = rest
+    sys.argv = [converter, source, "--outfile", output, "--outtype", "f32"]
+    convert_hf_to_gguf.main()
+"""
+# The converter takes a ministral3 under YaRN alone.
+CHANGES = {
+    "ministral3": {
+        "max_position_embeddings": 2048,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 512,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        },
+    },
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 10000, "rope_parameters": None},
+}  # fmt: skip
+# The converter asks for rotary_pct, which transformers 5 does not hand on.
+OLDER = {"gpt_neox": os.environ.get("ROPETOOL_V4_PYTHON", "")}
+
+# Keys that only ours state, in any family. None changes what llama.cpp computes unless it says so.
+STATED = {
+    "vocab_size": "rows of the embedding",
+    "rope.dimension_count": "how many channels rotate, where that is the whole head",
+    "attention.key_length": "the head's channels, where config.json does not state them",
+    "attention.value_length": "as key_length",
+    "attention.sliding_window_pattern": "which layers slide, where llama.cpp would assume the family's usual ones",
+    "rope.freq_base": "the converter leaves it to llama.cpp, which takes 10000",
+    "expert_gating_func": "the converter states it where config.json has a scoring_func; llama.cpp takes softmax",
+}  # fmt: skip
+# By family: keys that only ours state, and those that only the converter's do.
+OURS = {
+    "ministral3": {"rope.scaling.attn_factor"},  # the same product as with the converter's yarn_log_multiplier
+    "gpt_neox": {"general.file_type", "attention.head_count_kv"},  # llama.cpp takes as many as heads
+}
+THEIRS = {
+    "ministral3": {"rope.scaling.yarn_log_multiplier"},
+    "phi3": {"attention.sliding_window", "rope.scaling.original_context_length"},  # 0, and the context's own length
+    "olmo3": {"rope.freq_base_swa"},  # which olmo2.cpp does not look at
+    "cohere": {"rope.scaling.type"},  # none, where there is no scaling
+}
+# The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
+CUT = {"gemma3_text": "token_embd.weight"}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted")
+    (folder / "modules").mkdir()
+    (folder / "modules" / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")
+    arguments: dict[str, list[str]] = {}
+    for family in models.CONFIGS:
+        source = models.write(folder / family / "tiny-model", family, CHANGES.get(family))
+        config = json.loads((source / "config.json").read_text())
+        config = {key: value for key, value in config.items() if value is not None or key != "rope_parameters"}
+        (source / "config.json").write_text(json.dumps({**config, "architectures": [architecture(family)]}))
+        arguments.setdefault(OLDER.get(family, sys.executable), []).extend(
+            [str(source), str(folder / family / "stock.gguf")]
+        )
+    for python in filter(None, arguments):
+        done = subprocess.run(
+            [python, "-c", RUN, str(CONVERTER), *arguments[python]], capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": str(folder / "modules"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def architecture(family: str) -> str:
+    from ropetool import families
+
+    return families.get(family).architecture
+
+
+def keys_of(path: Path, arch: str) -> dict[str, Value]:
+    values = {key.removeprefix(f"{arch}."): value for key, value in read_header(path).values.items()}
+    return {key: value for key, value in values.items() if not key.startswith("tokenizer.")}
+
+
+def data_of(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    header, raw = read_header(path), path.read_bytes()
+    start = header.data_start
+    return {t.name: (t.type_name, t.shape, raw[start + t.offset : start + t.end]) for t in header.tensors}
+
+
+@pytest.mark.parametrize("family", models.CONFIGS)
+def test_the_file_is_the_stock_converters(family: str, converted: Path, tmp_path: Path) -> None:
+    stock = converted / family / "stock.gguf"
+    if not stock.is_file():
+        pytest.skip("ROPETOOL_V4_PYTHON names no interpreter with transformers 4.57")
+    result = maker.export(converted / family / "tiny-model", tmp_path / "ours.gguf", outtype="f32")
+    found, wanted = keys_of(result.output, result.arch), keys_of(stock, result.arch)
+    assert found.keys() - wanted.keys() <= STATED.keys() | OURS.get(family, set())
+    assert wanted.keys() - found.keys() == THEIRS.get(family, set())
+    cut = CUT.get(family, "")
+    both = found.keys() & wanted.keys() - ({"general.size_label"} if cut else set())
+    assert {key: found[key] for key in both} == {key: wanted[key] for key in both}
+    ours, theirs = data_of(result.output), data_of(stock)
+    if cut:
+        assert ours.pop(cut)[2].startswith(theirs.pop(cut)[2])
+    assert ours == theirs

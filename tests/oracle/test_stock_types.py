@@ -1,0 +1,87 @@
+"""The types of an export against the stock converter, byte for byte: every type that both write, FP8 sources too.
+
+ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources with convert_hf_to_gguf.py; ROPETOOL_REAL_FILES one with
+tokenizers of published models, the only ones that the converter takes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from exporting import maker
+
+from ropetool.exporting import pieces
+
+TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
+CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
+# 328 is no multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
+CHANGES: dict[str, Any] = {
+    "hidden_size": 128, "intermediate_size": 328, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+    "vocab_size": 50257, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
+    "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16",
+}  # fmt: skip
+FP8 = {"quant_method": "fp8", "weight_block_size": [48, 80], "fmt": "e4m3", "activation_scheme": "dynamic"}
+
+pytestmark = pytest.mark.skipif(
+    not (CONVERTER.is_file() and TOKENIZER.is_dir()),
+    reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
+)
+
+
+def write_source(path: Path, dtype: str, *, fp8: bool = False) -> Path:
+    rng = np.random.default_rng(9)
+    source = maker.checkpoint(path, dtype=dtype, **CHANGES, **({"quantization_config": FP8} if fp8 else {}))
+    tensors = maker.weights({**maker.CONFIGS["llama"], **CHANGES}, dtype)
+    for name, (_, values) in list(tensors.items()):
+        if fp8 and "layers" in name and values.ndim == 2:
+            height, width = values.shape
+            codes = rng.integers(0, 256, values.shape).astype(np.uint8)
+            codes[(codes & 0x7F) == 0x7F] = 1  # NaN
+            tensors[name] = ("F8_E4M3", codes)
+            scales = rng.uniform(1e-3, 2e-3, (-(-height // 48), -(-width // 80))).astype(np.float32)
+            tensors[f"{name}_scale_inv"] = ("F32", scales)
+    maker.write_safetensors(source / "model.safetensors", tensors)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / file, source / file)
+    return source
+
+
+def stock(source: Path, outtype: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return the tensors of the stock converter's file."""
+    modules, target = source.with_name("modules"), source.with_name(f"stock-{outtype}.gguf")
+    modules.mkdir(exist_ok=True)
+    (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
+    done = subprocess.run(
+        [sys.executable, CONVERTER, source, "--outtype", outtype, "--outfile", target], capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return maker.tensors(target)
+
+
+@pytest.mark.parametrize(("kind", "outtype"), [("BF16", "q8_0"), ("F32", "q8_0"), ("FP8", "q8_0"), ("FP8", "bf16")])
+def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "model", "BF16" if kind == "FP8" else kind, fp8=kind == "FP8")
+    found = maker.tensors(maker.export(source, outtype=outtype).output)
+    expected = stock(source, outtype)
+    assert found.keys() == expected.keys()
+    assert [name for name in found if found[name] != expected[name]] == []
+    types = {"q8_0": {"Q8_0", "F16", "F32"}, "bf16": {"BF16", "F32"}}
+    assert {kind for kind, _, _ in found.values()} == types[outtype]
+
+
+def test_scales_of_the_wrong_rows_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_source(tmp_path / "model", "BF16", fp8=True)
+    right = pieces.fp8.weights
+    monkeypatch.setattr(pieces.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
+    monkeypatch.setattr("ropetool.exporting.container.CHUNK", 5000)
+    found, expected = maker.tensors(maker.export(source, outtype="f16").output), stock(source, "f16")
+    assert found["blk.0.ffn_up.weight"] != expected["blk.0.ffn_up.weight"]
+    assert found["blk.0.attn_norm.weight"] == expected["blk.0.attn_norm.weight"]

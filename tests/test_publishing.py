@@ -1,0 +1,324 @@
+"""The model card's section, its front matter and the Modelfile: by text, and through the outputs that carry them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import configs
+import gguf
+import gguf_making
+import pytest
+import yaml
+from making import run, write_model
+
+import ropetool
+from ropetool import certificate, publishing
+from ropetool.certificate import Certificate
+from ropetool.publishing import grafted, modelfile, with_front_matter, with_step, with_verification
+from ropetool.serving import commands, serving_lines
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+CHECK = {"name": "ratio", "figure": 1.23456, "limit": 1.5, "verdict": "pass", "detail": "a | b <!-- /ropetool -->"}
+CERTIFICATE = {
+    "verdict": "pass", "suite": "quick", "longest": 2048, "checks": [CHECK], "made": "2026-11-21T20:00:00+00:00",
+    "command": "ropetool verify out --suite quick",
+}  # fmt: skip
+CARDS = ["", "# Mine\n", "---\nlicense: mit\n---\n# Mine\n\nText.\n", "---\r\nlicense: mit\r\n---\r\n# Mine\r\n"]
+
+
+def front(card: str) -> dict[str, Any]:
+    """Return the front matter as PyYAML reads it."""
+    found: dict[str, Any] = yaml.safe_load(card.split("---")[1])
+    return found
+
+
+def made(card: str, step: str = "It was done.", command: str = "ropetool extend x", **options: Any) -> str:
+    return with_step(card, step, command, ["llama-server -m x.gguf -c 8"], **{"long": True, **options})
+
+
+# --- front matter
+
+
+@pytest.mark.parametrize(
+    "lines",
+    ["license: mit", "license: mit\ntags:\n- a\n- b\nlanguage:\n- en", "tags: [a, b]\nlicense: mit", "tags: []",
+     "tags:\n  - a\nlicense: mit", "tags:\n- \"ropetool\"\n- a", "tags: ['ropetool', a]", "# a comment\nlicense: mit",
+     "base_model: me/other\ntags:\n- a", "base_model:\n- me/one\n- me/two", "tags: [\"a, b\", 'c,d']", "tags: [a, ]",
+     "tags:\nlicense: mit", "license: mit\ntags: null", "tags: ~", "tags: # these\n- a", "\"tags\":\n- a",
+     "tags:\n- a # first\n- ropetool # ours", "base_model:\nlicense: mit", "license: mit\nbase_model: null"],
+)  # fmt: skip
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_tags_and_base_model_join_what_is_there(lines: str, newline: str) -> None:
+    card = f"---\n{lines}\n---\n# Mine\n".replace("\n", newline)
+    before, after = front(card), with_front_matter(card, "acme/demo", ["ropetool", "long-context"])
+    found = front(after)
+    held = before.get("tags") or []
+    assert found.pop("tags") == [*held, *(tag for tag in ("ropetool", "long-context") if tag not in held)]
+    assert found.pop("base_model") == (before.get("base_model") or "acme/demo")
+    assert found == {key: value for key, value in before.items() if key not in ("tags", "base_model")}
+    assert after.endswith(f"---{newline}# Mine{newline}")
+    assert "\n" not in after.replace("\r\n", "") or newline == "\n"
+    assert with_front_matter(after, "acme/demo", ["ropetool", "long-context"]) == after
+
+
+@pytest.mark.parametrize("start", ["\n", "\n \n", "\r\n", "\ufeff"])
+def test_front_matter_below_the_first_line_is_joined(start: str) -> None:
+    card = with_front_matter(f"{start}---\nlicense: mit\n---\n# Mine\n", "acme/demo", ["ropetool"])
+    assert card.startswith(f"{start}---\n")
+    assert front(card) == {"license": "mit", "tags": ["ropetool"], "base_model": "acme/demo"}
+    assert card.count("---") == 2
+
+
+def test_a_tag_that_is_no_list_stays() -> None:
+    card = "---\ntags: rope\n---\n"
+    assert front(with_front_matter(card, "", ["ropetool"])) == {"tags": "rope"}
+
+
+@pytest.mark.parametrize("card", ["", "# Mine\n", "--- no front matter\n---\n"])
+def test_a_card_without_front_matter_gets_one(card: str) -> None:
+    found = with_front_matter(card, "acme/demo", ["ropetool"])
+    assert front(found) == {"base_model": "acme/demo", "tags": ["ropetool"]}
+    assert found.endswith(f"---\n\n{card}")
+    assert front(with_front_matter(card, "", ["ropetool"])) == {"tags": ["ropetool"]}
+
+
+# --- the section
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_words_of_others_stay_and_the_section_comes_once(card: str) -> None:
+    first = made(card)
+    again = made(first, "More was done.", "")
+    for text in (first, again):
+        assert text.count(publishing.START) == text.count(publishing.END) == 1
+        assert card.rpartition("---")[2].strip() in text
+    assert re.findall(r"^[0-9]+\. .*$", again, re.MULTILINE) == ["1. It was done.", "2. More was done."]
+    assert "ropetool extend x" in again
+
+
+def test_text_behind_the_section_stays() -> None:
+    card = made("# Mine\n") + "\n## Thanks\n\nTo all.\n"
+    again = with_verification(made(card, "More."), CERTIFICATE)
+    assert again.startswith("---\ntags:\n- ropetool\n- long-context\n---\n\n# Mine\n\n<!-- ropetool -->\n")
+    assert again.endswith("<!-- /ropetool -->\n\n## Thanks\n\nTo all.\n")
+
+
+def test_figures_come_from_the_certificate_and_are_dropped_by_what_follows() -> None:
+    card = made("# Mine\n")
+    assert "Not verified yet" in card
+    verified = with_verification(card, CERTIFICATE)
+    assert "The quick suite of `ropetool verify`, up to 2048 tokens: it passed (2026-11-21)." in verified
+    assert "| ratio | 1.235 | 1.5 | pass | a \\| b &lt;!-- /ropetool --> |" in verified
+    assert "ropetool verify out --suite quick" in verified
+    assert "Not verified yet" not in verified
+    assert with_verification(verified, CERTIFICATE) == verified
+    assert with_verification(verified, {**CERTIFICATE, "verdict": "fail"}).count("it **failed** (") == 1
+    assert "1.235" not in made(verified, "Baked.")
+    assert with_verification("# Mine\n", CERTIFICATE) == "# Mine\n"
+    of_source = with_verification(card, CERTIFICATE, of_source=True)
+    assert "\n\nOf the checkpoint that this file was exported from. The quick suite of" in of_source
+    assert "exported from" not in with_verification(of_source, CERTIFICATE)
+
+
+def test_a_command_cannot_end_its_fence() -> None:
+    card = made("", command="ropetool extend 'a```b' -o 'x\n```'")
+    assert "   ````sh\n   ropetool extend 'a```b' -o 'x\n   ```'\n   ````\n" in card
+
+
+def test_bytes_that_are_no_text_come_through(tmp_path: Path) -> None:
+    place = tmp_path / "README.md"
+    place.write_bytes(b"# \xff Mine\n")
+    publishing.write_card(place, made(publishing.read_card(place) or ""))
+    assert b"# \xff Mine\n" in place.read_bytes()
+    place.write_bytes(b"x" * (5 << 20))
+    assert publishing.read_card(place) is None
+
+
+def test_a_section_is_put_into_a_card_that_is_there() -> None:
+    old, new = made("# Kept\n", "Old."), made("# Other\n", "New.")
+    found = grafted(old, new)
+    assert ("# Kept" in found, "# Other" in found, "Old." in found, "New." in found) == (True, False, False, True)
+    assert grafted("", new) == new
+    assert grafted(found, new) == found
+
+
+def test_a_modelfile_names_file_and_context() -> None:
+    lines = [line for line in modelfile("m.gguf", 4096).splitlines() if not line.startswith("#")]
+    assert lines == ["FROM ./m.gguf", "PARAMETER num_ctx 4096"]
+
+
+# --- outputs
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(DEMO, tmp_path / "model")
+    (tmp_path / "model" / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
+    return Path("model")
+
+
+def certify(path: Path) -> None:
+    """Give the output a passing certificate of one check, and its card the figures, as verify does."""
+    found = Certificate(
+        "pass",
+        "quick",
+        1024,
+        (CHECK,),
+        "",
+        {},
+        "ropetool verify",
+        certificate.now(),
+        certificate.fingerprint(path),
+        False,
+    )
+    certificate.write(path, found)
+    publishing.refresh(path, found.to_json())
+
+
+def text(path: str | Path) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def test_an_extension_is_told_in_its_card(model: Path) -> None:
+    before = text("model/README.md")
+    assert run("extend", "model", "-m", "yarn", "--factor", "4", "--beta-fast", "16").code == 0
+    card = text("model-yarn-4x/README.md")
+    assert card.startswith("---\nlicense: mit\ntags:\n- ropetool\n- long-context\n---\n# Mine\n")
+    assert (
+        "1. The context was extended from 256 to 1024 tokens: `yarn`, factor 4, beta_fast 16. No weight was changed."
+        in card
+    )
+    assert "\n   ropetool extend model -m yarn --factor 4 --beta-fast 16\n" in card
+    assert "\nvllm serve model-yarn-4x --max-model-len 1024\n" in card
+    assert text("model/README.md") == before
+
+
+def test_a_bake_is_a_second_step(model: Path) -> None:
+    run("extend", "model", "-m", "yarn", "--factor", "4")
+    certify(Path("model-yarn-4x"))
+    assert "| ratio | 1.235 |" in text("model-yarn-4x/README.md")
+    assert run("bake", "model-yarn-4x", "attention-factor").code == 0
+    card = text("model-yarn-4x-baked/README.md")
+    assert re.findall(r"^[0-9]\. \w+", card, re.MULTILINE) == ["1. The", "2. Baked"]
+    assert "| ratio |" not in card
+    assert "ropetool bake model-yarn-4x attention-factor" in card
+
+
+def test_an_export_carries_card_certificate_and_keys(model: Path) -> None:
+    run("extend", "model", "-m", "yarn", "--factor", "4")
+    certify(Path("model-yarn-4x"))
+    done = run("export", "model-yarn-4x", "-o", "x.gguf")
+    assert done.code == 0, done.err
+    card = text("x.gguf.README.md")
+    assert "2. Exported to GGUF: matrices in bf16, positions stated by yarn keys." in card
+    assert "| ratio | 1.235 |" in card
+    assert "\nllama-server -m x.gguf -c 1024\n" in card
+    assert text("x.gguf.Modelfile") == modelfile("x.gguf", 1024)
+    keys = {
+        name: field.contents()
+        for name, field in gguf.GGUFReader("x.gguf").fields.items()
+        if name.startswith("ropetool.")
+    }
+    record = json.loads(text("model-yarn-4x/ropetool.json"))
+    assert keys == {
+        "ropetool.version": ropetool.__version__, "ropetool.method": "yarn", "ropetool.factor": 4.0,
+        "ropetool.trained_length": 256, "ropetool.source_fingerprint": record["source_fingerprint"],
+        "ropetool.verified.verdict": "pass", "ropetool.verified.suite": "quick", "ropetool.verified.longest": 1024,
+        "ropetool.verified.made": record["certificate"]["made"],
+        "ropetool.verified.fingerprint": record["certificate"]["fingerprint"],
+    }  # fmt: skip
+
+
+def test_a_verification_of_the_export_is_told_beside_it(model: Path) -> None:
+    run("extend", "model", "-m", "yarn", "--factor", "4")
+    run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified")
+    assert "Not verified yet" in text("x.gguf.README.md")
+    certify(Path("x.gguf"))
+    assert "| ratio | 1.235 |" in text("x.gguf.README.md")
+    assert certificate.state(Path("x.gguf")).name == certificate.PASSED
+
+
+def test_what_cannot_be_written_beside_an_export_stops_it_before(model: Path) -> None:
+    Path("x.gguf.README.md").mkdir()
+    done = run("export", "model", "-o", "x.gguf")
+    assert (done.code, done.err.splitlines()[0][:26]) == (1, "Error: x.gguf.README.md: e")
+    assert not Path("x.gguf").exists()
+
+
+def test_a_card_that_is_too_long_is_carried_as_it_is(model: Path) -> None:
+    (model / "README.md").write_bytes(b"x" * (publishing.MAX_CARD + 1))
+    assert run("extend", "model", "-m", "yarn", "--factor", "4").code == 0
+    assert Path("model-yarn-4x/README.md").read_bytes() == (model / "README.md").read_bytes()
+
+
+def test_a_stale_certificate_says_nothing_in_the_export(model: Path) -> None:
+    run("extend", "model", "-m", "yarn", "--factor", "4")
+    certify(Path("model-yarn-4x"))
+    tokenizer = Path("model-yarn-4x/tokenizer.json")
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified").code == 0
+    assert not [name for name in gguf.GGUFReader("x.gguf").fields if name.startswith("ropetool.verified")]
+    assert "Not verified yet" in text("x.gguf.README.md")
+
+
+def test_a_checkpoint_of_others_is_exported_without_our_keys(model: Path) -> None:
+    assert run("export", "model", "-o", "x.gguf").code == 0
+    assert not [name for name in gguf.GGUFReader("x.gguf").fields if name.startswith("ropetool.")]
+    assert front(text("x.gguf.README.md")) == {"license": "mit", "tags": ["ropetool"]}
+
+
+def test_what_a_user_wrote_beside_an_export_is_kept(model: Path) -> None:
+    run("export", "model", "-o", "x.gguf")
+    Path("x.gguf.README.md").write_text("# Told by me\n")
+    Path("x.gguf.Modelfile").write_text("FROM ./x.gguf\nSYSTEM be brief\n")
+    assert run("export", "model", "-o", "x.gguf", "--force").code == 0
+    assert text("x.gguf.README.md").startswith("# Told by me\n")
+    assert "1. Exported to GGUF" in text("x.gguf.README.md")
+    assert text("x.gguf.Modelfile") == "FROM ./x.gguf\nSYSTEM be brief\n"
+    first = text("x.gguf.README.md")
+    run("export", "model", "-o", "x.gguf", "--force")
+    assert text("x.gguf.README.md") == first
+
+
+def test_our_keys_do_not_outlive_what_they_speak_of(model: Path) -> None:
+    run("extend", "model", "-m", "yarn", "--factor", "4")
+    run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified")
+    done = run("extend", "x.gguf", "-m", "yarn", "--factor", "8", "--from", "original", "-o", "y.gguf")
+    assert done.code == 0, done.err
+    assert not [name for name in gguf.GGUFReader("y.gguf").fields if name.startswith("ropetool.")]
+    assert re.findall(r"^[0-9]\. \w+", text("y.gguf.README.md"), re.MULTILINE) == ["1. The", "2. Exported", "3. The"]
+    assert "in place of an earlier scaling" in text("y.gguf.README.md")
+
+
+def test_a_model_in_shards_has_a_card_and_no_modelfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = gguf_making.model(tmp_path / "m.gguf", shards=2)
+    made = ropetool.apply(ropetool.plan(first, "linear", factor=2), first, tmp_path / "out.gguf").output
+    assert made.with_name(f"{made.name}.README.md").is_file()
+    assert not list(tmp_path.glob("out*.Modelfile"))
+
+
+# --- command lines
+
+
+def test_a_server_that_would_compute_something_else_gets_no_line(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    plan = ropetool.plan(source, "yarn", factor=4)
+    out = ropetool.apply(plan, source, tmp_path / "out").output
+    lines = serving_lines(ropetool.inspect(out), "out")
+    assert commands(lines) == [
+        "python -m sglang.launch_server --model-path out --context-length 2048", "vllm serve out --max-model-len 2048"
+    ]  # fmt: skip
+    found = ropetool.inspect(out)
+    assert found.rope is not None
+    shorter = ropetool.inspect(source).rope
+    spoilt = [
+        reading if reading.name != "vllm@0.25" else type(reading)(reading.name, shorter) for reading in found.readings
+    ]
+    lines = serving_lines(type(found)(**{**vars(found), "readings": tuple(spoilt)}), "out")
+    assert any(line.startswith("vllm 0.2") and "would compute something else: context 512" in line for line in lines)
