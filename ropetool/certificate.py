@@ -23,7 +23,7 @@ from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.output import check_output, staged
-from ropetool.inspection import is_gguf
+from ropetool.inspection import first_file, is_gguf
 
 SCHEMA = 1
 PASS, FAIL, PARTIAL, NOT_RUN = "pass", "fail", "partial", "not run"
@@ -147,7 +147,7 @@ def read(path: Path, place: Path | None = None) -> Certificate | None:
     """
     again = f"ropetool verify {shlex.quote(str(path))} --suite quick"
     if place is None:
-        record = _record(path)
+        record = first_file(path)
         made = provenance.record(record)
         data = made.certificate if made is not None else None
         where = f"{provenance.place(record)}: {provenance.CERTIFICATE}"
@@ -166,7 +166,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
     """
     if place is not None:
         check_place(path, place)
-    file = place or provenance.place(_record(path))
+    file = place or provenance.place(first_file(path))
     found = read_optional_object(file)
     if found is None and place is None:
         return None
@@ -232,11 +232,6 @@ def shortfall(path: Path, length: int) -> str:
         return found.why
     reached = found.certificate.longest
     return "" if reached >= length else f"{found.why}, but states a context of {length}"
-
-
-def _record(path: Path) -> Path:
-    """Return the checkpoint as its provenance knows it: a model in several files by the first."""
-    return read_shards(path)[0].path if is_gguf(path) else path
 
 
 # --- what may stand in it

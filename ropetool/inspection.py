@@ -80,6 +80,14 @@ def inspect(source: str | Path) -> Inspection:
     return _inspect_gguf(path) if is_gguf(path) else inspect_checkpoint(open_checkpoint(path))
 
 
+def first_file(path: Path) -> Path:
+    """Return the file that a GGUF model in several files is named by, beside which its record stands; else the path.
+
+    Raises: CheckpointError.
+    """
+    return read_shards(path)[0].path if is_gguf(path) else path
+
+
 def is_gguf(path: Path) -> bool:
     """Return whether this is a file of the GGUF kind, by its name or its first letters."""
     if not path.is_file():

@@ -19,13 +19,14 @@ from ropetool.exporting.comparing import Lengths, compare
 from ropetool.exporting.container import File, Progress
 from ropetool.exporting.files import Choices
 from ropetool.exporting.outtypes import AUTO, check_outtype
-from ropetool.exporting.preparing import SUFFIX, Prepared, Wish, prepare
+from ropetool.exporting.preparing import Prepared, Wish, prepare
 from ropetool.exporting.splitting import limits_of
 from ropetool.formats import hub
 from ropetool.provenance import Provenance
 from ropetool.results import Check
+from ropetool.stamps import stamp
 
-__all__ = ["SUFFIX", "Exported", "Progress", "check_export", "export_checkpoint"]
+__all__ = ["Exported", "Progress", "check_export", "export_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -91,14 +92,14 @@ def export_checkpoint(
     matrix = None if imatrix is None else Path(imatrix)
     choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
     check_outtype(outtype)
-    kquants.check(outtype, matrix)
+    entries = kquants.check(outtype, matrix)
     wish = Wish(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits)
     ready = prepare(hub.local(source), output, wish)
-    matrix_notes = kquants.check_fit(matrix, ready.layout) if matrix is not None else ()
+    matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
     gate_notes = _gate(ready, allow_unverified)
     found = companions.fresh_certificate(ready.host)
-    values = companions.stamped(ready.values, ready.host, ready.bakes, found)
-    values |= kquants.stated(matrix) if matrix is not None else {}
+    values = {**ready.values, **stamp(ready.host.made, ready.bakes, found)}
+    values |= kquants.stated(matrix, entries) if matrix is not None else {}
     trained = _trained_length(ready)
     tell = progress or _ignore
 

@@ -1,6 +1,6 @@
-"""What an export leaves besides tensors and the model's own keys: our keys in the file, a model card, a Modelfile.
+"""What an export leaves beside the file: a model card, a Modelfile.
 
-The text of these is publishing's and stamps'; here they are filled from the source and put in their places.
+Their text is publishing's; here they are filled from the source and put in their places.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from typing import Any
 from ropetool import certificate, publishing
 from ropetool.exported_rope import RUNTIME
 from ropetool.formats import hub
-from ropetool.formats.gguf import Value
 from ropetool.formats.output import check_output, staged
 from ropetool.hosts import HfHost
 from ropetool.results import PASS, Check
 from ropetool.serving import commands, serving_line
-from ropetool.stamps import stamp
 from ropetool.verification.gate import KL
 
 
@@ -41,13 +39,6 @@ def fresh_certificate(host: HfHost) -> Mapping[str, Any] | None:
         return None
     found = certificate.state(host.path)
     return None if found.certificate is None or found.name == certificate.STALE else found.certificate.to_json()
-
-
-def stamped(
-    values: Mapping[str, Value], host: HfHost, bakes: tuple[str, ...], found: Mapping[str, Any] | None
-) -> dict[str, Value]:
-    """Return the keys with ours, where ropetool did something to the model, before the export or in it."""
-    return {**values, **stamp(host.made, bakes, found)}
 
 
 def check(target: Path, source: Path) -> None:

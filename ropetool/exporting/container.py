@@ -25,12 +25,10 @@ from ropetool.exporting import mxfp4, pieces
 from ropetool.exporting.pieces import Piece
 from ropetool.exporting.tensors import ALIGNMENT, Layout, Placed, Source, vector_infos
 from ropetool.formats.gguf import TensorInfo, Value
-from ropetool.formats.gguf.codec import encode_text
 from ropetool.formats.gguf.copying import write_all
-from ropetool.formats.gguf.cursor import I32, I64, U32
-from ropetool.formats.gguf.header import MAGIC, VERSIONS, reading
+from ropetool.formats.gguf.header import reading
 from ropetool.formats.gguf.tensors import padded
-from ropetool.formats.gguf.writer import creating, encode_info
+from ropetool.formats.gguf.writer import creating, encode_head, encode_info
 
 Progress = Callable[[str, int, int], None]
 CHUNK = 1 << 20  # bytes of the source read at once; larger ones run no faster
@@ -84,11 +82,7 @@ def write(destination: Path, file: File, progress: Progress, *, allow_nan: bool 
 
 
 def _head(values: Mapping[str, Value], infos: Sequence[TensorInfo]) -> bytes:
-    parts = [MAGIC, U32.pack(max(VERSIONS)), I64.pack(len(infos)), I64.pack(len(values))]
-    for key, value in values.items():
-        parts += (encode_text(key), I32.pack(value.type), bytes(value.raw))
-    parts += map(encode_info, infos)
-    return b"".join(parts)
+    return b"".join([*encode_head(values, len(infos)), *map(encode_info, infos)])
 
 
 # --- data

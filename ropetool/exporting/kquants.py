@@ -35,8 +35,8 @@ sys.exit(run(json.loads(sys.argv[1])) or 0)
 """
 
 
-def check(outtype: str, imatrix: Path | None) -> None:
-    """Return if this type can be made here: before anything is written.
+def check(outtype: str, imatrix: Path | None) -> Weights:
+    """Return the importance matrix, empty without one, if this type can be made here: before anything is written.
 
     Raises: MissingDependency without llama-cpp-python; ConfigError for a type that needs an importance matrix, or an
     importance matrix that this type has no use for; what `read_imatrix` raises.
@@ -48,23 +48,23 @@ def check(outtype: str, imatrix: Path | None) -> None:
                 f"{outtype} has no use for an importance matrix; K-quants and IQ types have",
                 where="--imatrix", try_="--outtype q4_k_m",
             )  # fmt: skip
-        return
+        return {}
     _library(outtype)
     if imatrix is not None:
-        read_imatrix(imatrix)
-    elif kind.weighted:
+        return read_imatrix(imatrix)
+    if kind.weighted:
         raise ConfigError(
             f"llama.cpp makes {outtype} with an importance matrix alone",
             where="--imatrix", try_="llama-imatrix -m MODEL.gguf -f TEXT -o FILE, then --imatrix FILE",
         )  # fmt: skip
+    return {}
 
 
-def check_fit(imatrix: Path, layout: Layout) -> tuple[str, ...]:
+def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...]:
     """Return a note on matrices of the model that the importance matrix says nothing of.
 
     Raises: CheckpointError for one of another model, or for an entry of another size.
     """
-    entries = read_imatrix(imatrix)
     shapes = {placed.info.name: placed.info.shape for placed in layout.tensors if len(placed.info.shape) > 1}
     if entries.keys().isdisjoint(shapes):
         raise CheckpointError(
@@ -87,11 +87,11 @@ def check_fit(imatrix: Path, layout: Layout) -> tuple[str, ...]:
     return (f"the importance matrix says nothing of {len(lacking)} matrices, {lacking[0]} the first",)
 
 
-def stated(imatrix: Path) -> dict[str, Value]:
+def stated(imatrix: Path, entries: Weights) -> dict[str, Value]:
     """Return the keys by which llama-quantize says which importance matrix a file was made with."""
     return {
         "quantize.imatrix.file": Value.of(ValueType.STR, imatrix.name),
-        "quantize.imatrix.entries_count": Value.of(ValueType.I32, len(read_imatrix(imatrix))),
+        "quantize.imatrix.entries_count": Value.of(ValueType.I32, len(entries)),
     }  # fmt: skip
 
 

@@ -15,9 +15,7 @@ from pathlib import Path
 from ropetool import names
 from ropetool.errors import LossyExport
 from ropetool.formats.gguf import Value, ValueType
-from ropetool.formats.gguf.codec import encode_text
-from ropetool.formats.gguf.cursor import I32, I64, U32
-from ropetool.formats.gguf.header import MAGIC, VERSIONS
+from ropetool.formats.gguf.writer import encode_head
 from ropetool.results import NOT_RUN, PASS, Check
 
 # Each is checked alone and in front of each other one.
@@ -105,7 +103,4 @@ def _vocabulary_file(values: Mapping[str, Value]) -> bytes:
         "general.architecture": Value.of(ValueType.STR, "llama"), **sizes,
         "llama.attention.layer_norm_rms_epsilon": Value.of(ValueType.F32, 1e-5), **values,
     }  # fmt: skip
-    parts = [MAGIC, U32.pack(max(VERSIONS)), I64.pack(0), I64.pack(len(everything))]
-    for key, value in everything.items():
-        parts += (encode_text(key), I32.pack(value.type), bytes(value.raw))
-    return b"".join(parts)
+    return b"".join(encode_head(everything, tensors=0))

@@ -68,14 +68,14 @@ def verify_checkpoint(
 
     Raises: CheckpointError, ConfigError.
     """
-    target = _first_file(hub.local(target))
+    target = inspection.first_file(hub.local(target))
     chosen = suites.choose(suite, measures, segments)
     place = None if certificate_file is None else Path(certificate_file)
     if place is not None:
         certificate.check_place(target, place)
     notes: list[str] = []
-    original = _first_file(hub.local(baseline)) if baseline is not None else _unchanged_source(target, notes)
-    other = _first_file(hub.local(against)) if against is not None else None
+    original = inspection.first_file(hub.local(baseline)) if baseline is not None else _unchanged_source(target, notes)
+    other = inspection.first_file(hub.local(against)) if against is not None else None
     found = inspection.inspect(target)
     context, trained = _lengths_of(found, target)
     if original is not None:
@@ -194,7 +194,7 @@ def _certified(
     )
     written = certificate.write(target, found, place)
     if written is not None and place is None:
-        publishing.refresh(read_shards(target)[0].path if is_gguf(target) else target, found.to_json())
+        publishing.refresh(target, found.to_json())
     return result if written is None else replace(result, notes=(*result.notes, f"certificate: {written}"))
 
 
@@ -230,11 +230,6 @@ def _pair(target: Path, other: Path, baseline: Path | None) -> Pair:
     if baseline is not None and original is not None and _weights(baseline) == _weights(target):
         before = (original, baseline)
     return Pair(other, quantised, before)
-
-
-def _first_file(path: Path) -> Path:
-    """Return the file that a GGUF model in several files is named by: its record and its certificate stand beside it."""
-    return read_shards(path)[0].path if is_gguf(path) else path
 
 
 def _stated_limit(limits: Limits, *files: Path) -> Limits:

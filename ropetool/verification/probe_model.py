@@ -13,13 +13,10 @@ import numpy.typing as npt
 
 from ropetool import rope
 from ropetool.formats.gguf import TensorInfo, Value, ValueType
-from ropetool.formats.gguf.codec import encode_text
-from ropetool.formats.gguf.cursor import I32, I64, U32
-from ropetool.formats.gguf.header import MAGIC, VERSIONS
 from ropetool.formats.gguf.kinds import F32
 from ropetool.formats.gguf.metadata import DEFAULT_ALIGNMENT
 from ropetool.formats.gguf.tensors import padded
-from ropetool.formats.gguf.writer import encode_info
+from ropetool.formats.gguf.writer import encode_head, encode_info
 from ropetool.runtimes import GgufView
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import Array, LayerRope, Regime
@@ -121,10 +118,7 @@ def _write(path: Path, values: Mapping[str, Value], tensors: Mapping[str, npt.ND
     for name, tensor in tensors.items():
         infos.append(TensorInfo(name, tensor.shape[::-1], F32, padded(end, DEFAULT_ALIGNMENT), tensor.nbytes))
         end = infos[-1].end
-    parts = [MAGIC, U32.pack(max(VERSIONS)), I64.pack(len(infos)), I64.pack(len(values))]
-    for key, value in values.items():
-        parts += (encode_text(key), I32.pack(value.type), bytes(value.raw))
-    head = b"".join([*parts, *map(encode_info, infos)])
+    head = b"".join([*encode_head(values, len(infos)), *map(encode_info, infos)])
     start = padded(len(head), DEFAULT_ALIGNMENT)
     content = bytearray(start + padded(end, DEFAULT_ALIGNMENT))
     content[: len(head)] = head

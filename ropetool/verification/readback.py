@@ -123,7 +123,7 @@ def _bakes(path: Path) -> bool:
 def _first_file(path: Path) -> Path:
     """Return the file that has the keys of a GGUF in several files; a broken one stays, for the checks to name."""
     try:
-        return read_shards(path)[0].path if is_gguf(path) else path
+        return inspection.first_file(path)
     except CheckpointError:
         return path
 

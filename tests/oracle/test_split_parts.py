@@ -1,25 +1,16 @@
-"""Exports over several files against the stock converter's own: the same parts, tensors and keys.
-
-ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources with convert_hf_to_gguf.py; ROPETOOL_REAL_FILES one with
-tokenizers of published models, the only ones that the converter takes.
-"""
+"""Exports over several files against the stock converter's own: the same parts, tensors and keys."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import converter
 import gguf
 import pytest
 from exporting import maker
 
-TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
-CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
 CHANGES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "vocab_size": 50257, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,
@@ -32,10 +23,7 @@ SPLIT = ("split.no", "split.count", "split.tensors.count")
 # 32: the stock converter adds them as they are, gguf-split and ropetool as they lie in the file.
 LIMITS = [("--split-max-tensors", "1", 20), ("--split-max-tensors", "7", 3), ("--split-max-size", "33K", 6)]
 
-pytestmark = pytest.mark.skipif(
-    not (CONVERTER.is_file() and TOKENIZER.is_dir()),
-    reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
-)
+pytestmark = converter.needs_tokenizer_too
 
 
 def write_source(path: Path) -> Path:
@@ -48,22 +36,14 @@ def write_source(path: Path) -> Path:
     for name, file in places.items():
         maker.write_safetensors(source / file, {name: tensors[name]})
     maker.save(source / "model.safetensors.index.json", {"metadata": {}, "weight_map": places})
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(TOKENIZER / name, source / name)
+    converter.copy_tokenizer(source)
     return source
 
 
 def stock(source: Path, option: str, value: str) -> list[Path]:
     """Return the parts that the stock converter writes."""
-    modules, target = source.with_name("modules"), source.with_name("stock.gguf")
-    modules.mkdir(exist_ok=True)
-    (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
-    done = subprocess.run(
-        [sys.executable, CONVERTER, source, "--outtype", "bf16", "--outfile", target, option, value],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    target = source.with_name("stock.gguf")
+    converter.run(source.parent, converter.CONVERTER, source, "--outtype", "bf16", "--outfile", target, option, value)
     return sorted(target.parent.glob("stock-0*.gguf"))
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import configs
+import converter
 import numpy as np
 import pytest
 import torch
@@ -29,12 +28,12 @@ from ropetool.exporting.shapes import Turn
 from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
-CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
 REAL_NAMES = sorted(path.name for path in REAL.glob("*/")) if REAL.is_dir() else []
 TOLERANCE = 2e-4  # of the largest logit, in float32
 
 needs_converter = pytest.mark.skipif(
-    not (CONVERTER.is_file() and REAL_NAMES), reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter"
+    not (converter.CONVERTER.is_file() and REAL_NAMES),
+    reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
 )
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3")
 
@@ -140,18 +139,11 @@ def write_source(case: Case, source: Path) -> None:
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a checkpoint for each case, and the stock converter's file of each."""
     folder = tmp_path_factory.mktemp("converted")
-    # The converter imports this package and then does not need it.
-    (folder / "modules").mkdir()
-    (folder / "modules" / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")
-    arguments = [str(CONVERTER)]
+    arguments = [str(converter.CONVERTER)]
     for name, case in CASES.items():
         write_source(case, folder / name / "tiny-model")
         arguments += [str(folder / name / "tiny-model"), str(folder / name / "stock.gguf"), case.outtype]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, *arguments], capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": str(folder / "modules"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    converter.run(folder, "-c", RUN, *arguments)
     yield folder
     shutil.rmtree(folder)
 

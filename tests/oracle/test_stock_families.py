@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import converter
 import pytest
 from exporting import family_models as models
 from exporting import maker
 
 from ropetool.formats.gguf import Value, read_header
 
-CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
-pytestmark = pytest.mark.skipif(not CONVERTER.is_file(), reason="ROPETOOL_LLAMA_CPP names no converter")
+pytestmark = converter.needs_converter
 
 # Converts each two arguments, in one process, without vocabularies.
 RUN = """
@@ -83,8 +82,6 @@ CUT = {"gemma3_text": "token_embd.weight"}
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("converted")
-    (folder / "modules").mkdir()
-    (folder / "modules" / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")
     arguments: dict[str, list[str]] = {}
     for family in models.CONFIGS:
         source = models.write(folder / family / "tiny-model", family, CHANGES.get(family))
@@ -95,11 +92,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
             [str(source), str(folder / family / "stock.gguf")]
         )
     for python in filter(None, arguments):
-        done = subprocess.run(
-            [python, "-c", RUN, str(CONVERTER), *arguments[python]], capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": str(folder / "modules"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+        converter.run(folder, "-c", RUN, converter.CONVERTER, *arguments[python], python=python)
     return folder
 
 

@@ -6,11 +6,9 @@ Vocabularies are compared elsewhere. ROPETOOL_LLAMA_CPP names a folder of llama.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import converter
 import mxfp4_models
 import numpy as np
 import pytest
@@ -18,8 +16,7 @@ from exporting import maker
 
 from ropetool.exporting import export_checkpoint, mxfp4
 
-CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
-pytestmark = pytest.mark.skipif(not CONVERTER.is_file(), reason="ROPETOOL_LLAMA_CPP names no converter")
+pytestmark = converter.needs_converter
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 # Converts a checkpoint to each type in one process, without its vocabulary.
 RUN = """
@@ -41,14 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = mxfp4_models.write(folder / "model", "BF16")
     config = json.loads((source / "config.json").read_text())
     maker.save(source / "config.json", {**config, "architectures": ["GptOssForCausalLM"], "torch_dtype": "bfloat16"})
-    (folder / "modules").mkdir()
-    (folder / "modules" / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, str(CONVERTER), str(source), str(folder), *OUTTYPES], capture_output=True, text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(folder / "modules"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    converter.run(folder, "-c", RUN, converter.CONVERTER, source, folder, *OUTTYPES)
     return source
 
 

@@ -1,26 +1,17 @@
-"""The types of an export against the stock converter, byte for byte: every type that both write, FP8 sources too.
-
-ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources with convert_hf_to_gguf.py; ROPETOOL_REAL_FILES one with
-tokenizers of published models, the only ones that the converter takes.
-"""
+"""The types of an export against the stock converter, byte for byte: every type that both write, FP8 sources too."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import converter
 import numpy as np
 import pytest
 from exporting import maker
 
 from ropetool.exporting import pieces
 
-TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
-CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
 # 328 is no multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
 CHANGES: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 328, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
@@ -29,10 +20,7 @@ CHANGES: dict[str, Any] = {
 }  # fmt: skip
 FP8 = {"quant_method": "fp8", "weight_block_size": [48, 80], "fmt": "e4m3", "activation_scheme": "dynamic"}
 
-pytestmark = pytest.mark.skipif(
-    not (CONVERTER.is_file() and TOKENIZER.is_dir()),
-    reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
-)
+pytestmark = converter.needs_tokenizer_too
 
 
 def write_source(path: Path, dtype: str, *, fp8: bool = False) -> Path:
@@ -48,21 +36,14 @@ def write_source(path: Path, dtype: str, *, fp8: bool = False) -> Path:
             scales = rng.uniform(1e-3, 2e-3, (-(-height // 48), -(-width // 80))).astype(np.float32)
             tensors[f"{name}_scale_inv"] = ("F32", scales)
     maker.write_safetensors(source / "model.safetensors", tensors)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(TOKENIZER / file, source / file)
+    converter.copy_tokenizer(source)
     return source
 
 
 def stock(source: Path, outtype: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Return the tensors of the stock converter's file."""
-    modules, target = source.with_name("modules"), source.with_name(f"stock-{outtype}.gguf")
-    modules.mkdir(exist_ok=True)
-    (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
-    done = subprocess.run(
-        [sys.executable, CONVERTER, source, "--outtype", outtype, "--outfile", target], capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    target = source.with_name(f"stock-{outtype}.gguf")
+    converter.run(source.parent, converter.CONVERTER, source, "--outtype", outtype, "--outfile", target)
     return maker.tensors(target)
 
 

@@ -18,7 +18,7 @@ from ropetool.errors import PlanMismatch
 from ropetool.formats.gguf.codec import Buffer, Value, encode_text
 from ropetool.formats.gguf.copying import copy_range, write_all
 from ropetool.formats.gguf.cursor import I32, I64, U32, U64
-from ropetool.formats.gguf.header import MAGIC, GgufHeader, reading
+from ropetool.formats.gguf.header import MAGIC, VERSIONS, GgufHeader, reading
 from ropetool.formats.gguf.kinds import GGML_TYPES
 from ropetool.formats.gguf.patch import Patch, appended, overwritten, patched_values
 from ropetool.formats.gguf.tensors import TensorInfo, padded
@@ -111,11 +111,16 @@ def _one_by_one(
 
 def _head(header: GgufHeader, values: Mapping[str, Value], new: list[TensorInfo]) -> list[Buffer]:
     """Return everything before the padding: counts, keys and values, tensor table."""
-    counts = I64.pack(len(header.tensors) + len(new)) + I64.pack(len(values))
-    head: list[Buffer] = [MAGIC + U32.pack(header.version) + counts]
+    head = encode_head(values, len(header.tensors) + len(new), header.version)
+    return [*head, header.infos, b"".join(map(encode_info, new))]
+
+
+def encode_head(values: Mapping[str, Value], tensors: int, version: int = max(VERSIONS)) -> list[Buffer]:
+    """Return what stands in front of the table of so many tensors: counts, keys and values."""
+    head: list[Buffer] = [MAGIC + U32.pack(version) + I64.pack(tensors) + I64.pack(len(values))]
     for key, value in values.items():
         head += (encode_text(key) + I32.pack(value.type), value.raw)
-    return [*head, header.infos, b"".join(map(encode_info, new))]
+    return head
 
 
 def encode_info(info: TensorInfo) -> bytes:

@@ -1,0 +1,41 @@
+"""The stock converter, run by the tests that compare exports with its files.
+
+ROPETOOL_LLAMA_CPP names a folder of llama.cpp's sources with convert_hf_to_gguf.py; ROPETOOL_REAL_FILES one with
+tokenizers of published models, the only ones that the converter takes as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
+TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
+needs_converter = pytest.mark.skipif(not CONVERTER.is_file(), reason="ROPETOOL_LLAMA_CPP names no converter")
+needs_tokenizer_too = pytest.mark.skipif(
+    not (CONVERTER.is_file() and TOKENIZER.is_dir()),
+    reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
+)
+
+
+def run(folder: Path, *arguments: object, python: str = sys.executable) -> None:
+    """Run a Python with these arguments, as the converter's own environment is but for a package that it imports."""
+    modules = folder / "modules"
+    modules.mkdir(exist_ok=True)
+    (modules / "sentencepiece.py").write_text("SentencePieceProcessor = None\n")  # imported, and not used here
+    done = subprocess.run(
+        [python, *map(str, arguments)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def copy_tokenizer(source: Path) -> None:
+    """Put the published tokenizer into a checkpoint."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TOKENIZER / name, source / name)
