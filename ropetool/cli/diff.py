@@ -6,7 +6,6 @@ import click
 
 from ropetool.cli import local_source, notes, print_json
 
-MEGABYTE = 1_000_000
 DIFFERENT = 3
 
 
@@ -27,15 +26,13 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     ropetool diff model model-yarn-8x
     ropetool diff model model-BF16.gguf
     """
-    from ropetool.cli.progress import bar
+    from ropetool.cli.progress import BYTES, bar
     from ropetool.comparison import compare
     from ropetool.report.differing import diff_text
 
     first, second = local_source(a), local_source(b)
-    with bar("MB") as shown:
-        found = compare(
-            first, second, progress=lambda tensor, done, total: shown(tensor, done // MEGABYTE, total // MEGABYTE)
-        )
+    with bar(BYTES) as shown:
+        found = compare(first, second, progress=shown)
     if as_json:
         print_json(found.to_json())
     else:

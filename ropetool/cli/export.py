@@ -9,8 +9,6 @@ import click
 
 from ropetool.cli import command_line, local_source, notes, print_json
 
-MEGABYTE = 1_000_000
-
 
 @click.command("export")
 @click.argument("source", type=click.Path())
@@ -68,16 +66,16 @@ def export_command(
     ropetool export model-yarn-8x --outtype q8_0 -o model.gguf
     ropetool export model-yarn-8x --outtype q4_k_m --split-max-size 2G
     """
-    from ropetool.cli.progress import bar
+    from ropetool.cli.progress import BYTES, bar
     from ropetool.exporting import export_checkpoint
     from ropetool.report.exported import exported_json, exported_text
 
     path = local_source(source)
-    with bar("MB") as shown:
+    with bar(BYTES) as shown:
         written = export_checkpoint(
             path, Path(output) if output is not None else None,
             imatrix=Path(imatrix) if imatrix is not None else None,
-            command=command_line(), progress=lambda tensor, done, total: shown(tensor, done // MEGABYTE, total // MEGABYTE), **choices,
+            command=command_line(), progress=shown, **choices,
         )  # fmt: skip
     if as_json:
         print_json(exported_json(written))

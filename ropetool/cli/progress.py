@@ -1,50 +1,117 @@
-"""A progress bar on stderr, silent where that is no terminal."""
+"""A progress bar on stderr: silent where that is no terminal, and for work that is done within a second."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Timer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+DELAY = 1.0  # seconds
+BYTES = "bytes"
+NARROW = 80  # columns
 
 
 @contextmanager
-def bar(unit: str = "tokens") -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a callback that takes what is being done, how many units are done, and how many the whole run has."""
+def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a callback that takes what is being done, how many units are done, and how many the whole run has.
+
+    A total of 0 stands for one that is not known. What is being done may be the name of a file or a tensor: it is shown
+    as it is, control characters escaped. Bytes are shown in the unit that fits.
+    """
+    if not (shown and sys.stderr.isatty()):
+        yield _ignore
+        return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.text import Text
-
-    class Rate(ProgressColumn):
-        """How many units a second, as soon as that is known."""
-
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:.0f} {unit}/s" if task.speed else "")
 
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn(f"{{task.completed:.0f}}/{{task.total:.0f}} {unit}"),
-    )
-    with Progress(
-        *columns,
-        Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as shown:
-        task = shown.add_task("starting", total=None)
+    if console.is_dumb_terminal:
+        yield _ignore
+        return
+    progress = _line(console, unit)
+    task = progress.add_task("starting", total=None)
 
-        def update(stage: str, done: int, total: int) -> None:
-            shown.update(task, description=stage, completed=done, total=total or None)
+    def update(stage: str, done: int, total: int) -> None:
+        if not total:
+            progress.tasks[0].total = None  # to update(), None means the total of before
+        progress.update(task, description=stage, completed=done, total=total or None)
 
+    appearance = Timer(DELAY, progress.start)
+    appearance.daemon = True
+    appearance.start()
+    try:
         yield update
+    finally:
+        appearance.cancel()
+        appearance.join()  # it may be starting the display at this moment
+        progress.stop()
+
+
+def _line(console: Console, unit: str) -> Progress:
+    """Return a display of one line, whatever the width: what is being done gives way to the figures."""
+    from rich.progress import BarColumn, Progress, ProgressColumn, Task
+    from rich.table import Column
+    from rich.text import Text
+
+    class Figure(ProgressColumn):
+        def __init__(self, text: Callable[[Task], str], column: Column) -> None:
+            self.text = text
+            super().__init__(column)
+
+        def render(self, task: Task) -> Text:
+            return Text(self.text(task), no_wrap=True, overflow="ellipsis")
+
+    def count(task: Task) -> str:
+        return "" if task.total is None else f"{_scaled(task.completed, task.total, unit)}/{_amount(task.total, unit)}"
+
+    def rate(task: Task) -> str:
+        return f"{_amount(task.speed, unit)}/s" if task.speed else ""
+
+    def left(task: Task) -> str:
+        if task.time_remaining is None:
+            return _clock(task.elapsed or 0)
+        return f"{_clock(task.time_remaining)} left"
+
+    kept = Column(no_wrap=True)
+    return Progress(
+        Figure(lambda task: printable(task.description), Column()),  # the one that may become narrower
+        BarColumn(10 if console.width < NARROW else 30, table_column=kept),
+        *(Figure(text, kept) for text in (count, rate, left)),
+        console=console, transient=True, redirect_stdout=False,
+    )  # fmt: skip
+
+
+def printable(text: str) -> str:
+    """Return the text with what a terminal would obey, or could not show, escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _scale(largest: float, unit: str) -> tuple[float, str]:
+    """Return how many units one shown unit is, and its name."""
+    if unit != BYTES:
+        return 1, unit
+    return next(((size, name) for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= size), (1, "B"))
+
+
+def _scaled(number: float, largest: float, unit: str) -> str:
+    size, name = _scale(largest, unit)
+    return f"{number / size:.1f}" if name == "GB" else f"{number / size:.0f}"
+
+
+def _amount(number: float, unit: str) -> str:
+    return f"{_scaled(number, number, unit)} {_scale(number, unit)[1]}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, second = divmod(int(seconds), 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
+
+
+def _ignore(stage: str, done: int, total: int) -> None:
+    """Be told of progress, and do nothing."""

@@ -134,7 +134,7 @@ def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResu
     tensor = options.pop("parallel", parallel.DATA) == parallel.TENSOR
     certificate = options.pop("certificate", None)
     try:
-        with bar() as progress:
+        with bar(shown=parallel.rank() == 0) as progress:
             result = verify_checkpoint(
                 target, limits=Limits(**limits), tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
