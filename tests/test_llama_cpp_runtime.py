@@ -438,6 +438,19 @@ def test_recurrent_and_drafting_layers_are_not_counted() -> None:
 # --- what stops llama.cpp
 
 
+@pytest.mark.parametrize("arch", ["minimax-m2", "minimax-01", "nemotron"])
+def test_architectures_that_rotate_a_part_of_each_head(arch: str) -> None:
+    """Their graphs have the assertion on whole heads commented out (minimax-m2.cpp:51 and the like)."""
+    entry = full(arch, {archs.DIMENSION_COUNT: 32, archs.BLOCK_COUNT: 8})
+    assert (entry.head_dim, entry.rotary_dim) == (64, 32)
+
+
+@pytest.mark.parametrize("arch", ["minicpm", "hunyuan-dense", "llama-embed", "qwen3tts", "granitemoe"])
+def test_architectures_with_the_graph_of_another_rotate_whole_heads(arch: str) -> None:
+    with pytest.raises(Refuses, match="invalid n_rot: 32, expected 64"):
+        decode(arch, {archs.DIMENSION_COUNT: 32})
+
+
 REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
     "unknown type": ("llama", {archs.SCALING_TYPE: "llama3"}, {}, "is 'llama3': llama.cpp aborts the whole process"),
     "dynamic": ("qwen2", {archs.SCALING_TYPE: "dynamic"}, {}, "unless it is one of none, linear, yarn, longrope"),

@@ -323,6 +323,23 @@ def test_a_length_is_a_whole_number_of_tokens(key: str, value: Any) -> None:
     assert refusal.value.where.endswith(name)
 
 
+def test_a_window_of_0_stands_only_where_its_switch_is_off() -> None:
+    data = {**config("qwen2", "v4"), "model_type": "qwen2_moe", "sliding_window": 0}
+    for off in ({}, {"use_sliding_window": False}, {"use_sliding_window": None}):
+        assert read({**data, **off}, families.get("qwen2_moe"), "config.json").style == "v4"
+    for other in ({"use_sliding_window": True}, {"sliding_window": -1}, {"sliding_window": False}):
+        with pytest.raises(InvalidRope, match="is no length"):
+            read({**data, **other}, families.get("qwen2_moe"), "config.json")
+
+
+@pytest.mark.parametrize(("family", "value"), [("exaone4", "LLLg"), ("exaone4", ""), ("cohere2", "LLLG")])
+def test_a_pattern_in_letters_is_one_of_l_and_g(family: str, value: str) -> None:
+    data = {**config("llama", "v4"), "model_type": family}
+    with pytest.raises(InvalidRope, match="is not a whole number from 1 to"):
+        read({**data, "sliding_window_pattern": value}, families.get(family), "config.json")
+    assert read({**data, "sliding_window_pattern": "LLLG"}, families.get("exaone4"), "config.json").style == "v4"
+
+
 @pytest.mark.parametrize("value", ["2", 0, -1, 2.0, True, [2], 2**16 + 1, 10**400], ids=short)
 @pytest.mark.parametrize(
     "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"]

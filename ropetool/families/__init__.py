@@ -74,8 +74,9 @@ class Family:
 
     text_path: where the rope keys live inside config.json. layer_types: kinds of layer with a table of their own
     (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
-    full-attention one where the config does not list layer_types. default_*: the values that the class assumes
-    when the config is silent; None for head_dim means hidden_size // num_attention_heads.
+    full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
+    too (LLLG), beside layer_types. default_*: the values that the class assumes when the config is silent; None for
+    head_dim means hidden_size // num_attention_heads.
     gguf_architecture: the name that GGUF files give it; the family of that very name describes such a file.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
@@ -100,6 +101,7 @@ class Family:
     layer_types: tuple[str, ...] = ()
     extends: tuple[str, ...] = ("full_attention",)
     pattern: int | None = None
+    pattern_letters: bool = False
     head_dim_key: str = "head_dim"
     default_head_dim: int | None = None
     partial_rotary_key: str = ""

@@ -175,7 +175,10 @@ def layer_indices(part: Mapping[str, Any], family: Family, layer_type: str) -> t
 
 
 def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
-    """Return the kind of each layer, where a family has more than one."""
+    """Return the kind of each layer, where a family has more than one.
+
+    Raises: Refuses for a pattern in letters that stands without layer_types: the class computes with it as a number.
+    """
     stated = part.get(names.LAYER_TYPES)
     if isinstance(stated, list):
         return stated
@@ -184,6 +187,8 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
         rotating = _rotating(part, family, count)
         return [names.SLIDING_ATTENTION if slides and i not in rotating else names.FULL_ATTENTION for i in range(count)]
     pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
+    if isinstance(pattern, str):
+        raise Refuses(f"TypeError: sliding_window_pattern {pattern} is text, and the config lists no layer_types")
     return [names.FULL_ATTENTION if (i + 1) % pattern == 0 else names.SLIDING_ATTENTION for i in range(count)]
 
 

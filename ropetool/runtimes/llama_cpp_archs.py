@@ -200,12 +200,16 @@ UNDESCRIBED = _words(
 )
 # With image sections in the file these pair channels half a head apart; text has one position for all sections.
 HALF_WITH_SECTIONS = frozenset({"glm4"})
+# llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert
+# n_embd_head == n_rot. Some have another's graph: granitemoe and minicpm granite's (granite.cpp:131), hunyuan-dense
+# that of hunyuan_vl (hunyuan-vl.cpp:64), qwen3tts that of qwen3vl (qwen3vl.cpp:67). The assertion is commented out in
+# minimax-01.cpp:196, minimax-m2.cpp:51 and nemotron.cpp:54, which rotate a part of each head.
 WHOLE_HEADS = _words(
     """llama llama-embed deci falcon apertus arcee arctic baichuan chameleon codeshell dbrx deepseek dots1 dream
     ernie4_5 ernie4_5-moe exaone exaone4 exaone-moe granite granitemoe granite_swa minicpm grok grovemoe hunyuan-dense
-    hunyuan-moe hunyuan_vl hy_v3 internlm2 jais2 llada llada-moe maincoder mellum minimax-01 minimax-m2 mistral3
-    nemotron olmo olmo2 olmoe orion paddleocr pangu-embedded plamo pockettts qwen2 qwen2moe qwen2vl qwen3 qwen3moe
-    qwen3vl qwen3vlmoe qwen3tts rnd1 seed_oss smallthinker smollm3 starcoder2 talkie xverse"""
+    hunyuan-moe hunyuan_vl hy_v3 internlm2 jais2 llada llada-moe maincoder mellum mistral3 olmo olmo2 olmoe orion
+    paddleocr pangu-embedded plamo pockettts qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts rnd1
+    seed_oss smallthinker smollm3 starcoder2 talkie xverse"""
 )
 MLA = frozenset({"deepseek2", "deepseek32", "mistral4", "glm-dsa"})
 NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talkie"})

@@ -27,6 +27,7 @@ WITH_QK_NORM = ("qwen3", "gemma3", "hunyuan-dense")
 NORM_BEHIND_ROTATION = ("hunyuan-dense",)
 FUSED_GATE = ("phi3",)
 GEMMA = ("gemma3",)
+CENTRED = ("nemotron",)  # LayerNorm with a bias, and no gate: the square of what is above 0
 HEAD_DIM, HEADS, KV_HEADS, HIDDEN, INNER, VOCABULARY = 64, 2, 1, 128, 48, 96
 TRAINED, TARGET = 512, 2048
 EPSILON = 1e-6
@@ -67,6 +68,8 @@ def weights(arch: str, vocabulary: int = VOCABULARY) -> dict[str, np.ndarray]:
     if arch in FUSED_GATE:
         del shapes["blk.0.ffn_gate.weight"]
         shapes["blk.0.ffn_up.weight"] = (2 * INNER, HIDDEN)
+    if arch in CENTRED:
+        del shapes["blk.0.ffn_gate.weight"]
     if arch == "qwen2":
         shapes |= {"blk.0.attn_q.bias": (q,), "blk.0.attn_k.bias": (kv,), "blk.0.attn_v.bias": (kv,)}
     wide = {"token_embd.weight": 2.0}
@@ -76,7 +79,11 @@ def weights(arch: str, vocabulary: int = VOCABULARY) -> dict[str, np.ndarray]:
         norms |= {"blk.0.attn_q_norm.weight": HEAD_DIM, "blk.0.attn_k_norm.weight": HEAD_DIM}
     if arch in GEMMA:
         norms |= {"blk.0.post_attention_norm.weight": HIDDEN, "blk.0.post_ffw_norm.weight": HIDDEN}
-    return found | {name: rng.normal(1, 0.1, size).astype(np.float32) for name, size in norms.items()}
+    found |= {name: rng.normal(1, 0.1, size).astype(np.float32) for name, size in norms.items()}
+    if arch in CENTRED:
+        biases = {name.replace("weight", "bias"): size for name, size in norms.items()}
+        found |= {name: rng.normal(0, 0.1, size).astype(np.float32) for name, size in biases.items()}
+    return found
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ class Tiny:
         writer.add_head_count(HEADS)
         writer.add_head_count_kv(KV_HEADS)
         writer.add_layer_norm_rms_eps(EPSILON)
+        if self.arch in CENTRED:
+            writer.add_layer_norm_eps(EPSILON)
         self._add_vocabulary(writer)
         for key, value in {"context_length": TARGET, **self.keys}.items():
             type_, given = value if isinstance(value, tuple) else (KEY_TYPES[key], value)
@@ -217,7 +226,7 @@ def numpy_logits(
         visible = positions[None, :] <= positions[:, None]
     w = {name: tensor.astype(np.float64) for name, tensor in weights(arch, vocabulary).items()}
     x = w["token_embd.weight"][tokens] * (np.sqrt(HIDDEN) if arch in GEMMA else 1.0)
-    h = _norm(x, w["blk.0.attn_norm.weight"])
+    h = _norm(x, w["blk.0.attn_norm.weight"], w.get("blk.0.attn_norm.bias"))
     q, k, v = (_heads(h, w, name) for name in ("q", "k", "v"))
     if arch in WITH_QK_NORM and arch not in NORM_BEHIND_ROTATION:
         q, k = _norm(q, w["blk.0.attn_q_norm.weight"]), _norm(k, w["blk.0.attn_k_norm.weight"])
@@ -228,12 +237,14 @@ def numpy_logits(
         q = q * (1 + entry.temperature.beta * np.log(1 + positions // entry.temperature.length))[:, None]
     attended = _attention(q, k, v, visible) @ w["blk.0.attn_output.weight"].T
     x = x + (_norm(attended, w["blk.0.post_attention_norm.weight"]) if arch in GEMMA else attended)
-    inner = _feed_forward(_norm(x, w["blk.0.ffn_norm.weight"]), w, arch)
+    inner = _feed_forward(_norm(x, w["blk.0.ffn_norm.weight"], w.get("blk.0.ffn_norm.bias")), w, arch)
     x = x + (_norm(inner, w["blk.0.post_ffw_norm.weight"]) if arch in GEMMA else inner)
-    return _norm(x, w["output_norm.weight"]) @ w["output.weight"].T
+    return _norm(x, w["output_norm.weight"], w.get("output_norm.bias")) @ w["output.weight"].T
 
 
 def _feed_forward(h: np.ndarray, w: Mapping[str, np.ndarray], arch: str) -> np.ndarray:
+    if arch in CENTRED:
+        return np.maximum(h @ w["blk.0.ffn_up.weight"].T, 0) ** 2 @ w["blk.0.ffn_down.weight"].T
     if arch in FUSED_GATE:
         gate, up = np.split(h @ w["blk.0.ffn_up.weight"].T, 2, axis=-1)
     else:
@@ -260,7 +271,10 @@ def _heads(h: np.ndarray, w: Mapping[str, np.ndarray], name: str) -> np.ndarray:
     return projected.reshape(len(h), -1, HEAD_DIM).transpose(1, 0, 2)
 
 
-def _norm(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+def _norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+    """Return RMSNorm, with a bias LayerNorm."""
+    if bias is not None:
+        return _norm(x - x.mean(axis=-1, keepdims=True), weight) + bias
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + EPSILON) * weight
 
 

@@ -195,6 +195,9 @@ OTHERS: dict[str, tuple[Tiny, dict[str, Any]]] = {
         }), {archs.ORIGINAL_CONTEXT_LENGTH: 4096},
     ),
     "phi3 partial rotation": (Tiny("phi3", {archs.DIMENSION_COUNT: 32}), {archs.DIMENSION_COUNT: None}),
+    "nemotron partial rotation": (
+        Tiny("nemotron", {**YARN, archs.DIMENSION_COUNT: 32}), {archs.DIMENSION_COUNT: None},
+    ),
 }  # fmt: skip
 
 
@@ -301,6 +304,7 @@ STOPPED: dict[str, tuple[int, Tiny]] = {
     "no sliding layer": (ABORTS, Tiny("gemma3", {archs.SLIDING_WINDOW: 64, archs.SLIDING_WINDOW_PATTERN: [False]})),
     "partial qwen2": (ABORTS, Tiny("qwen2", {archs.DIMENSION_COUNT: 32})),
     "partial qwen3": (ABORTS, Tiny("qwen3", {archs.DIMENSION_COUNT: 32})),
+    "partial hunyuan-dense": (ABORTS, Tiny("hunyuan-dense", {archs.DIMENSION_COUNT: 32})),
     "partial llama": (FAILS, Tiny("llama", {archs.DIMENSION_COUNT: 32})),
     "short vector": (FAILS, Tiny("llama", {}, {archs.ROPE_FREQS: np.ones(31, np.float32)})),
     "vector on qwen2": (FAILS, Tiny("qwen2", {}, FREQS)),

@@ -83,6 +83,27 @@ def test_odd_files_are_read_as_the_program_reads_them(runtime: str, paths: dict[
     assert 5 <= stopped <= len(paths) - 10  # both outcomes are covered
 
 
+EXAONE, MOE = configs.config("exaone4", "v5"), configs.config("qwen2_moe", "v5")
+KINDLESS = {key: value for key, value in EXAONE.items() if key != "layer_types"}
+
+# As above, of families that ropetool knows in transformers 5 alone.
+AS_TRANSFORMERS_5: dict[str, tuple[dict[str, Any], bool]] = {
+    "a pattern in letters beside layer_types, as EXAONE-4.0 has it": ({**EXAONE, "sliding_window_pattern": "LLLG"}, True),
+    "a pattern in letters alone": ({**KINDLESS, "sliding_window_pattern": "LLLG"}, False),
+    "a pattern as a number": ({**KINDLESS, "sliding_window_pattern": 2}, True),
+    "a window of 0 that is switched off": ({**MOE, "sliding_window": 0, "use_sliding_window": False}, True),
+    "a window of 0 without its switch": ({**MOE, "sliding_window": 0}, True),
+}  # fmt: skip
+
+
+def test_windows_and_patterns_are_read_as_transformers_5_reads_them(tmp_path: Path) -> None:
+    sources = [write(tmp_path / str(i), data) for i, (data, _) in enumerate(AS_TRANSFORMERS_5.values())]
+    answers = probe([{"path": str(path), "lengths": LENGTHS} for path in sources])
+    for (name, (_, loads)), path, answer in zip(AS_TRANSFORMERS_5.items(), sources, answers, strict=True):
+        assert ("error" not in answer) == loads, name
+        assert_agrees(answer, path, "transformers")
+
+
 NESTED = {"full_attention": {**YARN, "rope_theta": 1e4}}
 
 # The program loads these and computes something that the file does not say; ropetool refuses them instead.

@@ -147,6 +147,8 @@ def _theta(value: Any, where: str) -> float | None:
 def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
     """Raise InvalidRope unless the lengths and sizes that the object states are whole numbers within bounds."""
     for key in (names.MAX_POSITION_EMBEDDINGS, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.SLIDING_WINDOW):
+        if key == names.SLIDING_WINDOW and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
+            continue
         # null stands for "none" in the other two; a model without a context there is not.
         if part.get(key) is not None or (key in part and key == names.MAX_POSITION_EMBEDDINGS):
             _check_length(part[key], f"{where}: {key}")
@@ -156,8 +158,21 @@ def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
     )  # fmt: skip
     for key in sizes:
         value = part.get(key)
+        if key == names.SLIDING_WINDOW_PATTERN and family.pattern_letters and _is_letters(value):
+            continue
         if value is not None and not _is_whole(value, 1, MAX_SIZE):
             raise InvalidRope(f"{shown(value)} is not a whole number from 1 to {MAX_SIZE}", where=f"{where}: {key}")
+
+
+def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
+    """Return whether the family's switch is off; transformers 5 itself then saves the window of a qwen2_moe as 0."""
+    switched = family.sliding_window not in ("never", "always", "alternate")
+    return switched and part.get(family.sliding_window) is not True
+
+
+def _is_letters(value: Any) -> bool:
+    """Return whether this is a pattern in letters: L for a local layer, G for a global one, as in LLLG."""
+    return isinstance(value, str) and bool(value) and set(value) <= {"L", "G"}
 
 
 def _check_layer_types(part: Mapping[str, Any], family: Family, where: str) -> None:
