@@ -121,8 +121,9 @@ The result goes to stdout, progress, notes and errors go to stderr. With `--json
 | 0 | done |
 | 1 | refused or failed, or a verification that could not run in full (`partial`) |
 | 2 | usage |
-| 3 | a verification ran and a length does not hold |
-| 130 | interrupted |
+| 3 | a verification ran and a length does not hold, or `diff` found a difference in meaning |
+| 70 | a bug in ropetool: please report it, with what it says |
+| 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: what was half done is removed |
 """
 
 

@@ -10,14 +10,21 @@ import io
 import json
 import os
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from ropetool import __version__
+from ropetool.cli import signals
 from ropetool.errors import RopetoolError
+
+BUG = 70  # sysexits.h: EX_SOFTWARE
+WORDS = 300  # characters of an exception that are shown
 
 # name -> (module, first line of its help); the line stands here so that --help loads no command.
 COMMANDS = {
@@ -66,28 +73,50 @@ def group() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code: 0 done, 1 refused, 2 usage, 3 verification failed, 130 interrupted."""
+    """Run the command line and exit with its code.
+
+    0 done, 1 refused, 2 usage, 3 verification failed, 70 a bug, 130, 143 and 129 ended by SIGINT, SIGTERM and SIGHUP.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     _accept_any_name()
+    with signals.raised():
+        code = _outcome(arguments)
+    sys.exit(code)
+
+
+def _outcome(arguments: list[str]) -> int:
+    """Return the exit code of the command line, once everything about it has been said."""
+    traceback = bool(os.environ.get("ROPETOOL_TRACEBACK"))
     try:
-        code = group.main(arguments, prog_name="ropetool", standalone_mode=False, obj=arguments)
-    except click.exceptions.Abort:
-        click.echo("Interrupted.", err=True)
-        sys.exit(130)
+        try:
+            code = group.main(arguments, prog_name="ropetool", standalone_mode=False, obj=arguments)
+        except click.exceptions.Abort as error:  # click's word for an interrupt, or for an EOFError
+            raise (error.__cause__ or signals.Ended(signal.SIGINT)) from None
+    except KeyboardInterrupt as error:
+        ended = error if isinstance(error, signals.Ended) else signals.Ended(signal.SIGINT)
+        _say(str(ended))
+        return ended.exit_code
     except click.ClickException as error:
         if "--json" in arguments:
-            _print_json_error(type(error).__name__, "", error.format_message(), "")
-        error.show()
-        sys.exit(error.exit_code)
+            _say_json(type(error).__name__, "", error.format_message(), "")
+        with _or_nobody_listens("stderr"):
+            error.show()
+        return error.exit_code
     except RopetoolError as error:
-        if os.environ.get("ROPETOOL_TRACEBACK"):
+        if traceback:
             raise
-        _refuse(error, arguments)
+        return _refuse(error, arguments)
     except OSError as error:  # the system's word on a file: nothing that a traceback would explain
-        if os.environ.get("ROPETOOL_TRACEBACK"):
+        if traceback:
             raise
-        _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
-    sys.exit(code if isinstance(code, int) else 0)
+        return _refuse(RopetoolError(error.strerror or str(error), where=str(error.filename or "")), arguments)
+    except MemoryError:
+        return _refuse(RopetoolError("the machine has no memory left for this"), arguments)
+    except Exception as error:  # noqa: BLE001  it is not one of ours: a bug, and to be told as one
+        if traceback:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return _confess(error, arguments)
+    return code if isinstance(code, int) else 0
 
 
 def local_source(source: str) -> Path:
@@ -109,17 +138,49 @@ def _accept_any_name() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _refuse(error: RopetoolError, arguments: list[str]) -> NoReturn:
+def _refuse(error: RopetoolError, arguments: list[str]) -> int:
     if "--json" in arguments:
-        _print_json_error(type(error).__name__, error.where, error.message, error.try_)
-    click.echo(f"Error: {error}", err=True)
+        _say_json(type(error).__name__, error.where, error.message, error.try_)
+    _say(f"Error: {error}")
     if error.try_:
-        click.echo(f"Try: {error.try_}", err=True)
-    sys.exit(error.exit_code)
+        _say(f"Try: {error.try_}")
+    return error.exit_code
 
 
-def _print_json_error(kind: str, where: str, message: str, try_: str) -> None:
-    click.echo(json.dumps({"error": {"type": kind, "where": where, "message": message, "try": try_}}))
+def _confess(error: Exception, arguments: list[str]) -> int:
+    """Say that ropetool has a bug, and how to report it."""
+    from ropetool.cli.progress import printable
+
+    words = printable(f"{type(error).__name__}: {error}")[:WORDS]
+    message = f"a bug in ropetool, not in your files ({words}); please report it with this line and the command line"
+    where, try_ = (
+        f"ropetool {__version__}",
+        f"ROPETOOL_TRACEBACK=1 {shlex.join(['ropetool', *arguments])}  # it shows where",
+    )
+    if "--json" in arguments:
+        _say_json("InternalError", where, message, try_)
+    _say(f"Error: {where}: {message}")
+    _say(f"Try: {try_}")
+    return BUG
+
+
+def _say(line: str) -> None:
+    with _or_nobody_listens("stderr"):
+        click.echo(line, err=True)
+
+
+def _say_json(kind: str, where: str, message: str, try_: str) -> None:
+    with _or_nobody_listens("stdout"):
+        click.echo(json.dumps({"error": {"type": kind, "where": where, "message": message, "try": try_}}))
+
+
+@contextmanager
+def _or_nobody_listens(name: str) -> Iterator[None]:
+    """Go on where what is said reaches nobody: the exit code still does."""
+    try:
+        yield
+    except OSError:
+        setattr(sys, name, None)  # and nothing is left to be written when the interpreter ends
 
 
 def print_json(data: Any) -> None:

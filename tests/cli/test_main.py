@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -132,30 +134,152 @@ def test_an_interrupt_is_code_130(model: Path, monkeypatch: pytest.MonkeyPatch) 
     assert done.err.strip() == "Interrupted."
 
 
+# The process gets the signal, so many times, as soon as the first of its files has been copied.
 STRUCK = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 from ropetool.formats import linking
 place = linking.place
 def struck(*arguments, **options):
     placed = place(*arguments, **options)
-    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range({times}):
+        os.kill(os.getpid(), {number})
     return placed
 linking.place = struck
 from ropetool.cli import main
 main(sys.argv[1:])
 """
+ENDS = [
+    (signal.SIGINT, 130, "Interrupted."),
+    (signal.SIGTERM, 143, "Ended by SIGTERM."),
+    (signal.SIGHUP, 129, "Ended by SIGHUP."),
+]
 
 
-def test_a_signal_while_writing_leaves_nothing(tmp_path: Path) -> None:
-    """A real SIGINT, which the process gets as soon as the first of its files has been copied."""
-    source = write_config(tmp_path / "model", configs.config("llama", "v4"))
-    for number in range(3):
-        (source / f"{number}.txt").write_bytes(b"x" * 4096)
-    command = [sys.executable, "-c", STRUCK, "extend", "model", "--method", "yarn", "--factor", "4", "--copy"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.split(maxsplit=1)[0]) == (130, "", "Interrupted.")
+def as_a_shell_starts_it() -> None:
+    """Have the signals end a process: one in the background of a shell, or of a test run, has some of them ignored."""
+    for number, _, _ in ENDS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def struck(
+    folder: Path, number: int, times: int, started: Callable[[], None] = as_a_shell_starts_it
+) -> subprocess.CompletedProcess[str]:
+    """Return what became of `extend --copy model` in the folder when the signal came."""
+    source = write_config(folder / "model", configs.config("llama", "v4"))
+    for name in ("0.txt", "1.txt", "2.txt"):
+        (source / name).write_bytes(b"x" * 4096)
+    program = [sys.executable, "-c", STRUCK.format(number=int(number), times=times)]
+    command = [*program, "extend", "model", "--method", "yarn", "--factor", "4", "--copy"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, preexec_fn=started)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(("number", "code", "word"), ENDS)
+def test_a_signal_while_writing_leaves_nothing(tmp_path: Path, number: int, code: int, word: str, times: int) -> None:
+    done = struck(tmp_path, number, times)
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "", word)
     assert os.listdir(tmp_path) == ["model"]
+
+
+def test_under_nohup_a_terminal_may_close(tmp_path: Path) -> None:
+    done = struck(tmp_path, signal.SIGHUP, 1, lambda: void(signal.signal(signal.SIGHUP, signal.SIG_IGN)))
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["model", "model-yarn-4x"]
+
+
+def void(_: object) -> None:
+    """Return nothing."""
+
+
+# What Python calls from C cannot raise: it says so on stderr and goes on.
+IN_A_CALLBACK = """
+import ctypes, os, signal, sys, time
+from ropetool import inspection
+@ctypes.CFUNCTYPE(None)
+def callback():
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+def endless(*_):
+    callback()
+    time.sleep(60)
+inspection.inspect = endless
+from ropetool.cli import main
+main(["inspect", "model"])
+"""
+
+
+def test_a_signal_inside_a_callback_is_not_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CALLBACK], capture_output=True, text=True, preexec_fn=as_a_shell_starts_it
+    )
+    assert (done.returncode, done.stderr.strip()) == (143, "Ended by SIGTERM.")
+
+
+# A thread of a library, as of a download, that has work for ever.
+WITH_A_THREAD = """
+import os, signal, threading
+from ropetool import __main__, inspection
+def endless(*_):
+    threading.Thread(target=threading.Event().wait).start()
+    os.kill(os.getpid(), signal.SIGTERM)
+inspection.inspect = endless
+import sys
+sys.argv[1:] = ["inspect", "model"]
+__main__.main()
+"""
+
+
+def test_a_signal_ends_the_threads_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITH_A_THREAD], capture_output=True, text=True, timeout=120, preexec_fn=as_a_shell_starts_it
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (143, "Ended by SIGTERM.")
+
+
+def test_the_signals_are_given_back(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: object) -> None:
+        during.extend(map(signal.getsignal, numbers))
+        raise RopetoolError("enough")
+
+    numbers, during = [number for number, _, _ in ENDS], list[object]()
+    before = [*map(signal.getsignal, numbers), sys.unraisablehook]
+    monkeypatch.setattr("ropetool.inspection.inspect", look)
+    run("inspect", model)
+    assert during[1] is not before[1]
+    assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
+
+
+@pytest.mark.parametrize("fault", [KeyError("k"), EOFError("e"), TypeError("first\n\x1b[2Jsecond" * 90)])
+def test_a_bug_is_told_as_one(model: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("ropetool.inspection.inspect", fail)
+    done = run("inspect", model, "--json")
+    lines = done.err.strip().splitlines()
+    assert (done.code, len(lines)) == (70, 2)
+    where = f"ropetool {ropetool.__version__}"
+    assert lines[0].startswith(f"Error: {where}: a bug in ropetool, not in your files ({type(fault).__name__}: ")
+    assert "please report it" in lines[0]
+    assert lines[0].isprintable()
+    assert lines[1] == f"Try: ROPETOOL_TRACEBACK=1 ropetool inspect {model} --json  # it shows where"
+    error = done.json["error"]
+    assert (error["type"], error["where"]) == ("InternalError", where)
+    assert lines[0] == f"Error: {error['where']}: {error['message']}"
+    assert run("inspect", model).out == ""
+    monkeypatch.setenv("ROPETOOL_TRACEBACK", "1")
+    shown = run("inspect", model)
+    assert shown.code == 70
+    assert ", in fail\n" in shown.err
+
+
+def test_no_memory_is_no_bug(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("ropetool.inspection.inspect", fail)
+    done = run("inspect", model)
+    assert (done.code, done.err) == (1, "Error: the machine has no memory left for this\n")
 
 
 def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
@@ -166,6 +290,20 @@ def test_a_reader_that_leaves_is_no_error(model: Path) -> None:
             [*PROGRAM, "inspect", "model", "--json"], cwd=model.parent, stdout=closed, stderr=subprocess.PIPE
         )
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "nowhere", "--json"], ["inspect", "--bogus", "--json"]])
+@pytest.mark.parametrize("both", [False, True])
+def test_an_error_that_nobody_reads_keeps_its_code(model: Path, arguments: list[str], both: bool) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed, Path("/dev/full").open("w") as full:
+        for out in (closed, full):
+            err = out if both else subprocess.PIPE
+            done = subprocess.run([*PROGRAM, *arguments], cwd=model.parent, stdout=out, stderr=err, text=True)
+            assert done.returncode == (2 if "--bogus" in arguments else 1)
+            assert both or done.stderr.splitlines()[-1].startswith(("Error: ", "Try: "))
+            assert both or "Traceback" not in done.stderr
 
 
 def test_names_that_are_no_utf8_are_shown_and_carried(tmp_path: Path) -> None:
