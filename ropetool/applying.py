@@ -94,7 +94,7 @@ def apply(
             destination.parent.mkdir(parents=True, exist_ok=True)
             if progress is not None:
                 progress(str(relative))
-            placed[linking.place(checkpoint.path / relative, destination, copy=copy)] += 1
+            placed[linking.carry(checkpoint.path / relative, destination, copy=copy)] += 1
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
         _write_provenance(plan, checkpoint.path, stage / names.PROVENANCE_JSON)
@@ -162,7 +162,7 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
     with ExitStack() as stack:  # nothing is put in place before everything is written; the first file goes last
         stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
         _write_provenance(plan, headers[0].path, stage)
-        card = publishing.read_card(publishing.card_place(headers[0].path)) or ""
+        card = _card_beside(headers[0].path)
         line = serving_line(LLAMA_CPP, targets[0].name, plan.max_position_embeddings)
         made = _card(plan, headers[0].path, card, command, [line])
         for beside, text in publishing.texts_beside(targets, made, plan.max_position_embeddings).items():
@@ -180,6 +180,12 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
             edited.append(path.name)
     line = serving_line(LLAMA_CPP, str(targets[0]), plan.max_position_embeddings)
     return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors, (line,))
+
+
+def _card_beside(file: Path) -> str:
+    place = publishing.card_place(file)
+    linking.check_within(place, place.parent)
+    return publishing.read_card(place) or ""
 
 
 def _family(plan: Plan, checkpoint: Checkpoint) -> Family:
@@ -238,7 +244,8 @@ def _as_planned(plan: Plan, found: RopeSet) -> bool:
 def _sorted_out(checkpoint: Checkpoint) -> tuple[list[Path], tuple[str, ...]]:
     """Return the files of the source that belong in the output, and the names of what does not.
 
-    Pickles stay behind with their index, folders of tools, and links that lead to a directory or nowhere.
+    Pickles stay behind with their index, folders of tools, links that lead to a directory or nowhere, pipes and devices.
+    Raises: CheckpointError for a link that leads out of the checkpoint.
     """
     carried, left = [], []
     for path in sorted(checkpoint.path.rglob("*")):
@@ -249,6 +256,7 @@ def _sorted_out(checkpoint: Checkpoint) -> tuple[list[Path], tuple[str, ...]]:
         if relative.name in LEFT_BEHIND or pickled or not (path.is_file() or _is_real_directory(path)):
             left.append(str(relative))
         elif path.is_file():
+            linking.check_within(path, checkpoint.path)
             carried.append(relative)
     return carried, tuple(left)
 

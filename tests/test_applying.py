@@ -14,7 +14,7 @@ from making import config_of, snapshot, write_config, write_model
 
 import ropetool
 from ropetool import provenance
-from ropetool.errors import MissingFile, OutputError, PlanMismatch
+from ropetool.errors import CheckpointError, MissingFile, OutputError, PlanMismatch
 from ropetool.planning import Plan
 
 SHARD = "model-00001-of-00002.safetensors"
@@ -62,16 +62,22 @@ def test_the_source_is_untouched(source: Path, tmp_path: Path) -> None:
     assert snapshot(source) == before
 
 
-def test_weights_are_linked_or_copied_as_asked(source: Path, tmp_path: Path) -> None:
+def test_weights_are_linked_and_all_else_is_copied(source: Path, tmp_path: Path) -> None:
+    """A tokenizer is rewritten in place by `save_pretrained`, which through a link would change the source."""
     copied = extended(source, tmp_path / "copied", copy=True)
     assert copied.placed == {"copied": 5}
     assert (tmp_path / "copied" / SHARD).stat().st_ino != (source / SHARD).stat().st_ino
     linked = extended(source, tmp_path / "linked")
+    assert linked.placed["copied"] in (3, 5)  # five where the file system links nothing
     assert sum(linked.placed.values()) == 5
-    shared = (tmp_path / "linked" / SHARD).stat().st_ino == (source / SHARD).stat().st_ino
-    assert ("hard-linked" in linked.placed) == shared
+    shared = {name for name in files(source) & CARRIED if (source / name).samefile(tmp_path / "linked" / name)}
+    assert shared == ({SHARD, "model-00002-of-00002.safetensors"} if "hard-linked" in linked.placed else set())
     assert set(linked.placed) <= {"hard-linked", "reflinked", "copied"}
     assert linked.edited == ("config.json", "tokenizer_config.json")
+    before = snapshot(source)
+    for name in CARRIED - shared - {"assets"}:
+        (tmp_path / "linked" / name).write_text("rewritten in place")
+    assert snapshot(source) == before
 
 
 def test_an_edited_file_is_never_linked(source: Path, tmp_path: Path) -> None:
@@ -135,18 +141,90 @@ def test_pickles_tools_and_dead_links_stay_behind_and_are_named(source: Path, tm
     assert not (tmp_path / "out" / "linked.txt").is_symlink()
 
 
+def test_pipes_and_devices_stay_behind_and_nothing_waits_for_them(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(source / "pipe.json")
+    (source / "null").symlink_to(os.devnull)
+    written = extended(source, tmp_path / "out")
+    assert written.left == ("null", "pipe.json")
+    assert files(tmp_path / "out") == CARRIED | {"ropetool.json"}
+
+
+def in_a_cache(source: Path, *names: str) -> Path:
+    """Move a checkpoint into a cache of the hub, these files as links to blobs, and return its new place."""
+    repository = source.parent / "hub" / "models--acme--model"
+    snapshot_of = repository / "snapshots" / "0123456789"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot_of.parent.mkdir()
+    source.rename(snapshot_of)
+    for name in names:
+        (snapshot_of / name).rename(repository / "blobs" / f"sha-{name}")
+        (snapshot_of / name).symlink_to(Path("..", "..", "blobs", f"sha-{name}"))
+    return snapshot_of
+
+
 def test_links_into_a_cache_become_files(source: Path, tmp_path: Path) -> None:
-    blobs = tmp_path / "blobs"
-    blobs.mkdir()
-    for name in (SHARD, "config.json"):
-        (source / name).rename(blobs / name)
-        (source / name).symlink_to(blobs / name)
-    before = snapshot(blobs)
-    extended(source, tmp_path / "out")
-    for name in (SHARD, "config.json"):
+    inside = in_a_cache(source, SHARD, "config.json", "tokenizer.json")
+    before = snapshot(inside.parent.parent)
+    extended(inside, tmp_path / "out")
+    for name in (SHARD, "config.json", "tokenizer.json"):
         assert not (tmp_path / "out" / name).is_symlink()
-    assert (tmp_path / "out" / SHARD).read_bytes() == (blobs / SHARD).read_bytes()
-    assert snapshot(blobs) == before
+    assert (tmp_path / "out" / SHARD).read_bytes() == (inside / SHARD).read_bytes()
+    (tmp_path / "out" / "tokenizer.json").write_text("rewritten in place")
+    assert snapshot(inside.parent.parent) == before
+
+
+def outward(source: Path, private: Path) -> Path:
+    (source / "NOTICE.txt").symlink_to(private)
+    return source / "NOTICE.txt"
+
+
+def chained(source: Path, private: Path) -> Path:
+    (source / "NOTICE.txt").symlink_to("assets/inner.txt")
+    (source / "assets" / "inner.txt").symlink_to(private)
+    return source / "NOTICE.txt"
+
+
+def of_weights(source: Path, private: Path) -> Path:
+    (source / "model-00003-of-00003.safetensors").symlink_to(private)
+    return source / "model-00003-of-00003.safetensors"
+
+
+def of_the_card(source: Path, private: Path) -> Path:
+    (source / "README.md").unlink()
+    (source / "README.md").symlink_to(private)
+    return source / "README.md"
+
+
+@pytest.mark.parametrize("arranged", [outward, chained, of_weights, of_the_card])
+@pytest.mark.parametrize("cached", [False, True], ids=["folder", "cache"])
+def test_a_link_that_leads_out_is_refused_by_name(
+    arranged: Callable[[Path, Path], Path], cached: bool, source: Path, tmp_path: Path
+) -> None:
+    private = tmp_path / "id_ed25519"
+    private.write_text("secret")
+    inside = in_a_cache(source, SHARD) if cached else source
+    plan = ropetool.plan(inside, "yarn", factor=4)
+    link = arranged(inside, private)
+    with pytest.raises(CheckpointError) as refused:
+        ropetool.apply(plan, inside, tmp_path / "out")
+    assert refused.value.message == f"is a link that leads out of the checkpoint, to {private}"
+    assert refused.value.where == str(link)
+    assert not (tmp_path / "out").exists()
+    assert private.stat().st_nlink == 1
+
+
+def test_a_link_through_another_place_back_into_the_checkpoint_is_carried(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "detour").symlink_to(source / "README.md")
+    (source / "NOTICE.txt").symlink_to(tmp_path / "detour")
+    extended(source, tmp_path / "out")
+    assert (tmp_path / "out" / "NOTICE.txt").read_text() == "# A model\n"
+
+
+def test_a_folder_that_is_itself_a_link_is_a_checkpoint(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(source)
+    (source / "NOTICE.txt").symlink_to("README.md")
+    extended(tmp_path / "alias", tmp_path / "out")
+    assert (tmp_path / "out" / "NOTICE.txt").read_text() == "# A model\n"
 
 
 # --- provenance

@@ -18,6 +18,7 @@ from making import run, write_model
 import ropetool
 from ropetool import certificate, publishing
 from ropetool.certificate import Certificate
+from ropetool.errors import CheckpointError
 from ropetool.publishing import grafted, modelfile, with_front_matter, with_step, with_verification
 from ropetool.serving import commands, serving_lines
 
@@ -322,3 +323,13 @@ def test_a_server_that_would_compute_something_else_gets_no_line(tmp_path: Path)
     ]
     lines = serving_lines(type(found)(**{**vars(found), "readings": tuple(spoilt)}), "out")
     assert any(line.startswith("vllm 0.2") and "would compute something else: context 512" in line for line in lines)
+
+
+def test_a_card_beside_a_file_that_is_a_link_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    first = gguf_making.model(tmp_path / "in" / "m.gguf")
+    (tmp_path / "id_ed25519").write_text("secret")
+    publishing.beside(first, publishing.CARD).symlink_to(tmp_path / "id_ed25519")
+    with pytest.raises(CheckpointError, match="is a link that leads out of the checkpoint"):
+        ropetool.apply(ropetool.plan(first, "linear", factor=2), first, tmp_path / "out.gguf")
+    assert not list(tmp_path.glob("out*"))

@@ -21,7 +21,7 @@ from ropetool.exporting.splitting import Limits
 from ropetool.exporting.tensors import Layout, lay_out
 from ropetool.exporting.tokenizer import tokenizer_values
 from ropetool.exporting.tokenizer_check import check_tokens
-from ropetool.formats import hub
+from ropetool.formats import hub, linking
 from ropetool.formats.gguf import Value
 from ropetool.formats.hf import headers
 from ropetool.hosts import HfHost
@@ -76,6 +76,7 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
     family = family_of(host.family.model_type, where)
     if checkpoint.config_only:
         raise NotACheckpoint("holds a config and no weights", where=str(host.path))
+    linking.check_links(host.path)  # its card and its chat template go into the file
     rope = inspection.understood(host.read(host.runtime), where)
     safe = shift_safe(view_of(checkpoint, host.family)) if wish.shift_safe else ShiftSafe(rope, {}, ())
     rotation = exported_rope.rotation(

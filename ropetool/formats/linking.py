@@ -1,6 +1,6 @@
 """Putting an unchanged file into an output for as little as the file system charges: shared blocks, a link, a copy.
 
-Knows no file format; never changes the source.
+Knows of formats only which files hold weights; never changes the source.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from ropetool import names
 from ropetool.errors import CheckpointError, OutputError
+from ropetool.formats import hub
 from ropetool.formats.output import output_error
 
 if sys.platform == "linux":
     import fcntl
 
+WEIGHTS = (".safetensors", ".gguf")
 REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _RANGE = 64 << 20
@@ -30,6 +33,39 @@ _UNSUPPORTED = frozenset({
     errno.EPERM,  # a hard link to a file of another owner, under fs.protected_hardlinks
     errno.EACCES,
 })  # fmt: skip
+
+
+def check_within(path: Path, root: Path) -> None:
+    """Return if a file of a checkpoint lies in its directory, all links followed, or in the same cache of the hub.
+
+    Raises: CheckpointError for one elsewhere: what a link happens to reach is not the model's, and may be private.
+    """
+    real = Path(os.path.realpath(path))
+    homes = [os.path.realpath(home) for home in (root, hub.blobs(root)) if home is not None]
+    if not any(Path(home) in real.parents for home in homes):
+        raise CheckpointError(
+            f"is a link that leads out of the checkpoint, to {real}", where=str(path),
+            try_="remove the link, or put the file itself there if it belongs to the model",
+        )  # fmt: skip
+
+
+def check_links(root: Path) -> None:
+    """Return if no file that a program may read of this directory is a link that leads out of it.
+
+    Raises: CheckpointError, as check_within does.
+    """
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)  # .git and the hub's .cache
+        if path.is_symlink() and path.is_file() and not hidden and path.suffix not in names.PICKLE_SUFFIXES:
+            check_within(path, root)
+
+
+def carry(source: Path, destination: Path, *, copy: bool = False) -> str:
+    """Put an unchanged file of a checkpoint into an output, as `place` does; only weights are ever linked.
+
+    Programs rewrite tokenizers and configs in place, and through a hard link that would change the source.
+    """
+    return place(source, destination, copy=copy or source.suffix not in WEIGHTS)
 
 
 def place(source: Path, destination: Path, *, copy: bool = False) -> str:

@@ -15,6 +15,11 @@ from ropetool.report.layout import columns, serving_text
 if TYPE_CHECKING:
     from ropetool.applying import Applied
 
+_SHARED = {
+    "hard-linked": "hard-linked weights are the source's own files: an edit in place changes both; --copy keeps them apart",
+    "reflinked": "reflinked weights share their storage with the source until either is edited; --copy keeps it apart",
+}
+
 
 def plan_text(plan: Plan, output: str, flags: Sequence[str] = ()) -> str:
     """Return what --dry-run prints: lengths, the encodings tried, every edit, and what goes into the weights.
@@ -58,6 +63,7 @@ def applied_text(plan: Plan, written: Applied) -> str:
         *([("rounding", _rounding(written))] if written.baked else []),
         ("edited", ", ".join(written.edited) or "nothing"),
         ("other files", placed),
+        *[("storage", words) for how, words in _SHARED.items() if how in written.placed],
         *([("left behind", ", ".join(written.left))] if written.left else []),
     ]
     return f"{written.output}\n{columns(rows)}{serving_text(written.serving)}"

@@ -79,6 +79,15 @@ def test_extend_says_what_it_wrote(tmp_path: Path) -> None:
     assert config_of(tmp_path / "model-yarn-4x")["rope_scaling"]["factor"] == 4.0
 
 
+def test_linked_weights_are_said_to_be_those_of_the_source() -> None:
+    out = run("extend", "model", *YARN).out
+    shared = Path("model-yarn-4x", "model-00001-of-00002.safetensors").stat().st_nlink > 1
+    assert (
+        "  storage      hard-linked weights are the source's own files: an edit in place changes both; --copy keeps them "
+        "apart\n" in out
+    ) == shared
+
+
 def test_what_stays_behind_is_named(source: Path) -> None:
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     done = run("extend", "model", *YARN, "--copy")

@@ -387,3 +387,15 @@ def test_the_output_may_not_lie_in_the_source(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     with pytest.raises(OutputError, match="inside the source"):
         maker.export(source, source / "x.gguf")
+
+
+@pytest.mark.parametrize("name", ["README.md", "chat_template.jinja"])
+def test_what_a_link_reaches_outside_never_gets_into_the_file_or_its_card(name: str, tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    (tmp_path / "id_ed25519").write_text("secret")
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "id_ed25519")
+    with pytest.raises(CheckpointError, match="is a link that leads out of the checkpoint") as refused:
+        maker.export(source, tmp_path / "x.gguf")
+    assert refused.value.where == str(source / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["id_ed25519", "model"]

@@ -3,7 +3,7 @@
 Knows huggingface_hub and which files belong to a model; what stands in them is for others to read.
 """
 
-from ropetool.formats.hub.ids import HubId, absolute, beside, hub_id, name_of, origin
+from ropetool.formats.hub.ids import HubId, absolute, beside, blobs, hub_id, name_of, origin
 from ropetool.formats.hub.peeking import Peeked, config_folder, peek_checkpoint, peek_gguf
 from ropetool.formats.hub.snapshots import local
 
@@ -12,6 +12,7 @@ __all__ = [
     "Peeked",
     "absolute",
     "beside",
+    "blobs",
     "config_folder",
     "hub_id",
     "local",

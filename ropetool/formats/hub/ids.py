@@ -17,7 +17,8 @@ _SLASHED = re.compile(rf"({_NAME}/{_NAME}(?:@[^:\s@/]+)?)/(.+\.gguf)")
 _PAGE = re.compile(
     rf"https?://[^/]+/({_NAME}/{_NAME})(?:/(?:tree|blob|resolve)/([^/?]+)(?:/([^?]+\.gguf))?)?/?(?:\?.*)?"
 )
-_REPOSITORY, _SNAPSHOTS = "models--", "snapshots"  # huggingface_hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE
+# huggingface_hub's cache: models--ORG--NAME/snapshots/COMMIT/FILE is a link to models--ORG--NAME/blobs/DIGEST
+_REPOSITORY, _SNAPSHOTS, _BLOBS = "models--", "snapshots", "blobs"
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,24 @@ def hub_id(source: str | Path) -> HubId | None:
 
 def origin(path: Path) -> HubId | None:
     """Return which commit of a repository this path of the hub's cache holds, or None for any other path."""
+    parts, at = _in_cache(path)
+    if not at:
+        return None
+    repo = parts[at - 1].removeprefix(_REPOSITORY).replace("--", "/")
+    return HubId(repo, parts[at + 1], "/".join(parts[at + 2 :]))
+
+
+def blobs(path: Path) -> Path | None:
+    """Return the folder to which the links of this commit in the hub's cache lead, or None for any other path."""
+    parts, at = _in_cache(path)
+    return Path(*parts[:at], _BLOBS) if at else None
+
+
+def _in_cache(path: Path) -> tuple[tuple[str, ...], int]:
+    """Return the parts of the absolute path, and where the snapshots of a repository are among them; 0 for nowhere."""
     parts = absolute(path).parts
-    for at, part in enumerate(parts[:-1]):
-        if part == _SNAPSHOTS and at and parts[at - 1].startswith(_REPOSITORY):
-            repo = parts[at - 1].removeprefix(_REPOSITORY).replace("--", "/")
-            return HubId(repo, parts[at + 1], "/".join(parts[at + 2 :]))
-    return None
+    found = (at for at in range(1, len(parts) - 1) if parts[at] == _SNAPSHOTS and parts[at - 1].startswith(_REPOSITORY))
+    return parts, next(found, 0)
 
 
 def beside(source: Path) -> Path:
