@@ -195,7 +195,7 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
     changed = _Changed(
         baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype
     )
-    return _plan("gguf", LLAMA_CPP, "GGUF", view.family.model_type, path, kind, wish, read, changed)
+    return _plan("gguf", LLAMA_CPP, "GGUF", inspection.architecture(model), path, kind, wish, read, changed)
 
 
 @dataclass(frozen=True)

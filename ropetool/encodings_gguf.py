@@ -113,8 +113,9 @@ class _Writer:
 
     def _betas(self) -> dict[str, Value]:
         """Return the ends of the ramp where the architecture reads them and they are not its own."""
-        stated = zip((keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW), betas(self.target, self.arch), BETAS, strict=True)
-        return {key: Value.of(ValueType.F32, value) for key, value, own in stated if value != own}
+        own = keys.get(self.arch).betas
+        stated = zip((keys.YARN_BETA_FAST, keys.YARN_BETA_SLOW), betas(self.target, self.arch), own, strict=True)
+        return {key: Value.of(ValueType.F32, value) for key, value, default in stated if value != default}
 
     def _latent(
         self, kind: str, factor: float, regime: Regime, uncorrected: float, stated: Mapping[str, Value]
@@ -171,8 +172,20 @@ class _Writer:
 
     def _named(self, theta: float, stated: Mapping[str, Value]) -> dict[str, Value]:
         context = Value.of(ValueType.U32, self.target.max_position_embeddings)
-        both = {keys.CONTEXT_LENGTH: context, keys.FREQ_BASE: Value.of(ValueType.F32, theta)}
+        both = {keys.CONTEXT_LENGTH: context, keys.FREQ_BASE: Value.of(ValueType.F32, theta), **self._sliding(theta)}
         return {f"{self.arch}.{key}": value for key, value in (both | dict(stated)).items()}
+
+    def _sliding(self, theta: float) -> dict[str, Value]:
+        """Return the base of sliding layers that keep theirs, where llama.cpp would give them that of the others."""
+        full, sliding = (self.target.entries.get(kind) for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION))
+        rules = keys.get(self.arch).sliding
+        if rules is None or rules.shares_base or rules.own_base or full is None or sliding is None:
+            return {}
+        if full.table is None or sliding.table is None or sliding.rope_theta is None:
+            return {}
+        if theta == sliding.rope_theta or sliding.table.agrees(full.table):
+            return {}
+        return {keys.FREQ_BASE_SWA: Value.of(ValueType.F32, sliding.rope_theta)}
 
 
 def _geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None:

@@ -5,8 +5,9 @@ A host knows its files and the encodings that they can hold; which table to writ
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,15 +17,17 @@ from ropetool.edits_gguf import edits_of, patch_of
 from ropetool.encodings import FileEdit, Way, config_edits, encodings
 from ropetool.encodings_gguf import gguf_encodings
 from ropetool.errors import CheckpointError, InvalidRope, LossyExport, UnknownFamily
-from ropetool.families import Family
+from ropetool.families import Family, TrainedLength
 from ropetool.formats.gguf import GgufHeader, read_shards
 from ropetool.formats.hf import Checkpoint, Edit, apply_edits, headers, open_checkpoint, parse_object, style
 from ropetool.formats.hf.jsontext import shown
 from ropetool.inspection import RuntimeReading
 from ropetool.methods import Derived
 from ropetool.provenance import Provenance
-from ropetool.runtimes import GgufView
+from ropetool.runtimes import GgufView, NotKnown, llama_cpp
 from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.runtimes.llama_cpp_archs import Architecture
+from ropetool.runtimes.llama_cpp_layers import Model
 from ropetool.spec import LayerRope, RopeSet, is_number
 from ropetool.stamps import removal
 
@@ -50,7 +53,12 @@ class Baking:
 
 
 class Host(Protocol):
-    """What planning asks of a format. `where` names the file that holds the rope keys, `style` how they are written."""
+    """What planning asks of a format.
+
+    where: the file that holds the rope keys. style: how they are written. name: what the model is called in it, a
+    model_type or an architecture. by_hand: how to state another context
+    where nothing else is to change. trained_length: the shipped lengths that are not those trained on.
+    """
 
     @property
     def format(self) -> str: ...
@@ -61,7 +69,11 @@ class Host(Protocol):
     @property
     def where(self) -> str: ...
     @property
-    def family(self) -> Family: ...
+    def name(self) -> str: ...
+    @property
+    def by_hand(self) -> str: ...
+    @property
+    def trained_length(self) -> tuple[TrainedLength, ...]: ...
     @property
     def made(self) -> Provenance | None: ...
     @property
@@ -69,6 +81,12 @@ class Host(Protocol):
 
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
         """Return what the runtime makes of the checkpoint with these edits."""
+
+    def mscale(self, entry: LayerRope) -> float | None:
+        """Return DeepSeek's multiplier, mscale_all_dim, 1 where none is stated; None where scores have no scale (no MLA)."""
+
+    def changed_kinds(self, decoded: RopeSet) -> list[str]:
+        """Return the kinds of layer that get the new table: the full ones, and those that share theirs by design."""
 
     def encodings(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
@@ -126,21 +144,21 @@ def known_family(model_type: object, where: str) -> Family:
     return families.get(model_type, where)
 
 
-def gguf_family(arch: str, where: str) -> Family:
-    """Return the family that describes GGUF files of this architecture.
+def described(arch: str, path: Path) -> Architecture:
+    """Return what llama.cpp does with GGUF files of this architecture.
 
     Raises: InvalidRope for an architecture without rotary positions, UnknownFamily for one that is not described.
     """
+    where = f"{path}: {archs.ARCHITECTURE}"
     if arch in archs.WITHOUT_ROTATION:
         raise InvalidRope(f"{arch} has no rotary positions: there is nothing to extend", where=where)
-    family = families.of_gguf(arch)
-    if family is None:
-        described = ", ".join(name for name in families.names() if families.of_gguf(name))
+    try:
+        return archs.get(arch)
+    except NotKnown as reason:
         raise UnknownFamily(
-            f"GGUF files of {shown(arch)} are not extended; those of {described} are",
-            where=where, try_="ropetool inspect, which reads any of them",
-        )  # fmt: skip
-    return family
+            f"GGUF files of {shown(arch)} are not extended: {reason}", where=where,
+            try_=f"ropetool inspect {shlex.quote(str(path))}, which shows their keys as written",
+        ) from None  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +192,24 @@ class HfHost:
     @property
     def path(self) -> Path:
         return self.checkpoint.path
+
+    @property
+    def name(self) -> str:
+        return self.family.model_type
+
+    @property
+    def by_hand(self) -> str:
+        return f"another {names.MAX_POSITION_EMBEDDINGS} in a copy of {names.CONFIG_JSON}"
+
+    @property
+    def trained_length(self) -> tuple[TrainedLength, ...]:
+        return self.family.trained_length
+
+    def mscale(self, entry: LayerRope) -> float | None:
+        return float(entry.params.get(names.MSCALE_ALL_DIM) or 1.0) if self.family.mla else None
+
+    def changed_kinds(self, decoded: RopeSet) -> list[str]:
+        return [names.FULL_ATTENTION]
 
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
         changes = [Edit(e.path, e.old, e.new) for e in edits if e.file == names.CONFIG_JSON]
@@ -240,8 +276,7 @@ class GgufHost:
 
     headers: tuple[GgufHeader, ...]
     view: GgufView
-    arch: str
-    family: Family
+    arch: Architecture
     made: Provenance | None
     format: str = "gguf"
     runtime: str = "llama.cpp"
@@ -251,9 +286,8 @@ class GgufHost:
     def open(cls, path: Path) -> GgufHost:
         headers = read_shards(path)
         view = GgufView.of(headers)
-        arch = inspection.architecture(view)
-        family = gguf_family(arch, f"{headers[0].path}: {archs.ARCHITECTURE}")
-        return cls(headers, view, arch, family, provenance.read(headers[0].path))
+        arch = described(inspection.architecture(view), headers[0].path)
+        return cls(headers, view, arch, provenance.read(headers[0].path))
 
     @property
     def path(self) -> Path:
@@ -263,6 +297,30 @@ class GgufHost:
     def where(self) -> str:
         return str(self.path)
 
+    @property
+    def name(self) -> str:
+        return self.arch.name
+
+    @property
+    def by_hand(self) -> str:
+        return f"gguf-set-metadata COPY {self.name}.{archs.CONTEXT_LENGTH} TOKENS, on a copy of the file"
+
+    @property
+    def trained_length(self) -> tuple[TrainedLength, ...]:
+        return inspection.trained_lengths(self.arch.name)
+
+    def mscale(self, entry: LayerRope) -> float | None:
+        return llama_cpp.log_multiplier(Model.of(self.view)) or 1.0 if self.arch.mla else None
+
+    def changed_kinds(self, decoded: RopeSet) -> list[str]:
+        """Return the full layers, and the sliding ones where llama.cpp scales them along and one table served both."""
+        full, rules = decoded.entries[names.FULL_ATTENTION], self.arch.sliding
+        if rules is None or not rules.scaled or rules.plain or rules.own_base:
+            return [names.FULL_ATTENTION]
+        assert full.table is not None
+        tables = {kind: entry.table for kind, entry in decoded.entries.items() if entry.table is not None}
+        return [kind for kind, table in tables.items() if full.table.agrees(table)]
+
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
         return inspection.read_view(runtime, self.view.after(patch_of(edits)) if edits else self.view)
 
@@ -270,8 +328,8 @@ class GgufHost:
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
     ) -> list[Way]:
         assert entry.rope_theta is not None
-        found = gguf_encodings(target, self.arch, entry.rope_theta, factor)
-        return [Way(encoding.name, edits_of(encoding, self.arch, self.view)) for encoding in found]
+        found = gguf_encodings(_with_betas(target, derived), self.name, entry.rope_theta, factor)
+        return [Way(encoding.name, edits_of(encoding, self.name, self.view)) for encoding in found]
 
     def bake(self, rests: Mapping[str, Rest]) -> Baking:
         raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.where)
@@ -281,3 +339,12 @@ class GgufHost:
 
     def notes(self) -> tuple[str, ...]:
         return ()
+
+
+def _with_betas(target: RopeSet, derived: Derived) -> RopeSet:
+    """Return the target with the ends of the ramp that the method's own keys state, for files that have keys for them."""
+    stated = next(iter(derived.native), {})
+    betas = {key: stated[key] for key in (names.BETA_FAST, names.BETA_SLOW) if key in stated}
+    full = target.entries[names.FULL_ATTENTION]
+    entries = {**target.entries, names.FULL_ATTENTION: replace(full, params={**full.params, **betas})}
+    return replace(target, entries=entries) if betas else target

@@ -12,7 +12,7 @@ from ropetool import families, names, provenance, rope, runtimes
 from ropetool.disagreements import differences
 from ropetool.errors import InvalidRope
 from ropetool.exported_rope import RUNTIME, read_exported
-from ropetool.families import Family
+from ropetool.families import Family, TrainedLength
 from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
@@ -135,11 +135,13 @@ def _inspect_gguf(path: Path) -> Inspection:
 
 def _inspect_view(view: runtimes.GgufView, path: Path) -> Inspection:
     arch = architecture(view)
-    family = families.of_gguf(arch)
+    described = families.of_gguf(arch)
+    alone = described and (len(described) == 1 or described[0].model_type == arch)
+    family = described[0] if alone else None  # of two families under one name a file does not say which it is
     readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
     notes = [] if view.tensors else ["no tensors: a file of the vocabulary alone"]
-    trained = _trained_of(provenance.record(path), family, decoded)
+    trained = _trained_of(provenance.record(path), trained_lengths(arch), decoded)
     kv = _gguf_kv_cache(view, decoded) if decoded else {}
     return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, tuple(notes))
 
@@ -206,7 +208,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     style.read(config, family, where)
     readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes(family))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
-    trained = _trained_of(provenance.read(checkpoint.path), family, decoded)
+    trained = _trained_of(provenance.read(checkpoint.path), family.trained_length, decoded)
     return Inspection(
         checkpoint.path, "hf", model_type, family, decoded, trained, stated, readings,
         _kv_cache(config, family, decoded) if decoded else {}, tuple(notes),
@@ -252,7 +254,14 @@ def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _trained_of(known: provenance.Provenance | None, family: Family | None, decoded: RopeSet | None) -> int | None:
+def trained_lengths(architecture: str) -> tuple[TrainedLength, ...]:
+    """Return the shipped lengths that are not those trained on, of any family that has GGUF files of this architecture."""
+    return tuple(length for family in families.of_gguf(architecture) for length in family.trained_length)
+
+
+def _trained_of(
+    known: provenance.Provenance | None, lengths: tuple[TrainedLength, ...], decoded: RopeSet | None
+) -> int | None:
     if known is not None and known.trained_length is not None:
         return known.trained_length
     if decoded is None:
@@ -260,7 +269,7 @@ def _trained_of(known: provenance.Provenance | None, family: Family | None, deco
     length = decoded.original_max_position_embeddings
     if any(entry.rope_type != "default" for entry in decoded.entries.values()):
         return length
-    shipped = {t.max_position_embeddings: t.trained for t in family.trained_length} if family else {}
+    shipped = {t.max_position_embeddings: t.trained for t in lengths}
     return shipped.get(length, length) if length is not None else None
 
 

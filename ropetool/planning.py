@@ -11,7 +11,7 @@ from typing import Any
 
 from ropetool import inspection, methods, names, runtimes
 from ropetool.baking import rest_of, without_rest
-from ropetool.encodings import IN_WEIGHTS, FileEdit, Way
+from ropetool.encodings import FileEdit, Way
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.exported_rope import RUNTIME
 from ropetool.formats import hub
@@ -19,15 +19,13 @@ from ropetool.hosts import Baking, Host, adapter_notes, open_host
 from ropetool.inspection import RuntimeReading
 from ropetool.methods import Derived, Goal, Method, Source
 from ropetool.plans import Candidate, Plan
-from ropetool.readings import CURRENT, ORIGINAL, Start, Wish, find_start
-from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.readings import CURRENT, Wish, find_start
+from ropetool.refusing import Alternative, lossy, lossy_gguf
 from ropetool.spec import LayerRope, RopeSet, RopeTable
 
 __all__ = ["Candidate", "Plan", "make_plan", "tables_of"]
 
-BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # with their own parameters any GGUF file holds them
 ROTARY, SCORE = SCOPES = ("rotary", "score")
-PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
 
 
 def make_plan(
@@ -60,48 +58,101 @@ def make_plan(
     host = open_host(path, config_style)
     wanted = wanted or (host.runtime,)
     decoded = _decode(host, wanted[0])
-    entry = decoded.entries[names.FULL_ATTENTION]
     wish = Wish(chosen.name, factor, target_length, reading, original_length)
-    start = find_start(host, decoded, wish)
-    goal = Goal.make(start.source.length, factor, target_length, attention_factor)
-    values = dict(params or {})
-    if chosen.name == "longrope" and not values and names.LONG_FACTOR in entry.params and start.reading != CURRENT:
-        values = {key: entry.params[key] for key in (names.LONG_FACTOR, names.SHORT_FACTOR)}
-    typed = chosen.params(values)
-    derived = _scoped(chosen.derive(start.source, goal, typed), start.source, entry, temperature_scope)
-    target = _target(decoded, _kinds_to_change(host, decoded), derived, start.trained_length)
+    search = _Search(host, decoded, wanted, wish, dict(params or {}), attention_factor, temperature_scope)
+    start, goal, typed, derived, target = search.start, search.goal, search.typed, search.derived, search.target
+    ways = search.ways()
     tried: list[Candidate] = []
-    ways = host.encodings(entry, derived, target, start.trained_length, goal.factor)
     for way in ways:
         kept, objection = _attempt(host, way, target, wanted)
         tried.append(Candidate(way.name, objection))
         if kept is not None:
             break
     else:
-        if host.format == "gguf":
-            raise _lossy_gguf(host, wish, goal, start, _changed(chosen, typed, values), tried)
-        quarrel = _quarrel(host, ways, target, wanted)
-        if quarrel:
-            tried = [Candidate(way.name, _attempt(host, way, target, quarrel)[1]) for way in ways]
-        raise _lossy(host, chosen, wanted, tried, quarrel)
+        raise _refusal(search, chosen, ways, tried)
     edits = [*way.edits, *host.length_edits(derived.max_position_embeddings)]
 
     def serves(several: Sequence[str]) -> bool:
         wider = open_host(Path(source), names.BOTH) if host.style == names.V5 else host
-        others = wider.encodings(entry, derived, target, start.trained_length, goal.factor)
-        return _serves(wider, others, target, several)
+        return _serves(wider, search.ways(wider), target, several)
 
     notes = (
         *host.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
         *_bake_notes(host, kept.baking), *_other_readers(host, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
-        host.format, host.family.model_type, chosen.name, goal.factor, _stated(typed, values, attention_factor),
+        host.format, host.name, chosen.name, goal.factor, search.stated(attention_factor),
         start.reading, start.trained_length, derived.max_position_embeddings, wanted, host.style,
         tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, tuple(edits), tuple(tried),
         notes, _suffix(chosen, goal, target_length, typed),
         kept.baking.words, kept.baking.tensors, kept.baking.weight_files,
     )  # fmt: skip
+
+
+class _Search:
+    """What was asked of a source, worked out: where it starts, what it derives, and the ways to write that.
+
+    Raises, when made: AmbiguousRope, InvalidRope.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        decoded: RopeSet,
+        wanted: Sequence[str],
+        wish: Wish,
+        values: dict[str, Any],
+        attention_factor: str | float,
+        temperature_scope: str | None = None,
+    ) -> None:
+        self.host, self.decoded, self.wanted, self.wish = host, decoded, wanted, wish
+        method = methods.get(wish.method)
+        self.entry = entry = decoded.entries[names.FULL_ATTENTION]
+        self.start = start = find_start(host, decoded, wish)
+        self.goal = goal = Goal.make(start.source.length, wish.factor, wish.target_length, attention_factor)
+        if method.name == "longrope" and not values and names.LONG_FACTOR in entry.params and start.reading != CURRENT:
+            values = {key: entry.params[key] for key in (names.LONG_FACTOR, names.SHORT_FACTOR)}
+        self.values, self.typed = values, method.params(values)
+        self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
+        self.target = _target(decoded, host.changed_kinds(decoded), self.derived, start.trained_length)
+
+    def ways(self, host: Host | None = None) -> list[Way]:
+        """Return the ways to write the target into the source, or into another view of it."""
+        length = self.start.trained_length
+        return (host or self.host).encodings(self.entry, self.derived, self.target, length, self.goal.factor)
+
+    def stated(self, attention_factor: str | float) -> dict[str, Any]:
+        """Return the parameters that were given, as plain data of the method's own types."""
+        given = {name: getattr(self.typed, name) for name in self.values}
+        stated = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        return stated if attention_factor == "auto" else {**stated, names.ATTENTION_FACTOR: attention_factor}
+
+    def changed(self) -> dict[str, Any]:
+        """Return the parameters that were given and differ from the method's own."""
+        own = {field.name: field.default for field in fields(self.typed)}
+        return {name: value for name, value in self.stated("auto").items() if value != own[name]}
+
+    def would_serve(self, other: Alternative) -> bool:
+        """Return whether another wish could be written for the same runtimes."""
+        try:
+            search = _Search(
+                self.host, self.decoded, self.wanted, other.wish, dict(other.params), other.attention_factor
+            )
+            return _serves(self.host, search.ways(), search.target, self.wanted)
+        except RopetoolError:
+            return False
+
+
+def _refusal(search: _Search, method: Method, ways: Sequence[Way], tried: list[Candidate]) -> LossyExport:
+    host, wanted = search.host, search.wanted
+    if host.format == "gguf":
+        return lossy_gguf(
+            host, search.wish, search.goal, search.start.reading, search.changed(), tried, search.would_serve
+        )
+    quarrel = _quarrel(host, ways, search.target, wanted)
+    if quarrel:
+        tried = [Candidate(way.name, _attempt(host, way, search.target, quarrel)[1]) for way in ways]
+    return lossy(host, method, wanted, tried, quarrel)
 
 
 def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
@@ -144,7 +195,11 @@ def _decode(host: Host, runtime: str) -> RopeSet:
     found = inspection.understood(host.read(runtime), host.where, "config" if host.format == "hf" else "file")
     entry = found.entries.get(names.FULL_ATTENTION)
     if entry is None or entry.table is None:
-        raise InvalidRope("its full-attention layers do not rotate: there is nothing to extend", where=host.where)
+        raise InvalidRope(
+            "its full-attention layers do not rotate: there is no table to extend, and only the stated context limits them",
+            where=host.where,
+            try_=host.by_hand,
+        )
     if found.max_position_embeddings < 2:
         raise InvalidRope(
             f"states a context of {found.max_position_embeddings} tokens; it must be at least 2", where=host.where
@@ -214,109 +269,6 @@ def _difference(found: RuntimeReading, target: RopeSet) -> str:
     if found.rope.max_position_embeddings != target.max_position_embeddings:
         return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
     return target.disagreement(found.rope)
-
-
-def _stated(typed: Any, values: Mapping[str, Any], attention_factor: str | float) -> dict[str, Any]:
-    """Return the parameters that were given, as plain data of the method's own types."""
-    given = {name: getattr(typed, name) for name in values}
-    stated = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
-    return stated if attention_factor == "auto" else {**stated, names.ATTENTION_FACTOR: attention_factor}
-
-
-def _lossy(
-    host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate], quarrel: Sequence[str]
-) -> LossyExport:
-    reasons = _reasons(tried) or "no rope keys can say it"
-    if quarrel:
-        who = f"no file serves {quarrel[0]}" if len(quarrel) == 1 else f"no one file serves {' and '.join(quarrel)}"
-        reasons = f"{who}: {reasons}"
-    if host.style == names.V5 and "transformers-v4" in wanted:
-        would_work = "--config-style both"
-    elif method.name == "dynamic":
-        would_work = "-p freeze N, a fixed table"
-    elif quarrel:
-        rest = runtimes.folded([name for name in wanted if name != quarrel[-1]])
-        would_work = f"without {quarrel[-1]}: {' '.join(f'--for {name}' for name in rest)}"
-    else:
-        would_work = "fewer runtimes with --for, or another method"
-    return LossyExport(
-        f"{method.name} cannot be written in {host.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
-        where=host.where, try_=would_work,
-    )  # fmt: skip
-
-
-def _reasons(tried: Sequence[Candidate]) -> str:
-    """Return why each encoding was rejected, those of one reason together, and the bakes as one."""
-    alike: dict[str, dict[str, None]] = {}
-    for candidate in tried:
-        name = f"with {IN_WEIGHTS}" if candidate.name.endswith(IN_WEIGHTS) else candidate.name
-        alike.setdefault(candidate.rejected, {})[name] = None
-    return "; ".join(f"{', '.join(those)}: {reason}" for reason, those in alike.items())
-
-
-def _changed(method: Method, typed: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that were given and differ from the method's own."""
-    own = {field.name: field.default for field in fields(method.params_type)}
-    return {name: value for name, value in _stated(typed, values, "auto").items() if value != own[name]}
-
-
-def _lossy_gguf(
-    host: Host, wish: Wish, goal: Goal, start: Start, changed: Mapping[str, Any], tried: Sequence[Candidate]
-) -> LossyExport:
-    """Return the refusal that names what llama.cpp does not read for the architecture, and a command that works."""
-    arch = archs.get(host.family.gguf_architecture)
-    what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or wish.method
-    instead = replace(wish, method=wish.method if wish.method in BY_YARN_KEYS else "yarn")
-    more = [] if wish.reading is None else ["--from", wish.reading]
-    if wish.method == "dynamic":
-        instead = wish
-        more += [*_options(changed), "-p", "freeze", str(goal.target_length)]
-        what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
-    elif arch.vectors:
-        why = _reasons(tried) or "llama.cpp reads nothing that could say it"
-    else:
-        why = f"llama.cpp {_unread(arch, changed)} for this architecture"
-    if start.reading == CURRENT and wish.method != "dynamic":
-        what += " on top of the present table"
-        instead, more = replace(instead, factor=None, target_length=goal.target_length), ["--from", ORIGINAL]
-    if wish.original_length is not None:
-        more += ["--original-length", str(wish.original_length)]
-    return LossyExport(
-        f"{arch.name} files cannot hold {what}: {why}", where=host.where, try_=instead.command(host.path, *more)
-    )
-
-
-def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:
-    """Return what would have to be read: the keys of these parameters, or a vector of divisors."""
-    keys = [key for name, key in PARAMETER_KEYS.items() if name in changed and key not in arch.keys]
-    absent = [*(key.rpartition(".")[2] for key in keys), archs.ROPE_FREQS.partition(".")[0]]
-    return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and reads no {absent[0]}"
-
-
-def _options(params: Mapping[str, Any]) -> list[str]:
-    return [word for name, value in params.items() for word in ("-p", name, _word(value))]
-
-
-def _word(value: Any) -> str:
-    """Return a parameter as the command line takes it; a list by its length."""
-    if isinstance(value, list):
-        return f"of {len(value)} divisors"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _kinds_to_change(host: Host, decoded: RopeSet) -> list[str]:
-    """Return the kinds of layer that get the new table: the full ones, and those that share theirs by design.
-
-    Where llama.cpp scales sliding layers along with the others, one table of the checkpoint serves both.
-    """
-    full = decoded.entries[names.FULL_ATTENTION]
-    rules = archs.get(host.family.gguf_architecture).sliding if host.format == "gguf" else None
-    if rules is None or not rules.scaled or rules.plain or rules.own_base:
-        return [names.FULL_ATTENTION]
-    assert full.table is not None
-    return [
-        kind for kind, entry in decoded.entries.items() if entry.table is not None and full.table.agrees(entry.table)
-    ]
 
 
 def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ropetool import names
 from ropetool.errors import AmbiguousRope, InvalidRope
-from ropetool.families import Family
 from ropetool.hosts import Host
 from ropetool.methods import Source
 from ropetool.provenance import Provenance
@@ -64,9 +63,9 @@ def find_start(host: Host, decoded: RopeSet, wish: Wish) -> Start:
     """
     entry = decoded.entries[names.FULL_ATTENTION]
     context = decoded.max_position_embeddings
-    made, family = host.made, host.family
+    made = host.made
     if entry.rope_type == "default" and made is None:
-        return _unscaled(family, entry, context, wish)
+        return _unscaled(host, entry, context, wish)
     original = wish.original_length or (made.trained_length if made else entry.original_max_position_embeddings)
     scaled = _Scaled(host, entry, original, context, wish)
     if wish.reading is None:
@@ -74,9 +73,9 @@ def find_start(host: Host, decoded: RopeSet, wish: Wish) -> Start:
     return scaled.from_original() if wish.reading == ORIGINAL else scaled.from_current()
 
 
-def _unscaled(family: Family, entry: LayerRope, context: int, wish: Wish) -> Start:
+def _unscaled(host: Host, entry: LayerRope, context: int, wish: Wish) -> Start:
     trained, notes = context, list[str]()
-    shipped = next((t for t in family.trained_length if t.max_position_embeddings == context), None)
+    shipped = next((t for t in host.trained_length if t.max_position_embeddings == context), None)
     if wish.original_length is not None:
         trained = wish.original_length
     elif shipped is not None:
@@ -87,17 +86,13 @@ def _unscaled(family: Family, entry: LayerRope, context: int, wish: Wish) -> Sta
             f"{shipped.reason}; lengths count from {trained}{reach}. "
             f"--original-length {context} counts from the shipped value"
         ]
-    return Start(_on_base(family, entry, trained), trained, UNSCALED, tuple(notes))
+    return Start(_on_base(host, entry, trained), trained, UNSCALED, tuple(notes))
 
 
-def _on_base(family: Family, entry: LayerRope, length: int) -> Source:
+def _on_base(host: Host, entry: LayerRope, length: int) -> Source:
     assert entry.rope_theta is not None
     base = base_inv_freq(entry.rope_theta, entry.rotary_dim)
-    return Source(base, length, entry.rope_theta, mscale=_mscale(family, entry))
-
-
-def _mscale(family: Family, entry: LayerRope) -> float | None:
-    return float(entry.params.get(names.MSCALE_ALL_DIM) or 1.0) if family.mla else None
+    return Source(base, length, entry.rope_theta, mscale=host.mscale(entry))
 
 
 @dataclass(frozen=True)
@@ -155,7 +150,7 @@ class _Scaled:
                 where=self.host.where,
                 try_=self.wish.command(self.host.path, "--from", ORIGINAL, "--original-length", str(guess)),
             )
-        return Start(_on_base(self.host.family, entry, self.original), self.original, ORIGINAL)
+        return Start(_on_base(self.host, entry, self.original), self.original, ORIGINAL)
 
     def from_current(self) -> Start:
         entry = self.entry
@@ -169,7 +164,7 @@ class _Scaled:
         theta = entry.rope_theta if entry.rope_type == "default" else None
         source = Source(
             last.inv_freq, self.context, theta, entry.rope_theta, last.attention_factor, entry.softmax_multiplier,
-            _mscale(self.host.family, entry),
+            self.host.mscale(entry),
         )  # fmt: skip
         notes = () if limit is None else (f"the table beyond {limit} tokens is extended, for all lengths",)
         return Start(source, self.original or self.context, CURRENT, notes)

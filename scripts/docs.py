@@ -283,7 +283,9 @@ def architecture_table() -> str:
         arch = archs.get(name)
         alike.setdefault((_pairs(arch), _partial(arch), _vectors(arch), _own_keys(arch)), []).append(name)
     rows = [[", ".join(found), *how] for how, found in sorted(alike.items(), key=lambda item: item[1])]
-    rows.append([", ".join(sorted(archs.UNDESCRIBED)), "not decoded: rules of their own", "", "", ""])
+    for reason in dict.fromkeys(archs.UNDESCRIBED.values()):
+        those = sorted(name for name, why in archs.UNDESCRIBED.items() if why == reason)
+        rows.append([", ".join(those), f"not decoded: llama.cpp {reason}", "", "", ""])
     return _table(["architecture", "pairs", "rotating channels", "divisors", "keys of its own"], rows)
 
 

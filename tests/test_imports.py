@@ -41,6 +41,7 @@ LAYERS = (
         "plans",
         "serving",
         "publishing",
+        "refusing",
         "planning",
         "bake_plans",
         "applying",

@@ -25,7 +25,6 @@ from ropetool.errors import (
     InvalidRope,
     LossyExport,
     PlanMismatch,
-    UnknownFamily,
     UnknownRuntime,
 )  # fmt: skip
 from ropetool.plans import Plan
@@ -244,11 +243,13 @@ def test_options_of_the_other_format_are_refused_by_name() -> None:
         ropetool.plan(source, "yarn", factor=4, for_runtimes=["transformers"])
 
 
-def test_an_architecture_that_is_not_described_is_left_alone() -> None:
+def test_an_architecture_that_no_family_is_named_after_is_extended() -> None:
     source = model(Path("m.gguf"), "gemma3")
-    with pytest.raises(UnknownFamily, match='GGUF files of "gemma3" are not extended; those of exaone4, gemma2, glm4'):
-        ropetool.plan(source, "yarn", factor=4)
-    assert inspection.inspect(source).rope is not None
+    output = extended(source, "yarn", factor=4)
+    assert changed(source, output)[f"{SCALING}.type"] == ("STRING", "yarn")
+    assert json.loads(Path("out.gguf.ropetool.json").read_text())["plan"]["family"] == "gemma3"
+    card = Path("out.gguf.README.md").read_text()
+    assert "yarn" in card
 
 
 # --- plans as files

@@ -27,7 +27,7 @@ TENSORS = {
     "q_layernorm.norms.{head}": "attn_q_norm", "k_layernorm.norms.{head}": "attn_k_norm",
     "q_b_proj": "attn_q_b", "kv_a_proj_with_mqa": "attn_kv_a_mqa", "q_a_layernorm": "attn_q_a_norm",
 }  # fmt: skip
-# Architectures beyond those that families name as their own, by the family whose sites they have.
+# Architectures beyond those of a family's own name, by the family whose sites they have.
 MORE = {
     "deepseek2": "deepseek_v3", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss", "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
@@ -67,10 +67,16 @@ def decoded(model: GgufView) -> RopeSet:
         raise LossyExport(f"llama.cpp refuses it: {refusal}", where=model.where) from None
 
 
+def architectures() -> dict[str, str]:
+    """Return the architectures whose sites are known, each with the family that describes them."""
+    own = {name: name for name in families.names() if families.get(name).gguf_architecture == name}
+    return dict(sorted({**own, **MORE}.items()))
+
+
 def _family(arch: str, where: str) -> Family:
-    family = families.of_gguf(arch) or families.find(MORE.get(arch, ""))
+    family = families.find(architectures().get(arch, ""))
     if family is None:
-        known = ", ".join(sorted({*MORE, *(name for name in families.names() if families.of_gguf(name))}))
+        known = ", ".join(architectures())
         raise LossyExport(
             f"it is not known where files of {arch} make their queries and keys; known: {known}", where=where,
             try_="bake the checkpoint that it was converted from",

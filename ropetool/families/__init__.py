@@ -77,7 +77,7 @@ class Family:
     full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
     too (LLLG), beside layer_types. default_*: the values that the class assumes when the config is silent; None for
     head_dim means hidden_size // num_attention_heads.
-    gguf_architecture: the name that GGUF files give it; the family of that very name describes such a file.
+    gguf_architecture: the name that GGUF files give it.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
     rope_theta_key: where the base is looked for beside the rope keys. rope_types: the only ones that the class takes;
@@ -210,10 +210,10 @@ def find(model_type: str) -> Family | None:
     return _discovered().get(model_type)
 
 
-def of_gguf(architecture: str) -> Family | None:
-    """Return the family that describes GGUF files of this architecture, or None."""
-    family = find(architecture)
-    return family if family is not None and family.gguf_architecture == architecture else None
+def of_gguf(architecture: str) -> tuple[Family, ...]:
+    """Return the families whose checkpoints become GGUF files of this architecture, the one of that very name first."""
+    found = (family for family in _discovered().values() if family.gguf_architecture == architecture)
+    return tuple(sorted(found, key=lambda family: family.model_type != architecture))
 
 
 def get(model_type: str, where: str = "") -> Family:

@@ -16,6 +16,7 @@ from ropetool.formats.hf import headers, open_checkpoint
 from ropetool.plans import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes import GgufView
+from ropetool.runtimes import llama_cpp_archs as archs
 
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
 
@@ -31,7 +32,7 @@ def check_possible(plan: Plan, where: Path) -> None:
             f"it compares scores that stay the same, and {what} " + ("changes them" if plan.tensors else "touches no weight"),
             where="--check", try_="leave out --check",
         )  # fmt: skip
-    if plan.format == "gguf" and families.get(plan.family).mla:
+    if plan.format == "gguf" and archs.get(plan.family).mla:
         raise LossyExport(
             "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
             try_="leave out --check",

@@ -101,11 +101,11 @@ def _resolve(model: Model, context: int) -> _Resolved:
     mix = model.get(archs.YARN_EXT_FACTOR, -1.0) if archs.YARN_EXT_FACTOR in model.arch.keys else -1.0
     if mix < 0:
         mix = 1.0 if scaling_type == "yarn" else 0.0
-    log_multiplier = _log_multiplier(model)
+    multiplier = log_multiplier(model)
     return _Resolved(
-        scaling_type, _theta(model), factor, mix, _attn(model, factor, mix, log_multiplier), log_multiplier,
-        model.number_if_read(archs.YARN_BETA_FAST, 8.0 if model.arch.name == "grok" else 32.0),
-        model.number_if_read(archs.YARN_BETA_SLOW, 1.0), context, model.get(archs.ORIGINAL_CONTEXT_LENGTH),
+        scaling_type, _theta(model), factor, mix, _attn(model, factor, mix, multiplier), multiplier,
+        model.number_if_read(archs.YARN_BETA_FAST, model.arch.betas[0]),
+        model.number_if_read(archs.YARN_BETA_SLOW, model.arch.betas[1]), context, model.get(archs.ORIGINAL_CONTEXT_LENGTH),
         _vectors(model, scaling_type),
     )  # fmt: skip
 
@@ -124,8 +124,8 @@ def _base(model: Model, suffix: str, default: float) -> float:
     return base
 
 
-def _log_multiplier(model: Model) -> float:
-    """Return DeepSeek's mscale_all_dim; these files hold a tenth of it, mistral3's the number itself."""
+def log_multiplier(model: Model) -> float:
+    """Return DeepSeek's mscale_all_dim, 0 where there is none; most files hold a tenth of it, mistral3's the number."""
     if archs.YARN_LOG_MULTIPLIER not in model.arch.keys:
         return 0.0
     stored = model.number(archs.YARN_LOG_MULTIPLIER, 0.0, least=-math.inf)

@@ -134,6 +134,24 @@ class Architecture:
         """Whether YaRN's factor also multiplies the whole score, and only part of a head's channels rotate."""
         return self.name in MLA
 
+    @property
+    def betas(self) -> tuple[float, float]:
+        """The ends of YaRN's ramp where the file states none."""
+        return (8.0, 1.0) if self.name == "grok" else (32.0, 1.0)
+
+    @property
+    def limit(self) -> str:
+        """What stands against some tables here, in words; empty where nothing does."""
+        if self.norm_after:
+            return "it normalises queries and keys after the rotation, which takes any factor away"
+        if self.mla and YARN_LOG_MULTIPLIER not in self.keys:
+            return f"it reads no {YARN_LOG_MULTIPLIER.rpartition('.')[2]}, so one factor is on cos and sin and on the score"
+        if self.sliding is None or (self.sliding.plain and not self.sliding.shares_base):
+            return ""
+        return (
+            f"its sliding layers rotate by the same {'base' if self.sliding.shares_base else 'factor on cos and sin'}"
+        )
+
     def loads(self, scaling_type: str) -> tuple[str, ...]:
         """Return the frequency vectors that a file of this scaling type may hold; any other one stops the loading."""
         if self.name in LISTS or (self.name in LISTS_FOR_LONGROPE and scaling_type == "longrope"):
@@ -155,7 +173,7 @@ def get(name: str) -> Architecture:
     if found is not None:
         return found
     if name in UNDESCRIBED:
-        raise NotKnown(f"llama.cpp runs {name} by rules of its own, which ropetool does not know")
+        raise NotKnown(f"llama.cpp {UNDESCRIBED[name]}: what it makes of {name} is not described here")
     raise NotKnown(f"unknown model architecture: {shown(name)}")
 
 
@@ -193,11 +211,25 @@ WITHOUT_ROTATION = _words(
     """gpt2 gptj mpt refact bloom mamba mamba2 jamba bert jina-bert-v2 starcoder t5 t5encoder jais rwkv6 rwkv6qwen2
     rwkv7 arwkv7 wavtokenizer-dec nemotron_h nemotron_h_moe kimi-linear kimi-k3 glm5-next"""
 )
-# Fixed tables, chunked or compressed attention, drafts of another model, a temperature with an offset.
-UNDESCRIBED = _words(
-    """clip llama4 cohere2moe deepseek2-ocr deepseek4 dots3note dflash eagle3 cogvlm step35 gemma4-assistant qwen4exp
-    bailingmoe3 graniteswitch hy_v4"""
-)
+# Not described here, and what sets them apart; after "llama.cpp".
+DRAFTS = "runs it to draft tokens for another model, whose keys decide with its own"
+UNDESCRIBED = {
+    "clip": "runs it to encode images or sound, not text",
+    "llama4": "lets its layers attend in chunks, and the scores of those without rotation grow with the position",
+    "cohere2moe": "rotates its leading dense layers though they do not slide",
+    "deepseek2-ocr": "rotates it by a base of 10000 whatever the file says",
+    "deepseek4": "rotates its layers with compressed keys by a base of their own, and ignores attn_factor",
+    "dots3note": "gives its sliding MLA layers a base of their own beside a sparse indexer",
+    "dflash": DRAFTS,
+    "eagle3": DRAFTS,
+    "gemma4-assistant": DRAFTS,
+    "cogvlm": "rotates it by a base of 10000 whatever the file says",
+    "step35": "rotates another share of a head in its full layers than in its sliding ones",
+    "qwen4exp": "rotates pooled keys of a sparse indexer beside those of attention",
+    "bailingmoe3": "mixes MLA with layers that keep a state",
+    "graniteswitch": "adds a layer that chooses among adapters token by token",
+    "hy_v4": "rotates the tail of a sparse indexer's heads beside MLA",
+}
 # With image sections in the file these pair channels half a head apart; text has one position for all sections.
 HALF_WITH_SECTIONS = frozenset({"glm4"})
 # llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert

@@ -157,9 +157,9 @@ VALUES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     ),
     "an unknown architecture": (
         raw(packed([kv("general.architecture", STR, string("new\x1b[31m"))])),
-        f'{M}: general.architecture: GGUF files of "new\\u001b[31m" are not extended; those of exaone4, gemma2, '
-        "glm4, granite, llama, olmo2, phi3, qwen2, qwen3, smollm3, stablelm, starcoder2 are",
-        "ropetool inspect, which reads any of them",
+        f'{M}: general.architecture: GGUF files of "new\\u001b[31m" are not extended: '
+        "unknown model architecture: 'new\\x1b[31m'",
+        "ropetool inspect {m}.gguf, which shows their keys as written",
     ),
     "a base of another type": (
         keys(rope__freq_base=(F64, 1e4)),

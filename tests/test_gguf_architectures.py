@@ -1,0 +1,235 @@
+"""Extending GGUF files of every architecture that llama.cpp rotates: what is written, and what stands against the rest.
+
+Oracle: the published formulas in mpmath (scripts/golden_formulas.py) against llama.cpp's formulas on the written keys
+(gguf_headers.py). Neither knows ropetool.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gguf_headers as headers
+import numpy as np
+import pytest
+from making import run, snapshot
+
+import ropetool
+from ropetool import inspection
+from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
+from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.spec import RopeSet
+
+FACTOR = 4
+ROTATING = [name for name in archs.names() if name not in archs.WITHOUT_ROTATION]
+
+# By cell: the method and its options, as a plan and as the formulas name them.
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("linear", {}),
+    "ntk": ("ntk", {}),
+    "abf": ("abf", {"params": {"rope_theta": 1e7}}),
+    "ntk-by-parts": ("ntk-by-parts", {}),
+    "attention": ("attention", {}),
+    "yarn": ("yarn", {}),
+    "yarn, factor none": ("yarn", {"attention_factor": "none"}),
+    "yarn, factor 1.3": ("yarn", {"attention_factor": 1.3}),
+    "yarn, beta 16": ("yarn", {"params": {"beta_fast": 16}}),
+    "llama3": ("llama3", {}),
+    "mixed-ntk": ("mixed-ntk", {}),
+}
+
+# What llama.cpp does not let a file of an architecture say, and the words of the refusal.
+NO_ROTATION = dict.fromkeys(
+    ("afmoe", "cohere2", "exaone-moe", "maple", "muse-glimmer"), "full-attention layers do not rotate"
+)
+NORM_AFTER = dict.fromkeys(headers.NORM_BEHIND, "normalises queries and keys after the rotation")
+ONE_FACTOR = "one factor is on cos and sin and on the score"  # src/models/glm-dsa.cpp reads no yarn_log_multiplier
+LEAKS = dict.fromkeys(  # cparams.yarn_attn_factor reaches every layer; freq_scale does not
+    ("gemma-embedding", "gemma3", "gemma3n", "mimo2", "modern-bert", "plamo3"),
+    "its sliding layers rotate by the same factor on cos and sin",
+)
+SAME_BASE = dict.fromkeys(("mellum", "olmo2"), "its sliding layers rotate by the same base")
+# The only graphs that ask for vectors (ggml_rope_ext's c) and whose loader makes them.
+VECTORS = {
+    "apertus", "arcee", "deci", "exaone", "exaone4", "gemma4", "granite", "granite_swa", "granitehybrid", "granitemoe",
+    "llama", "llama-embed", "minicpm", "minicpm3", "mistral3", "nanbeige", "phi3", "phimoe",
+}  # fmt: skip
+READS_NO_VECTORS = {name: "reads no rope_freqs for this architecture" for name in ROTATING if name not in VECTORS}
+READS_NO_BETAS = {
+    name: "reads neither yarn_beta_fast nor rope_freqs" for name in ROTATING if name not in VECTORS | {"grok"}
+}
+FACTORS = {**NORM_AFTER, **LEAKS, "glm-dsa": ONE_FACTOR, "gemma4": LEAKS["gemma3"]}
+# Without a scaling factor there is no ln s by which their multiplier could take the factor off the whole score again.
+NO_LOGARITHM = dict.fromkeys(
+    ("deepseek2", "deepseek32", "mistral4"), "the whole score is multiplied by 1.15385 instead of 1"
+)
+REFUSED: dict[str, dict[str, str]] = {
+    "linear": {"glm-dsa": ONE_FACTOR},
+    "ntk": SAME_BASE,
+    "abf": SAME_BASE,
+    "ntk-by-parts": LEAKS,
+    "attention": {**FACTORS, **NO_LOGARITHM},
+    "yarn": {**NORM_AFTER, "glm-dsa": ONE_FACTOR},
+    "yarn, factor none": LEAKS,
+    "yarn, factor 1.3": FACTORS,
+    "yarn, beta 16": {**READS_NO_BETAS, "gemma4": LEAKS["gemma3"]},
+    "llama3": READS_NO_VECTORS,
+    "mixed-ntk": READS_NO_VECTORS,
+}
+SERVED = {
+    "linear": 108, "ntk": 107, "abf": 107, "ntk-by-parts": 103, "attention": 93, "yarn": 103, "yarn, factor none": 103,
+    "yarn, factor 1.3": 96, "yarn, beta 16": 18, "llama3": 18, "mixed-ntk": 18,
+}  # fmt: skip
+
+
+def _formulas() -> ModuleType:
+    path = Path(__file__).parents[1] / "scripts" / "golden_formulas.py"
+    spec = importlib.util.spec_from_file_location("golden_formulas", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+formulas = _formulas()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(cell: str, arch: str) -> str:
+    return NO_ROTATION.get(arch) or REFUSED[cell].get(arch, "")
+
+
+def wanted(cell: str, arch: str) -> headers.Rotation:
+    """Return what the published formula makes of the header's base table."""
+    method, options = CELLS[cell]
+    mla = arch in headers.MLA
+    source = {
+        "head_dim": headers.ROTARY if mla else headers.HEAD, "partial_rotary_factor": 1.0, "rope_theta": headers.THETA,
+        "length": headers.CONTEXT, **({"mscale": 1.0} if mla else {}),
+    }  # fmt: skip
+    params, factor = options.get("params", {}), options.get("attention_factor", "auto")
+    found = formulas.table(method, {"source": source, "factor": FACTOR, "attention_factor": factor, "params": params})
+    return headers.Rotation(np.array(found["inv_freq"]), found["attention_factor"], found["softmax_multiplier"])
+
+
+def close(one: headers.Rotation, other: headers.Rotation) -> bool:
+    """Return whether both agree to the 6e-8 by which float32 keys may be off, and 1e-6 in all."""
+    factors = np.array([[r.attention_factor, r.softmax_multiplier] for r in (one, other)])
+    return bool(
+        np.allclose(one.inv_freq, other.inv_freq, rtol=1e-6, atol=0) and np.allclose(*factors, rtol=1e-6, atol=0)
+    )
+
+
+def decoded(path: Path, kind: str = "full_attention") -> headers.Rotation:
+    rope = inspection.inspect(path).rope
+    assert isinstance(rope, RopeSet)
+    entry = rope.entries[kind]
+    assert entry.table is not None
+    assert len(entry.table.regimes) == 1
+    return headers.Rotation(entry.table.regimes[0].inv_freq, entry.attention_factor, entry.softmax_multiplier)
+
+
+def test_the_table_of_served_architectures_is_complete() -> None:
+    assert len(ROTATING) == 114
+    for cell in CELLS:
+        refused = [arch for arch in ROTATING if refusal(cell, arch)]
+        assert len(ROTATING) - len(refused) == SERVED[cell], cell
+
+
+@pytest.mark.parametrize("arch", ROTATING)
+def test_every_method_is_written_as_llama_cpp_reads_it_or_refused(arch: str) -> None:
+    source = headers.write(Path("m.gguf"), arch)
+    before = snapshot(Path())
+    for number, (cell, (method, options)) in enumerate(CELLS.items()):
+        reason = refusal(cell, arch)
+        if reason:
+            with pytest.raises((LossyExport, InvalidRope)) as refused:
+                ropetool.plan(source, method, factor=FACTOR, **options)
+            assert reason in refused.value.message, cell
+            continue
+        output = ropetool.apply(
+            ropetool.plan(source, method, factor=FACTOR, **options), source, f"{number}.gguf"
+        ).output
+        assert close(headers.rotation(output), wanted(cell, arch)), cell
+        assert close(decoded(output), headers.rotation(output)), cell
+        _check_sliding(arch, source, output)
+    assert before.items() <= snapshot(Path()).items()
+
+
+def _check_sliding(arch: str, source: Path, output: Path) -> None:
+    """Assert that sliding layers rotate as before, or as the full ones where they did so before and are scaled along."""
+    if arch not in headers.SCALED | headers.UNSCALED | headers.PLAIN:
+        return
+    found = headers.rotation(output, sliding=True)
+    along = arch in headers.SCALED
+    assert close(found, headers.rotation(output) if along else headers.rotation(source, sliding=True))
+    assert close(decoded(output, "sliding_attention"), found)
+
+
+@pytest.mark.parametrize(("cell", "arch"), [(cell, arch) for cell in CELLS for arch in sorted(REFUSED[cell])][::7])
+def test_what_is_refused_names_a_command_that_works(cell: str, arch: str) -> None:
+    source = headers.write(Path("m.gguf"), arch)
+    method, options = CELLS[cell]
+    with pytest.raises((LossyExport, InvalidRope)) as refused:
+        ropetool.plan(source, method, factor=FACTOR, **options)
+    program, *arguments = shlex.split(refused.value.try_)
+    assert (program, run(*arguments, "--dry-run").code) == (
+        ("ropetool", 0) if arch not in NO_ROTATION else (program, 2)
+    )
+
+
+def test_layers_without_positions_are_given_a_longer_context_by_hand() -> None:
+    source = headers.write(Path("COPY"), "cohere2")
+    with pytest.raises(InvalidRope, match="only the stated context limits them") as refused:
+        ropetool.plan(source, "yarn", factor=FACTOR)
+    assert refused.value.try_ == "gguf-set-metadata COPY cohere2.context_length TOKENS, on a copy of the file"
+    from gguf.scripts import gguf_set_metadata
+
+    arguments = refused.value.try_.partition(",")[0].replace("TOKENS", "32768").split()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*arguments, "--force"])
+        gguf_set_metadata.main()
+    assert headers.values(source)["cohere2.context_length"][1] == 32768
+
+
+@pytest.mark.parametrize("arch", sorted(archs.UNDESCRIBED))
+def test_what_is_not_described_is_refused_with_the_reason(arch: str) -> None:
+    source = headers.write(Path("m.gguf"), arch)
+    with pytest.raises(UnknownFamily) as refused:
+        ropetool.plan(source, "yarn", factor=FACTOR)
+    assert f'GGUF files of "{arch}" are not extended: llama.cpp {archs.UNDESCRIBED[arch]}' in refused.value.message
+    assert run(*shlex.split(refused.value.try_.partition(",")[0])[1:]).code == 0
+
+
+# --- facts that come from elsewhere than the file's tables
+
+
+def test_mla_files_carry_their_own_multiplier() -> None:
+    """A file that states mscale_all_dim 0.707 is extended by it; without one it is 1, as DeepSeek-V3 has it."""
+    stated = {"rope__scaling__type": ("string", "yarn"), "rope__scaling__factor": ("float32", 40.0),
+              "rope__scaling__original_context_length": ("uint32", 4096)}  # fmt: skip
+    for multiplier in (0.707, 1.0):
+        more = {**stated, "rope__scaling__yarn_log_multiplier": ("float32", 0.1 * multiplier)}
+        source = headers.write(Path(f"m{multiplier}.gguf"), "deepseek2", **more)
+        plan = ropetool.plan(source, "yarn", factor=8, reading="original")
+        found = headers.rotation(ropetool.apply(plan, source, f"o{multiplier}.gguf").output)
+        assert found.softmax_multiplier == pytest.approx((1 + 0.1 * multiplier * np.log(8)) ** 2, rel=1e-6)
+        assert found.attention_factor == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3moe"])
+def test_shipped_lengths_are_carried_over_from_the_families(arch: str) -> None:
+    source = headers.write(Path("m.gguf"), arch, context_length=("uint32", 40960))
+    plan = ropetool.plan(source, "yarn", factor=4)
+    assert (plan.trained_length, plan.max_position_embeddings) == (32768, 131072)
+    assert inspection.inspect(source).trained_length == 32768
