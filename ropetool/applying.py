@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families import Family
 from ropetool.formats import hub, linking, output
+from ropetool.formats.counting import counted
 from ropetool.formats.gguf import Patch, read_shards, shard_paths, write_patched
 from ropetool.formats.hf import (
     Checkpoint,
@@ -41,6 +42,9 @@ from ropetool.spec import TABLE_TOLERANCE, RopeSet
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
 _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
+
+
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,17 @@ def apply(
     force: bool = False,
     copy: bool = False,
     command: str = "",
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Applied:
     """Write the planned checkpoint to `target`, whole or not at all.
 
-    command: the command line that asked for it, for the model card.
+    command: the command line that asked for it, for the model card. progress: told the file, the bytes done, and those
+    of the whole output; 0 of these while the system brings the last of them to the disk.
     Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
     """
     path = hub.local(source)
     if plan.format == "gguf":
-        return _apply_gguf(plan, path, Path(target), force=force, copy=copy, command=command)
+        return _apply_gguf(plan, path, Path(target), force=force, copy=copy, command=command, tell=progress or _ignore)
     checkpoint = open_checkpoint(path)
     card = publishing.read_card(checkpoint.path / publishing.CARD)
     family = _family(plan, checkpoint)
@@ -85,15 +90,16 @@ def apply(
     weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint)
     placed: Counter[str] = Counter()
-    with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage:
-        done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=progress)
+    anew = {*edited, *([publishing.CARD] if card is not None else [])}
+    unchanged = [path for path in carried if str(path) not in anew]
+    steps = _Steps(progress or _ignore, checkpoint.path, unchanged)
+    with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage, counted(steps.moved):
+        done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=steps.begin)
         written = {*edited, *(file.name for file in done.files)}
-        own = {*written, *([publishing.CARD] if card is not None else [])}
-        for relative in (path for path in carried if str(path) not in own):
+        for relative in (path for path in unchanged if str(path) not in written):
             destination = stage / relative
             destination.parent.mkdir(parents=True, exist_ok=True)
-            if progress is not None:
-                progress(str(relative))
+            steps.begin(str(relative))
             placed[linking.carry(checkpoint.path / relative, destination, copy=copy)] += 1
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
@@ -102,8 +108,38 @@ def apply(
         if card is not None:
             made = _card(plan, checkpoint.path, card, command, serving_lines(found, Path(target).name))
             publishing.write_card(stage / publishing.CARD, made)
+        steps.end()
     lines = serving_lines(found, str(target))
     return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines))
+
+
+class _Steps:
+    """How far an output is, in the bytes of its files: a link is done at once, a copy as it is written."""
+
+    def __init__(self, tell: Progress, source: Path, files: Sequence[Path]) -> None:
+        self._tell = tell
+        self._sizes = {str(path): (source / path).stat().st_size for path in files}
+        self._total = sum(self._sizes.values())
+        self._name, self._before, self._now = "", 0, 0
+
+    def begin(self, name: str) -> None:
+        """Go on to this file; the one before is done."""
+        self._before += self._sizes.get(self._name, 0)
+        self._name, self._now = name, 0
+        self.moved(0)
+
+    def moved(self, nbytes: int) -> None:
+        """Count bytes of the file at hand; those of a file that is written twice count once."""
+        self._now = min(self._now + nbytes, self._sizes.get(self._name, 0))
+        self._tell(self._name, self._before + self._now, self._total)
+
+    def end(self) -> None:
+        """Say that all is written, and is being brought to the disk."""
+        self._tell("flushing to the disk", 0, 0)
+
+
+def _ignore(file: str, done: int, total: int) -> None:
+    """Be told of progress, and do nothing."""
 
 
 def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
@@ -145,7 +181,9 @@ def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str])
     )  # fmt: skip
 
 
-def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str) -> Applied:
+def _apply_gguf(
+    plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str, tell: Progress
+) -> Applied:  # fmt: skip
     """Write the model's files, the unchanged ones linked; the first appears last, so that none looks whole too early."""
     headers = read_shards(source)
     view = GgufView.of(headers)
@@ -159,7 +197,9 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
         output.check_output(path, headers[0].path, force=force)
     placed, edited = Counter[str](), list[str]()
     record = provenance.beside(targets[0])
-    with ExitStack() as stack:  # nothing is put in place before everything is written; the first file goes last
+    steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
+    # nothing is put in place before everything is written; the first file goes last
+    with ExitStack() as stack, counted(steps.moved):
         stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
         _write_provenance(plan, headers[0].path, stage)
         card = _card_beside(headers[0].path)
@@ -170,14 +210,17 @@ def _apply_gguf(plan: Plan, source: Path, target: Path, *, force: bool, copy: bo
             publishing.write_card(stage, text)
         files = list(zip(headers, targets, strict=True))
         stages = [stack.enter_context(output.staged(path, header.path, force=force)) for header, path in files]
-        done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype)
+        done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype, progress=steps.begin)
         for (header, path), stage in zip(files, stages, strict=True):
+            if stage not in done.files:
+                steps.begin(header.path.name)
             if stage not in done.files and header is not headers[0]:
                 placed[linking.place(header.path, stage, copy=copy)] += 1
                 continue
             if stage not in done.files:
                 write_patched(header, Patch(), stage)
             edited.append(path.name)
+        steps.end()
     line = serving_line(LLAMA_CPP, str(targets[0]), plan.max_position_embeddings)
     return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors, (line,))
 

@@ -20,11 +20,20 @@ from pathlib import Path
 
 LIMIT = 300  # seconds until a command counts as hung
 INTERRUPT = b"\x03"  # what Ctrl-C types
-# Progress shows at once; {before} is put in front of the command line.
+# Progress is shown at once, and each step of it; {before} is put in front of the command line.
 PROGRAM = """
 import sys
+from rich.progress import Progress
 from ropetool.cli import progress
-progress.DELAY = 0
+class Now:
+    def __init__(self, delay, function):
+        self.start = function
+    def cancel(self):
+        pass
+    join = cancel
+Timer, progress.Timer = progress.Timer, Now
+update = Progress.update
+Progress.update = lambda *arguments, **options: update(*arguments, refresh=True, **options)
 {before}
 from ropetool.cli import main
 main(sys.argv[1:])

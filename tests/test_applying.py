@@ -89,9 +89,32 @@ def test_an_edited_file_is_never_linked(source: Path, tmp_path: Path) -> None:
 
 
 def test_progress_names_every_file_that_is_placed(source: Path, tmp_path: Path) -> None:
-    seen: list[str] = []
-    extended(source, tmp_path / "out", progress=seen.append)
-    assert sorted(seen) == sorted(CARRIED - {"config.json", "tokenizer_config.json", "assets", "README.md"})
+    told: list[tuple[str, int, int]] = []
+    extended(source, tmp_path / "out", progress=lambda *now: told.append(now), copy=True)
+    assert told.pop() == ("flushing to the disk", 0, 0)
+    names = list(dict.fromkeys(name for name, _, _ in told))
+    assert sorted(names) == sorted(CARRIED - {"config.json", "tokenizer_config.json", "assets", "README.md"})
+    done = [done for _, done, _ in told]
+    assert done == sorted(done)
+    assert {total for _, _, total in told} == {done[-1]}
+
+
+def test_the_bytes_of_a_copy_are_counted_as_they_are_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ropetool.formats.linking._RANGE", 16)
+    for kernel in (True, False):
+        if not kernel:
+            monkeypatch.delattr("os.copy_file_range")
+            monkeypatch.setattr("ropetool.formats.linking._BUFFER", 16)
+        for copy in (True, False):
+            told: list[int] = []
+            extended(
+                source, tmp_path / f"out{kernel}{copy}", copy=copy,
+                progress=lambda name, done, _, told=told: told.append(done) if name == SHARD else None,
+            )  # fmt: skip
+            size = (source / SHARD).stat().st_size
+            assert [done - told[0] for done in told] == ([*range(0, size, 16), size] if copy else [0])
 
 
 def test_a_config_alone_gives_a_config_alone(tmp_path: Path) -> None:
@@ -343,7 +366,7 @@ def test_another_multiplier_of_the_whole_score_is_refused(tmp_path: Path) -> Non
 def test_a_failure_leaves_nothing(source: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
 
-    def stop(name: str) -> None:
+    def stop(name: str, done: int, total: int) -> None:
         if name.endswith(".safetensors"):
             raise KeyboardInterrupt
 

@@ -189,6 +189,6 @@ def print_json(data: Any) -> None:
 
 
 def notes(lines: tuple[str, ...] | list[str]) -> None:
-    """Print notes on stderr."""
+    """Print notes on stderr, above the progress that may be shown there."""
     for line in lines:
-        click.echo(f"Note: {line}", err=True)
+        click.echo(f"Note: {line}", file=sys.stderr)  # by this name: with err=True click looks behind rich's display

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json
+
+if TYPE_CHECKING:
+    from ropetool.applying import Applied
+    from ropetool.plans import Plan
 
 
 @click.command("apply")
@@ -25,15 +30,23 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
     ropetool extend model --method yarn --factor 8 --dry-run --plan-out plan.json
     ropetool apply model plan.json
     """
-    from ropetool.applying import apply
     from ropetool.plans import Plan
     from ropetool.report.planned import applied_json, applied_text
 
     plan, path = Plan.read(plan_file), local_source(source)
     target = Path(output) if output is not None else plan.output_beside(path)
-    written = apply(plan, path, target, force=force, copy=copy, command=command_line())
+    written = applied(plan, path, target, force=force, copy=copy)
     if as_json:
         print_json(applied_json(plan, written))
     else:
         click.echo(applied_text(plan, written), nl=False)
         notes(plan.notes)
+
+
+def applied(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool) -> Applied:
+    """Write the planned output, and show how far it is."""
+    from ropetool.applying import apply
+    from ropetool.cli.progress import BYTES, bar
+
+    with bar(BYTES) as shown:
+        return apply(plan, source, target, force=force, copy=copy, command=command_line(), progress=shown)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json
+from ropetool.cli import local_source, notes, print_json
 from ropetool.errors import ConfigError
 
 
@@ -70,6 +70,7 @@ def bake_command(
     ropetool bake model-yarn-8x.gguf shift-safe
     """
     from ropetool.bake_plans import make_bake
+    from ropetool.cli.apply import applied
     from ropetool.cli.extend import list_value, written_beside
     from ropetool.report.baked import check_possible, checks_of, checks_text
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
@@ -88,9 +89,7 @@ def bake_command(
                 click.echo(plan_text(plan, str(target)), nl=False)
                 notes(plan.notes)
             return
-        from ropetool.applying import apply
-
-        written = apply(plan, path, target, force=force, copy=copy, command=command_line())
+        written = applied(plan, path, target, force=force, copy=copy)
     checks = checks_of(plan, path, written.output) if check else ()
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})

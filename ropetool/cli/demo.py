@@ -83,11 +83,11 @@ def _verify(source: Path, target: Path) -> VerifyResult:
 
 
 def _export(target: Path) -> None:
-    from ropetool.exporting import export_checkpoint
+    from ropetool.cli.export import exported
     from ropetool.report.exported import exported_text
 
     click.echo(f"$ ropetool export {target.name} --outtype f32")
-    written = export_checkpoint(target, outtype="f32")
+    written = exported(target, None, outtype="f32", command="")
     click.echo(_without(target.parent, exported_text(written)), nl=False)
     notes(written.notes)
     click.echo(f"parity: {_parity(target, written.output)}")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json
+
+if TYPE_CHECKING:
+    from ropetool.exporting import Exported
 
 
 @click.command("export")
@@ -66,19 +69,28 @@ def export_command(
     ropetool export model-yarn-8x --outtype q8_0 -o model.gguf
     ropetool export model-yarn-8x --outtype q4_k_m --split-max-size 2G
     """
-    from ropetool.cli.progress import BYTES, bar
-    from ropetool.exporting import export_checkpoint
     from ropetool.report.exported import exported_json, exported_text
 
-    path = local_source(source)
-    with bar(BYTES) as shown:
-        written = export_checkpoint(
-            path, Path(output) if output is not None else None,
-            imatrix=Path(imatrix) if imatrix is not None else None,
-            command=command_line(), progress=shown, **choices,
-        )  # fmt: skip
+    written = exported(
+        local_source(source), Path(output) if output is not None else None,
+        imatrix=Path(imatrix) if imatrix is not None else None, **choices,
+    )  # fmt: skip
     if as_json:
         print_json(exported_json(written))
     else:
         click.echo(exported_text(written), nl=False)
         notes(written.notes)
+
+
+def exported(source: Path, output: Path | None, *, command: str | None = None, **choices: Any) -> Exported:
+    """Write a checkpoint as a GGUF file with these options of the command, and show how far it is."""
+    from ropetool.cli.progress import BYTES, bar
+    from ropetool.exporting import COMPARING_LOGITS, export_checkpoint
+
+    command = command_line() if command is None else command
+    with bar(BYTES) as shown:
+
+        def tell(stage: str, done: int, total: int) -> None:
+            shown(stage, done, total, "tokens" if stage == COMPARING_LOGITS else BYTES)
+
+        return export_checkpoint(source, output, command=command, progress=tell, **choices)

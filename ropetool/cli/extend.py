@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json
+from ropetool.cli import local_source, notes, print_json
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def extend_command(
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
+    from ropetool.cli.apply import applied
     from ropetool.hosts import CONFIG_ONLY
     from ropetool.planning import make_plan
     from ropetool.report.flags import flag_lines
@@ -148,12 +149,8 @@ def extend_command(
                 click.echo(plan_text(plan, str(target), flags), nl=False)
                 notes(plan.notes)
             return 0
-        from ropetool.applying import apply
-
         chain.check_place(path, target)
-        written = apply(
-            plan, path, target, force=options["force"], copy=options["copy"], command=command_line()
-        )  # fmt: skip
+        written = applied(plan, path, target, force=options["force"], copy=options["copy"])
     if not as_json:
         click.echo(applied_text(plan, written), nl=False)
         notes(plan.notes)
@@ -244,12 +241,10 @@ class _Chain:
         return code, found
 
     def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
-        from ropetool.exporting import export_checkpoint
+        from ropetool.cli.export import exported
         from ropetool.report.exported import exported_json, exported_text
 
-        written = export_checkpoint(
-            output, file, force=self.force, allow_unverified=self.suite is None, command=command_line()
-        )  # fmt: skip
+        written = exported(output, file, force=self.force, allow_unverified=self.suite is None)
         if not as_json:
             click.echo(f"\n{exported_text(written)}", nl=False)
             notes(written.notes)

@@ -6,11 +6,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+
+
+class Update(Protocol):
+    """What is being done, how many units are done, how many there are; and the unit, if it is another."""
+
+    def __call__(self, stage: str, done: int, total: int, unit: str = ...) -> None: ...
+
 
 DELAY = 1.0  # seconds
 BYTES = "bytes"
@@ -18,11 +25,12 @@ NARROW = 80  # columns
 
 
 @contextmanager
-def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Callable[[str, int, int], None]]:
+def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Update]:
     """Yield a callback that takes what is being done, how many units are done, and how many the whole run has.
 
-    A total of 0 stands for one that is not known. What is being done may be the name of a file or a tensor: it is shown
-    as it is, control characters escaped. Bytes are shown in the unit that fits.
+    A stage that counts in another unit names it after these. A total of 0 stands for one that is not known. What is being
+    done may be the name of a file or a tensor: it is shown as it is, control characters escaped. Bytes are shown in the
+    unit that fits.
     """
     if not (shown and sys.stderr.isatty()):
         yield _ignore
@@ -33,13 +41,13 @@ def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Callable[[str, 
     if console.is_dumb_terminal:
         yield _ignore
         return
-    progress = _line(console, unit)
-    task = progress.add_task("starting", total=None)
+    progress = _line(console)
+    task = progress.add_task("starting", total=None, unit=unit)
 
-    def update(stage: str, done: int, total: int) -> None:
+    def update(stage: str, done: int, total: int, unit: str = unit) -> None:
         if not total:
             progress.tasks[0].total = None  # to update(), None means the total of before
-        progress.update(task, description=stage, completed=done, total=total or None)
+        progress.update(task, description=stage, completed=done, total=total or None, unit=unit)
 
     appearance = Timer(DELAY, progress.start)
     appearance.daemon = True
@@ -52,7 +60,7 @@ def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Callable[[str, 
         progress.stop()
 
 
-def _line(console: Console, unit: str) -> Progress:
+def _line(console: Console) -> Progress:
     """Return a display of one line, whatever the width: what is being done gives way to the figures."""
     from rich.progress import BarColumn, Progress, ProgressColumn, Task
     from rich.table import Column
@@ -67,10 +75,13 @@ def _line(console: Console, unit: str) -> Progress:
             return Text(self.text(task), no_wrap=True, overflow="ellipsis")
 
     def count(task: Task) -> str:
-        return "" if task.total is None else f"{_scaled(task.completed, task.total, unit)}/{_amount(task.total, unit)}"
+        if task.total is None:
+            return ""
+        unit = task.fields["unit"]
+        return f"{_scaled(task.completed, task.total, unit)}/{_amount(task.total, unit)}"
 
     def rate(task: Task) -> str:
-        return f"{_amount(task.speed, unit)}/s" if task.speed else ""
+        return f"{_amount(task.speed, task.fields['unit'])}/s" if task.speed else ""
 
     def left(task: Task) -> str:
         if task.time_remaining is None:
@@ -113,5 +124,5 @@ def _clock(seconds: float) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"
 
 
-def _ignore(stage: str, done: int, total: int) -> None:
+def _ignore(stage: str, done: int, total: int, unit: str = "") -> None:
     """Be told of progress, and do nothing."""

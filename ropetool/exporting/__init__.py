@@ -15,7 +15,7 @@ from typing import Any
 from ropetool import certificate, inspection, provenance
 from ropetool.errors import CheckpointError
 from ropetool.exporting import companions, files, kquants
-from ropetool.exporting.comparing import Lengths, compare
+from ropetool.exporting.comparing import COMPARING_LOGITS, Lengths, compare
 from ropetool.exporting.container import File, Progress
 from ropetool.exporting.files import Choices
 from ropetool.exporting.outtypes import AUTO, check_outtype
@@ -26,7 +26,7 @@ from ropetool.provenance import Provenance
 from ropetool.results import Check
 from ropetool.stamps import stamp
 
-__all__ = ["Exported", "Progress", "check_export", "export_checkpoint"]
+__all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def export_checkpoint(
     `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. What ropetool
     made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`. With `check` the tokens
     are compared before anything is written, and tables and logits before the file gets its name. `progress` is told the
-    tensor, the bytes done, and those of the whole.
+    tensor, the bytes done, and those of the whole; in the stage COMPARING_LOGITS tokens, and 0 where that is unknown.
     Raises: CheckpointError for broken files and for a source without such a certificate, ConfigError for broken values,
     UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError,
     MissingDependency for a type that needs llama-cpp-python; VerificationFailed for a file that computes something

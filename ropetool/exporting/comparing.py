@@ -22,11 +22,11 @@ from ropetool.verification.divergence import diverge
 from ropetool.verification.gate import KL, Limits, kl_checks
 from ropetool.verification.llama_runner import LlamaRunner
 from ropetool.verification.readback import same_tables
-from ropetool.verification.scoring import ignore
 from ropetool.verification.texts import embedded_documents
 from ropetool.verification.torch_runner import TorchRunner
 
 OPERATIONS = 2e12  # multiplications and additions of each model: about a minute on two cores
+COMPARING_LOGITS = "comparing the logits"  # the stage that counts tokens
 FEWEST, MOST = 64, 2048  # tokens
 PACKAGES = ("llama_cpp", "torch", "transformers")
 MEMORY_SHARE = 0.8  # of what the machine has, for both models
@@ -47,6 +47,7 @@ def compare(source: Path, file: Path, outtype: str, lengths: Lengths, progress: 
 
     Raises: VerificationFailed where it computes something else; CheckpointError where llama.cpp does not load it.
     """
+    progress("comparing the tables", 0, 0)
     tables = same_tables(file, source, windows=lengths.window is None)
     _judge([tables], file)
     sizes = [(math.prod(tensor.shape), tensor.nbytes) for header in read_shards(file) for tensor in header.tensors]
@@ -54,7 +55,7 @@ def compare(source: Path, file: Path, outtype: str, lengths: Lengths, progress: 
     reason = _lacking() or _too_large(4 * elements + sum(nbytes for _, nbytes in sizes))
     if reason:
         return (tables, Check(KL, None, None, NOT_RUN, reason))
-    progress("comparing the logits", 0, 0)
+    progress("loading the checkpoint", 0, 0)
     tokens = min(
         MOST, max(FEWEST, int(OPERATIONS / (2 * elements))), lengths.context, lengths.window or lengths.context
     )
@@ -62,11 +63,19 @@ def compare(source: Path, file: Path, outtype: str, lengths: Lengths, progress: 
         reference = TorchRunner(source, device="cpu", dtype="float32")
         ids = [*reference.prefix, *reference.tokenize(embedded_documents()[0].text)][:tokens]
         list(reference.logits(ids[:1]))
+        progress("loading the file", 0, 0)
     except RopetoolError as error:  # what keeps the checkpoint from being run says nothing of the file
         return (tables, Check(KL, None, None, NOT_RUN, error.message))
+    compared = 0
+
+    def count(more: int) -> None:
+        nonlocal compared
+        compared += more
+        progress(COMPARING_LOGITS, compared, len(ids))
+
     with closing(reference), closing(LlamaRunner(file, device="cpu", dtype="float32")) as target:
         try:
-            found = diverge(reference, target, [ids], lengths.trained, [0], ignore)
+            found = diverge(reference, target, [ids], lengths.trained, [0], count)
         except CheckpointError as error:
             if error.where != reference.description:
                 raise

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import BinaryIO
 from ropetool import names
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.formats import hub
+from ropetool.formats.counting import moved
 from ropetool.formats.output import output_error
 
 if sys.platform == "linux":
@@ -150,7 +150,9 @@ def _copy(reader: BinaryIO, destination: Path) -> None:
         if done < size:
             reader.seek(done)
             writer.seek(done)
-            shutil.copyfileobj(reader, writer, _BUFFER)
+            while data := reader.read(_BUFFER):
+                writer.write(data)
+                moved(len(data))
             writer.flush()
         if os.fstat(writer.fileno()).st_size != size:
             raise CheckpointError(
@@ -169,6 +171,7 @@ def _copy_in_kernel(source: int, destination: int, size: int) -> int:
             if not step:
                 break
             done += step
+            moved(step)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise

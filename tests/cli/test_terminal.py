@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from making import run
 from terminals import Shown, on_terminal
 
 import ropetool
@@ -38,6 +41,111 @@ def test_diff(models: Path, columns: int) -> None:
     figures = [line for line in shown.drawn if " MB" in line]
     assert figures
     assert all(len(line) <= columns for line in shown.drawn if BAR in line)
+
+
+@pytest.fixture(scope="module")
+def extended(models: Path) -> Path:
+    """Return the same folder with the model extended, and a plan of it."""
+    plan = ["--dry-run", "--plan-out", models / "plan.json"]
+    for more in (plan, ["-o", models / "extended"]):
+        assert run("extend", models / "model", "--method", "yarn", "--factor", "4", *more).code == 0
+    return models
+
+
+EXTEND = ["extend", "model", "--method", "yarn", "--factor", "4", "--copy"]
+WRITES = [EXTEND, ["apply", "model", "plan.json", "--copy"], ["bake", "extended", "attention-factor"]]
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("arguments", WRITES)
+def test_what_writes_counts_bytes(extended: Path, tmp_path: Path, arguments: list[str], columns: int) -> None:
+    shown = on_terminal(*arguments, "-o", tmp_path / "output", cwd=extended, columns=columns)
+    well(shown)
+    assert any(line.startswith("model.safetensors ") and " MB" in line for line in shown.drawn)
+    assert any(line.startswith("flushing to the disk") for line in shown.drawn)
+
+
+def test_export_shows_the_check_after_writing(models: Path, tmp_path: Path) -> None:
+    shown = on_terminal("export", "model", "-o", tmp_path / "x.gguf", cwd=models, columns=60)
+    well(shown)
+    stages = list(dict.fromkeys(line.partition(" ━")[0].rstrip() for line in shown.drawn if BAR in line))
+    assert any(line.startswith("token_embd.weight") and " MB" in line for line in shown.drawn)
+    pytest.importorskip("llama_cpp")
+    assert stages[-3:] == ["loading the checkpoint", "loading the file", "comparing the logits"]
+    assert any(line.startswith("comparing the logits") and " tokens" in line for line in shown.drawn)
+
+
+def test_verify(extended: Path) -> None:
+    suite = ["--suite", "quick", "--lengths", "64,256", "--segments", "8"]
+    shown = on_terminal("verify", "extended", *suite, cwd=extended, columns=60)
+    well(shown)
+    assert any(line.startswith("target") and " tokens/s" in line for line in shown.drawn)
+
+
+def test_the_demo_as_quickstart_runs_it() -> None:
+    """Extended, verified and exported, once, as a user sees it: with a note above the progress."""
+    shown = on_terminal("demo", columns=120, program=[sys.executable, "-m", "ropetool"])
+    well(shown)
+    assert any(line.startswith("Note: certificate: ") for line in shown.screen)
+    assert any(line.startswith("parity: ") for line in shown.screen)
+
+
+NOTED = """
+from ropetool import comparison
+compare = comparison.compare
+def noted(*arguments, **options):
+    from ropetool.cli import notes
+    options["progress"]("one", 1, 2)
+    notes(["[bold]a note[/] " + "which is long " * 20])
+    return compare(*arguments, **options)
+comparison.compare = noted
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_a_note_stands_above_the_progress(models: Path, columns: int) -> None:
+    shown = on_terminal("diff", "model", "copy", cwd=models, columns=columns, before=NOTED)
+    well(shown)
+    assert shown.screen[0].startswith("Note: [bold]a note[/] which is long")
+    assert "".join(shown.screen).count("which") == 20
+
+
+@pytest.mark.parametrize("arguments", [["diff", "model", "copy"], [*EXTEND, "-o"]])
+def test_a_terminal_without_colours_or_without_a_cursor(models: Path, tmp_path: Path, arguments: list[str]) -> None:
+    output = [tmp_path / "a", tmp_path / "b"] if arguments[-1] == "-o" else []
+    plain = on_terminal(*arguments, *output[:1], cwd=models, environment={"NO_COLOR": "1"})
+    well(plain)
+    assert "\x1b[3" not in plain.written
+    dumb = on_terminal(*arguments, *output[1:], cwd=models, environment={"TERM": "dumb"})
+    well(dumb, bar=False)
+    assert "\x1b" not in dumb.written
+
+
+def test_work_of_under_a_second_shows_nothing(models: Path) -> None:
+    shown = on_terminal("diff", "model", "copy", cwd=models, before="progress.DELAY = 600\nprogress.Timer = Timer")
+    well(shown, bar=False)
+    assert "\x1b" not in shown.written
+
+
+# The work stops half done, for as long as it takes the keyboard.
+STOPPED = """
+import threading
+from ropetool.formats import linking
+from ropetool.exporting import comparing
+def stopped(*_, **__):
+    print("half done", file=sys.stderr, flush=True)
+    threading.Event().wait()
+linking.carry = comparing.same_tables = stopped
+"""
+
+
+@pytest.mark.parametrize("arguments", [EXTEND, ["export", "model"]])
+def test_ctrl_c_leaves_nothing(tmp_path: Path, arguments: list[str]) -> None:
+    shutil.copytree(DEMO, tmp_path / "model")
+    shown = on_terminal(*arguments, cwd=tmp_path, before=STOPPED, interrupt_at="half done")
+    well(shown, 130)
+    assert [line for line in shown.screen if line][-1] == "Interrupted."
+    assert os.listdir(tmp_path) == ["model"]
 
 
 NAMED = """

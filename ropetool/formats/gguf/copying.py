@@ -7,8 +7,10 @@ import os
 from io import FileIO
 
 from ropetool.errors import PlanMismatch
+from ropetool.formats.counting import moved
 
 CHUNK = 1 << 20
+RANGE = 64 << 20  # at a time in the kernel: often enough to be interrupted, and to say how far it is
 
 # What copy_file_range says where it cannot serve: another file system, an old kernel, a special one.
 _NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
@@ -28,7 +30,9 @@ def write_all(target: FileIO, at: int, data: bytes | memoryview) -> None:
     target.seek(at)
     rest = memoryview(data)
     while rest:
-        rest = rest[target.write(rest) :]
+        step = target.write(rest)
+        rest = rest[step:]
+        moved(step)
 
 
 def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> int:
@@ -38,7 +42,9 @@ def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes:
         return done
     while done < nbytes:
         try:
-            step = os.copy_file_range(source.fileno(), target.fileno(), nbytes - done, start + done, at + done)
+            step = os.copy_file_range(
+                source.fileno(), target.fileno(), min(RANGE, nbytes - done), start + done, at + done
+            )
         except OSError as error:
             if error.errno in _NOT_HERE:
                 break
@@ -46,6 +52,7 @@ def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes:
         if step == 0:
             break
         done += step
+        moved(step)
     return done
 
 
