@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import names
-from ropetool.errors import CorruptFile
+from ropetool import machine, names
+from ropetool.errors import CorruptFile, NotACheckpoint
+from ropetool.formats import hub
 from ropetool.formats.hf import ABSENT, read_optional_object
 from ropetool.formats.hf.jsontext import shown
 
@@ -26,6 +28,8 @@ EXTENSION, EXPORT = "extension", "export"
 class Provenance:
     """What an output says about its making.
 
+    source: where that lies on this machine, or is looked for; of a model of the hub that is not in the cache, its hub id.
+    In the file it is relative to the file, a hub id or a plain name, for outputs are published and moved.
     plan: how its positions came to be; empty for the export of a checkpoint that ropetool did not scale.
     trained_length: in tokens; None where such a checkpoint does not say it. export: the type of the matrices and the
     encoding of the positions, of a file that `export` wrote. certificate: as it stands in the file, unchecked.
@@ -109,6 +113,14 @@ def record(checkpoint: Path) -> Provenance | None:
     return None if found is None else _checked(found[1], path)
 
 
+def source_problem(made: Provenance) -> str:
+    """Return what has become of the source, as the end of a sentence; empty if it is what it was."""
+    source = Path(made.source)
+    if not (source.is_file() or (source / names.CONFIG_JSON).is_file()):
+        return "is not there any more"
+    return "" if fingerprint(source) == made.source_fingerprint else "has changed"
+
+
 def lineage(checkpoint: Path) -> Iterator[Provenance]:
     """Yield the record of an output, then those of what it was made from, back to the first; a source that a file
     names twice ends it.
@@ -132,14 +144,68 @@ def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
     length = data["trained_length"]
     if length is not None and length < 1:
         raise _foreign(path, f"trained_length is {length}")
-    return Provenance(
-        data["source"], data["source_fingerprint"], length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE)
-    )
+    digest = data["source_fingerprint"]
+    source = _located(data["source"], path, digest)
+    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE))
 
 
 def write(made: Provenance, destination: Path) -> None:
-    """Write the file, in ASCII, so that a path that is no UTF-8 survives too."""
-    destination.write_text(json.dumps(made.to_json(), indent=2) + "\n", encoding="ascii")
+    """Write the file, in ASCII, so that a path that is no UTF-8 survives too.
+
+    Where its name for the source does not lead back to it, this machine keeps the place, apart from the output.
+    """
+    named = _name_in(destination, Path(made.source))
+    if _located(named, destination, "") != made.source:
+        machine.remember(made.source_fingerprint, Path(made.source))
+    destination.write_text(json.dumps({**made.to_json(), "source": named}, indent=2) + "\n", encoding="ascii")
+
+
+# --- the name of the source
+
+
+def _name_in(record: Path, source: Path) -> str:
+    """Return what a record calls a source: its hub id, its path from the record, or its name.
+
+    A path that climbs up to the root of the disk is the absolute one in other words, so that is its name alone.
+    """
+    origin = hub.origin(source)
+    if origin is not None:
+        return str(origin)
+    folder = hub.absolute(record.parent)
+    try:
+        shared = os.path.commonpath([source, folder])
+    except ValueError:  # different drives, or a name that is no path
+        shared = source.anchor
+    if shared == source.anchor:
+        return source.name
+    named = Path(os.path.relpath(source, folder)).as_posix()
+    return f"./{named}" if "/" in named and not named.startswith("../") else named  # FOLDER/NAME looks like a hub id
+
+
+def _located(named: str, record: Path, digest: str) -> str:
+    """Return where the source lies on this machine: by its path from the record, in the hub's cache, or as kept here.
+
+    Where it is in none of these, the place where it is looked for first, or the hub id. A plain name may also stand
+    beside the output. An absolute path, as in records of earlier versions, is taken as it is.
+    """
+    folder = hub.absolute(record.parent)
+    expected = Path(os.path.normpath(folder / named))
+    if Path(named).name == named and record.name == names.PROVENANCE_JSON:  # inside its output
+        expected = folder.parent / named
+    if os.path.isabs(named) or os.path.lexists(expected):
+        return named if os.path.isabs(named) else str(expected)
+    asked = _hub_id(named)
+    place = (hub.on_disk(asked) if asked is not None else None) or (machine.recall(digest) if digest else None)
+    return str(place or asked or expected)
+
+
+def _hub_id(named: str) -> hub.HubId | None:
+    """Return the commit on the hub that a record names; those always have one, relative paths seldom."""
+    try:
+        asked = hub.hub_id(named)
+    except NotACheckpoint:
+        return None
+    return asked if asked is not None and asked.revision else None
 
 
 def _foreign(path: Path, reason: str) -> CorruptFile:

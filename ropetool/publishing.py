@@ -5,12 +5,15 @@ Text in, text out; a user's own words and front matter stay as they are. Knows n
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropetool import __version__, names
+from ropetool.formats import hub
 from ropetool.formats.output import staged
 from ropetool.plans import BAKE, Plan
 from ropetool.readings import CURRENT, ORIGINAL
@@ -27,6 +30,7 @@ _FRONT = re.compile(r"\A([\s\ufeff]*---[ \t]*\r?\n)(.*?)(^---[ \t]*(?:\r?\n|\Z))
 _KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
 _BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
 _FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
+_WORD = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*=|-[A-Za-z](?=/))?(.*)", re.DOTALL)  # an option with its value, or either
 _EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:null|~)?[ \t]*\r?\n(?![ \t#-])"  # a key without a value
 
 
@@ -88,6 +92,22 @@ def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
 # --- the section
 
 
+def portable(command: str) -> str:
+    """Return a command line with names and hub ids in place of the absolute paths of this machine."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # no line of a shell
+        return command
+    return shlex.join(map(_portable_word, words))
+
+
+def _portable_word(word: str) -> str:
+    option, value = _WORD.fullmatch(word).groups("")  # type: ignore[union-attr]  # it matches any text
+    if not os.path.isabs(value):
+        return word
+    return f"{option}{hub.origin(Path(value)) or Path(value).name or value}"
+
+
 def planned_step(plan: Plan) -> str:
     """Return what carrying out a plan does to a model, as a paragraph."""
     baked = f" Baked into the weights: {'; '.join(plan.bakes)}." if plan.bakes else " No weight was changed."
@@ -117,7 +137,7 @@ def with_step(card: str, step: str, command: str, serving: Sequence[str], *, bas
     before, inside, after = _split(card)
     done = _between(inside, "", VERIFICATION).strip()
     number = len(re.findall(r"^[0-9]+\. ", done, re.MULTILINE)) + 1
-    shown = f"\n\n{_fenced(command, '   ')}" if command else ""
+    shown = f"\n\n{_fenced(portable(command), '   ')}" if command else ""
     steps = f"{done}\n\n" if done else f"## What ropetool {__version__} did\n\n"
     lines = f"\n\n### Serving\n\n{_fenced(chr(10).join(serving))}" if serving else ""
     section = f"{steps}{number}. {step}{shown}\n\n{VERIFICATION}\n\n{_verification(None)}\n\n{SERVING}{lines}"
@@ -180,7 +200,7 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
         for c in certificate["checks"]
     ]
     table = "\n".join(["| check | figure | limit | verdict | detail |", "| --- | --: | --: | --- | --- |", *rows])
-    command = certificate["command"]
+    command = portable(certificate["command"])
     return "\n\n".join([head, table, *([_fenced(command)] if command else [])])
 
 

@@ -21,7 +21,7 @@ PACKAGE = Path(ropetool.__file__).parent
 
 # A module imports lower layers and, in its own layer, only what stands left of it.
 LAYERS = (
-    ("errors", "names"),
+    ("errors", "names", "machine"),
     ("spec", "rope", "methods", "relations"),
     ("families", "demo"),
     ("formats", "runtimes"),

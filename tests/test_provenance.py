@@ -55,7 +55,8 @@ def test_a_certificate_is_kept(tmp_path: Path) -> None:
     assert "certificate" not in Provenance("/m", "ab", 512, {"method": "yarn"}).to_json()
 
 
-def test_a_path_that_is_no_utf8_survives(tmp_path: Path) -> None:
+def test_a_path_that_is_no_utf8_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
     made = Provenance("/models/gr\udcf6\udcdfe", "ab", 512, {"method": "yarn"}, EXPORT)
     provenance.write(made, tmp_path / "ropetool.json")
     assert provenance.read(tmp_path) == made
@@ -114,3 +115,96 @@ def test_the_fingerprint_ignores_what_does_not_make_the_model(tmp_path: Path) ->
     (source / "README.md").write_text("changed")
     put(source, GOOD)
     assert provenance.fingerprint(source) == before
+
+
+# --- the name of the source
+
+
+def named(file: Path) -> str:
+    """Return what a record calls its source, as the file says it."""
+    found: str = json.loads(file.read_text())["source"]
+    return found
+
+
+def recorded(source: Path, file: Path) -> Path:
+    """Write a record of an output from this source, and return its place."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    provenance.write(Provenance(str(source), provenance.fingerprint(source), 512, {"method": "yarn"}), file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("source", "record", "name"),
+    [
+        ("model", "out/ropetool.json", "../model"), ("a/model", "b/out/ropetool.json", "../../a/model"),
+        ("model", "x.gguf.ropetool.json", "model"), ("org/model@v1", "x.gguf.ropetool.json", "./org/model@v1"),
+    ],
+)  # fmt: skip
+def test_a_source_is_named_from_the_record(source: str, record: str, name: str, tmp_path: Path) -> None:
+    """So that the folder of both can be moved, and nobody is told where it was."""
+    first = tmp_path / "first"
+    model = write_model(first / source, configs.config("llama", "v4"))
+    file = recorded(model, first / record)
+    assert named(file) == name
+    assert str(tmp_path) not in file.read_text()
+    checkpoint = file.parent if file.name == "ropetool.json" else first / "x.gguf"
+    found = provenance.record(checkpoint)
+    assert found is not None
+    assert (found.source, provenance.source_problem(found)) == (str(model), "")
+    first.rename(tmp_path / "second")
+    found = provenance.record(tmp_path / "second" / checkpoint.relative_to(first))
+    assert found is not None
+    assert (found.source, provenance.source_problem(found)) == (str(tmp_path / "second" / source), "")
+
+
+def test_an_output_moved_alone_says_that_its_source_is_not_there(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    recorded(model, tmp_path / "out" / "ropetool.json")
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "out").rename(tmp_path / "deep" / "er" / "out")
+    (found,) = provenance.lineage(tmp_path / "deep" / "er" / "out")
+    assert provenance.source_problem(found) == "is not there any more"
+    other = write_model(tmp_path / "deep" / "er" / "model", configs.config("qwen2", "v4"))
+    assert found.source == str(other)
+    assert provenance.source_problem(found) == "has changed"
+
+
+def test_a_source_in_another_tree_is_a_name_and_found_by_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative path from /home to /data would be the absolute one in other words."""
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
+    made = Provenance("/elsewhere/models/base", "ab", 512, {"method": "yarn"})
+    (tmp_path / "out").mkdir()
+    provenance.write(made, tmp_path / "out" / "ropetool.json")
+    assert named(tmp_path / "out" / "ropetool.json") == "base"
+    assert provenance.record(tmp_path / "out") == made
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "of another machine"))
+    found = provenance.record(tmp_path / "out")
+    assert found is not None
+    assert found.source == str(tmp_path / "base")  # where people put the two
+    assert provenance.source_problem(found) == "is not there any more"
+
+
+def test_where_nothing_can_be_kept_the_record_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "file"))
+    provenance.write(Provenance("/elsewhere/base", "ab", 512, {}, EXPORT), tmp_path / "x.gguf.ropetool.json")
+    assert named(tmp_path / "x.gguf.ropetool.json") == "base"
+
+
+def test_an_absolute_path_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    (tmp_path / "out").mkdir()
+    found = provenance.record(put(tmp_path / "out", {**GOOD, "source": str(model)}))
+    assert found is not None
+    assert found.source == str(model)
+
+
+def test_a_commit_on_the_hub_that_is_not_in_the_cache_keeps_its_id(tmp_path: Path) -> None:
+    name = f"acme/demo@{'0' * 40}"
+    found = provenance.record(put(tmp_path, {**GOOD, "source": name}))
+    assert found is not None
+    assert (found.source, provenance.source_problem(found)) == (name, "is not there any more")

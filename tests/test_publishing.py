@@ -19,7 +19,7 @@ import ropetool
 from ropetool import certificate, publishing
 from ropetool.certificate import Certificate
 from ropetool.errors import CheckpointError
-from ropetool.publishing import grafted, modelfile, with_front_matter, with_step, with_verification
+from ropetool.publishing import grafted, modelfile, portable, with_front_matter, with_step, with_verification
 from ropetool.serving import commands, serving_lines
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -130,6 +130,22 @@ def test_a_command_cannot_end_its_fence() -> None:
     assert "   ````sh\n   ropetool extend 'a```b' -o 'x\n   ```'\n   ````\n" in card
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("ropetool extend /home/me/model --output=/data/out -o/x/y -p factors /tmp/f.json",
+         "ropetool extend model --output=out -oy -p factors f.json"),
+        ("ropetool extend /c/models--acme--demo/snapshots/12ab", "ropetool extend acme/demo@12ab"),
+        ("ropetool extend '/home/my model/' --factor 4", "ropetool extend 'my model' --factor 4"),
+        ("ropetool verify ../model --lengths 1,2", "ropetool verify ../model --lengths 1,2"), ("it's", "it's"),
+    ],
+)  # fmt: skip
+def test_a_command_names_no_place_of_the_machine(line: str, shown: str) -> None:
+    assert portable(line) == shown
+    assert shown in made("", command=line)
+    assert shown in with_verification(made(""), {**CERTIFICATE, "command": line})
+
+
 def test_bytes_that_are_no_text_come_through(tmp_path: Path) -> None:
     place = tmp_path / "README.md"
     place.write_bytes(b"# \xff Mine\n")
@@ -233,6 +249,20 @@ def test_an_export_carries_card_certificate_and_keys(model: Path) -> None:
         "ropetool.verified.made": record["certificate"]["made"],
         "ropetool.verified.fingerprint": record["certificate"]["fingerprint"],
     }  # fmt: skip
+
+
+def test_nothing_that_travels_names_a_place_of_the_machine(model: Path, tmp_path: Path) -> None:
+    """With absolute paths on every command line."""
+    assert run("extend", tmp_path / "model", "-m", "yarn", "--factor", "4").code == 0
+    out = tmp_path / "model-yarn-4x"
+    done = run("verify", out, "--suite", "quick", "--segments", "8", "--lengths", "128,512")
+    assert "certificate: " in done.err
+    assert run("export", out, "-o", tmp_path / "x.gguf", "--allow-unverified", "--no-check").code == 0
+    assert run("extend", tmp_path / "x.gguf", "-m", "yarn", "--factor", "8", "--from", "original").code == 0
+    told = [path for path in tmp_path.rglob("*") if path.is_file() and str(tmp_path).encode() in path.read_bytes()]
+    assert told == []
+    assert json.loads(text(out / "ropetool.json"))["certificate"]["command"].startswith("ropetool verify model-yarn-4x")
+    assert len(list(tmp_path.rglob("*ropetool.json"))) == 3
 
 
 def test_a_verification_of_the_export_is_told_beside_it(model: Path) -> None:

@@ -187,7 +187,7 @@ def _certified(
         checks=tuple(vars(check) for check in result.checks),
         text_fingerprint=result.text_fingerprint,
         versions=versions,
-        command=command,
+        command=publishing.portable(command),
         made=certificate.now(),
         fingerprint=marked,
         full_hash=marked.startswith("sha256:"),
@@ -205,18 +205,16 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
     checkpoint it was made from.
     """
     for made in provenance.lineage(target):
-        source = Path(made.source)
-        if not (is_gguf(source) or (source / names.CONFIG_JSON).is_file()):
-            problem = "is gone"
-        elif provenance.fingerprint(source) != made.source_fingerprint:
-            problem = "has changed"
-        else:
+        source, problem = Path(made.source), provenance.source_problem(made)
+        if not problem:
             passed_on = made.kind == provenance.EXPORT or made.plan.get("method") == BAKE
             if passed_on and provenance.record(source) is not None:
                 continue
             return source
         length = f" within {made.trained_length} tokens" if made.trained_length else ""
-        notes.append(f"the source {source} {problem}: the target's own figures{length} are the baseline")
+        notes.append(
+            f"the source {source} {problem}: the target's own figures{length} are the baseline; --baseline names another"
+        )
         return None
     return None
 

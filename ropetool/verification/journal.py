@@ -6,7 +6,6 @@ Wraps a runner; knows nothing of what is measured with it.
 from __future__ import annotations
 
 import hashlib
-import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -15,6 +14,7 @@ from typing import IO
 
 import numpy as np
 
+from ropetool import machine
 from ropetool.spec import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
@@ -24,8 +24,7 @@ STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 def folder() -> Path:
     """Return where journals are kept."""
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(os.environ.get("ROPETOOL_CACHE") or Path(cache) / "ropetool") / "verify"
+    return machine.cache() / "verify"
 
 
 class Journal:

@@ -18,6 +18,7 @@ from ropetool.baking.gguf_writing import baked_gguf_bytes
 from ropetool.edits_gguf import patch_of
 from ropetool.encodings import FileEdit
 from ropetool.errors import CheckpointError, LossyExport, PlanMismatch, RopetoolError
+from ropetool.formats import hub
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import headers, open_checkpoint
 from ropetool.inspection import RuntimeReading, is_gguf
@@ -135,21 +136,18 @@ def _origin(target: Path, made: Provenance | None, baseline: Path | None) -> Ori
             None, alike, False, "the baseline's" if alike else f"{NO_RECORD}, nor is there a baseline like it"
         )
     source = Path(made.source)
-    state = _state(made, source)
+    state = provenance.source_problem(made)
     if made.kind == EXPORT:
         words = "exported from another format: the logits of the two files say whether it is the same model"
         return Origin(None if state else source, alike, False, "the baseline's" if alike else words)
     if not state:
         return Origin(source, source, True, "the source's")
-    words = f"those of the baseline, for the source {source} {state}" if alike else f"the source {source} {state}"
+    words = (
+        f"those of the baseline, for the source {hub.name_of(source)} {state}"
+        if alike
+        else f"the source {hub.name_of(source)} {state}"
+    )
     return Origin(None, alike, True, words)
-
-
-def _state(made: Provenance, source: Path) -> str:
-    """Return what has become of the source, or an empty string if it is what it was."""
-    if not (is_gguf(source) or (source / names.CONFIG_JSON).is_file()):
-        return "is gone"
-    return "" if provenance.fingerprint(source) == made.source_fingerprint else "has changed"
 
 
 def _readable(name: str, check: Callable[[], Check]) -> Check:

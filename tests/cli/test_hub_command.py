@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hub_server import Hub, local_hub
 from making import Done, run, snapshot
 
 import ropetool
+from ropetool import provenance
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 QUICK = ["--suite", "quick", "--segments", "8", "--lengths", "512"]
@@ -73,6 +75,18 @@ def test_the_output_names_the_model_it_came_from(hub: Hub) -> None:
     assert "ropetool extend acme/demo@main --method yarn --factor 4\n" in card
     assert run("verify", "demo-yarn-4x", *QUICK).code in (0, 3)
     assert "| ratio |" in Path("demo-yarn-4x/README.md").read_text()
+
+
+def test_the_record_names_the_commit_on_the_hub_and_finds_it_in_the_cache(hub: Hub, tmp_path: Path) -> None:
+    good("extend", "acme/demo", "--method", "yarn", "--factor", "4")
+    text = Path("demo-yarn-4x/ropetool.json").read_text()
+    assert re.search(r'"source": "acme/demo@[0-9a-f]{40}"', text)
+    assert str(tmp_path) not in text
+    Path("far").mkdir()
+    Path("demo-yarn-4x").rename("far/moved")
+    (made,) = provenance.lineage(Path("far/moved"))
+    assert made.source.startswith(str(tmp_path / "cache"))
+    assert provenance.source_problem(made) == ""
 
 
 def test_the_file_says_where_the_model_came_from(hub: Hub) -> None:

@@ -5,7 +5,7 @@ Knows huggingface_hub and which files belong to a model; what stands in them is 
 
 from ropetool.formats.hub.ids import HubId, absolute, beside, blobs, hub_id, name_of, origin
 from ropetool.formats.hub.peeking import Peeked, config_folder, peek_checkpoint, peek_gguf
-from ropetool.formats.hub.snapshots import local
+from ropetool.formats.hub.snapshots import local, on_disk
 
 __all__ = [
     "HubId",
@@ -17,6 +17,7 @@ __all__ = [
     "hub_id",
     "local",
     "name_of",
+    "on_disk",
     "origin",
     "peek_checkpoint",
     "peek_gguf",

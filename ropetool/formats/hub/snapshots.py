@@ -105,17 +105,26 @@ def cached(asked: HubId, error: HubUnreachable, *, weights: bool = True) -> Path
 
     Raises: the error, where it has not.
     """
-    from huggingface_hub import try_to_load_from_cache
+    found = on_disk(asked)
+    if found is None:
+        raise error
+    if weights and not asked.file and not list(found.glob(f"*{SUFFIX}")):
+        error.message += " with its weights"
+        raise error
+    return found
 
+
+def on_disk(asked: HubId) -> Path | None:
+    """Return where the local cache has the checkpoint, or its config at least; asks nobody."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return None
     first = asked.file or names.CONFIG_JSON
     found = try_to_load_from_cache(asked.repo, first, revision=asked.revision or None)
     if not isinstance(found, str):
-        raise error
-    folder = Path(found).parents[len(PurePosixPath(first).parts) - 1]
-    if weights and not asked.file and not list(folder.glob(f"*{SUFFIX}")):
-        error.message += " with its weights"
-        raise error
-    return Path(folder, asked.file)
+        return None
+    return Path(Path(found).parents[len(PurePosixPath(first).parts) - 1], asked.file)
 
 
 def files_of(asked: HubId) -> list[str]:
