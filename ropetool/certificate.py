@@ -23,6 +23,7 @@ from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.output import check_output, staged
+from ropetool.formats.regular import open_regular
 from ropetool.inspection import first_file, is_gguf
 
 SCHEMA = 1
@@ -105,7 +106,7 @@ def fingerprint(path: Path, full: bool = False) -> str:
     digest = hashlib.sha256()
     for label, file, data_start in _parts(Path(path)):
         try:
-            with file.open("rb") as opened:
+            with open_regular(file) as opened:
                 size = os.fstat(opened.fileno()).st_size
                 digest.update(os.fsencode(f"{label}\0{size}\0"))
                 for begin, end in _spans(size, size if full else data_start):

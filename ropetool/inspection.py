@@ -17,6 +17,7 @@ from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.hub import HubId, hub_id, peek_checkpoint, peek_gguf
+from ropetool.formats.regular import open_regular
 from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, HEAD_COUNT, HEAD_COUNT_KV
 from ropetool.runtimes.llama_cpp_layers import Model, layer_count
 from ropetool.spec import LayerRope, RopeSet
@@ -94,7 +95,7 @@ def is_gguf(path: Path) -> bool:
         return False
     if path.suffix.lower() == ".gguf":
         return True
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(4) == b"GGUF"
 
 

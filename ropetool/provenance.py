@@ -17,7 +17,8 @@ from ropetool import machine, names
 from ropetool.errors import CorruptFile, NotACheckpoint
 from ropetool.formats import hub
 from ropetool.formats.hf import ABSENT, read_optional_object
-from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.hf.jsontext import SMALL, shown
+from ropetool.formats.regular import open_regular, read_regular
 
 SCHEMA = 1
 CERTIFICATE = "certificate"
@@ -77,7 +78,7 @@ def fingerprint(checkpoint: Path) -> str:
     """
     if checkpoint.is_file():
         status = checkpoint.stat()
-        with checkpoint.open("rb") as file:
+        with open_regular(checkpoint) as file:
             digest = hashlib.sha256(file.read(2**20))
         digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
@@ -85,7 +86,7 @@ def fingerprint(checkpoint: Path) -> str:
 
 
 def _directory_fingerprint(directory: Path) -> str:
-    digest = hashlib.sha256((directory / names.CONFIG_JSON).read_bytes())
+    digest = hashlib.sha256(read_regular(directory / names.CONFIG_JSON, SMALL.chars))
     for path in sorted(directory.glob("*.safetensors")):
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())

@@ -15,6 +15,7 @@ from typing import Any
 from ropetool import __version__, names
 from ropetool.formats import hub
 from ropetool.formats.output import staged
+from ropetool.formats.regular import open_regular
 from ropetool.plans import BAKE, Plan
 from ropetool.readings import CURRENT, ORIGINAL
 
@@ -31,7 +32,8 @@ _KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
 _BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
 _FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
 _WORD = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*=|-[A-Za-z](?=/))?(.*)", re.DOTALL)  # an option with its value, or either
-_EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:null|~)?[ \t]*\r?\n(?![ \t#-])"  # a key without a value
+# A key without a value. Never may two repetitions of one set stand side by side: their time grows with the square.
+_EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:(?:null|~)[ \t]*)?\r?\n(?![ \t#-])"
 
 
 # --- files
@@ -48,12 +50,15 @@ def beside(file: Path, name: str) -> Path:
 
 
 def read_card(place: Path) -> str | None:
-    """Return the text of a card, empty where there is none; None for one that is too long to be touched."""
-    if not place.is_file():
+    """Return the text of a card, empty where there is none; None for one that is too long to be touched.
+
+    Raises: CheckpointError for one that is no regular file, or cannot be read.
+    """
+    if not place.exists():
         return ""
-    if place.stat().st_size > MAX_CARD:
-        return None
-    return place.read_bytes().decode("utf-8", "surrogateescape")
+    with open_regular(place) as file:
+        raw = file.read(MAX_CARD + 1)
+    return None if len(raw) > MAX_CARD else raw.decode("utf-8", "surrogateescape")
 
 
 def write_card(place: Path, card: str) -> None:
@@ -277,5 +282,5 @@ def _may_replace_modelfile(place: Path) -> bool:
     """Return whether nothing stands there, or a Modelfile that ropetool wrote and nobody has taken over."""
     if not place.exists():
         return True
-    with place.open("rb") as file:
+    with open_regular(place) as file:
         return file.read(len(MODELFILE_HEAD)) == MODELFILE_HEAD.encode()

@@ -24,7 +24,9 @@ from ropetool.spec import RopeSet
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _HEADS = ("lm_head.weight", "output.weight")
-_EXPERT = re.compile(r"(.*layers\.(\d+)\.[\w.]+\.experts)\.(\d+)\.(\w+)\.weight")
+_EXPERT = re.compile(r"(([0-9]+)\.(?:\w+\.)+experts)\.[0-9]+\.(\w+)\.weight")  # behind LAYERS; in linear time
+_LAYERS = "layers."
+_MAX_LAYERS = 512  # of llama.cpp; the names of more than that could be no GGUF file's
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,15 +99,16 @@ def _gguf_names(side: Opened, arch: str) -> dict[str, str]:
     number = next((number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), None)
     if number is None:
         return {name: name for name in side.tensors}
-    layer_count = 1 + max((int(n) for name in side.tensors for n in re.findall(r"layers\.(\d+)\.", name)), default=0)
-    known = gguf.get_tensor_name_map(number, layer_count)
+    layer_count = 1 + max((int(n) for name in side.tensors for n in re.findall(r"layers\.([0-9]+)\.", name)), default=0)
+    known = gguf.get_tensor_name_map(number, min(layer_count, _MAX_LAYERS))
     return {name: _gguf_name(name, known.get_name) for name in side.tensors}
 
 
 def _gguf_name(name: str, known: Callable[..., str | None]) -> str:
-    expert = _EXPERT.fullmatch(name)
-    if expert:  # the experts of a layer are one tensor, known under another name for each family
-        merged = f"{expert[1]}.{expert[4]}", f"layers.{expert[2]}.feed_forward.experts.{expert[4]}"
+    expert = _expert(name)
+    if expert is not None:  # the experts of a layer are one tensor, known under another name for each family
+        stem, layer, kind = expert
+        merged = f"{stem}.{kind}", f"layers.{layer}.feed_forward.experts.{kind}"
         tried = [f"{one}.weight" for one in merged]
     else:
         tried = [name]
@@ -113,17 +116,24 @@ def _gguf_name(name: str, known: Callable[..., str | None]) -> str:
     return next((one for one in found if one), name)
 
 
+def _expert(name: str) -> tuple[str, str, str] | None:
+    """Return what stands before the expert's number, the layer and the kind of matrix; None for other tensors."""
+    before, layers, rest = name.partition(_LAYERS)
+    found = _EXPERT.fullmatch(rest)
+    return (before + layers + found[1], found[2], found[3]) if found else None
+
+
 def _is_norm(name: str) -> bool:
     return "norm" in name.rpartition(".")[0].rpartition(".")[2]
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
 def _together(names: list[str]) -> str:
-    expert = _EXPERT.fullmatch(names[0])
-    return f"{expert[1]}.{{0-{len(names) - 1}}}.{expert[4]}.weight" if expert and len(names) > 1 else names[0]
+    expert = _expert(names[0])
+    return f"{expert[0]}.{{0-{len(names) - 1}}}.{expert[2]}.weight" if expert and len(names) > 1 else names[0]
 
 
 # --- orders and offsets

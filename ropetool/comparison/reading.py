@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from ropetool.errors import CorruptFile
 from ropetool.formats import dtypes
+from ropetool.formats.regular import open_regular
 from ropetool.relations import Ints
 from ropetool.spec import Array
 from ropetool.verification.tensor_bytes import Stored
@@ -136,7 +137,7 @@ def read_at(stored: Stored, start: int, size: int) -> bytes:
 
     Raises: CorruptFile.
     """
-    with stored.path.open("rb", buffering=0) as file:
+    with open_regular(stored.path, buffering=0) as file:
         file.seek(stored.begin + start)
         raw = file.read(size)
     if len(raw) != size:

@@ -42,7 +42,8 @@ def fresh_certificate(host: HfHost) -> Mapping[str, Any] | None:
 
 
 def check(target: Path, source: Path) -> None:
-    """Raise OutputError if what goes beside the file cannot be written: before an export of hours."""
+    """Raise CheckpointError if what goes beside the file cannot be made or written: before an export of hours."""
+    publishing.read_card(source / publishing.CARD)
     for name in (publishing.CARD, publishing.MODELFILE):
         check_output(publishing.beside(target, name), source, force=True)
 

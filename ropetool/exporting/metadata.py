@@ -21,6 +21,7 @@ from ropetool.formats import hub
 from ropetool.formats.gguf import Value, ValueType
 from ropetool.formats.hf import read_optional_object
 from ropetool.formats.hub import HubId
+from ropetool.formats.regular import open_regular
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter, Metadata
@@ -135,7 +136,7 @@ def _check_bounds(source: Path) -> None:
     card = source / CARD
     if not card.is_file():
         return
-    with card.open("rb") as file:
+    with open_regular(card) as file:
         head = file.read(MAX_FRONT_MATTER)
     front = _FRONT_END.split(head, maxsplit=1)[0] if head.startswith(b"---") else b""
     if card.stat().st_size > MAX_CARD or len(front) == MAX_FRONT_MATTER:

@@ -5,6 +5,7 @@ Knows the files beside tokenizer.json and its post-processor; the vocabulary is 
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport
 from ropetool.formats.hf import read_optional_object
 from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.regular import read_regular
 
 SPECIAL_TOKENS_MAP_JSON = "special_tokens_map.json"
 CHAT_TEMPLATE_JINJA = "chat_template.jinja"
@@ -231,12 +233,6 @@ def _template_file(path: Path) -> list[dict[str, str]] | None:
 
 def _text(path: Path) -> str:
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(MAX_TEMPLATE + 1)
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        return io.TextIOWrapper(io.BytesIO(read_regular(path, MAX_TEMPLATE)), encoding="utf-8").read()
     except UnicodeDecodeError as error:
         raise CorruptFile(f"is not UTF-8: {error.reason}", where=str(path)) from None
-    if len(text) > MAX_TEMPLATE:
-        raise CorruptFile(f"is longer than {MAX_TEMPLATE:,} characters", where=str(path))
-    return text

@@ -22,6 +22,7 @@ from ropetool.formats.dtypes import STORAGE
 from ropetool.formats.gguf.tensors import TensorInfo, padded
 from ropetool.formats.hf import Header
 from ropetool.formats.hf import TensorInfo as Stored
+from ropetool.formats.regular import open_regular
 
 CHUNK = 1 << 20  # bytes that are compared at a time
 ALIGNMENT = 32  # llama.cpp's, where a file does not state its own
@@ -176,7 +177,7 @@ def _same(one: Source, other: Source) -> bool:
     if (one.stored.dtype, one.stored.shape, one.scales) != (other.stored.dtype, other.stored.shape, other.scales):
         return False
     try:
-        with one.path.open("rb") as first, other.path.open("rb") as second:
+        with open_regular(one.path) as first, open_regular(other.path) as second:
             first.seek(one.stored.begin)
             second.seek(other.stored.begin)
             sizes = range(one.stored.end - one.stored.begin, 0, -CHUNK)

@@ -5,9 +5,7 @@ Refuses what llama.cpp would tokenise otherwise; which names and scores stand fo
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from ropetool.exporting.tokenizer_pieces import (
 from ropetool.exporting.tokenizer_vocabulary import Tokens, laid_out, numbered
 from ropetool.formats.gguf import Value, ValueType
 from ropetool.formats.hf import read_object, read_optional_object
-from ropetool.formats.hf.jsontext import Limits
+from ropetool.formats.hf.jsontext import Limits, uncollected
 
 ADDED_TOKENS_JSON = "added_tokens.json"
 # Gemma's has 34 MB and 2.0 million values, a list and two texts for each of its 580,000 merges among them.
@@ -44,7 +42,7 @@ def tokenizer_values(path: Path, config: Mapping[str, Any], rows: int) -> tuple[
     Raises: MissingFile without either; LossyExport for one that llama.cpp would not follow; CorruptFile.
     """
     file = path / names.TOKENIZER_JSON
-    with _uncollected():
+    with uncollected():
         if file.exists():
             values, notes = _from_json(path, config, read_object(file, LIMITS)[1], rows)
         elif (path / SENTENCEPIECE_MODEL).exists():
@@ -52,18 +50,6 @@ def tokenizer_values(path: Path, config: Mapping[str, Any], rows: int) -> tuple[
         else:
             raise MissingFile("does not exist; a GGUF file holds the tokenizer", where=str(file))
     return values | _template_values(path), notes
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from looking through a million small objects again and again: 0.4 of 1.5 s."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _from_json(

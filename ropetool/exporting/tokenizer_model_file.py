@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropetool.errors import CheckpointError, CorruptFile
+from ropetool.errors import CorruptFile
+from ropetool.formats.regular import read_regular
 
 UNIGRAM, BPE = 1, 2  # TrainerSpec.ModelType in sentencepiece_model.proto
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
@@ -50,14 +51,7 @@ class ModelFile:
 def read_model_file(path: Path) -> ModelFile:
     """Return what a tokenizer.model holds. Raises: CorruptFile if it is none; CheckpointError if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE + 1)
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
-    if len(raw) > MAX_FILE:
-        raise CorruptFile(f"is longer than {MAX_FILE:,} bytes", where=str(path))
-    try:
-        return _parsed(raw)
+        return _parsed(read_regular(path, MAX_FILE))
     except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
         raise CorruptFile(f"is no SentencePiece model: {error}", where=str(path)) from None
 

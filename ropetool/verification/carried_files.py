@@ -19,6 +19,7 @@ from ropetool.formats.gguf import read_shards
 from ropetool.formats.gguf.codec import shown as quoted
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, parse_object, read_object
 from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.regular import open_regular
 from ropetool.runtimes import GgufView
 from ropetool.verification.tensor_bytes import BUFFER, Compared
 
@@ -90,7 +91,7 @@ def _equal(a: Path, b: Path) -> bool:
         return True
     if a.stat().st_size != b.stat().st_size:
         return False
-    with a.open("rb") as first, b.open("rb") as second:
+    with open_regular(a) as first, open_regular(b) as second:
         while part := first.read(BUFFER):
             if part != second.read(len(part)):
                 return False

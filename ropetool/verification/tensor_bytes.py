@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ropetool.errors import CorruptFile
 from ropetool.formats.gguf import GGML_TYPES, read_shards
 from ropetool.formats.hf import DTYPE_BITS, headers, open_checkpoint
+from ropetool.formats.regular import open_regular
 from ropetool.inspection import is_gguf
 
 BUFFER = 2**20  # bytes of either file held at a time; eight times as many run at half the speed
@@ -131,14 +132,14 @@ def _same_place(a: Stored, b: Stored) -> bool:
 def _pieces(a: Stored, b: Stored) -> Iterator[tuple[bytes, bytes]]:
     """Yield both tensors' bytes, whole units at a time. Shapes: of each pair equal."""
     step = max(1, BUFFER // a.unit) * a.unit
-    with a.path.open("rb", buffering=0) as first, b.path.open("rb", buffering=0) as second:
+    with open_regular(a.path, buffering=0) as first, open_regular(b.path, buffering=0) as second:
         for start in range(0, a.nbytes, step):
             size = min(step, a.nbytes - start)
             yield _read_at(first, a, start, size), _read_at(second, b, start, size)
 
 
 def _read(stored: Stored) -> bytes:
-    with stored.path.open("rb", buffering=0) as file:
+    with open_regular(stored.path, buffering=0) as file:
         return _read_at(file, stored, 0, stored.nbytes)
 
 

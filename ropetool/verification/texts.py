@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from ropetool.errors import ConfigError
+from ropetool.errors import CheckpointError, ConfigError
+from ropetool.formats.regular import open_regular
 
 EMBEDDED = Path(__file__).parent.parent / "demo" / "text"
 LONG = Path(__file__).parent.parent / "texts"
@@ -87,10 +88,10 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+    if not path.exists():
         raise ConfigError("there is no such file or folder", where=str(path))
+    if not path.is_dir():
+        return [path]
     # Dot files are the desktop's and the editor's, not the user's texts.
     files = sorted(entry for entry in path.iterdir() if entry.is_file() and not entry.name.startswith("."))
     if not files:
@@ -111,8 +112,10 @@ def _documents(path: Path) -> Iterator[Document]:
 def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
     """Return the bytes of a file, unpacked; holds no more than the limit, whatever the file would unpack to."""
     try:
-        with _opened(path, packed) as stream:
+        with open_regular(path) as file, _unpacked(file, packed) as stream:
             data = stream.read(limit + 1)
+    except CheckpointError as error:
+        raise ConfigError(error.message, where=error.where) from error
     except (EOFError, MemoryError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
         # MemoryError: an xz header may ask for a dictionary of 4 GiB.
         reason = str(error) or type(error).__name__
@@ -135,10 +138,10 @@ def _split(path: Path, packed: str, limit: int) -> str:
     return f"{unpack}split --line-bytes={limit // 2} --additional-suffix={plain.suffix} {plain}"
 
 
-def _opened(path: Path, packed: str) -> BinaryIO:
+def _unpacked(file: BinaryIO, packed: str) -> BinaryIO:
     if packed == ".gz":
-        return cast(BinaryIO, gzip.open(path))
-    return cast(BinaryIO, lzma.open(path)) if packed else path.open("rb")
+        return cast(BinaryIO, gzip.open(file))
+    return cast(BinaryIO, lzma.open(file)) if packed else file
 
 
 def _decoded(data: bytes, where: str) -> str:

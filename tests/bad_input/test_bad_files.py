@@ -60,7 +60,7 @@ AGAIN = "fetch the file again: it is cut short"
 
 FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "no config.json": (unlink("config.json"), "{m}: holds no config.json", "give a directory that holds a config.json"),
-    "a folder for config.json": (folder_for_config, f"{C}: is a directory or a device; a regular file is needed", ""),
+    "a folder for config.json": (folder_for_config, f"{C}: is a directory; a regular file is needed", ""),
     "a shard that is missing": (
         unlink(SHARD), f"{INDEX}: 'a.weight' is said to be in {SHARD}, which is not there", f"fetch {SHARD} into {{m}}",
     ),
@@ -78,7 +78,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "a header of 2^60 bytes": (
         claim(2**60),
-        f"{{m}}/{SHARD}: claims a header of 1,152,921,504,606,846,976 bytes; the format allows 100,000,000", "",
+        f"{{m}}/{SHARD}: claims a header of 1,152,921,504,606,846,976 bytes; at most 48,000,000 are read", "",
     ),
     "a header longer than the file": (
         claim(99), f"{{m}}/{SHARD}: claims a header of 99 bytes, but only 2 follow", AGAIN,

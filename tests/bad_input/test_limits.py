@@ -4,43 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import configs
 import pytest
+from bounds import bounded
 
 BASE = configs.config("llama", "v4")
 EXTEND = ("--method", "yarn", "--factor", "4")
 SHARD = "model-00001-of-00002.safetensors"
-MEGABYTES = 200
-SECONDS = 2
-# The peak is read from /proc: the one of getrusage would count the memory of this process too, from before the exec.
-PROGRAM = """
-import sys
-from ropetool.cli import main
-try:
-    main(sys.argv[1:])
-finally:
-    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    print(int(peak.split()[1]) // 1024, file=sys.stderr)
-"""
-
-
-def limit_time() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-
-
-def bounded(*arguments: str | Path) -> tuple[int, str]:
-    """Return the code and the errors of a command that may use 2 seconds of the processor and 200 MB."""
-    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=limit_time)
-    assert done.returncode >= 0, f"killed by signal {-done.returncode}"
-    *errors, peak = done.stderr.splitlines()
-    assert int(peak) < MEGABYTES, f"{peak} MB"
-    return done.returncode, "\n".join(errors)
 
 
 def write_hostile(model: Path, name: str) -> None:
@@ -61,8 +33,8 @@ def write_hostile(model: Path, name: str) -> None:
         (model / SHARD).write_bytes((2**60).to_bytes(8, "little") + b"{}")
     elif name == "a header that claims what is there":  # of zeros, in a file with holes
         with (model / SHARD).open("wb") as file:
-            file.write((99_000_000).to_bytes(8, "little"))
-            file.truncate(99_000_008)
+            file.write((47_000_000).to_bytes(8, "little"))
+            file.truncate(47_000_008)
     elif name == "a tokenizer of 60 MB":
         (model / "tokenizer_config.json").write_bytes(b'{"a": "' + b"x" * 60_000_000 + b'"}')
     elif name == "a provenance of 60 MB":
@@ -110,10 +82,10 @@ def test_a_hostile_plan_costs_little(model: Path, tmp_path: Path) -> None:
 def test_the_limits_bite(model: Path) -> None:
     """The figures above mean something: more memory or time than allowed is seen."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{__name__}.MEGABYTES", 5)
+        patch.setattr("bounds.MEGABYTES", 5)
         with pytest.raises(AssertionError, match="MB"):
             bounded("inspect", model)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{__name__}.PROGRAM", "while True: pass")
+        patch.setattr("bounds.PROGRAM", "while True: pass")
         with pytest.raises(AssertionError, match="killed by signal"):
             bounded("inspect", model)

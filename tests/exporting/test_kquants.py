@@ -23,7 +23,7 @@ import pytest
 
 from exporting import maker
 from ropetool.cli import main
-from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint, OutputError
+from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
 from ropetool.exporting import kquants, outtypes
 from ropetool.exporting.imatrix import read_imatrix
 from ropetool.verification import llama_library
@@ -196,7 +196,7 @@ def test_the_list_of_types_that_need_one_is_libllamas(tmp_path: Path) -> None:
         (b"\x01\x00\x00\x00\x05\x00\x00\x00hello", CorruptFile, "is no importance matrix"),
         (b"\xff" * 64, CorruptFile, "is no importance matrix"),
         (b"GGUF\x03", CorruptFile, "cut off"),
-        (None, NotACheckpoint, "cannot be read"),
+        (None, MissingFile, "does not exist"),
     ],
 )
 def test_a_file_that_is_no_importance_matrix(

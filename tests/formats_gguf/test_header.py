@@ -123,7 +123,7 @@ def test_a_vector_of_a_file_that_was_cut_since_is_an_error(tmp_path):
 
 def test_what_is_no_file_is_no_checkpoint(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("absent", "No such file"), ("", "not a regular file"), ("pipe", "not a regular file")):
+    for name, message in (("absent", "does not exist"), ("", "is a directory"), ("pipe", "is a named pipe")):
         with pytest.raises(NotACheckpoint, match=message):
             read_header(tmp_path / name)
     with pytest.raises(NotACheckpoint, match="null"):

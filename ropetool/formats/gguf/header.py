@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.errors import CorruptFile, NotACheckpoint, UnsupportedDtype
+from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, UnsupportedDtype
 from ropetool.formats.gguf.codec import Buffer, Value, shown
 from ropetool.formats.gguf.cursor import AGAIN, I64, U32, Cursor
 from ropetool.formats.gguf.kinds import F32, ValueType
 from ropetool.formats.gguf.metadata import alignment_of, read_values
 from ropetool.formats.gguf.tensors import TensorInfo, padded, read_tensors
+from ropetool.formats.regular import open_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # one layout; 3 only added big-endian files
@@ -105,11 +105,9 @@ def reading(path: Path) -> Iterator[FileIO]:
     Raises: NotACheckpoint if there is none, it is no regular file, or the system refuses.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe would wait for ever
-            raise NotACheckpoint("is not a regular file; a GGUF file was expected", where=str(path))
-        file = FileIO(path)
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        raise NotACheckpoint(f"cannot be read: {getattr(error, 'strerror', error)}", where=str(path)) from None
+        file = cast(FileIO, open_regular(path, buffering=0))
+    except CheckpointError as error:
+        raise NotACheckpoint(error.message, where=error.where) from None
     with file:
         yield file
 

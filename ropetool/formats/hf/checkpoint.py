@@ -9,15 +9,18 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ropetool import names
-from ropetool.errors import CheckpointError, CorruptFile, MissingFile, NotACheckpoint
-from ropetool.formats.hf.jsontext import LARGE, SMALL, Limits, parse_object
-from ropetool.formats.hf.safetensors import Header, read_header
+from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
+from ropetool.formats.hf.jsontext import SMALL, Limits, parse_object
+from ropetool.formats.hf.members import Members
+from ropetool.formats.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
+from ropetool.formats.regular import open_regular, read_regular
 
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
+MAX_INDEX = MAX_HEADER  # bytes; it has a line of the same length for each tensor
 
 
 @dataclass(frozen=True)
@@ -93,21 +96,10 @@ def read_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]
     Raises: MissingFile, CorruptFile, or CheckpointError where it cannot be read.
     """
     where = str(path)
-    if not os.path.isfile(path):
-        if os.path.lexists(path) and not path.is_symlink():
-            raise CorruptFile("is a directory or a device; a regular file is needed", where=where)
-        raise MissingFile(
-            "is a link to a file that does not exist" if path.is_symlink() else "does not exist", where=where
-        )
     try:
-        size = path.stat().st_size
-        if size > limits.chars:
-            raise CorruptFile(f"is {size:,} bytes long; at most {limits.chars:,} are read", where=where)
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path, limits.chars).decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptFile(f"is not UTF-8: {error.reason} at byte {error.start}", where=where) from None
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error.strerror}", where=where) from error
     if not text.strip():
         raise CorruptFile("is empty", where=where)
     return text, parse_object(text, where, limits)
@@ -137,16 +129,36 @@ def _weights(path: Path, index: Mapping[str, str] | None) -> tuple[Path, ...]:
 
 def _read_index(path: Path) -> Mapping[str, str] | None:
     file = path / names.SAFETENSORS_INDEX_JSON
-    read = read_optional_object(file, LARGE)
-    if read is None:
+    if not os.path.lexists(file):
         return None
-    index = read[1].get("weight_map")
-    if not isinstance(index, dict) or not index or not all(isinstance(shard, str) for shard in index.values()):
-        raise CorruptFile("has no weight_map of tensor names to file names", where=str(file))
+    with open_regular(file) as opened:
+        index = _weight_map(opened, str(file))
     first_tensor = {shard: tensor for tensor, shard in reversed(index.items())}
     for shard, tensor in sorted(first_tensor.items()):
         _check_shard(path, shard, tensor, str(file))
     return index
+
+
+def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_INDEX:
+        raise CorruptFile(f"is {size:,} bytes long; at most {MAX_INDEX:,} are read", where=where)
+    no_map = CorruptFile("has no weight_map of tensor names to file names", where=where)
+    found: dict[str, str] = {}
+    shards: dict[str, str] = {}  # one object for all tensors of a shard
+    text = Members(file, size, where, "")
+    for tensor, shard in text.members_of("weight_map"):
+        if not isinstance(shard, str):
+            raise no_map
+        if tensor in found:
+            raise CorruptFile(f"names the key {tensor!r} twice in one object", where=where)
+        if len(found) == MAX_TENSORS:
+            raise CorruptFile(f"lists more than {MAX_TENSORS:,} tensors, more than a checkpoint may have", where=where)
+        found[tensor] = shards.setdefault(shard, shard)
+    text.end()
+    if not found:
+        raise no_map
+    return found
 
 
 def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
@@ -166,7 +178,11 @@ def headers(checkpoint: Checkpoint) -> list[Header]:
 
     Raises: CorruptFile.
     """
-    found = [read_header(path) for path in checkpoint.weights]
+    found: list[Header] = []
+    left = MAX_TENSORS
+    for path in checkpoint.weights:
+        found.append(read_header(path, left))
+        left -= len(found[-1].tensors)
     holder: dict[str, str] = {}
     for header in found:
         for name in header.tensors:

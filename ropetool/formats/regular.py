@@ -1,0 +1,70 @@
+"""Files opened for reading: regular ones alone. A pipe would be waited for without end, and a device has none.
+
+The one door for whatever a user or another file names; knows no format.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from ropetool.errors import CheckpointError, CorruptFile, MissingFile
+
+_KINDS = {
+    stat.S_IFDIR: "directory", stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFCHR: "character device",
+    stat.S_IFBLK: "block device",
+}  # fmt: skip
+# What stands there can change between the look and the opening: then too the open must not wait.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: Path, *, buffering: int = -1) -> BinaryIO:
+    """Return the file, open for reading; links are followed.
+
+    Raises: MissingFile if there is none; CorruptFile if it is another kind of file, by its name; CheckpointError if the
+    system refuses.
+    """
+    where = str(path)
+    try:
+        _check_kind(os.stat(path), where)  # to open a device may do something already
+        file = os.fdopen(os.open(path, _FLAGS), "rb", buffering)
+    except FileNotFoundError:
+        what = "is a link to a file that does not exist" if os.path.islink(path) else "does not exist"
+        raise MissingFile(what, where=where) from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise _unreadable(error, where) from error
+    try:
+        _check_kind(os.fstat(file.fileno()), where)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Return the content of a file.
+
+    Raises: CorruptFile if it is longer than `most` bytes; what open_regular raises.
+    """
+    where = str(path)
+    with open_regular(path) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            raw = file.read(most + 1) if size <= most else b""
+        except OSError as error:
+            raise _unreadable(error, where) from error
+    if size > most or len(raw) > most:  # some of /proc say 0 and hold more
+        raise CorruptFile(f"is {max(size, len(raw)):,} bytes long; at most {most:,} are read", where=where)
+    return raw
+
+
+def _check_kind(status: os.stat_result, where: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
+        raise CorruptFile(f"is a {kind}; a regular file is needed", where=where)
+
+
+def _unreadable(error: OSError | ValueError, where: str) -> CheckpointError:
+    return CheckpointError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=where)
