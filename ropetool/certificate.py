@@ -29,6 +29,8 @@ from ropetool.inspection import first_file, is_gguf
 SCHEMA = 1
 PASS, FAIL, PARTIAL, NOT_RUN = "pass", "fail", "partial", "not run"
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
+SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
+SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
 
 BLOCK = 64 << 10  # bytes
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
@@ -46,7 +48,8 @@ class Certificate:
     """What a verification found. longest: the longest context that was measured, in tokens.
 
     checks: name, figure, limit, verdict and detail of each. made: UTC, in ISO form. full_hash: the fingerprint is over
-    all bytes and not over samples.
+    all bytes and not over samples. lengths: all that were measured, none where an earlier version wrote it. baseline:
+    what the target was compared with, by name; None if with itself.
     """
 
     verdict: str
@@ -59,11 +62,13 @@ class Certificate:
     made: str
     fingerprint: str
     full_hash: bool
+    lengths: tuple[int, ...] = ()
+    baseline: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; a figure that is not finite is null."""
         checks = [{key: _finite(value) for key, value in check.items()} for check in self.checks]
-        return {**vars(self), "checks": checks, "versions": dict(self.versions)}
+        return {**vars(self), "checks": checks, "versions": dict(self.versions), "lengths": list(self.lengths)}
 
     @classmethod
     def from_json(cls, data: Any, where: str, try_: str = "ropetool verify, which makes a new one") -> Certificate:
@@ -74,8 +79,9 @@ class Certificate:
         problem = _problem(data)
         if problem:
             raise CorruptFile(f"it is no certificate of ropetool ({problem})", where=where, try_=try_)
-        known = {field.name: data[field.name] for field in dataclasses.fields(cls)}
-        return cls(**{**known, "checks": tuple({key: check[key] for key in _CHECK} for check in data["checks"])})
+        known = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+        checks = tuple({key: check[key] for key in _CHECK} for check in data["checks"])
+        return cls(**{**known, "checks": checks, "lengths": tuple(data.get("lengths", ()))})
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,58 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
     return file
 
 
+def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
+    """Return why the certificate on record stays where this one was to be written, as a sentence; empty if it does not.
+
+    Only one of the same bytes stays.
+    """
+    try:
+        held = read(path, place)
+    except CorruptFile:  # a new one takes the place of what cannot be
+        held = None
+    if held is None:
+        return ""
+    now = new.fingerprint if held.full_hash == new.full_hash else fingerprint(path, held.full_hash)
+    more = wider(held, new) if held.fingerprint == now else ""
+    if not more:
+        return ""
+    words = ["ropetool", "verify", str(path), "--suite", max(held.suite, new.suite, key=_rank)]
+    if held.lengths:
+        words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
+    return f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: {shlex.join(words)}"
+
+
+def wider(held: Certificate, new: Certificate) -> str:
+    """Return in what a certificate covers more than a newer one, in words; empty where the newer takes its place.
+
+    A newer one that failed always does, and one that passed in place of a partial one.
+    """
+    if new.verdict == FAIL or (held.verdict, new.verdict) == (PARTIAL, PASS):
+        return ""
+    more = []
+    if held.verdict != PARTIAL and new.verdict == PARTIAL:
+        more.append("all of it ran")
+    if _rank(held.suite) > _rank(new.suite):
+        more.append(f"the {held.suite} suite and not the {new.suite} one")
+    if set(held.lengths) > set(new.lengths):
+        more.append(f"lengths {', '.join(map(str, sorted({*held.lengths} - {*new.lengths})))} besides")
+    elif not held.lengths and held.longest > new.longest:
+        more.append(f"up to {held.longest} tokens and not {new.longest}")
+    if held.baseline is not None and new.baseline is None:
+        more.append(f"the baseline {held.baseline}")
+    if SAME_TABLES in _names(held) - _names(new):
+        more.append("compared with another file of the model")
+    return ", ".join(more)
+
+
+def _rank(suite: str) -> int:
+    return SUITES.index(suite) if suite in SUITES else -1
+
+
+def _names(found: Certificate) -> set[str]:
+    return {check["name"] for check in found.checks}
+
+
 def check_place(path: Path, place: Path) -> None:
     """Return if the certificate of this checkpoint may be written to a file of its own.
 
@@ -223,6 +281,14 @@ def _judged(found: Certificate) -> tuple[str, str]:
     return PASSED, f"it passed {measured}"
 
 
+def remedy(path: Path) -> str:
+    """Return the command that makes a certificate, of the suite on record: a smaller one would not take its place."""
+    found = state(path)
+    held = found.certificate if found.name in (PASSED, FAILED) else None
+    suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
+    return f"ropetool verify {shlex.quote(str(path))} --suite {suite}"
+
+
 def shortfall(path: Path, length: int) -> str:
     """Return why the checkpoint is not certified up to a context of `length` tokens, empty if it is.
 
@@ -259,6 +325,8 @@ def _problem(data: Any) -> str:
             value = check.get(key, ABSENT) if isinstance(check, dict) else check
             if type(value) not in kinds or _finite(value) != value:
                 return f"{key} of check {number} is {shown(value)}"
+    if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
+        return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
     if not all(isinstance(version, str) for version in data["versions"].values()):
         return f"versions is {shown(data['versions'])}"
     return _contradiction(data)
@@ -275,6 +343,10 @@ def _contradiction(data: Mapping[str, Any]) -> str:
     if not _FINGERPRINT.fullmatch(data["fingerprint"]) or not data["fingerprint"].startswith(form):
         return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
     return ""
+
+
+def _is_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(type(length) is int for length in value)
 
 
 def _finite(value: Any) -> Any:

@@ -204,7 +204,11 @@ class Check:
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """All measurements, what was compared on what, and the checks. `baseline` is None when the target is its own."""
+    """All measurements, what was compared on what, and the checks. `baseline` is None when the target is its own.
+
+    certificate: `file`, whether it was `written`, and why an earlier one was `kept` in its place; None where there is
+    none to write. extension: method, factor and params of what made the target longer, as its record has them.
+    """
 
     target: str
     baseline: str | None
@@ -226,6 +230,8 @@ class VerifyResult:
     checks: tuple[Check, ...]
     runtime: str
     notes: tuple[str, ...]
+    certificate: Mapping[str, Any] | None = None
+    extension: Mapping[str, Any] | None = None
 
     @property
     def verdict(self) -> str:

@@ -20,7 +20,19 @@ from making import safetensors, snapshot, write_model
 
 import ropetool
 from ropetool import certificate, provenance
-from ropetool.certificate import Certificate, State, check_place, fingerprint, read, shortfall, state, write
+from ropetool.certificate import (
+    Certificate,
+    State,
+    check_place,
+    fingerprint,
+    kept,
+    read,
+    remedy,
+    shortfall,
+    state,
+    wider,
+    write,
+)
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, OutputError
 
 PASSED = {"name": "ratio", "figure": 1.25, "limit": 1.5, "verdict": "pass", "detail": "at 2048"}
@@ -370,6 +382,7 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
         (("command",), ["x"], r'command is \["x"\]'), (("text_fingerprint",), 1, "text_fingerprint is 1"),
         (("versions",), {"torch": 2}, 'versions is {"torch": 2}'), (("versions",), [], r"versions is \[\]"),
         (("fingerprint",), "sampled:12", 'fingerprint is "sampled:12"'), (("fingerprint",), "x" * 64, 'fingerprint is "xxx'),
+        (("lengths",), [1, "x"], r'lengths is \[1, "x"\]'), (("lengths",), 3, "lengths is 3"), (("baseline",), 3, "baseline 3"),
         (("checks",), {}, "checks is {}"), (("checks",), [1], "name of check 0 is 1"),
         (("checks", 1, "name"), None, "name of check 1 is null"), (("checks", 0, "figure"), "1.2", 'figure of check 0 is "1.2"'),
         (("checks", 0, "figure"), float("nan"), "figure of check 0 is NaN"), (("checks", 0, "limit"), True, "limit of check 0 is true"),
@@ -480,3 +493,78 @@ def test_no_extension_takes_over_the_certificate_of_its_source(output: Path, ggu
 def test_the_time_is_in_utc() -> None:
     assert certificate.now().endswith("+00:00")
     assert len(certificate.now()) == len("2026-01-02T03:04:05+00:00")
+
+
+# --- which of two stays
+
+WIDE = {"suite": "standard", "lengths": (256, 512, 2048), "baseline": "model"}
+AGAINST = {**PASSED, "name": certificate.SAME_TABLES}
+
+
+@pytest.mark.parametrize(
+    ("held", "new", "reason"),
+    [
+        ({}, {"suite": "quick"}, "the standard suite and not the quick one"), ({}, {"lengths": (256, 2048)}, "lengths 512 besides"),
+        ({}, {"baseline": None}, "the baseline model"), ({}, {}, ""), ({}, {"suite": "full"}, ""),
+        ({}, {"lengths": (64, 256, 512, 2048)}, ""), ({}, {"lengths": (64, 2048)}, ""), ({"suite": "own"}, {"suite": "quick"}, ""),
+        ({}, {"suite": "full", "lengths": (256,)}, "lengths 512, 2048 besides"),
+        ({}, {"suite": "quick", "lengths": (256,), "baseline": None},
+         "the standard suite and not the quick one, lengths 512, 2048 besides, the baseline model"),
+        ({}, {"suite": "quick", "verdict": "fail", "checks": (FAILED,)}, ""),
+        ({"verdict": "fail", "checks": (FAILED,)}, {"suite": "quick"}, "the standard suite and not the quick one"),
+        ({"verdict": "fail", "checks": (FAILED,)}, {}, ""),
+        ({}, {"verdict": "partial", "checks": (PASSED, NOT_RUN)}, "all of it ran"),
+        ({"verdict": "partial", "checks": (NOT_RUN,)}, {"suite": "quick", "lengths": (256,)}, ""),
+        ({"verdict": "partial", "checks": (NOT_RUN,)}, {"suite": "quick", "verdict": "partial", "checks": (NOT_RUN,)},
+         "the standard suite and not the quick one"),
+        ({"lengths": (), "longest": 2048}, {"longest": 1024}, "up to 2048 tokens and not 1024"),
+        ({"lengths": (), "longest": 2048}, {"longest": 2048}, ""),
+        ({"checks": (PASSED, AGAINST)}, {}, "compared with another file of the model"), ({}, {"checks": (PASSED, AGAINST)}, ""),
+    ],
+)  # fmt: skip
+def test_a_wider_one_stays(held: dict[str, Any], new: dict[str, Any], reason: str, output: Path) -> None:
+    first, second = made(output, **{**WIDE, **held}), made(output, **{**WIDE, **new})
+    assert wider(first, second) == reason
+    write(output, first)
+    assert bool(kept(output, second)) == bool(reason)
+    assert reason in kept(output, second)
+
+
+def test_what_would_replace_it_is_told(output: Path) -> None:
+    write(output, made(output, **WIDE))
+    why = kept(output, made(output, lengths=(1024,)))
+    command = f"ropetool verify {output} --suite standard --lengths 256,512,1024,2048"
+    assert why.startswith(
+        "the certificate of 2026-01-02 stays, for it is wider: the standard suite and not the quick one"
+    )
+    assert why.endswith(f"; to replace it: {command}")
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_only_one_of_the_same_bytes_stays(full: bool, output: Path) -> None:
+    write(output, made(output, full_hash=full, **WIDE))
+    assert kept(output, made(output))
+    CHANGES["a weight"](output)
+    assert kept(output, made(output)) == ""
+
+
+def test_one_that_cannot_be_does_not_stay(output: Path) -> None:
+    write(output, made(output, **WIDE))
+    edited(output, "verdict", value="good")
+    assert kept(output, made(output)) == ""
+
+
+def test_one_of_an_earlier_version_is_read(output: Path) -> None:
+    """It says neither its lengths nor its baseline."""
+    write(output, made(output))
+    edited(output, "lengths", value="remove")
+    edited(output, "baseline", value="remove")
+    assert read(output) == made(output)
+
+
+def test_the_suite_that_an_export_asks_for_is_one_that_counts(output: Path) -> None:
+    assert remedy(output) == f"ropetool verify {output} --suite quick"
+    write(output, made(output, **WIDE, longest=512))
+    assert remedy(output) == f"ropetool verify {output} --suite standard"
+    CHANGES["a weight"](output)
+    assert remedy(output) == f"ropetool verify {output} --suite quick"

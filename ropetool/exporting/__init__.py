@@ -6,7 +6,6 @@ certificate covers. What differs otherwise is noted.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,7 +144,7 @@ def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
     if lacking:
         raise CheckpointError(
             f"ropetool made it, and {lacking}",
-            where=str(path), try_=f"ropetool verify {shlex.quote(str(path))} --suite quick",
+            where=str(path), try_=certificate.remedy(path),
         )  # fmt: skip
     return ()
 

@@ -118,7 +118,7 @@ def verify_checkpoint(
             runner=_Open(tensor_parallel),
             wrap=wrap,
         )
-    result = replace(result, notes=(*notes, *result.notes))
+    result = replace(result, notes=(*notes, *result.notes), extension=_extension(target))
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
@@ -191,11 +191,21 @@ def _certified(
         made=certificate.now(),
         fingerprint=marked,
         full_hash=marked.startswith("sha256:"),
+        lengths=tuple(entry.length for entry in result.lengths),
+        baseline=result.baseline,
     )
+    file = place or provenance.place(target)
+    kept = certificate.kept(target, found, place)
+    if kept:
+        state = {"file": str(file), "written": False, "kept": kept}
+        return replace(result, certificate=state, notes=(*result.notes, kept))
     written = certificate.write(target, found, place)
     if written is not None and place is None:
         publishing.refresh(target, found.to_json())
-    return result if written is None else replace(result, notes=(*result.notes, f"certificate: {written}"))
+    if written is None:
+        return result
+    state = {"file": str(written), "written": True, "kept": ""}
+    return replace(result, certificate=state, notes=(*result.notes, f"certificate: {written}"))
 
 
 def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
@@ -217,6 +227,13 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
         )
         return None
     return None
+
+
+def _extension(target: Path) -> dict[str, Any] | None:
+    """Return method, factor and parameters of what made the target longer, bakes aside; None where no record says it."""
+    plans = (made.plan for made in provenance.lineage(target))
+    plan = next((plan for plan in plans if plan and plan.get("method") != BAKE), None)
+    return None if plan is None else {key: plan.get(key) for key in ("method", "factor", "params")}
 
 
 def _pair(target: Path, other: Path, baseline: Path | None) -> Pair:

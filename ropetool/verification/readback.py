@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ropetool import exported_rope, families, hosts, inspection, names, provenance
+from ropetool import certificate, exported_rope, families, hosts, inspection, names, provenance
 from ropetool.baking import RowChange, baked_bytes, by_tensor, without_rest
 from ropetool.baking.gguf_writing import baked_gguf_bytes
 from ropetool.edits_gguf import patch_of
@@ -32,7 +32,7 @@ from ropetool.verification.table_parity import compare_tables
 from ropetool.verification.tensor_bytes import Compared, compare_tensors, stored_tensors
 
 T = TypeVar("T")
-TABLES, WEIGHTS, FILES, SAME_TABLES = "tables", "weights", "files", "same tables"
+TABLES, WEIGHTS, FILES, SAME_TABLES = "tables", "weights", "files", certificate.SAME_TABLES
 NO_RECORD = f"no {names.PROVENANCE_JSON} says how it was made"
 
 

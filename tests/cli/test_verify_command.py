@@ -57,6 +57,7 @@ def test_a_checkpoint_of_others_is_certified_where_it_is_asked(folder: Path) -> 
     found = run("verify", "model", *QUICK, "--lengths", "64,256", "--certificate", "model.json", "--json")
     assert found.code == 0, found.err
     assert json.loads(found.out)["verdict"] == "pass"
+    assert json.loads(found.out)["extension"] is None
     assert json.loads((folder / "model.json").read_text())["certificate"]["longest"] == 256
     assert not (folder / "model" / "ropetool.json").exists()
     found = run("verify", "extended", *QUICK, "--lengths", "64,256", "--certificate", "model.json")
@@ -65,6 +66,30 @@ def test_a_checkpoint_of_others_is_certified_where_it_is_asked(folder: Path) -> 
     found = run("verify", "model", "--measure", "last-segment", "--certificate", "other.json")
     assert found.code == 1
     assert "Try: --suite quick" in found.err
+
+
+def test_a_narrower_run_leaves_a_wider_certificate_and_card_but_a_failing_one_does_not(folder: Path) -> None:
+    ropetool.apply(ropetool.plan("model", "yarn", factor=8), "model", "wide")
+    first = run("verify", "wide", *QUICK, "--lengths", "64,256,512", "--json").json
+    assert first["certificate"] == {"file": "wide/ropetool.json", "written": True, "kept": ""}
+    assert first["extension"] == {"method": "yarn", "factor": 8.0, "params": {}}
+    record, card = (folder / "wide" / name for name in ("ropetool.json", "README.md"))
+    before = record.read_bytes(), card.read_bytes()
+
+    done = run("verify", "wide", *QUICK, "--lengths", "64,256", "--json")
+    assert (done.code, done.json["certificate"]["written"]) == (0, False)
+    why = done.json["certificate"]["kept"]
+    assert (
+        "it is wider: lengths 512 besides; to replace it: ropetool verify wide --suite quick --lengths 64,256,512"
+        in why
+    )
+    assert f"Note: {why}" in done.err.splitlines()
+    assert (record.read_bytes(), card.read_bytes()) == before
+
+    assert run("verify", "wide", *QUICK, "--lengths", "256", "--max-tax", "0.001").code == 3
+    made = read_object(record)[1]["certificate"]
+    assert (made["verdict"], made["lengths"], made["baseline"]) == ("fail", [256], "model")
+    assert "it **failed**" in card.read_text()
 
 
 def kept_rows(journal: Path) -> int:
