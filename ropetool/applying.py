@@ -237,7 +237,7 @@ def _family(plan: Plan, checkpoint: Checkpoint) -> Family:
         raise PlanMismatch(
             f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=_PLAN_AGAIN
         )
-    return families.get(plan.family)
+    return families.of_config(checkpoint.config, str(checkpoint.path))
 
 
 def _edited_texts(plan: Plan, checkpoint: Checkpoint) -> dict[str, str]:

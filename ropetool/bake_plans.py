@@ -175,7 +175,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
         made.tensors, tuple(edits), marks(made.tensors, weights),
         (*host.notes(), *_still_notes(wish), *made.notes, *adapter_notes(path), *_other_readers(host, edits, read)), dtype,
     )  # fmt: skip
-    return _plan(host.format, host.runtime, host.style, host.family.model_type, path, kind, wish, read, changed)
+    return _plan(host.format, host.runtime, host.style, host.name, path, kind, wish, read, changed)
 
 
 def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:

@@ -142,7 +142,7 @@ def exported(view: HfView) -> tuple[Rotation, GgufView]:
     """
     arch = view.family.gguf_architecture
     if not arch:
-        raise NotKnown(f"a {view.family.model_type} is not exported")
+        raise NotKnown(f"a {view.family.name} is not exported")
     source: RopeSet = runtimes.get(BASIS).decode(view)
     try:
         turned = rotation(source, view)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ropetool import families, inspection, names, provenance
 from ropetool.baking import Rest, TensorEdit, marks, rest_edits, rest_words, view_of
@@ -132,16 +132,17 @@ def read_with(path: Path, runtime: str, edits: Sequence[FileEdit]) -> RuntimeRea
     return HfHost.open(path, None).read(runtime, edits)
 
 
-def known_family(model_type: object, where: str) -> Family:
-    """Return the family of this model_type.
+def known_family(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of this config.json.
 
     Raises: InvalidRope for a model without rotary positions, UnknownFamily for any other unknown one.
     """
+    model_type = config.get(names.MODEL_TYPE)
     if not isinstance(model_type, str) or not model_type:
         raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
     if model_type in NO_ROTATION:
         raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
-    return families.get(model_type, where)
+    return families.of_config(config, where)
 
 
 def described(arch: str, path: Path) -> Architecture:
@@ -183,7 +184,7 @@ class HfHost:
             )  # fmt: skip
         headers(checkpoint)
         where = str(checkpoint.path / names.CONFIG_JSON)
-        family = known_family(checkpoint.config.get(names.MODEL_TYPE), where)
+        family = known_family(checkpoint.config, where)
         found_style = style.read(checkpoint.config, family, where).style
         if not family.partial_rotary_key:
             check_whole_heads(checkpoint, family, where)
@@ -195,7 +196,7 @@ class HfHost:
 
     @property
     def name(self) -> str:
-        return self.family.model_type
+        return self.family.name
 
     @property
     def by_hand(self) -> str:
@@ -216,6 +217,7 @@ class HfHost:
         config = self.checkpoint.config
         if changes:
             config = parse_object(apply_edits(self.checkpoint.config_text, changes, self.where), self.where)
+            families.of_config(config, self.where)  # a wrapper may need what they remove
         return inspection.read_as(runtime, config, self.family, self.where)
 
     def encodings(

@@ -197,13 +197,15 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     where = str(checkpoint.path / names.CONFIG_JSON)
     stated_type = config.get(names.MODEL_TYPE)
     model_type = stated_type if isinstance(stated_type, str) else ""
-    family = families.find(model_type)
+    family = families.find_of(config)
     notes = ["only config.json, no weights"] if checkpoint.config_only else []
     if checkpoint.pickle_only:
         notes.append("the weights are pickles, which ropetool never loads; convert them to safetensors first")
     stated = stated_rope_keys(config)
     if family is None:
-        what = f"the family {shown(model_type)} is unknown" if model_type else "config.json states no model_type"
+        inner = families.text_type(config)
+        within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
+        what = f"the family {shown(inner)}{within} is unknown" if model_type else "config.json states no model_type"
         reason = f"{what}: the keys are shown as written, no runtime is decoded"
         return Inspection(checkpoint.path, "hf", model_type, None, None, None, stated, (), {}, (*notes, reason))
     style.read(config, family, where)
@@ -246,11 +248,11 @@ def understood(reading: RuntimeReading, where: str, what: str = "config") -> Rop
 
 
 def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every key about positions as written, those of text_config under their dotted name."""
+    """Return every key about positions as written, those of a text model inside under their dotted name."""
     wanted = ("rope", "rotary", "max_position", "sliding_window", "max_seq", "seq_length", "alibi")
     found = {}
-    text = config.get(names.TEXT_CONFIG)
-    for prefix, part in (("", config), (f"{names.TEXT_CONFIG}.", text if isinstance(text, Mapping) else {})):
+    inner = [(f"{key}.", config[key]) for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)]
+    for prefix, part in (("", config), *inner):
         found.update({prefix + k: v for k, v in part.items() if any(word in k for word in wanted)})
     return found
 

@@ -30,6 +30,7 @@ import export_grid
 from ropetool import families, methods, runtimes
 from ropetool.cli import group
 from ropetool.families import Family
+from ropetool.families.wrappers import ALIASES, WRAPPERS
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.runtimes.llama_cpp_archs import Architecture, Sliding
 
@@ -142,9 +143,26 @@ def family_reference() -> str:
     ]  # fmt: skip
     head = ["model_type", "class in transformers", "layout", "rope keys", "sliding window", "export", "example"]
     return (
-        f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{_export_grid()}"
+        f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{_wrappers()}{_export_grid()}"
         f"{''.join(map(_family_section, known))}"
     )
+
+
+def _wrappers() -> str:
+    """Return a line for each config that hands over to a family."""
+    rows = [
+        [name, f"`{w.text}`", w.default or "none", "yes" if w.in_v4 else "not known", ", ".join(f"`{k}`" for k in w.needs), w.source]
+        for name, w in sorted(WRAPPERS.items())
+    ]  # fmt: skip
+    head = ["model_type", "text model in", "family where it names none", "in 4.57", "must state", "read from"]
+    aliases = ", ".join(f"`{name}` for {family}" for name, family in ALIASES.items())
+    return f"\n## Wrappers and other names\n\n{_WRAPPERS}\nOther names: {aliases}.\n\n{_table(head, rows)}"
+
+
+_WRAPPERS = """A wrapper holds a text model beside others. Its text model's `model_type` says the family, and `inspect`,
+`extend`, `apply` and `bake` edit the keys inside; the image and sound models keep theirs. What vLLM, SGLang, mlx-lm and
+exllamav3 make of wrappers is not known here, and they are not exported.
+"""
 
 
 def _export_grid() -> str:

@@ -240,8 +240,9 @@ def _settings(side: Opened) -> dict[str, Any]:
             key.removeprefix(prefix): _plain(value) for key, value in side.values.items() if key.startswith(prefix)
         }
     else:
-        inner = side.config.get(names.TEXT_CONFIG)
-        found = {**side.config, **(inner if isinstance(inner, Mapping) else {})}
+        found = dict(side.config)
+        for inner in (side.config.get(key) for key in names.TEXT_CONFIGS):
+            found |= inner if isinstance(inner, Mapping) else {}
     return {key: value for key, value in found.items() if not _is_left_out(key)}
 
 

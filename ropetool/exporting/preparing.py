@@ -73,7 +73,7 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
     """
     host = HfHost.open(source, None)
     checkpoint, where = host.checkpoint, host.where
-    family = family_of(host.family.model_type, where)
+    family = family_of(host.family.model_type if host.family.gguf_architecture else host.name, where)
     if checkpoint.config_only:
         raise NotACheckpoint("holds a config and no weights", where=str(host.path))
     linking.check_links(host.path)  # its card and its chat template go into the file

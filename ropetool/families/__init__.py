@@ -9,12 +9,14 @@ import dataclasses
 import difflib
 import json
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
 
-from ropetool.errors import UnknownFamily
+from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS, Wrapper
 
 ROTATES = ("all", "no_rope_layers", "sliding", "sliding-if-any")
 
@@ -90,7 +92,8 @@ class Family:
     unrotated_window_key: the boolean key under which layers that do not rotate slide, others not, where the config
     lists no layer_types.
     mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
-    under which nothing rotates. bake: where weights can carry what the rope keys say.
+    under which nothing rotates. bake: where weights can carry what the rope keys say. stated: the model_type of a
+    config.json that hands over to this family, set by of_config alone.
     """
 
     model_type: str
@@ -128,6 +131,12 @@ class Family:
     gguf_architecture: str = ""
     bake: BakeSites | None = None
     source: str = ""
+    stated: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model_type that config.json states."""
+        return self.stated or self.model_type
 
     @property
     def nested(self) -> bool:
@@ -206,8 +215,66 @@ def names() -> list[str]:
 
 
 def find(model_type: str) -> Family | None:
-    """Return the family of this model_type, or None."""
-    return _discovered().get(model_type)
+    """Return the family of this model_type, or of what it is another name for, or None."""
+    family = _discovered().get(ALIASES.get(model_type, model_type))
+    return dataclasses.replace(family, stated=model_type) if family and model_type in ALIASES else family
+
+
+def of_config(config: Mapping[str, Any], where: str = "") -> Family:
+    """Return the family of a config.json; for a wrapper that of its text model, with the place of the rope keys.
+
+    Raises: UnknownFamily; InvalidRope where the wrapper's class would fill in what the text model leaves open.
+    """
+    model_type = config.get("model_type")
+    stated = model_type if isinstance(model_type, str) else ""
+    wrapper = WRAPPERS.get(stated)
+    if wrapper is None:
+        return get(stated, where)
+    inner = config.get(wrapper.text)
+    inner = inner if isinstance(inner, Mapping) else {}
+    missing = next((keys for keys in wrapper.needs if not any(key in inner for key in keys.split())), None)
+    if missing and inner:
+        key = missing.split()[-1]
+        raise InvalidRope(
+            f"is not stated, and a {stated} fills it in with a number of its own",
+            where=f"{where}: {wrapper.text}.{key}", try_=f"state {key} in {wrapper.text} of config.json",
+        )  # fmt: skip
+    try:
+        family = of_config({**inner, "model_type": inner.get("model_type") or wrapper.default}, where)
+    except UnknownFamily as unknown:
+        raise UnknownFamily(f"in its {wrapper.text}, {unknown.message}", where=where, try_=unknown.try_) from None
+    return _inside(family, stated, wrapper)
+
+
+def _inside(family: Family, stated: str, wrapper: Wrapper) -> Family:
+    """Return the family as a wrapper holds it; export knows no tensors beside those of the text model."""
+    bake = family.bake
+    if bake is not None:
+        own = [layers.removeprefix("model.") for layers in bake.layers if layers.startswith("model.")]
+        bake = dataclasses.replace(bake, layers=tuple(prefix + layers for prefix in PREFIXES for layers in own))
+    return dataclasses.replace(
+        family, stated=stated, text_path=(wrapper.text, *family.text_path), gguf_architecture="",
+        in_v4=family.in_v4 and wrapper.in_v4, bake=bake,
+    )  # fmt: skip
+
+
+def text_type(config: Mapping[str, Any]) -> str:
+    """Return the model_type of the text model that a config.json describes, inside wrappers too; empty without one."""
+    model_type = config.get("model_type")
+    stated = model_type if isinstance(model_type, str) else ""
+    wrapper = WRAPPERS.get(stated)
+    inner = config.get(wrapper.text) if wrapper else None
+    if wrapper is None or not isinstance(inner, Mapping):
+        return wrapper.default if wrapper else stated
+    return text_type({**inner, "model_type": inner.get("model_type") or wrapper.default})
+
+
+def find_of(config: Mapping[str, Any]) -> Family | None:
+    """Return the family of a config.json as of_config does, or None."""
+    try:
+        return of_config(config)
+    except UnknownFamily:
+        return None
 
 
 def of_gguf(architecture: str) -> tuple[Family, ...]:
@@ -222,6 +289,13 @@ def get(model_type: str, where: str = "") -> Family:
     Raises: UnknownFamily with the nearest known names and how to add one.
     """
     family = find(model_type)
+    if model_type in WRAPPERS:
+        text, default = WRAPPERS[model_type].text, WRAPPERS[model_type].default
+        raise UnknownFamily(
+            f"{model_type} has no family of its own: the model_type in its {text} says which one it follows"
+            + (f", {default} where it states none" if default else ""),
+            where=where, try_=f"ropetool families {default}" if find(default) else "ropetool families",
+        )  # fmt: skip
     if family is None:
         near = difflib.get_close_matches(model_type, names(), n=2)
         hint = f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -60,7 +60,7 @@ def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
 
 def _read(path: Path, plan: Plan) -> tuple[View, Reader]:
     checkpoint = open_checkpoint(path)
-    return view_of(checkpoint, families.get(plan.family)), reader(headers(checkpoint))
+    return view_of(checkpoint, families.of_config(checkpoint.config)), reader(headers(checkpoint))
 
 
 def _read_gguf(path: Path) -> tuple[View, Reader]:

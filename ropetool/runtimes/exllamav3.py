@@ -38,7 +38,7 @@ def decode(view: HfView) -> RopeSet:
 
     Raises: Refuses where it stops with an error.
     """
-    model_type = view.family.model_type
+    model_type = view.family.name
     if model_type == "deepseek_v2":
         raise Refuses("it has no DeepseekV2ForCausalLM")
     if model_type not in CHECKED:

@@ -74,7 +74,7 @@ def decode(view: HfView, first: str) -> RopeSet:
 
     Raises: Refuses where it stops with an error.
     """
-    model_type = view.family.model_type
+    model_type = view.family.name
     model = MODELS.get(model_type)
     if model is None:
         raise NotKnown(f"how mlx-lm runs {model_type} is not known")

@@ -47,8 +47,8 @@ def decode(view: HfView, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     family = view.family
-    if family.model_type not in CHECKED:
-        raise NotKnown(f"how SGLang runs {family.model_type} is not known")
+    if family.name not in CHECKED:
+        raise NotKnown(f"how SGLang runs {family.name} is not known")
     given = engine.loaded_keys(view)
     context = _context(view, given)
     if family.model_type in ON_TRANSFORMERS:

@@ -55,7 +55,7 @@ def decode(view: HfView, first: str) -> RopeSet:
     The context is the longest that --max-model-len may ask for, as far as the tables of cos and sin reach.
     Raises: Refuses where it stops with an error.
     """
-    model_type = view.family.model_type
+    model_type = view.family.name
     if model_type not in CHECKED:
         raise NotKnown(f"how vLLM runs {model_type} is not known")
     given = engine.loaded_keys(view)

@@ -102,7 +102,7 @@ def same_tables(target: Path, other: Path, *, windows: bool = True) -> Check:
 def _as_exported(path: Path, rope: RopeSet, windows: bool) -> RopeSet:
     """Return the same under llama.cpp's division into kinds of layer; as it is where the family is not exported."""
     checkpoint = open_checkpoint(path)
-    family = families.get(checkpoint.config[names.MODEL_TYPE])
+    family = families.of_config(checkpoint.config)
     if not family.gguf_architecture:
         return rope
     view = HfView(checkpoint.config, family, str(path / names.CONFIG_JSON))

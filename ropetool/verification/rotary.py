@@ -80,6 +80,8 @@ def _failed(detail: str) -> Check:
 def skeleton(torch: Any, transformers: Any, target: Path) -> Any:
     """Return the checkpoint's model on the meta device: every module, no weights."""
     config = transformers.AutoConfig.from_pretrained(str(target), local_files_only=True, trust_remote_code=False)
+    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
+        config = config.get_text_config()  # of a wrapper
     with torch.device("meta"):
         return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
@@ -136,14 +138,17 @@ def _module_difference(torch: Any, module: Any, layer_type: str, length: int, re
 def _per_angle(found: Any, wanted: Array, angles: Array, attention_factor: float) -> float:
     """Return the largest difference, as a part of the attention factor and of 1 + angle.
 
+    A module gives every pair once, or twice: all pairs and all again, or each two times in a row (cohere).
     Shapes: found (1, positions, pairs or twice as many), wanted and angles (positions, pairs).
     """
     values = found[0].double().numpy()
     pairs = wanted.shape[1]
     if values.shape[1] % pairs:
         return math.inf
-    apart = np.abs(values.reshape(len(wanted), -1, pairs) - wanted[:, None])
-    figure = float(np.max(apart / (attention_factor * (1 + angles[:, None]))))
+    again = values.reshape(len(wanted), -1, pairs)
+    in_a_row = values.reshape(len(wanted), pairs, -1).transpose(0, 2, 1)
+    scale = attention_factor * (1 + angles[:, None])
+    figure = min(float(np.max(np.abs(given - wanted[:, None]) / scale)) for given in (again, in_a_row))
     return math.inf if math.isnan(figure) else figure
 
 

@@ -46,7 +46,7 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
         found = found.get(name)
         if not isinstance(found, Mapping):
             raise InvalidRope(
-                f"{family.model_type} keeps its rope keys in {name}, an object; it is {shown(found)}", where=where
+                f"{family.name} keeps its rope keys in {name}, an object; it is {shown(found)}", where=where
             )
     result: Mapping[str, Any] = found
     return result

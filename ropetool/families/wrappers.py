@@ -1,0 +1,76 @@
+"""Configs that hand over: a wrapper to the family of the text model inside it, another name to the family it means.
+
+Data alone; families.of_config follows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+IN_BOTH = "transformers 5.23.0 and 4.57.6, models/{}/configuration_*.py"
+IN_V5 = "transformers 5.23.0, models/{}/configuration_*.py"
+ON_HUB = "config.json of {}, whose class is remote code"
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A config around that of a text model.
+
+    text: the key of the inner config. default: the family that its class assumes where the inner config states no
+    model_type; empty where it stops. needs: keys that the inner config must state, for the class fills in numbers of its
+    own; of several words one. in_v4: whether transformers 4.57 has it, with the same rule. source: where it says so.
+    """
+
+    text: str = "text_config"
+    default: str = ""
+    needs: tuple[str, ...] = ()
+    in_v4: bool = False
+    source: str = IN_V5
+
+
+def _alike(default: str, model_types: str, *, in_v4: bool, needs: tuple[str, ...] = ()) -> dict[str, Wrapper]:
+    source = IN_BOTH if in_v4 else IN_V5
+    return {n: Wrapper("text_config", default, needs, in_v4, source.format(n)) for n in model_types.split()}
+
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
+WRAPPERS: dict[str, Wrapper] = {
+    **_alike(
+        "llama",
+        """deepseek_vl deepseek_vl_hybrid idefics3 janus llava llava_next llava_next_video perception_lm smolvlm video_llava
+        vipllava""",
+        in_v4=True,
+    ),
+    **_alike("llama", "voxtral", in_v4=True, needs=(*SIZES, "head_dim", "rope_theta rope_parameters")),
+    **_alike("llama", "glmasr", in_v4=False, needs=(*SIZES, "num_attention_heads", "rope_parameters")),
+    **_alike("mistral", "idefics2 mistral3", in_v4=True),
+    **_alike("qwen2", "got_ocr2 internvl llava_onevision ovis2 qwen2_audio", in_v4=True),
+    **_alike(
+        "qwen2",
+        "audioflamingo3 fast_vlm musicflamingo pp_chart2table vibevoice vibevoice_asr video_llama_3",
+        in_v4=False,
+    ),
+    **_alike("qwen3", "fun_asr_nano lighton_ocr moss_transcribe_diarize qianfan_ocr qwen3_asr", in_v4=False),
+    **_alike("cohere2", "aya_vision cohere2_vision", in_v4=True),
+    **_alike("granite", "granite_speech", in_v4=True),
+    **_alike("granite", "granite_speech_plus", in_v4=False),
+    **_alike("gemma3_text", "shieldgemma2", in_v4=True),
+    **_alike("deepseek_v3", "kimi_k25", in_v4=False),
+    **_alike("", "exaone4_5", in_v4=False),
+    # Whose own default family is none of ours; checkpoints with another text model name it.
+    **_alike("gemma", "paligemma", in_v4=True),
+    **_alike("lfm2", "lfm2_vl", in_v4=True),
+    **_alike("persimmon", "fuyu", in_v4=True),
+    # Remote code, whose inner configs are those of transformers' classes.
+    "internvl_chat": Wrapper("llm_config", source=ON_HUB.format("OpenGVLab/InternVL3-8B")),
+    "deepseek_vl_v2": Wrapper("language_config", source=ON_HUB.format("deepseek-ai/deepseek-vl2")),
+    "kimi_vl": Wrapper(source=ON_HUB.format("moonshotai/Kimi-VL-A3B-Instruct")),
+}
+
+# model_types under which files of a family are published, and the family; the remote code is a copy of its class.
+ALIASES: dict[str, str] = {
+    "kimi_k2": "deepseek_v3",  # moonshotai/Kimi-K2-Instruct: configuration_deepseek.py and modeling_deepseek.py
+}
+
+# The places that a text model's attention may have inside a wrapper, for names that begin with `model.` on their own.
+PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.")

@@ -1,0 +1,127 @@
+"""Wrappers around a text model against transformers' own classes: which family serves, and by which table it rotates.
+
+Every type of wrapper that the installed transformers has and that ropetool hands over.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import configs
+import numpy as np
+import pytest
+import torch
+import transformers
+from making import write_config
+
+import ropetool
+from ropetool import families, inspection
+from ropetool.families.wrappers import WRAPPERS
+from ropetool.verification.readback import read_back
+from ropetool.verification.rotary import TORCH_TOLERANCE, check_rotation, largest_difference
+from ropetool.verification.torch_library import quiet
+
+REMOTE = {name for name, wrapper in WRAPPERS.items() if "remote code" in wrapper.source}
+BUILT_IN = sorted(WRAPPERS.keys() - REMOTE)
+# Text models to put inside where the class's own default is none that is known here.
+OTHERS = {"paligemma": "gemma2", "lfm2_vl": "qwen3", "fuyu": "llama", "exaone4_5": "exaone4"}
+V5_ALONE = ("glmasr",)  # fills in rope_parameters where there are none
+NO_MODEL = {"fast_vlm": "needs timm", "perception_lm": "needs timm"}  # the config alone is built
+
+
+def text_type(wrapper: str) -> str:
+    return OTHERS.get(wrapper) or WRAPPERS[wrapper].default
+
+
+def wrapped(wrapper: str) -> dict[str, Any]:
+    """Return a config of the wrapper with a small text model inside."""
+    inner = {"head_dim": 32, **configs.config(text_type(wrapper), "v5" if wrapper in V5_ALONE else "v4")}
+    if text_type(wrapper) == "deepseek_v3":
+        del inner["head_dim"]
+    if wrapper == "fun_asr_nano":  # checks that its adaptor is as wide
+        width = inner["hidden_size"]
+        return {
+            "model_type": wrapper, "text_config": inner,
+            "adaptor_config": {"hidden_size": width, "intermediate_size": width // 4},
+        }  # fmt: skip
+    if wrapper == "aya_vision":  # whose default vision model cannot be built
+        return {"model_type": wrapper, "text_config": inner, "vision_config": {"model_type": "siglip_vision_model"}}
+    return {"model_type": wrapper, "text_config": inner}
+
+
+def built(path: Path) -> Any:
+    """Return the wrapper's model on the meta device: the class that loads such a checkpoint."""
+    config = transformers.AutoConfig.from_pretrained(path)
+    tried = ("AutoModelForImageTextToText", "AutoModelForMultimodalLM", "AutoModelForSpeechSeq2Seq", "AutoModel")
+    makers = [getattr(transformers, name) for name in tried if hasattr(transformers, name)]
+    maker = next(found for found in makers if type(config) in found._model_mapping)
+    with quiet(transformers), torch.device("meta"):
+        return maker.from_config(config)
+
+
+@pytest.mark.parametrize("wrapper", BUILT_IN)
+def test_the_class_assumes_the_family_that_we_do(wrapper: str) -> None:
+    config = transformers.CONFIG_MAPPING[wrapper]()
+    found: str = config.text_config.model_type
+    if wrapper != "exaone4_5":  # which assumes it only where the whole text_config is absent
+        assert found == WRAPPERS[wrapper].default
+    assert families.find(found) is not None or wrapper in OTHERS
+
+
+@pytest.mark.parametrize("wrapper", [name for name in BUILT_IN if name not in NO_MODEL])
+def test_the_extended_text_model_rotates_by_the_planned_table(wrapper: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped(wrapper))
+    plan = ropetool.plan(source, "linear" if text_type(wrapper) == "deepseek_v3" else "ntk", factor=4)
+    output = ropetool.apply(plan, source, tmp_path / "out").output
+    rope = inspection.inspect(output).rope
+    assert rope is not None
+    text = next(m for m in built(output).modules() if getattr(m, "config", None) is not None and _is_text(m, wrapper))
+    figure, place = largest_difference(torch, text, rope)
+    assert figure < TORCH_TOLERANCE, place
+    before = inspection.inspect(source).rope
+    assert before is not None
+    old, new = (r.entries["full_attention"].table.regimes[0].inv_freq for r in (before, rope))
+    assert (np.abs(old / new - 1) > 1e-3).sum() >= 3
+    assert largest_difference(torch, text, before)[0] > 20 * TORCH_TOLERANCE
+
+
+def _is_text(module: Any, wrapper: str) -> bool:
+    """Return whether this is the text model: the outermost module of its config, which holds a rotary module."""
+    return module.config.model_type == text_type(wrapper) and any(hasattr(m, "rope_type") for m in module.modules())
+
+
+def test_verify_reads_back_a_wrapper_and_runs_its_text_model(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped("llava"))
+    output = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "out").output
+    checks = {check.name: check for check in (*read_back(output), check_rotation(output))}
+    assert (checks["tables"].verdict, checks["rotation"].verdict) == ("pass", "pass")
+    data = json.loads((output / "config.json").read_text())
+    data["text_config"]["rope_scaling"]["factor"] = 5.0  # planted
+    (output / "config.json").write_text(json.dumps(data))
+    assert {check.name: check.verdict for check in read_back(output)}["tables"] == "fail"
+
+
+def test_another_name_of_a_family_rotates_as_its_class(tmp_path: Path) -> None:
+    data = configs.config("deepseek_v3", "v4")
+    named = write_config(tmp_path / "named", {**data, "model_type": "kimi_k2"})
+    output = ropetool.apply(ropetool.plan(named, "yarn", factor=4), named, tmp_path / "out").output
+    extended = json.loads((output / "config.json").read_text())
+    assert extended["model_type"] == "kimi_k2"
+    real = transformers.AutoConfig.for_model(**{**extended, "model_type": "deepseek_v3"})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(real)
+    rope = inspection.inspect(output).rope
+    assert rope is not None
+    assert largest_difference(torch, model, rope)[0] < TORCH_TOLERANCE
+
+
+@pytest.mark.parametrize("wrapper", ["llava", "internvl", "idefics3", "aya_vision", "granite_speech", "kimi_k25"])
+def test_an_inner_config_without_model_type_follows_the_class(wrapper: str, tmp_path: Path) -> None:
+    data = wrapped(wrapper)
+    del data["text_config"]["model_type"]
+    source = write_config(tmp_path / "m", data)
+    config = transformers.AutoConfig.from_pretrained(source)
+    family = families.of_config(json.loads((source / "config.json").read_text()))
+    assert family.model_type == config.text_config.model_type == WRAPPERS[wrapper].default

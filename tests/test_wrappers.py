@@ -1,0 +1,169 @@
+"""Configs that hand over to a family: wrappers around a text model, and other names; in files, without transformers.
+
+The classes themselves are asked in oracle/test_wrapper_classes.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import configs
+import numpy as np
+import pytest
+from making import config_of, run, write_config
+from safetensors.numpy import save_file
+
+import ropetool
+from ropetool import families, inspection
+from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
+from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS
+
+PLACES = {"llava": "text_config", "internvl_chat": "llm_config", "deepseek_vl_v2": "language_config"}
+
+
+def wrapped(wrapper: str, text: str = "llama", **changes: Any) -> dict[str, Any]:
+    """Return a wrapper around a small text model, with an image model beside it that has positions of its own."""
+    inner = {**configs.config(text, "v4"), **changes}
+    vision = {"rope_theta": 100.0, "max_position_embeddings": 64}
+    return {"model_type": wrapper, "vision_config": vision, WRAPPERS[wrapper].text: inner}
+
+
+@pytest.mark.parametrize("wrapper", PLACES)
+def test_the_keys_inside_change_and_nothing_else(wrapper: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped(wrapper, "qwen3"))
+    before, text = config_of(source), PLACES[wrapper]
+    found = inspection.inspect(source)
+    assert found.family is not None
+    assert (found.model_type, found.family.model_type) == (wrapper, "qwen3")
+    assert f"{text}.rope_theta" in found.stated
+    plan = ropetool.plan(source, "yarn", factor=4)
+    assert plan.family == wrapper
+    assert {edit.path[0] for edit in plan.edits} == {text}
+    after = config_of(ropetool.apply(plan, source, tmp_path / "out").output)
+    changed = {key for key in after[text] if after[text][key] != before[text].get(key)}
+    assert changed == {"rope_scaling", "max_position_embeddings"}
+    assert after[text]["rope_scaling"]["original_max_position_embeddings"] == 512
+    assert {**after, text: None} == {**before, text: None}
+
+
+def test_a_wrapper_computes_what_the_bare_text_model_does(tmp_path: Path) -> None:
+    bare = write_config(tmp_path / "bare", configs.config("gemma3_text", "v5"))
+    inner = {key: value for key, value in configs.config("gemma3_text", "v5").items() if key != "model_type"}
+    inside = write_config(tmp_path / "inside", {"model_type": "shieldgemma2", "text_config": inner})
+    tables = [ropetool.plan(source, "ntk", factor=4).tables for source in (bare, inside)]
+    assert tables[0] == tables[1]
+    assert set(tables[0]) == {"full_attention", "sliding_attention"}
+
+
+def test_a_wrapper_may_hold_another_name() -> None:
+    inner = {**configs.config("deepseek_v3", "v4"), "model_type": "kimi_k2"}
+    family = families.of_config({"model_type": "kimi_k25", "text_config": inner})
+    assert (family.name, family.model_type, family.text_path) == ("kimi_k25", "deepseek_v3", ("text_config",))
+
+
+def test_only_the_runtimes_that_are_known_to_hand_over_are_asked(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped("llava"))
+    readings = {reading.name: reading for reading in inspection.inspect(source).readings}
+    assert readings["transformers"].rope is not None
+    assert readings["transformers-v4"].rope is not None
+    others = [name for name in readings if not name.startswith("transformers")]
+    assert others
+    for name in others:
+        assert (readings[name].rope, readings[name].known) == (None, False)
+        assert "llava" in readings[name].refuses
+
+
+# --- weights
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_bakes_find_the_text_model_and_leave_the_image_model(prefix: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped("llava"))
+    rng = np.random.default_rng(4)
+    rows = {"q": 128, "k": 64}
+    tensors = {
+        f"{prefix}layers.{layer}.self_attn.{side}_proj.weight": rng.standard_normal((height, 128), np.float32)
+        for layer in range(2)
+        for side, height in rows.items()
+    }
+    tensors["vision_tower.encoder.layers.0.self_attn.k_proj.weight"] = rng.standard_normal((8, 8), np.float32)
+    save_file(tensors, source / "model.safetensors")
+    extended = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "out").output
+    plan = ropetool.bake(extended, "attention-factor", side="k")
+    assert sorted(edit.tensor for edit in plan.tensors) == [
+        f"{prefix}layers.{n}.self_attn.k_proj.weight" for n in (0, 1)
+    ]
+    assert {edit.path[0] for edit in plan.edits if edit.file == "config.json"} == {"text_config"}
+
+
+# --- refusals
+
+
+def test_an_unknown_text_model_is_named(tmp_path: Path) -> None:
+    inner = {**configs.config("llama", "v4"), "model_type": "phi4_vision_text"}
+    source = write_config(tmp_path / "m", {"model_type": "llava", "text_config": inner})
+    with pytest.raises(UnknownFamily, match="in its text_config, the model family 'phi4_vision_text' is not known"):
+        ropetool.plan(source, "yarn", factor=4)
+    found = inspection.inspect(source)
+    assert found.family is None
+    assert 'the family "phi4_vision_text" (of the text model of "llava") is unknown' in found.notes[-1]
+
+
+@pytest.mark.parametrize(("wrapper", "left_out"), [("voxtral", "head_dim"), ("glmasr", "rope_parameters")])
+def test_numbers_that_a_class_would_fill_in_must_be_stated(wrapper: str, left_out: str, tmp_path: Path) -> None:
+    inner = {"head_dim": 32, **configs.config("llama", "v5")}
+    whole = write_config(tmp_path / "whole", {"model_type": wrapper, "text_config": inner})
+    assert ropetool.plan(whole, "ntk", factor=4).edits
+    del inner[left_out]
+    source = write_config(tmp_path / "m", {"model_type": wrapper, "text_config": inner})
+    with pytest.raises(InvalidRope, match=f"a {wrapper} fills it in with a number of its own") as refused:
+        ropetool.plan(source, "ntk", factor=4)
+    assert refused.value.where.endswith(f"text_config.{left_out}")
+
+
+def test_edits_that_would_let_a_class_fill_in_are_refused(tmp_path: Path) -> None:
+    inner = {"head_dim": 32, **configs.config("llama", "v5")}
+    source = write_config(tmp_path / "m", {"model_type": "glmasr", "text_config": inner})
+    with pytest.raises(InvalidRope, match="fills it in"):
+        ropetool.plan(source, "ntk", factor=4, config_style="v4")
+
+
+def test_a_wrapper_without_its_text_model_is_refused(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {"model_type": "llava"})
+    with pytest.raises(InvalidRope, match="llava keeps its rope keys in text_config, an object; it is null"):
+        ropetool.plan(source, "yarn", factor=4)
+
+
+def test_wrappers_are_not_exported(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped("llava"))
+    with pytest.raises(LossyExport, match="llava models cannot be exported yet"):
+        ropetool.export(source, tmp_path / "m.gguf")
+    assert not (tmp_path / "m.gguf").exists()
+
+
+def test_the_plan_is_for_the_wrapper_that_it_was_made_for(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", wrapped("llava"))
+    (tmp_path / "plan.json").write_text(json.dumps(ropetool.plan(source, "yarn", factor=4).to_json()))
+    other = write_config(tmp_path / "other", wrapped("llava_next"))
+    done = run("apply", other, tmp_path / "plan.json", "-o", tmp_path / "out")
+    assert (done.code, "the plan is for a llava" in done.err) == (1, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_list_of_families_says_where_a_wrapper_leads() -> None:
+    done = run("families", "llava")
+    assert (
+        done.code,
+        "the model_type in its text_config says which one it follows, llama where it states none" in done.err,
+    ) == (1, True)
+    assert run("families", "kimi_k2").out == run("families", "deepseek_v3").out
+
+
+def test_the_data_names_families_and_sources() -> None:
+    assert all(families.find(name) for name in ALIASES.values())
+    assert not set(WRAPPERS) & set(families.names())
+    for name, wrapper in WRAPPERS.items():
+        assert wrapper.source, name
+        assert name in wrapper.source or "/" in wrapper.source
