@@ -111,11 +111,12 @@ def encode(
 ) -> tuple[GgufEncoding, tuple[str, ...]]:
     """Return the first encoding that llama.cpp decodes to the target, in a file of these keys and tensors; and notes.
 
-    Raises: LossyExport with what llama.cpp would make of each.
+    Raises: LossyExport with what llama.cpp would make of each, or where no layer rotates.
     """
     target, arch = rotation.target, rotation.arch
     entry = rotating_entry(target)
-    assert entry.rope_theta is not None
+    if entry.rope_theta is None:  # an exaone4 that slides nowhere, say
+        raise LossyExport(f"no layer of this {arch} rotates, and {arch} files state a rotation", where=where)
     plain = GgufView({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
     rejected = []
     for encoding in gguf_encodings(target, arch, entry.rope_theta):

@@ -27,6 +27,7 @@ ROPE_TYPE = "rope_type"
 LEGACY_TYPE = "type"  # the older spelling of rope_type
 FACTOR = "factor"
 ATTENTION_FACTOR = "attention_factor"
+LLAMA_4_SCALING_BETA = "llama_4_scaling_beta"
 BETA_FAST = "beta_fast"
 BETA_SLOW = "beta_slow"
 TRUNCATE = "truncate"

@@ -428,6 +428,7 @@ SAID = {
     "docs/formats.md": "config styles, GGUF files, edits, encodings, exports, the output, provenance",
     "docs/methods.md": "formulas, ramps, attention factors, the two readings",
     "docs/runtimes.md": "what transformers 5, 4.57 and llama.cpp read, and where they differ",
+    "docs/security.md": "what is promised about sources, outputs and hostile files, and how scripts/torture proves it",
     "docs/verify.md": "how verify measures and judges",
     "tests/baking/bake_grid.json": "what scripts/grid.py measured",
     "ropetool/report/report.html.j2": "the page of verify --report",

@@ -90,8 +90,8 @@ def test_every_command_has_help_and_is_in_the_reference(name: str) -> None:
 
 def test_the_tree_lists_every_module_once() -> None:
     lines = docs.tree().splitlines()
-    for path in (*ROOT.glob("ropetool/**/*.py"), *ROOT.glob("scripts/*"), *ROOT.glob("docs/*")):
-        if "__pycache__" not in path.parts:
+    for path in (*ROOT.glob("ropetool/**/*.py"), *ROOT.glob("scripts/**/*"), *ROOT.glob("docs/*")):
+        if path.is_file() and "__pycache__" not in path.parts:
             same_name = [p for p in ROOT.glob(f"[!.]*/**/{path.name}") if "__pycache__" not in p.parts]
             assert sum(line.split()[:1] == [path.name] for line in lines) == len(same_name), path.name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,12 @@ def test_the_window_of_layers_that_rotate(kinds: list[str], window: int | None, 
     rope = inspection.inspect(source).rope
     assert rope is not None
     assert rope.entries["full_attention"].sliding_window == window
+
+
+def test_a_config_in_which_no_layer_rotates_is_refused_by_name(tmp_path: Path) -> None:
+    """Of exaone4, whose layers rotate only where they slide, if any does (modeling_exaone4.py)."""
+    config = {"model_type": "exaone4", **models.CONFIGS["exaone4"], "sliding_window": 64}
+    config["layer_types"] = ["full_attention"] * config["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (reading,) = (one for one in inspection.inspect(tmp_path).readings if one.name == "llama.cpp")
+    assert reading.refuses == "no layer of this exaone4 rotates, and exaone4 files state a rotation"

@@ -135,7 +135,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) ->
     mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
     if mla and mscale and all_dim:
         return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
-    if keys.get("llama_4_scaling_beta"):
+    if keys.get(names.LLAMA_4_SCALING_BETA):
         raise NotKnown("a position temperature")
     return mscale_of(factor)
 

@@ -53,6 +53,10 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
         {**configs.config("llama", "v5"), "rope_parameters": {"rope_theta": 0}},
         f"{C}: rope_parameters.rope_theta: 0 {THETA}", "",
     ),
+    "a temperature as a list": (
+        {**configs.config("ministral3", "v5"), "rope_parameters": {"rope_type": "yarn", "llama_4_scaling_beta": [0.1]}},
+        f"{C}: rope_parameters.llama_4_scaling_beta: [0.1] is not a finite number of at least 0", "",
+    ),
     "a context as text": (but(max_position_embeddings="512"), f'{C}: max_position_embeddings: "512" {LENGTH}', ""),
     "a context of null": (but(max_position_embeddings=None), f"{C}: max_position_embeddings: null {LENGTH}", ""),
     "a context of 2^60": (but(max_position_embeddings=2**60), f"{C}: max_position_embeddings: {2**60} {LENGTH}", ""),

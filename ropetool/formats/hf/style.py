@@ -205,7 +205,9 @@ def _check_length(value: Any, where: str) -> None:
 _POSITIVE = {
     names.FACTOR, names.ATTENTION_FACTOR, "attn_factor", names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
 }  # fmt: skip
-_NOT_NEGATIVE = {names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM}
+_NOT_NEGATIVE = {
+    names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,
+}  # fmt: skip
 
 
 def _check_param(key: str, value: Any, where: str) -> None:

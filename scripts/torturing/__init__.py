@@ -1,0 +1,1 @@
+"""scripts/torture: proofs that nothing is lost and that hostile input costs nothing but a refusal."""

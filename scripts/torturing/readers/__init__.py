@@ -1,0 +1,37 @@
+"""Everything of ropetool that reads what somebody else wrote, each with good input to start from.
+
+A reader gets bytes and either returns, or raises what it documents; anything else is a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from torturing.mutating import bytes_of
+from torturing.readers.base import Reader
+from torturing.readers.configs import configs
+from torturing.readers.records import hub, records
+from torturing.readers.texts import edit, texts
+from torturing.readers.tokenizers import tokenizers
+from torturing.readers.weights import weights
+from torturing.scenes import make_sources
+
+__all__ = ["Reader", "readers"]
+
+
+def readers(folder: Path) -> dict[str, Reader]:
+    """Return the readers by name; they work in the folder, which has to be this process's own."""
+    sources = folder / "source"
+    if not sources.exists():
+        make_sources(sources)
+    return {reader.name: reader for reader in _readers(folder, sources)}
+
+
+def _readers(folder: Path, sources: Path) -> Iterator[Reader]:
+    yield from weights(folder, sources)
+    yield from configs(folder, sources)
+    yield from tokenizers(folder)
+    yield from records(folder)
+    yield Reader("JSON editor", texts(), bytes_of, edit, share=2)
+    yield from hub()

@@ -1,0 +1,102 @@
+"""The readers of configs and plans."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs import FAMILIES, MORE_FAMILIES, config
+from exporting import maker
+
+from torturing.mutating import json_of
+from torturing.readers.base import Read, Reader, Slot, ignore
+from torturing.scenes import EXTEND
+
+
+def configs(folder: Path, sources: Path) -> Iterator[Reader]:
+    from ropetool.formats.hf import read_object
+    from ropetool.inspection import inspect
+    from ropetool.planning import make_plan
+    from ropetool.plans import Plan
+
+    seeds = [json.dumps(data, indent=2).encode() for data in _config_seeds()]
+    words = [name.encode() for name in (*FAMILIES, *MORE_FAMILIES)]
+    words += [b"yarn", b"llama3", b"longrope", b"dynamic", b"linear", b"default", b"mrope", b"sliding_attention"]
+    slot = Slot(folder / "config" / "config.json")
+    where = slot.path.parent
+    methods = ("yarn", "linear", "ntk", "llama3", "longrope", "dynamic", "abf", "ntk-by-parts")
+
+    def plan(data: bytes, rng: random.Random) -> None:
+        slot(data)
+        make_plan(
+            where,
+            rng.choice(methods),
+            factor=rng.choice((1.5, 4.0, 32.0)),
+            reading=rng.choice((None, "original", "current")),
+        )
+
+    def look(data: bytes, rng: random.Random) -> None:
+        slot(data)
+        inspect(where)
+
+    yield Reader("config.json, parsed", seeds, json_of, lambda data, rng: ignore(read_object(slot(data))), words, 2)
+    yield Reader("config.json, inspected", seeds, json_of, look, words, 4)
+    yield Reader("config.json, planned for", seeds, json_of, plan, words, 3)
+
+    from torturing.commands import run
+
+    run((*EXTEND[:1], "source/m.gguf", *EXTEND[2:], "--dry-run", "--plan-out", "plan-gguf.json"), folder).expect(0)
+    plans = [(sources / "plan.json").read_bytes(), (folder / "plan-gguf.json").read_bytes()]
+    stored = Slot(folder / "plan" / "plan.json")
+    yield Reader(
+        "plan", plans, json_of, lambda data, rng: ignore(Plan.read(stored(data))),
+        [b"config.json", b"../config.json", b"/etc/passwd", b"ABSENT", b"gguf", b"hf", b"tensor", b"u32"], 2,
+    )  # fmt: skip
+    yield Reader("plan, applied", plans, json_of, _apply(folder, sources), [b"config.json", b"../m.gguf", b"README.md"])
+
+
+def _apply(folder: Path, sources: Path) -> Read:
+    """Return a reader that carries a plan out on the source, and takes the output away again."""
+    from ropetool.applying import apply
+    from ropetool.plans import Plan
+    from torturing.scenes import contents
+
+    slot, target = Slot(folder / "applied" / "plan.json"), folder / "applied" / "output"
+    before = contents(sources, times=True)
+
+    def read(data: bytes, rng: random.Random) -> None:
+        import shutil
+
+        plan = Plan.read(slot(data))
+        output = target / ("new.gguf" if plan.format == "gguf" else "new")
+        target.mkdir(exist_ok=True)
+        try:
+            apply(plan, sources / ("m.gguf" if plan.format == "gguf" else "model"), output)
+        finally:
+            strange = {path.name for path in target.iterdir()} - {"new"} if plan.format == "hf" else set()
+            shutil.rmtree(target)
+        if strange or {path.name for path in slot.path.parent.iterdir()} != {"plan.json"}:
+            raise AssertionError(f"it wrote {strange or 'elsewhere'}")
+        if contents(sources, times=True) != before:
+            raise AssertionError("the source has changed")
+
+    return read
+
+
+def _config_seeds() -> Iterator[dict[str, Any]]:
+    for family in (*FAMILIES, *MORE_FAMILIES):
+        for style in ("v4", "v5"):
+            yield config(family, style)
+    base = maker.CONFIGS["llama"]
+    half = [1.0] * (base["head_dim"] // 2)
+    for scaling in (
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512},
+        {"rope_type": "longrope", "short_factor": half, "long_factor": half, "original_max_position_embeddings": 512},
+        {"type": "dynamic", "factor": 2.0},
+        {"type": "linear", "factor": 2.0},
+    ):  # fmt: skip
+        yield {**base, "rope_scaling": scaling}

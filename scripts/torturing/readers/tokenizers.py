@@ -1,0 +1,77 @@
+"""The readers of tokenizers: tokenizer.json, its settings, SentencePiece models."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from exporting import maker
+
+from torturing.mutating import bytes_of, json_of
+from torturing.readers.base import Read, Reader, Slot, ignore
+
+
+def tokenizers(folder: Path) -> Iterator[Reader]:
+    from ropetool.exporting.tokenizer import tokenizer_values
+    from ropetool.exporting.tokenizer_model_file import read_model_file
+
+    settings = maker.CONFIGS["llama"]
+    plain = maker.tokenizer()
+    plain["model"]["vocab"] = dict(list(plain["model"]["vocab"].items())[:256]) | {"<|bos|>": 256, "<|eos|>": 257}
+    words = [b"BPE", b"Unigram", b"WordPiece", b"ByteLevel", b"Split", b"<unk>", b"<0x0A>", "▁".encode(), b"Sequence"]
+    file, beside = Slot(folder / "tokenizer" / "tokenizer.json"), Slot(folder / "tokenizer" / "tokenizer_config.json")
+
+    def of(slot: Slot) -> Read:
+        def read(data: bytes, rng: random.Random) -> None:
+            slot(data)
+            tokenizer_values(slot.path.parent, settings, maker.ROWS)
+
+        return read
+
+    beside(json.dumps(maker.TOKENIZER_CONFIG).encode())
+    yield Reader(
+        "tokenizer.json", [json.dumps(plain).encode(), json.dumps(_unigram()).encode()], json_of, of(file), words, 2
+    )
+
+    config_file = Slot(folder / "tokenizer-config" / "tokenizer_config.json")
+    (config_file.path.parent / "tokenizer.json").write_text(json.dumps(plain))
+    yield Reader(
+        "tokenizer_config.json", [json.dumps(maker.TOKENIZER_CONFIG).encode()], json_of, of(config_file), words, 0.5
+    )
+
+    model = Slot(folder / "pieces" / "tokenizer.model")
+    yield Reader(
+        "tokenizer.model", [_model_file()], bytes_of, lambda data, rng: ignore(read_model_file(model(data))), words
+    )
+    yield Reader("tokenizer.model, exported", [_model_file()], bytes_of, of(model), words)
+
+
+def _unigram() -> dict[str, Any]:
+    vocabulary = [["<unk>", 0.0], ["<s>", 0.0], ["</s>", 0.0], ["▁a", -1.0], ["b", -2.0], ["▁", -3.0]]
+    return {
+        "version": "1.0", "added_tokens": [maker.added(number, text) for number, text in ((0, "<unk>"), (1, "<s>"), (2, "</s>"))],
+        "normalizer": None, "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "post_processor": None, "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True},
+        "model": {"type": "Unigram", "unk_id": 0, "vocab": vocabulary, "byte_fallback": False},
+    }  # fmt: skip
+
+
+def _model_file() -> bytes:
+    """Return a SentencePiece model of a few pieces, put together by hand."""
+    pieces = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<0x0A>", 0.0, 6), ("▁a", -1.0, 1), ("b", -2.0, 1)]
+    found = b"".join(
+        _field(1, _field(1, text.encode()) + b"\x15" + struct.pack("<f", score) + _field(3, kind))
+        for text, score, kind in pieces
+    )
+    return found + _field(2, _field(3, 2)) + _field(3, _field(3, 1) + _field(4, 0))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """Return a field of a protobuf message; numbers here are below 128."""
+    if isinstance(value, int):
+        return bytes([number << 3, value])
+    return bytes([number << 3 | 2, len(value)]) + value

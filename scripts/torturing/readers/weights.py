@@ -1,0 +1,143 @@
+"""The readers of weight files: GGUF, safetensors, the index of shards, importance matrices."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torturing.mutating import bytes_of, json_of
+from torturing.readers.base import Reader, Slot, ignore
+
+
+def weights(folder: Path, sources: Path) -> Iterator[Reader]:
+    from ropetool.exporting.imatrix import read_imatrix
+    from ropetool.formats.gguf import read_shards
+    from ropetool.formats.hf import open_checkpoint, read_header
+    from ropetool.inspection import inspect
+
+    gguf = [_small_gguf(folder), _gguf_head((sources / "m.gguf").read_bytes())]
+    words = [b"llama.rope.scaling.type", b"general.alignment", b"split.count", b"rope_freqs.weight", b"GGUF", b"yarn"]
+    slot = Slot(folder / "gguf" / "x.gguf")
+    yield Reader("GGUF header", gguf, bytes_of, lambda data, rng: ignore(read_shards(slot(data))), words, 3)
+    yield Reader("GGUF file, inspected", gguf, bytes_of, lambda data, rng: ignore(inspect(slot(data))), words)
+
+    part = Slot(folder / "parts" / "p-00002-of-00003.gguf")
+    for number in (1, 3):
+        name = f"p-{number:05}-of-00003.gguf"
+        (part.path.parent / name).write_bytes((sources / name).read_bytes())
+    parts = [(sources / "p-00002-of-00003.gguf").read_bytes()[:1500]]
+    yield Reader("GGUF part", parts, bytes_of, lambda data, rng: ignore(read_shards(part(data))), [b"split.no"], 0.3)
+
+    weights = Slot(folder / "safetensors" / "model.safetensors")
+    full = (sources / "model" / "model-00001-of-00002.safetensors").read_bytes()
+    heads = [
+        _safetensors({"a.weight": ("F32", [2, 2]), "b": ("BF16", [3])}),
+        full[: 8 + int.from_bytes(full[:8], "little")],
+    ]
+    yield Reader(
+        "safetensors header", heads, _safetensors_of, lambda data, rng: ignore(read_header(weights(data))),
+        [b"F8_E4M3", b"data_offsets", b"__metadata__", b"dtype"], 2,
+    )  # fmt: skip
+
+    model = folder / "index"
+    index = Slot(model / "model.safetensors.index.json")
+    _copy(
+        sources / "model", model, "config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    )
+    listed = [b'{"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}']
+    names = [b"model-00001-of-00002.safetensors", b"../index/config.json", b"/etc/passwd", b"weight_map", b"."]
+
+    def read_index(data: bytes, rng: random.Random) -> None:
+        index(data)
+        open_checkpoint(model)
+
+    yield Reader("shard index", listed, json_of, read_index, names)
+
+    matrix = Slot(folder / "imatrix" / "x.imatrix")
+    yield Reader(
+        "imatrix", [_imatrix(folder), _old_imatrix()], bytes_of, lambda data, rng: ignore(read_imatrix(matrix(data))),
+        [b".in_sum2", b".counts"],
+    )  # fmt: skip
+
+
+def _small_gguf(folder: Path) -> bytes:
+    """Return a file with a key of every kind and three tensors, by the gguf package."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    path = folder / "small.gguf"
+    writer = GGUFWriter(path, "llama")
+    for key, number in (("context_length", 512), ("embedding_length", 16), ("block_count", 1), ("feed_forward_length", 24),
+                        ("attention.head_count", 2), ("attention.head_count_kv", 1), ("rope.dimension_count", 8)):  # fmt: skip
+        writer.add_uint32(f"llama.{key}", number)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_string("llama.rope.scaling.type", "yarn")
+    writer.add_float32("llama.rope.scaling.factor", 4.0)
+    writer.add_array("test.texts", ["a", "bc", ""])
+    for kind in (GGUFValueType.INT64, GGUFValueType.FLOAT64, GGUFValueType.UINT8, GGUFValueType.INT16):
+        writer.add_key_value(f"test.{kind.name}", 3, kind)
+    writer.add_array("test.numbers", [1, 2, 3])
+    import numpy as np
+
+    for name, shape in (("rope_freqs.weight", 4), ("token_embd.weight", 32), ("output_norm.weight", 5)):
+        writer.add_tensor(name, np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def _gguf_head(data: bytes) -> bytes:
+    """Return a file whose vocabulary is that of 300 tokens, cut behind its head: its tensors lie outside."""
+    return data[: data.rfind(b".weight") + 200]
+
+
+def _safetensors(tensors: Mapping[str, tuple[str, list[int]]]) -> bytes:
+    entries, at = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = int({"F32": 4, "BF16": 2}[dtype])
+        for length in shape:
+            size *= length
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    head = json.dumps({"__metadata__": {"format": "pt"}, **entries}).encode()
+    return struct.pack("<Q", len(head)) + head + bytes(at)
+
+
+def _safetensors_of(seed: bytes, rng: random.Random, others: Sequence[bytes], words: Sequence[bytes]) -> bytes:
+    """Return a file with another header, whose length is mostly true."""
+    if rng.random() < 0.4:
+        return bytes_of(seed, rng, others, words)
+    length = int.from_bytes(seed[:8], "little")
+    head = json_of(seed[8 : 8 + length], rng, [], words)
+    return struct.pack("<Q", len(head)) + head + seed[8 + length :]
+
+
+def _imatrix(folder: Path) -> bytes:
+    import numpy as np
+    from gguf import GGUFWriter
+
+    path = folder / "small.imatrix"
+    writer = GGUFWriter(path, "imatrix")
+    writer.add_string("general.type", "imatrix")
+    writer.add_tensor("blk.0.attn_k.weight.in_sum2", np.ones((1, 16), np.float32))
+    writer.add_tensor("blk.0.attn_k.weight.counts", np.ones((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def _old_imatrix() -> bytes:
+    name = b"blk.0.attn_k.weight"
+    return struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii4f", 2, 4, 1.0, 2.0, 3.0, 4.0)
+
+
+def _copy(source: Path, target: Path, *names: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (target / name).write_bytes((source / name).read_bytes())
