@@ -5,7 +5,6 @@ Chooses nothing by itself: where a change belongs in the weights is for baking t
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from ropetool.baking.gguf_writing import gguf_marks
 from ropetool.edits_gguf import edits_of_patch
 from ropetool.encodings import FileEdit
 from ropetool.errors import ConfigError, LossyExport, UnknownName
+from ropetool.escaping import command
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families.rows import K
 from ropetool.formats import hub
@@ -260,7 +260,7 @@ def _check_not_done(path: Path, what: str, wish: Wish) -> None:
         if made.plan.get("params") == wanted:
             raise ConfigError(
                 f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
-                where=str(path), try_=f"ropetool diff {shlex.quote(made.source)} {shlex.quote(str(path))}, which shows what it holds",
+                where=str(path), try_=f"{command('ropetool', 'diff', Path(made.source), path)}, which shows what it holds",
             )  # fmt: skip
 
 

@@ -10,14 +10,13 @@ import hashlib
 import math
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ropetool import names, provenance
+from ropetool import escaping, names, provenance
 from ropetool.errors import CheckpointError, CorruptFile, OutputError
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
@@ -152,7 +151,7 @@ def read(path: Path, place: Path | None = None) -> Certificate | None:
 
     Raises: CorruptFile if it is none of ours, or was changed to what cannot be.
     """
-    again = f"ropetool verify {shlex.quote(str(path))} --suite quick"
+    again = escaping.command("ropetool", "verify", path, "--suite", "quick")
     if place is None:
         record = first_file(path)
         made = provenance.record(record)
@@ -201,10 +200,12 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
     more = wider(held, new) if held.fingerprint == now else ""
     if not more:
         return ""
-    words = ["ropetool", "verify", str(path), "--suite", max(held.suite, new.suite, key=_rank)]
+    words: list[str | Path] = ["ropetool", "verify", path, "--suite", max(held.suite, new.suite, key=_rank)]
     if held.lengths:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
-    return f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: {shlex.join(words)}"
+    return (
+        f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: {escaping.command(*words)}"
+    )
 
 
 def wider(held: Certificate, new: Certificate) -> str:
@@ -286,7 +287,7 @@ def remedy(path: Path) -> str:
     found = state(path)
     held = found.certificate if found.name in (PASSED, FAILED) else None
     suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
-    return f"ropetool verify {shlex.quote(str(path))} --suite {suite}"
+    return escaping.command("ropetool", "verify", path, "--suite", suite)
 
 
 def shortfall(path: Path, length: int) -> str:

@@ -5,7 +5,6 @@ Knows neither tensors nor tokenizers.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import NoReturn
 from ropetool import exported_layers, names, runtimes
 from ropetool.encodings_gguf import GgufEncoding, gguf_encodings, rotating_entry
 from ropetool.errors import ConfigError, LossyExport, RopetoolError
+from ropetool.escaping import command
 from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.runtimes import GgufView, HfView, NotKnown, Refuses
 from ropetool.runtimes import llama_cpp_archs as keys
@@ -197,12 +197,13 @@ def _lossy(target: RopeSet, arch: str, rejected: list[str], where: str) -> Lossy
     elif not rejected:
         rejected = [f"llama.cpp uses one frequency vector for {arch}, whatever the length, and no short and long lists"]
     what = f"{entry.rope_type} scaling with {stated}" if stated else f"a rope_theta of {entry.rope_theta:g} here"
-    source = shlex.quote(str(Path(where).parent))
+    source = Path(where).parent
     fixed = entry.table is not None and entry.table.rule is None and len(entry.table.regimes) == 1
     if fixed and arch in REARCH:
-        remedy = f"ropetool export {source} --rearch {REARCH[arch][0]}, whose files hold any table"
+        remedy = f"{command('ropetool', 'export', source, '--rearch', REARCH[arch][0])}, whose files hold any table"
     else:
-        remedy = f"ropetool extend {source} --method yarn --factor {entry.factor or 1:g} --from original"
+        factor = f"{entry.factor or 1:g}"
+        remedy = command("ropetool", "extend", source, "--method", "yarn", "--factor", factor, "--from", "original")
     return LossyExport(f"{arch} files cannot hold {what}: {'; '.join(rejected)}", where=where, try_=remedy)
 
 

@@ -5,7 +5,6 @@ A host knows its files and the encodings that they can hold; which table to writ
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from ropetool.edits_gguf import edits_of, patch_of
 from ropetool.encodings import FileEdit, Way, config_edits, encodings
 from ropetool.encodings_gguf import gguf_encodings
 from ropetool.errors import CheckpointError, InvalidRope, LossyExport, UnknownFamily
+from ropetool.escaping import command
 from ropetool.families import Family, TrainedLength
 from ropetool.formats.gguf import GgufHeader, read_shards
 from ropetool.formats.hf import Checkpoint, Edit, apply_edits, headers, open_checkpoint, parse_object, style
@@ -158,7 +158,7 @@ def described(arch: str, path: Path) -> Architecture:
     except NotKnown as reason:
         raise UnknownFamily(
             f"GGUF files of {shown(arch)} are not extended: {reason}", where=where,
-            try_=f"ropetool inspect {shlex.quote(str(path))}, which shows their keys as written",
+            try_=f"{command('ropetool', 'inspect', path)}, which shows their keys as written",
         ) from None  # fmt: skip
 
 

@@ -5,14 +5,15 @@ Text in, text out; a user's own words and front matter stay as they are. Knows n
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropetool import __version__, names
+from ropetool.escaping import command, escaped, words
 from ropetool.formats import hub
 from ropetool.formats.output import staged
 from ropetool.formats.regular import open_regular
@@ -70,13 +71,13 @@ def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, s
     """Return what stands beside a GGUF model, by place: its card, and a Modelfile for a model in one file.
 
     What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone. Ollama
-    takes no model in several files.
+    takes no model in several files, and a Modelfile cannot name a file with control characters.
     """
     place = beside(files[0], CARD)
     there = read_card(place)
     found = {} if there is None else {place: grafted(there, card)}
     ollama = beside(files[0], MODELFILE)
-    if len(files) == 1 and _may_replace_modelfile(ollama):
+    if len(files) == 1 and escaped(files[0].name) == files[0].name and _may_replace_modelfile(ollama):
         found[ollama] = modelfile(files[0].name, context)
     return found
 
@@ -97,13 +98,12 @@ def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
 # --- the section
 
 
-def portable(command: str) -> str:
+def portable(line: str) -> str:
     """Return a command line with names and hub ids in place of the absolute paths of this machine."""
     try:
-        words = shlex.split(command)
+        return command(*map(_portable_word, words(line)))
     except ValueError:  # no line of a shell
-        return command
-    return shlex.join(map(_portable_word, words))
+        return escaped(line)
 
 
 def _portable_word(word: str) -> str:
@@ -115,7 +115,9 @@ def _portable_word(word: str) -> str:
 
 def planned_step(plan: Plan) -> str:
     """Return what carrying out a plan does to a model, as a paragraph."""
-    baked = f" Baked into the weights: {'; '.join(plan.bakes)}." if plan.bakes else " No weight was changed."
+    baked = (
+        f" Baked into the weights: {'; '.join(map(escaped, plan.bakes))}." if plan.bakes else " No weight was changed."
+    )
     if plan.method == BAKE:
         return f"{baked.lstrip()} The context stays at {plan.max_position_embeddings} tokens."
     earlier = {ORIGINAL: ", in place of an earlier scaling", CURRENT: ", on top of the scaling it had"}
@@ -225,7 +227,7 @@ def _figure(value: Any) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"of {len(value)} numbers"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else escaped(value)
 
 
 # --- front matter
@@ -235,14 +237,14 @@ def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
     """Return the card with tags, and with a base model where it names none; all other lines stay as they are."""
     found = _FRONT.match(card)
     if found is None:
-        lines = [*([f"base_model: {base_model}"] if base_model else []), "tags:", *(f"- {tag}" for tag in tags)]
+        lines = [*([f"base_model: {_yaml(base_model)}"] if base_model else []), "tags:", *(f"- {tag}" for tag in tags)]
         return "---\n" + "".join(f"{line}\n" for line in lines) + f"---\n\n{card}"
     newline = "\r\n" if found[1].endswith("\r\n") else "\n"
     inner = _with_tags(_without_empty(found[2], "tags"), tags, newline)
     if base_model:
         inner = _without_empty(inner, "base_model")
     if base_model and not re.search(r"^base_model[ \t]*:", inner, re.MULTILINE):
-        inner += f"base_model: {base_model}{newline}"
+        inner += f"base_model: {_yaml(base_model)}{newline}"
     return f"{found[1]}{inner}{found[3]}{card[found.end() :]}"
 
 
@@ -265,6 +267,11 @@ def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
     if re.search(_KEY, front, re.MULTILINE):
         return front
     return front + f"tags:{newline}" + "".join(f"- {tag}{newline}" for tag in tags)
+
+
+def _yaml(text: str) -> str:
+    """Return a scalar of YAML; a name that is no plain one in quotes, on one line."""
+    return text if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) else json.dumps(text)
 
 
 # --- Ollama

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
+from pathlib import Path
 
 from ropetool import names
 from ropetool.errors import AmbiguousRope, InvalidRope
+from ropetool.escaping import command
 from ropetool.hosts import Host
 from ropetool.methods import Source
 from ropetool.provenance import Provenance
@@ -39,10 +40,14 @@ class Wish:
         """Return the context that the wish means, counted from this length."""
         return round(length * self.factor) if self.factor is not None else self.target_length or length
 
-    def command(self, source: object, *more: str) -> str:
+    def command(self, source: str | Path, *more: str) -> str:
         """Return the command line of this wish on that source."""
-        how = f"--factor {self.factor:g}" if self.factor is not None else f"--target-length {self.target_length}"
-        return " ".join(["ropetool extend", shlex.quote(str(source)), "--method", self.method, how, *more])
+        how = (
+            ("--factor", f"{self.factor:g}")
+            if self.factor is not None
+            else ("--target-length", str(self.target_length))
+        )
+        return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ Each program's reading is decoded; releases that would compute something else ge
 
 from __future__ import annotations
 
-import shlex
+from pathlib import Path
 
 from ropetool import runtimes
 from ropetool.disagreements import differences
+from ropetool.escaping import word
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.inspection import Inspection, RuntimeReading
 
@@ -53,4 +54,4 @@ def _line(program: str, reading: RuntimeReading, found: Inspection, shown: str) 
 
 def serving_line(program: str, shown: str, context: int) -> str:
     """Return the line of a program, with its name, for an output that it is known to read as meant."""
-    return f"{program}: {COMMANDS[program].format(shlex.quote(shown), context)}"
+    return f"{program}: {COMMANDS[program].format(word(Path(shown)), context)}"

@@ -21,7 +21,7 @@ PACKAGE = Path(ropetool.__file__).parent
 
 # A module imports lower layers and, in its own layer, only what stands left of it.
 LAYERS = (
-    ("errors", "names", "machine"),
+    ("escaping", "errors", "names", "machine"),
     ("spec", "rope", "methods", "relations"),
     ("families", "demo"),
     ("formats", "runtimes"),
@@ -66,8 +66,8 @@ INSIDE_FUNCTIONS = {
     "tune": {"torch", "transformers", "safetensors"},
     "cli": {"numpy", "rich"},
 }
-# A command is imported to show its help, so at module level it knows the errors and its own package alone.
-CLI_MAY_IMPORT = {"errors", "cli"}
+# A command is imported to show its help, so at module level it knows layer 0 and its own package alone.
+CLI_MAY_IMPORT = {"escaping", "errors", "cli"}
 ROOT_ATTRIBUTES = {"__version__"}  # all else at the root is the public API, which is the top of everything
 HEAVY = {"numpy", "torch", "transformers", "gguf", "llama_cpp", "rich", "matplotlib", "huggingface_hub", "safetensors"}
 

@@ -127,7 +127,7 @@ def test_figures_come_from_the_certificate_and_are_dropped_by_what_follows() -> 
 
 def test_a_command_cannot_end_its_fence() -> None:
     card = made("", command="ropetool extend 'a```b' -o 'x\n```'")
-    assert "   ````sh\n   ropetool extend 'a```b' -o 'x\n   ```'\n   ````\n" in card
+    assert "   ````sh\n   ropetool extend 'a```b' -o $'x\\n```'\n   ````\n" in card
 
 
 @pytest.mark.parametrize(

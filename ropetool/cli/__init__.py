@@ -9,7 +9,6 @@ import importlib
 import io
 import json
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import click
 from ropetool import __version__
 from ropetool.cli import signals
 from ropetool.errors import RopetoolError
+from ropetool.escaping import command, escaped, visible
 
 BUG = 70  # sysexits.h: EX_SOFTWARE
 WORDS = 300  # characters of an exception that are shown
@@ -99,8 +99,10 @@ def _outcome(arguments: list[str]) -> int:
     except click.ClickException as error:
         if "--json" in arguments:
             _say_json(type(error).__name__, "", error.format_message(), "")
+        said = io.StringIO()
+        error.show(file=said)
         with _or_nobody_listens("stderr"):
-            error.show()
+            click.echo(visible(said.getvalue()), nl=False, err=True)
         return error.exit_code
     except RopetoolError as error:
         if traceback:
@@ -128,7 +130,7 @@ def local_source(source: str) -> Path:
 
 def command_line() -> str:
     """Return the command line that is being carried out, for a shell."""
-    return shlex.join(["ropetool", *click.get_current_context().find_root().obj])
+    return command("ropetool", *click.get_current_context().find_root().obj)
 
 
 def _accept_any_name() -> None:
@@ -149,13 +151,11 @@ def _refuse(error: RopetoolError, arguments: list[str]) -> int:
 
 def _confess(error: Exception, arguments: list[str]) -> int:
     """Say that ropetool has a bug, and how to report it."""
-    from ropetool.cli.progress import printable
-
-    words = printable(f"{type(error).__name__}: {error}")[:WORDS]
+    words = escaped(f"{type(error).__name__}: {error}")[:WORDS]
     message = f"a bug in ropetool, not in your files ({words}); please report it with this line and the command line"
     where, try_ = (
         f"ropetool {__version__}",
-        f"ROPETOOL_TRACEBACK=1 {shlex.join(['ropetool', *arguments])}  # it shows where",
+        f"ROPETOOL_TRACEBACK=1 {command('ropetool', *arguments)}  # it shows where",
     )
     if "--json" in arguments:
         _say_json("InternalError", where, message, try_)
@@ -166,7 +166,7 @@ def _confess(error: Exception, arguments: list[str]) -> int:
 
 def _say(line: str) -> None:
     with _or_nobody_listens("stderr"):
-        click.echo(line, err=True)
+        click.echo(escaped(line), err=True)
 
 
 def _say_json(kind: str, where: str, message: str, try_: str) -> None:
@@ -188,7 +188,13 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
+def show(text: str) -> None:
+    """Print lines that are ready for a terminal on stdout; what a terminal would obey in them is shown as an escape."""
+    click.echo(visible(text), nl=False)
+
+
 def notes(lines: tuple[str, ...] | list[str]) -> None:
     """Print notes on stderr, above the progress that may be shown there."""
     for line in lines:
-        click.echo(f"Note: {line}", file=sys.stderr)  # by this name: with err=True click looks behind rich's display
+        line = f"Note: {escaped(line)}"
+        click.echo(line, file=sys.stderr)  # by this name: with err=True click looks behind rich's display

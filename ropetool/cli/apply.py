@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json, show
 
 if TYPE_CHECKING:
     from ropetool.applying import Applied
@@ -39,7 +39,7 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
     if as_json:
         print_json(applied_json(plan, written))
     else:
-        click.echo(applied_text(plan, written), nl=False)
+        show(applied_text(plan, written))
         notes(plan.notes)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json
+from ropetool.cli import local_source, notes, print_json, show
 from ropetool.errors import ConfigError
 
 
@@ -86,7 +86,7 @@ def bake_command(
             if as_json:
                 print_json(planned_json(plan, target))
             else:
-                click.echo(plan_text(plan, str(target)), nl=False)
+                show(plan_text(plan, str(target)))
                 notes(plan.notes)
             return
         written = applied(plan, path, target, force=force, copy=copy)
@@ -94,9 +94,9 @@ def bake_command(
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})
         return
-    click.echo(applied_text(plan, written), nl=False)
+    show(applied_text(plan, written))
     if checks:
-        click.echo(checks_text(checks), nl=False)
+        show(checks_text(checks))
     notes(plan.notes)
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ropetool.cli import notes
+from ropetool.cli import notes, show
+from ropetool.escaping import escaped
 
 if TYPE_CHECKING:
     from ropetool.results import VerifyResult
@@ -43,7 +44,7 @@ def demo_command(directory: str | None) -> int:
         result = _verify(source, target)
         _export(target)
         if directory is not None:
-            click.echo(f"\nBoth checkpoints and the GGUF file are in {folder}.")
+            show(f"\nBoth checkpoints and the GGUF file are in {escaped(folder)}.\n")
     return result.exit_code
 
 
@@ -68,7 +69,7 @@ def _extend(source: Path) -> Path:
     plan = make_plan(source, "yarn", factor=8)
     target = plan.output_beside(source)
     click.echo("$ ropetool extend model --method yarn --factor 8")
-    click.echo(_without(source.parent, applied_text(plan, apply(plan, source, target))))
+    show(f"{_without(source.parent, applied_text(plan, apply(plan, source, target)))}\n")
     notes(plan.notes)
     return target
 
@@ -88,9 +89,9 @@ def _export(target: Path) -> None:
 
     click.echo(f"$ ropetool export {target.name} --outtype f32")
     written = exported(target, None, outtype="f32", command="")
-    click.echo(_without(target.parent, exported_text(written)), nl=False)
+    show(_without(target.parent, exported_text(written)))
     notes(written.notes)
-    click.echo(f"parity: {_parity(target, written.output)}")
+    show(f"parity: {_parity(target, written.output)}\n")
 
 
 def _parity(target: Path, exported: Path) -> str:
@@ -107,4 +108,4 @@ def _parity(target: Path, exported: Path) -> str:
 
 def _without(folder: Path, text: str) -> str:
     """Return the text with names inside the folder as seen from there."""
-    return text.replace(f"{folder.resolve()}/", "").replace(f"{folder}/", "")
+    return text.replace(f"{escaped(folder.resolve())}/", "").replace(f"{escaped(folder)}/", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import local_source, notes, print_json
+from ropetool.cli import local_source, notes, print_json, show
 
 DIFFERENT = 3
 
@@ -36,6 +36,6 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     if as_json:
         print_json(found.to_json())
     else:
-        click.echo(diff_text(found), nl=False)
+        show(diff_text(found))
         notes(found.notes)
     return 0 if found.same else DIFFERENT

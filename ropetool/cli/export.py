@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json, show
 
 if TYPE_CHECKING:
     from ropetool.exporting import Exported
@@ -78,7 +78,7 @@ def export_command(
     if as_json:
         print_json(exported_json(written))
     else:
-        click.echo(exported_text(written), nl=False)
+        show(exported_text(written))
         notes(written.notes)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json
+from ropetool.cli import local_source, notes, print_json, show
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
+from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
     from ropetool.plans import Plan
@@ -142,17 +142,17 @@ def extend_command(
         if dry_run:
             flags = flag_lines(unbaked(plan), path)
             if peeked is not None:
-                flags = [line.replace(shlex.quote(str(path)), _for_servers(source)) for line in flags]
+                flags = [line.replace(word(path), _for_servers(source)) for line in flags]
             if as_json:
                 print_json({**planned_json(plan, target), "flags": flags})
             else:
-                click.echo(plan_text(plan, str(target), flags), nl=False)
+                show(plan_text(plan, str(target), flags))
                 notes(plan.notes)
             return 0
         chain.check_place(path, target)
         written = applied(plan, path, target, force=options["force"], copy=options["copy"])
     if not as_json:
-        click.echo(applied_text(plan, written), nl=False)
+        show(applied_text(plan, written))
         notes(plan.notes)
     code, found = chain.run(written.output, as_json)
     if as_json:
@@ -171,7 +171,7 @@ def _config_alone(source: str) -> Path | None:
 def _for_servers(source: str) -> str:
     """Return a checkpoint on the hub as vLLM and SGLang name it."""
     repo, _, revision = source.partition("@")
-    return f"{repo} --revision {shlex.quote(revision)}" if revision else repo
+    return command(repo, "--revision", revision) if revision else repo
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ class _Chain:
 
         written = exported(output, file, force=self.force, allow_unverified=self.suite is None)
         if not as_json:
-            click.echo(f"\n{exported_text(written)}", nl=False)
+            show(f"\n{exported_text(written)}")
             notes(written.notes)
         return exported_json(written)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ropetool.cli import show
+
 
 @click.command("methods")
 @click.argument("name", required=False)
@@ -13,7 +15,7 @@ def methods_command(name: str | None) -> None:
     from ropetool.report.lists import method_text, overview
 
     rows = [(n, methods.get(n).summary) for n in methods.names()]
-    click.echo(overview(rows) if name is None else method_text(methods.get(name)), nl=False)
+    show(overview(rows) if name is None else method_text(methods.get(name)))
 
 
 @click.command("families")
@@ -25,7 +27,7 @@ def families_command(name: str | None) -> None:
 
     known = [families.get(n) for n in families.names()]
     rows = [(f.model_type, f"{f.architecture}, for example {f.example}") for f in known]
-    click.echo(overview(rows) if name is None else family_text(families.get(name)), nl=False)
+    show(overview(rows) if name is None else family_text(families.get(name)))
 
 
 @click.command("runtimes")
@@ -36,4 +38,4 @@ def runtimes_command(name: str | None) -> None:
     from ropetool.report.lists import overview, runtime_text
 
     rows = [(n, runtimes.get(n).summary) for n in runtimes.names()]
-    click.echo(overview(rows) if name is None else runtime_text(runtimes.get(name)), nl=False)
+    show(overview(rows) if name is None else runtime_text(runtimes.get(name)))

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from threading import Timer
 from typing import TYPE_CHECKING, Protocol
 
+from ropetool.escaping import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -90,16 +92,11 @@ def _line(console: Console) -> Progress:
 
     kept = Column(no_wrap=True)
     return Progress(
-        Figure(lambda task: printable(task.description), Column()),  # the one that may become narrower
+        Figure(lambda task: escaped(task.description), Column()),  # the one that may become narrower
         BarColumn(10 if console.width < NARROW else 30, table_column=kept),
         *(Figure(text, kept) for text in (count, rate, left)),
         console=console, transient=True, redirect_stdout=False,
     )  # fmt: skip
-
-
-def printable(text: str) -> str:
-    """Return the text with what a terminal would obey, or could not show, escaped."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def _scale(largest: float, unit: str) -> tuple[float, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json
+from ropetool.cli import command_line, local_source, notes, print_json, show
 
 if TYPE_CHECKING:
     from ropetool.results import VerifyResult
@@ -108,7 +108,7 @@ def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> Verify
         else:
             from ropetool.report.verified import verify_text
 
-            click.echo(verify_text(result), nl=False)
+            show(verify_text(result))
         notes(list(result.notes))
     return result
 

@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.escaping import command
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS, Wrapper
 
 ROTATES = ("all", "no_rope_layers", "sliding", "sliding-if-any")
@@ -294,7 +295,7 @@ def get(model_type: str, where: str = "") -> Family:
         raise UnknownFamily(
             f"{model_type} has no family of its own: the model_type in its {text} says which one it follows"
             + (f", {default} where it states none" if default else ""),
-            where=where, try_=f"ropetool families {default}" if find(default) else "ropetool families",
+            where=where, try_=command("ropetool", "families", default) if find(default) else "ropetool families",
         )  # fmt: skip
     if family is None:
         near = difflib.get_close_matches(model_type, names(), n=2)

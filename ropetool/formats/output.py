@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ropetool import names
 from ropetool.errors import OutputError, RopetoolError
+from ropetool.escaping import command
 
 _ELSEWHERE = "give another -o"
 _AT_FDCWD = -100
@@ -63,7 +64,7 @@ def _check_parent(output: Path) -> None:
     nearest = next(path for path in (parent, *parent.parents) if os.path.lexists(path) or path == path.parent)
     if os.path.lexists(nearest) and not nearest.is_dir():
         raise OutputError(f"{nearest} is a file where a directory is needed", where=str(output), try_=_ELSEWHERE)
-    raise OutputError(f"the directory {parent} does not exist", where=str(output), try_=f"mkdir -p {parent}")
+    raise OutputError(f"the directory {parent} does not exist", where=str(output), try_=command("mkdir", "-p", parent))
 
 
 def _check_replaceable(output: Path, force: bool, directory: bool) -> None:

@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from ropetool.errors import UnknownMethod, UnknownParameter
+from ropetool.escaping import command
 from ropetool.methods.base import PRESETS, Derived, Goal, Source
 
 __all__ = ["PRESETS", "Derived", "Goal", "Method", "Source", "get", "names"]
@@ -47,7 +48,7 @@ class Method:
                 raise UnknownParameter(
                     f"{self.name} has no parameter {name}; it has: {known}",
                     where="-p",
-                    try_=f"ropetool methods {self.name}",
+                    try_=command("ropetool", "methods", self.name),
                 )
             typed[name] = _typed(f"{self.name} -p {name}", hints[name], value)
         return self.params_type(**typed)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ropetool.diffs import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Fact, NetScore, Side, TensorDiff
+from ropetool.escaping import escaped
 from ropetool.formats.hf.jsontext import shown
 from ropetool.relations import CHANGED, CONVERTED, IDENTICAL, PERMUTED, REQUANTISED, SCALED, Relation, Scale
 from ropetool.report.layout import columns
@@ -29,13 +30,17 @@ def diff_text(found: Diff) -> str:
     if found.scores:
         parts += ["\nscores of B, as times those of A\n", *map(_score_text, found.scores)]
     aside = "" if found.a.tensors and found.b.tensors else ", weights aside"
-    parts.append(f"\nthe same in meaning{aside}\n" if found.same else f"\ndiffers: {'; '.join(found.differences)}\n")
+    parts.append(
+        f"\nthe same in meaning{aside}\n" if found.same else f"\ndiffers: {escaped('; '.join(found.differences))}\n"
+    )
     return "".join(parts)
 
 
 def _side_text(name: str, side: Side) -> str:
     by = f", as {side.runtime} computes it" if side.runtime else ""
-    return f"{name}: {side.source}: {side.arch or 'no model_type'}, {side.config_style or side.format}{by}\n"
+    return (
+        escaped(f"{name}: {side.source}: {side.arch or 'no model_type'}, {side.config_style or side.format}{by}") + "\n"
+    )
 
 
 # --- facts
@@ -108,7 +113,7 @@ def _tensors_text(tensors: Sequence[TensorDiff]) -> list[str]:
         if tensor.relation.kind != IDENTICAL:
             groups.setdefault(_alike(tensor), []).append(tensor)
     told = sorted(groups.values(), key=lambda group: not group[0].differs)
-    lines = [f"  {_who(group)}: {_words(group)}\n" for group in told]
+    lines = [escaped(f"  {_who(group)}: {_words(group)}") + "\n" for group in told]
     return ["\n", *lines] if lines else []
 
 

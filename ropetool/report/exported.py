@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from ropetool.escaping import escaped
 from ropetool.report.layout import columns, serving_text
 from ropetool.results import NOT_RUN, Check
 
@@ -46,7 +47,7 @@ def exported_text(written: Exported) -> str:
         *(("weights", words) for words in written.bakes),
         *(("not checked" if check.verdict == NOT_RUN else "checked", _check_words(check)) for check in written.checks),
     ]
-    return f"{written.output}\n{columns(rows)}{serving_text(written.serving)}"
+    return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
 
 
 def _check_words(check: Check) -> str:

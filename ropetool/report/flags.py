@@ -7,7 +7,6 @@ not come out as the plan's target is not printed, but the reason. How llama-serv
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 
 from ropetool import names, runtimes
 from ropetool.disagreements import differences
+from ropetool.escaping import command, word
 from ropetool.exported_rope import exported
 from ropetool.formats.gguf import Patch
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, parse_object
@@ -65,14 +65,14 @@ def flag_lines(plan: Plan, source: str | Path) -> list[str]:
     host = open_host(Path(source), plan.config_style if plan.format == "hf" else None)
     if isinstance(host, GgufHost):
         found = server_flags.Found(reason=BAKED) if plan.bakes else server_flags.of_file(host.view, plan)
-        return [_server_line(found, shlex.quote(str(source)))]
+        return [_server_line(found, Path(source))]
     assert isinstance(host, HfHost)
     target = host.read(plan.runtimes[0], plan.edits).rope
     if target is None or plan.bakes:
         return [f"vllm, sglang, llama.cpp: no flag reaches it: {BAKED}"]
     before = HfView(host.checkpoint.config, host.family, host.where)
     after = HfView(_edited(host, plan), host.family, host.where)
-    lines = [line for engine in ENGINES for line in _engine_lines(engine, plan, before, after, target, str(source))]
+    lines = [line for engine in ENGINES for line in _engine_lines(engine, plan, before, after, target, Path(source))]
     return [*lines, *_exported_line(plan, before, after)]
 
 
@@ -85,7 +85,9 @@ def _edited(host: HfHost, plan: Plan) -> Mapping[str, Any]:
 # --- overrides of config.json
 
 
-def _engine_lines(engine: Engine, plan: Plan, before: HfView, after: HfView, target: RopeSet, source: str) -> list[str]:
+def _engine_lines(
+    engine: Engine, plan: Plan, before: HfView, after: HfView, target: RopeSet, source: Path
+) -> list[str]:
     """Return the lines of a program: releases of one outcome together."""
     alike: dict[str, list[str]] = {}
     for runtime in runtimes.all_of(engine.program):
@@ -99,10 +101,10 @@ def _engine_lines(engine: Engine, plan: Plan, before: HfView, after: HfView, tar
     return [f"{', '.join(runtimes.spoken(found))}: {text}" for text, found in alike.items()]
 
 
-def _command(engine: Engine, overrides: Mapping[str, Any], target: RopeSet, source: str) -> str:
+def _command(engine: Engine, overrides: Mapping[str, Any], target: RopeSet, source: Path) -> str:
     return (
-        f"{engine.command.format(shlex.quote(source))} {engine.context} {target.max_position_embeddings} "
-        f"{engine.option} {shlex.quote(json.dumps(overrides))}"
+        f"{engine.command.format(word(source))} {engine.context} {target.max_position_embeddings} "
+        f"{engine.option} {word(json.dumps(overrides))}"
     )
 
 
@@ -193,10 +195,10 @@ def _exported_line(plan: Plan, before: HfView, after: HfView) -> list[str]:
     same = {name for name in vectors if name in view.tensors and np.array_equal(vectors[name], view.vector(name))}
     vectors = {name: vector for name, vector in vectors.items() if name not in same}
     patch = Patch(changed, frozenset(view.values.keys() - wanted.values.keys()), vectors)
-    return [_server_line(server_flags.of_patch(view, patch, llama_cpp.decode(wanted), plan), "EXPORTED.gguf")]
+    return [_server_line(server_flags.of_patch(view, patch, llama_cpp.decode(wanted), plan), Path("EXPORTED.gguf"))]
 
 
-def _server_line(found: server_flags.Found, path: str) -> str:
+def _server_line(found: server_flags.Found, path: Path) -> str:
     if found.reason:
         return f"llama.cpp: no flag reaches it: {found.reason}"
-    return f"llama.cpp: llama-server -m {path} {shlex.join(found.options)}"
+    return f"llama.cpp: {command('llama-server', '-m', path, *found.options)}"

@@ -8,6 +8,7 @@ import numpy as np
 
 from ropetool import rope, runtimes
 from ropetool.disagreements import differences
+from ropetool.escaping import escaped
 from ropetool.inspection import Inspection, RuntimeReading
 from ropetool.report.layout import columns
 from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
@@ -19,7 +20,7 @@ SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 def inspection_text(found: Inspection, target_length: int | None) -> str:
     """Return what `ropetool inspect` prints."""
     family = found.family.model_type if found.family else "unknown"
-    head = f"{found.source}: {_plain(found.model_type) or 'no model_type'}, family: {family}\n"
+    head = f"{escaped(found.source)}: {_plain(found.model_type) or 'no model_type'}, family: {family}\n"
     if found.rope is None:
         return f"{head}\nas written\n{_stated_text(found)}" + (_runtimes_text(found) if found.readings else "")
     target = target_length or found.rope.max_position_embeddings
@@ -39,8 +40,7 @@ def _stated_text(found: Inspection) -> str:
 
 def _plain(text: str) -> str:
     """Return text from a file as it can be shown: no control characters, and not too long."""
-    short = text if len(text) <= 70 else f"{text[:67]}..."
-    return short if short.isprintable() else short.encode("unicode_escape").decode("ascii")
+    return escaped(text if len(text) <= 70 else f"{text[:67]}...")
 
 
 def _entry_text(layer_type: str, entry: LayerRope, found: Inspection, decoded: RopeSet, target: int) -> str:
@@ -59,7 +59,7 @@ def _entry_text(layer_type: str, entry: LayerRope, found: Inspection, decoded: R
         rows.append(("softmax scale", f"the whole score times {entry.softmax_multiplier:.6g}"))
     if entry.sliding_window is not None:
         rows.append(("sliding window", f"{entry.sliding_window} tokens"))
-    text = f"\n{layer_type}\n" + columns(rows)
+    text = f"\n{escaped(layer_type)}\n" + columns(rows)
     if entry.table is not None:
         # Within a window no two positions are further apart than that, in training and afterwards.
         window = entry.sliding_window or MAX_LENGTH
@@ -87,7 +87,7 @@ def _type_text(entry: LayerRope) -> str:
     # GGUF keys have the architecture and their section in front: llama.rope.scaling.attn_factor.
     named = {key.rpartition(".")[2]: value for key, value in entry.params.items()}
     shown = {k: v for k, v in named.items() if not isinstance(v, list) and k not in SHOWN_APART and v is not None}
-    rest = "".join(f", {k} {v}" for k, v in shown.items())
+    rest = "".join(f", {k} {escaped(v)}" for k, v in shown.items())
     if entry.table is not None and entry.table.rule is not None:
         rest += "; the table follows the length"
     return f"{entry.rope_type}{theta}{factor}{rest}"

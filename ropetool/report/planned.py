@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool.encodings import METADATA, TENSORS, FileEdit
+from ropetool.escaping import escaped
 from ropetool.formats.hf import ABSENT
 from ropetool.plans import BAKE, SCHEMA, Plan
 from ropetool.report.layout import columns, serving_text
@@ -40,7 +41,7 @@ def plan_text(plan: Plan, output: str, flags: Sequence[str] = ()) -> str:
     ]
     edits = [(e.file, ".".join(e.path), _change(e)) for e in plan.edits]
     return (
-        f"plan for a {plan.family}\n{columns(rows)}\n"
+        f"plan for a {escaped(plan.family)}\n{columns(rows)}\n"
         + (f"encodings\n{columns(tried)}\n" if tried else "")
         + ("edits\n" + (columns(edits) if edits else f"  {_no_edits(plan)}\n"))
         + (f"\nbaked into the weights\n{columns([(words,) for words in plan.bakes])}" if plan.bakes else "")
@@ -66,7 +67,7 @@ def applied_text(plan: Plan, written: Applied) -> str:
         *[("storage", words) for how, words in _SHARED.items() if how in written.placed],
         *([("left behind", ", ".join(written.left))] if written.left else []),
     ]
-    return f"{written.output}\n{columns(rows)}{serving_text(written.serving)}"
+    return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
 
 
 def _rounding(written: Applied) -> str:

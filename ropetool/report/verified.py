@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from ropetool.escaping import escaped
 from ropetool.report.gate import gate_section, verdict_sentence
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
 from ropetool.report.sections import sections
@@ -38,7 +39,7 @@ def verify_text(result: VerifyResult, colour: bool = False) -> str:
             console.print(Text(f"\n{_plot(result)}".rstrip("\n")), soft_wrap=True)
     _print(console, gate_section(result))
     verdict = (result.verdict, f"bold {STYLES[TONES[result.verdict]]}")
-    console.print(Text.assemble("\n", verdict, f": {verdict_sentence(result)}"), soft_wrap=True)
+    console.print(Text.assemble("\n", verdict, f": {escaped(verdict_sentence(result))}"), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
@@ -46,7 +47,7 @@ def verify_text(result: VerifyResult, colour: bool = False) -> str:
 def title(result: VerifyResult) -> str:
     """Return what was compared with what."""
     against = result.baseline or "itself within that length"
-    return f"{result.target}, trained at {result.trained_length} tokens, against {against}"
+    return escaped(f"{result.target}, trained at {result.trained_length} tokens, against {against}")
 
 
 def _print(console: Console, section: Section) -> None:
@@ -63,7 +64,7 @@ def _table(table: Table) -> RichTable:
         words = index in table.words
         shown.add_column(name, justify="left" if words else "right", no_wrap=not (words and index == last))
     for cells in table.rows:
-        shown.add_row(*(Text(cell.text, style=STYLES[cell.tone]) for cell in cells))
+        shown.add_row(*(Text(escaped(cell.text), style=STYLES[cell.tone]) for cell in cells))
     return shown
 
 
@@ -71,7 +72,7 @@ def _below(section: Section) -> Iterator[str]:
     entries = [*section.legend, *(("note", note) for note in section.notes)]
     wide = max((len(term) for term, _ in entries), default=0)
     for term, text in entries:
-        for index, line in enumerate(textwrap.wrap(text, WIDTH - wide - 2, break_on_hyphens=False)):
+        for index, line in enumerate(textwrap.wrap(escaped(text), WIDTH - wide - 2, break_on_hyphens=False)):
             yield f"{'' if index else term:<{wide}}  {line}"
 
 

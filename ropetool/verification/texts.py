@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ropetool.errors import CheckpointError, ConfigError
+from ropetool.escaping import command
 from ropetool.formats.regular import open_regular
 
 EMBEDDED = Path(__file__).parent.parent / "demo" / "text"
@@ -133,9 +134,10 @@ def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
 
 def _split(path: Path, packed: str, limit: int) -> str:
     """Return the commands that cut a file into smaller ones of the same kind."""
-    unpack = {".gz": f"gunzip --keep {path} && ", ".xz": f"unxz --keep {path} && "}.get(packed, "")
+    program = {".gz": "gunzip", ".xz": "unxz"}.get(packed)
+    unpack = f"{command(program, '--keep', path)} && " if program else ""
     plain = path.with_suffix("") if packed else path
-    return f"{unpack}split --line-bytes={limit // 2} --additional-suffix={plain.suffix} {plain}"
+    return unpack + command("split", f"--line-bytes={limit // 2}", f"--additional-suffix={plain.suffix}", plain)
 
 
 def _unpacked(file: BinaryIO, packed: str) -> BinaryIO:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
+from ropetool.escaping import word
 from ropetool.formats.hf.jsontext import SMALL, Limits, parse_object
 from ropetool.formats.hf.members import Members
 from ropetool.formats.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
@@ -72,7 +73,7 @@ def _check_directory(path: Path) -> None:
             raise NotACheckpoint("is a GGUF file, not a Hugging Face directory", where=where)
         raise NotACheckpoint(
             f"is a file; a checkpoint is a directory with a {names.CONFIG_JSON}",
-            where=where, try_=f"give its directory, {path.parent}",
+            where=where, try_=f"give its directory, {word(path.parent)}",
         )  # fmt: skip
     if not os.path.isdir(path):
         raise NotACheckpoint(
@@ -87,7 +88,7 @@ def _check_directory(path: Path) -> None:
 def _nearby(path: Path) -> str:
     """Return what the user may have meant by a directory without a config."""
     found = sorted(path.glob("*.gguf"))[:1] or [c.parent for c in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))]
-    return f"give {found[0]}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
+    return f"give {word(found[0])}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
 
 
 def read_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]]:
@@ -169,7 +170,7 @@ def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
     if not os.path.isfile(path / shard):
         raise MissingFile(
             f"{tensor!r} is said to be in {shard}, which is not there",
-            where=where, try_=f"fetch {shard} into {path}",
+            where=where, try_=f"fetch {word(shard)} into {word(path)}",
         )  # fmt: skip
 
 

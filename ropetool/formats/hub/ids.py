@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool.errors import NotACheckpoint
+from ropetool.escaping import word
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@([^:\s@]+))?(?::(.+))?")
@@ -49,11 +50,11 @@ def hub_id(source: str | Path) -> HubId | None:
     page = _PAGE.fullmatch(source)
     if page is not None:
         shown = HubId(page[1], page[2] or "", page[3] or "")
-        raise NotACheckpoint("is an address; a model on the hub is named ORG/NAME", where=source, try_=str(shown))
+        raise NotACheckpoint("is an address; a model on the hub is named ORG/NAME", where=source, try_=word(str(shown)))
     slashed = _SLASHED.fullmatch(source)
     if slashed is not None:
         raise NotACheckpoint(
-            "does not exist", where=source, try_=f"{slashed[1]}:{slashed[2]}, if it is a file on the hub"
+            "does not exist", where=source, try_=f"{word(f'{slashed[1]}:{slashed[2]}')}, if it is a file on the hub"
         )
     found = _ID.fullmatch(source)
     if found is None or found[1].endswith(_FILE_SUFFIXES) or _NO_REPOSITORY.search(found[1]):

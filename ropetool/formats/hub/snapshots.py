@@ -22,6 +22,7 @@ from ropetool.errors import (
     MissingFile,
     NotACheckpoint,
 )
+from ropetool.escaping import command
 from ropetool.formats.gguf import shard_paths
 from ropetool.formats.hf.checkpoint import SUFFIX
 from ropetool.formats.hub.ids import HubId, hub_id
@@ -152,7 +153,7 @@ def check_checkpoint(asked: HubId, held: Listing) -> None:
     """Raise NotACheckpoint if the repository has no config.json; says which GGUF files it has."""
     if names.CONFIG_JSON not in held.sizes:
         files = [name for name in held.sizes if name.endswith(".gguf")]
-        try_ = f"ropetool inspect {HubId(asked.repo, asked.revision, files[0])}" if files else ""
+        try_ = command("ropetool", "inspect", str(HubId(asked.repo, asked.revision, files[0]))) if files else ""
         raise NotACheckpoint(f"it holds no {names.CONFIG_JSON}{_gguf_files(held)}", where=str(asked), try_=try_)
 
 

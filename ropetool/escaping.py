@@ -1,0 +1,89 @@
+"""Text of others in lines of ours: names and values as one visible line, and words of a command line for a shell.
+
+Knows characters only. What a file, a server or a user says is data; a name may hold line ends, colours and quotes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+# C0 and C1; marks and overrides of the writing direction; line and paragraph separators; bytes that were no UTF-8.
+_CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+_IN_DATA = re.compile(f"[{_CONTROL}]")
+_IN_LINES = re.compile(f"(?!\n)[{_CONTROL}]")
+_NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def escaped(text: object) -> str:
+    """Return data as it may stand in a line: control characters as escapes, line ends too, all else as it is."""
+    return _IN_DATA.sub(_escape, str(text))
+
+
+def visible(text: str) -> str:
+    """Return ready-made lines for a terminal: their line ends stay, any other control character is an escape."""
+    return _IN_LINES.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return _NAMED.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+def word(value: str | os.PathLike[str]) -> str:
+    """Return one word of a command line, which a shell takes for exactly this text, on one visible line.
+
+    Control characters, and bytes that are no UTF-8, are spelled in the $'...' of POSIX 2024, bash, zsh and ksh. A path
+    that begins with a dash gets ./ in front, so that no program takes it for an option.
+    """
+    text = os.fspath(value)
+    if isinstance(value, Path) and text.startswith("-"):
+        text = f"./{text}"
+    if not _IN_DATA.search(text):
+        return shlex.quote(text)
+    spelled = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + _IN_DATA.sub(_spell, spelled) + "'"
+
+
+def _spell(found: re.Match[str]) -> str:
+    # Octal has at most three digits, so that a digit behind it is not taken for a part of it.
+    return _NAMED.get(found[0]) or "".join(f"\\{byte:03o}" for byte in found[0].encode("utf-8", "surrogateescape"))
+
+
+def command(*words: str | os.PathLike[str]) -> str:
+    """Return a command line of these words."""
+    return " ".join(map(word, words))
+
+
+# A part of a word: in $'...', in quotes, behind a backslash, or bare.
+_PART = r"""\$'(?:[^'\\]|\\.)*'|'[^']*'|"[^"\\]*"|\\.|[^\s'"\\$]|\$(?!')"""
+_WORD = re.compile(rf"\s*((?:{_PART})+)", re.DOTALL)
+_ESCAPE = re.compile(r"([^\\]*)(?:\\(?:([0-7]{1,3})|(.))|$)", re.DOTALL)
+_BYTES = {"n": b"\n", "r": b"\r", "t": b"\t"}
+
+
+def words(line: str) -> list[str]:
+    """Return the words of a command line that `command` made, or of one that is quoted like it.
+
+    Raises: ValueError for any other.
+    """
+    found, end = [], 0
+    while line[end:].strip():
+        match = _WORD.match(line, end)
+        if match is None:
+            raise ValueError(f"no word of a shell at letter {end}")
+        found.append("".join(map(_read, re.findall(_PART, match[1], re.DOTALL))))
+        end = match.end()
+    return found
+
+
+def _read(part: str) -> str:
+    if not part.startswith("$'"):
+        return part[1:-1] if part[0] in "'\"" else part[-1]
+    raw = b""
+    for plain, octal, one in _ESCAPE.findall(part[2:-1]):
+        raw += plain.encode("utf-8", "surrogateescape")
+        raw += bytes([int(octal, 8)]) if octal else _BYTES.get(one, one.encode())
+    return raw.decode("utf-8", "surrogateescape")
