@@ -348,8 +348,19 @@ def test_yarn_on_mla_obeys_a_stated_attention_factor() -> None:
 def test_ntk_says_how_far_it_reaches() -> None:
     # pair 46 is the first of Llama-2 with under one turn in 4096: 4096 * 8^(92/126) by mpmath
     (note,) = derive("ntk", LLAMA2, 8).notes
-    assert "pair 46 at about 18696 tokens, before the target of 32768" in note
+    assert note.startswith("ntk reaches about 18696 tokens, not 32768: beyond that, pair 46 leaves the arc")
     assert derive("ntk", LLAMA2, 1).notes == ()
+
+
+def test_other_stretches_say_how_far_they_reach() -> None:
+    # pair 46 again: 4096 * 8^((47/64)^0.625); frozen, ntk's own stretch, or one of 8 * 8 - 7 = 57: 4096 * 57^(92/126)
+    (mixed,) = derive("mixed-ntk", LLAMA2, 8).notes
+    assert mixed.startswith(f"mixed-ntk reaches about {int(4096 * 8 ** ((47 / 64) ** 0.625))} tokens, not 32768: ")
+    (frozen,) = derive("dynamic", LLAMA2, 8, freeze=32768).notes
+    assert frozen.startswith("dynamic frozen at 32768 reaches about 18696 tokens, not 32768: beyond that, pair 46 ")
+    assert derive("dynamic", LLAMA2, 8, freeze=32768, curve="transformers").notes == ()  # reaches beyond it
+    assert derive("mixed-ntk", LLAMA2, 1).notes == derive("dynamic", LLAMA2, 8, freeze=4096).notes == ()
+    assert not derive("yarn", LLAMA2, 8).notes
 
 
 def test_beta_fast_equal_to_beta_slow_is_a_step() -> None:

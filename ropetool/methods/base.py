@@ -224,6 +224,21 @@ def ntk_stretch(rotary_dim: int, factor: float) -> Array:
     return stretch
 
 
+def reach_note(method: str, source: Source, inv_freq: Array, target_length: int) -> tuple[str, ...]:
+    """Say how far a table reaches: where the first pair with under one turn leaves its arc; nothing at the target."""
+    slow = np.flatnonzero((rope.turns(source.inv_freq, source.length) < 1) & (inv_freq > 0))
+    if not slow.size:
+        return ()
+    reached = source.length * source.inv_freq[slow] / inv_freq[slow]
+    first = int(np.argmin(reached))
+    if reached[first] >= target_length * (1 - 1e-9):
+        return ()
+    return (
+        f"{method} reaches about {math.floor(reached[first])} tokens, not {target_length}: beyond that, pair {slow[first]} "
+        f"leaves the arc that it passes within {source.length} tokens; yarn reaches its target",
+    )
+
+
 def with_attention_factor(
     native: Mapping[str, Any], attention_factor: float, default: float, key: str = "attention_factor"
 ) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool.errors import InvalidRope
-from ropetool.methods.base import Derived, Goal, Source, chosen_attention_factor, described, ntk_stretch
+from ropetool.methods.base import Derived, Goal, Source, chosen_attention_factor, described, ntk_stretch, reach_note
 from ropetool.spec import MAX_LENGTH, Array, Regime, RopeTable
 
 NAME = "dynamic"
@@ -49,11 +49,13 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
                     "rope_theta": source.rope_theta * stretch(source.length, params.freeze, factor) ** (d / (d - 2)),
                 },
             )
+        frozen = table.at(params.freeze)
         return Derived(
-            RopeTable((table.at(params.freeze),)),
+            RopeTable((frozen,)),
             params.freeze,
             native=native,
             softmax_multiplier=source.softmax_multiplier,
+            notes=reach_note(f"{NAME} frozen at {params.freeze}", source, frozen.inv_freq, params.freeze),
         )
     if source.rope_theta is not None:
         native = ({"rope_type": "dynamic", "factor": factor},)

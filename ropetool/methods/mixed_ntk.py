@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.errors import InvalidRope
-from ropetool.methods.base import Derived, Goal, Source, chosen_attention_factor, described
+from ropetool.methods.base import Derived, Goal, Source, chosen_attention_factor, described, reach_note
 from ropetool.spec import RopeTable
 
 NAME = "mixed-ntk"
@@ -30,8 +30,10 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
     # a (i+1)^b with a = ln s / pairs^b, written so that no exponent overflows
     share = (np.arange(1, pairs + 1) / pairs) ** params.exponent
     stretch = np.float64(goal.factor) ** -share
+    inv_freq = source.inv_freq * stretch
     return Derived(
-        RopeTable.fixed(source.inv_freq * stretch, chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)),
+        RopeTable.fixed(inv_freq, chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)),
         goal.target_length,
         softmax_multiplier=source.softmax_multiplier,
+        notes=reach_note(NAME, source, inv_freq, goal.target_length),
     )

@@ -5,10 +5,7 @@ It does not reach s times the trained length: the first pair with under one turn
 
 from __future__ import annotations
 
-import math
-
-from ropetool import rope
-from ropetool.methods.base import Derived, Goal, NoParams, Source, chosen_attention_factor, ntk_stretch
+from ropetool.methods.base import Derived, Goal, NoParams, Source, chosen_attention_factor, ntk_stretch, reach_note
 from ropetool.spec import RopeTable
 
 NAME = "ntk"
@@ -31,20 +28,6 @@ def derive(source: Source, goal: Goal, params: NoParams) -> Derived:
         goal.target_length,
         native=native,
         softmax_multiplier=source.softmax_multiplier,
-        notes=_reach_note(source, inv_freq, goal),
+        notes=reach_note(NAME, source, inv_freq, goal.target_length),
     )
 
-
-def _reach_note(source: Source, inv_freq: object, goal: Goal) -> tuple[str, ...]:
-    """Say where the first pair that never turned in training leaves the arc that it has seen."""
-    slow = rope.turns(source.inv_freq, source.length) < 1
-    if not slow.any() or goal.factor == 1:
-        return ()
-    first = int(slow.argmax())
-    reach = source.length * goal.factor ** (2 * first / (source.rotary_dim - 2))
-    if reach >= goal.target_length:
-        return ()
-    return (
-        f"ntk leaves the trained arc of pair {first} at about {math.floor(reach)} tokens, "
-        f"before the target of {goal.target_length}; yarn reaches its target",
-    )
