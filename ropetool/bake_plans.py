@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import inspection, names, provenance
+from ropetool.bake_presumed import presumed, remarks, with_rows
 from ropetool.baking import Bake, TensorEdit, View, described, drop_pairs, growth, marks, view_of
 from ropetool.baking import bakes as hf
 from ropetool.baking import gguf_bakes as gguf
@@ -143,10 +144,11 @@ def _number(wish: Wish) -> float:
     return wish.multiplier
 
 
-def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options: Any) -> Plan:
+def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: bool = False, **options: Any) -> Plan:
     """Return the plan of a bake; `apply` carries it out.
 
-    options: the fields of Wish.
+    options: the fields of Wish. presume: of a config without weights, say in words what would change in the tensors that
+    it asks for; such a plan names no edits of tensors, and is only to be read.
     Raises: UnknownName for another bake; ConfigError for a wrong option, a bake that is done already, or nothing to
     bake; LossyExport where the weights cannot hold it exactly; CheckpointError.
     """
@@ -159,22 +161,33 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", **options:
         return _of_gguf(kind, path, wish, dtype)
     host = HfHost.open(path, None)
     if kind.make is None:
-        raise LossyExport(f"{what} is a bake of GGUF files alone", where=str(path))
-    if host.checkpoint.config_only and not wish.config_only:
-        raise LossyExport("there are no weights to bake into", where=str(path))
+        raise LossyExport(f"{what} is a bake of GGUF files only", where=str(path))
+    bare = host.checkpoint.config_only and not wish.config_only
+    if bare and not presume:
+        raise LossyExport(
+            "there are no weights to bake into", where=str(path), try_="--dry-run, which shows what would change"
+        )
     _check_not_done(path, what, wish)
     view = view_of(host.checkpoint, host.family)
+    if bare:
+        view = presumed(view)
     _check_layer_type(view, wish)
     made = kind.make(view, host.checkpoint, wish)
     _check_changes(kind, path, made.tensors or made.config)
     edits = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in made.config]
     weights = headers(host.checkpoint)
-    edits += index_edits(host.checkpoint, weights, made.tensors, dtype)
+    edits += [] if bare else index_edits(host.checkpoint, weights, made.tensors, dtype)
     read = inspection.understood(host.read(host.runtime, edits), host.where)
-    changed = _Changed(
-        made.tensors, tuple(edits), marks(made.tensors, weights),
-        (*host.notes(), *_still_notes(wish), *made.notes, *adapter_notes(path), *_other_readers(host, edits, read)), dtype,
+    notes = (
+        *(remarks(view) if bare else host.notes()), *_still_notes(wish), *made.notes, *adapter_notes(path),
+        *_other_readers(host, edits, read),
     )  # fmt: skip
+    if bare:
+        changed = _Changed((), tuple(edits), {}, notes, dtype, with_rows(made.tensors))
+    else:
+        changed = _Changed(
+            made.tensors, tuple(edits), marks(made.tensors, weights), notes, dtype, described(made.tensors)
+        )
     return _plan(host.format, host.runtime, host.style, host.name, path, kind, wish, read, changed)
 
 
@@ -182,7 +195,7 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
     if wish.config_only:
         raise ConfigError("a GGUF file has no key that multiplies the score", where="--config-only")
     if kind.make_gguf is None:
-        raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints alone", where=str(path))
+        raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints only", where=str(path))
     files = read_shards(path)
     model = GgufView.of(files)
     _check_not_done(files[0].path, kind.name, wish)
@@ -193,20 +206,22 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
     _check_changes(kind, path, baked.tensors or baked.patch.set or baked.patch.remove or baked.patch.tensors)
     read = inspection.understood(inspection.read_view(LLAMA_CPP, model.after(baked.patch)), str(path), "file")
     changed = _Changed(
-        baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype
-    )
+        baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype,
+        described(baked.tensors),
+    )  # fmt: skip
     return _plan("gguf", LLAMA_CPP, "GGUF", inspection.architecture(model), path, kind, wish, read, changed)
 
 
 @dataclass(frozen=True)
 class _Changed:
-    """What a bake changes, whatever the format."""
+    """What a bake changes, whatever the format; words: the same of tensors, to be read."""
 
     tensors: tuple[TensorEdit, ...]
     edits: tuple[FileEdit, ...]
     weight_files: Mapping[str, str]
     notes: tuple[str, ...]
     bake_dtype: str
+    words: tuple[str, ...]
 
 
 def _kind(what: str) -> Kind:
@@ -285,7 +300,7 @@ def _plan(
     return Plan(
         file_format, family, BAKE, 1.0, {"bake": kind.name, **wish.stated()}, CURRENT, trained,
         read.max_position_embeddings, (runtime,), style, tables_of(read), softmax, changed.edits, (), changed.notes,
-        "baked", described(changed.tensors), changed.tensors, changed.weight_files, changed.bake_dtype,
+        "baked", changed.words, changed.tensors, changed.weight_files, changed.bake_dtype,
     )  # fmt: skip
 
 
@@ -300,8 +315,9 @@ def _other_readers(host: HfHost, edits: Sequence[FileEdit], read: RopeSet) -> li
         for reason, those in dissenters(host, edits, read, (host.runtime,)).items()
     }
     return [
-        f"{', '.join(folded(others))} agreed with {host.runtime} on the source and would not on the output: {reason}; an "
-        "extension of the unscaled model with --for for each of them leaves to the weights what their keys cannot say"
+        f"{', '.join(folded(others))} agreed with {host.runtime} on the source and would not on the output ({reason}). "
+        f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in folded([host.runtime, *others]))}` instead: "
+        "what their keys cannot say then goes into the weights"
         for reason, others in found.items() if others
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from ropetool.encodings_gguf import GgufEncoding, gguf_encodings, rotating_entry
 from ropetool.errors import ConfigError, LossyExport, RopetoolError
 from ropetool.escaping import command
 from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType
-from ropetool.runtimes import GgufView, HfView, NotKnown, Refuses
+from ropetool.runtimes import GgufView, HfView, NotHeld, NotKnown, Refuses
 from ropetool.runtimes import llama_cpp_archs as keys
 from ropetool.spec import LayerRope, RopeSet, is_number
 
@@ -123,7 +123,7 @@ def encode(
         reason = _difference(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
         if not reason:
             return replace(encoding, keys={**rotation.keys, **encoding.keys}), _list_notes(target)
-        rejected.append(f"{encoding.name} make it another table ({reason})")
+        rejected.append(f"{encoding.name} give another table ({reason})")
     raise _lossy(target, arch, rejected, where)
 
 
@@ -149,6 +149,8 @@ def exported(view: HfView) -> tuple[Rotation, GgufView]:
         turned = rotation(source, view)
         sizes = _sizes(turned)
         encoding, _ = encode(turned, sizes, [], view.where)
+    except LossyExport as error:
+        raise NotHeld(error.message) from None
     except RopetoolError as error:
         raise Refuses(error.message) from None
     plain = GgufView(sizes, {}, _no_vector, view.where)

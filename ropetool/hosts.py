@@ -31,12 +31,6 @@ from ropetool.runtimes.llama_cpp_layers import Model
 from ropetool.spec import LayerRope, RopeSet, is_number
 from ropetool.stamps import removal
 
-NO_ROTATION = frozenset({
-    "bert", "roberta", "distilbert", "albert", "electra", "xlm-roberta", "deberta", "deberta-v2", "gpt2", "gpt_neo",
-    "opt", "bloom", "mpt", "t5", "bart", "mamba", "mamba2", "rwkv",
-})  # fmt: skip
-
-
 CONFIG_ONLY = "only config.json is here: the output has no weights either"
 
 
@@ -140,7 +134,7 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     model_type = config.get(names.MODEL_TYPE)
     if not isinstance(model_type, str) or not model_type:
         raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
-    if model_type in NO_ROTATION:
+    if model_type in names.NO_ROTATION:
         raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
     return families.of_config(config, where)
 

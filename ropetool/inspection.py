@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropetool import families, names, provenance, rope, runtimes
+from ropetool import families, kv_cache, names, provenance, rope, runtimes
 from ropetool.disagreements import differences
 from ropetool.errors import InvalidRope
 from ropetool.exported_rope import RUNTIME, read_exported
@@ -18,29 +18,35 @@ from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.hub import HubId, hub_id, peek_checkpoint, peek_gguf
 from ropetool.formats.regular import open_regular
-from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, HEAD_COUNT, HEAD_COUNT_KV
-from ropetool.runtimes.llama_cpp_layers import Model, layer_count
+from ropetool.kv_cache import KvCache
+from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, WITHOUT_ROTATION
 from ropetool.spec import LayerRope, RopeSet
 
 SCHEMA = 1
-UNROTATED = "without rotation"
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
-DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
 
 
 @dataclass(frozen=True)
 class RuntimeReading:
-    """What one runtime computes, or why it stops; known: whether ropetool knows what it does with the file."""
+    """What one runtime computes, or why there is nothing to show.
+
+    known: whether ropetool knows what it does with the file. stops: whether it stops with an error; if not, it would
+    compute something else, from any file that it reads.
+    """
 
     name: str
     rope: RopeSet | None
     refuses: str = ""
     known: bool = True
+    stops: bool = True
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint as found: `family` and `rope` are None where the model_type is unknown."""
+    """A checkpoint as found: `family` and `rope` are None where the model_type is unknown.
+
+    trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it.
+    """
 
     source: Path
     format: str
@@ -52,21 +58,11 @@ class Inspection:
     readings: tuple[RuntimeReading, ...]
     kv_bytes: Mapping[str, KvCache]
     notes: tuple[str, ...]
+    made: provenance.Provenance | None = None
 
     def cache_bytes(self, length: int) -> int:
         """Return the size of a KV cache of this many tokens, for one sequence."""
         return sum(kind.bytes_at(length) for kind in self.kv_bytes.values())
-
-
-@dataclass(frozen=True)
-class KvCache:
-    """The cache of one kind of layer: bytes per token, and the window that bounds it."""
-
-    per_token: int
-    window: int | None
-
-    def bytes_at(self, length: int) -> int:
-        return self.per_token * (length if self.window is None else min(length, self.window))
 
 
 def inspect(source: str | Path) -> Inspection:
@@ -141,10 +137,34 @@ def _inspect_view(view: runtimes.GgufView, path: Path) -> Inspection:
     family = described[0] if alone else None  # of two families under one name a file does not say which it is
     readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
-    notes = [] if view.tensors else ["no tensors: a file of the vocabulary alone"]
-    trained = _trained_of(provenance.record(path), trained_lengths(arch), decoded)
-    kv = _gguf_kv_cache(view, decoded) if decoded else {}
-    return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, tuple(notes))
+    made = provenance.record(path)
+    trained = _trained_of(made, trained_lengths(arch), decoded)
+    kv = kv_cache.of_gguf(view, decoded) if decoded else {}
+    notes = _gguf_notes(view, arch, decoded)
+    return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, notes, made)
+
+
+def _gguf_notes(view: runtimes.GgufView, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
+    """Say what such a file lacks, and what to do instead."""
+    notes = []
+    if not view.tensors:
+        notes.append(
+            "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
+        )
+    if arch in WITHOUT_ROTATION:
+        notes.append(without_positions(arch))
+    elif view.tensors and decoded is not None and not any("rope" in name for name in (*view.values, *view.tensors)):
+        notes.append(
+            "no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs"
+        )
+    return tuple(notes)
+
+
+def without_positions(model: str) -> str:
+    """Return what to say of a model that rotates nothing."""
+    return (
+        f"{model} has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them"
+    )
 
 
 def _stated_metadata(view: runtimes.GgufView) -> dict[str, Any]:
@@ -166,31 +186,6 @@ def _shown_value(value: Value) -> Any:
     return plain.tolist() if hasattr(plain, "tolist") else plain
 
 
-def _gguf_kv_cache(view: runtimes.GgufView, decoded: RopeSet) -> dict[str, KvCache]:
-    """Return llama.cpp's default cache: two bytes a value; heads may be stated for each layer.
-
-    Raises: InvalidRope if the heads are stated in a type that llama.cpp does not load.
-    """
-    found = {}
-    try:
-        model = Model.of(view)
-        for layer_type, entry in decoded.entries.items():
-            heads = sum(_key_heads(model, layer) for layer in entry.layers)
-            found[layer_type] = KvCache(heads * 2 * entry.head_dim * 2, entry.sliding_window)
-        rotating = {layer for entry in decoded.entries.values() for layer in entry.layers}
-        still = sum(_key_heads(model, layer) for layer in range(layer_count(model)) if layer not in rotating)
-        if found and still:
-            found[UNROTATED] = KvCache(still * 2 * entry.head_dim * 2, None)
-    except runtimes.Refuses as refusal:
-        raise InvalidRope(str(refusal), where=view.where) from None
-    return found
-
-
-def _key_heads(model: Model, layer: int) -> int:
-    heads = model.per_layer(HEAD_COUNT_KV, layer)
-    return heads if heads is not None else model.per_layer(HEAD_COUNT, layer) or 0
-
-
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """Return the inspection of an opened Hugging Face checkpoint."""
     config = checkpoint.config
@@ -203,19 +198,33 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         notes.append("the weights are pickles, which ropetool never loads; convert them to safetensors first")
     stated = stated_rope_keys(config)
     if family is None:
-        inner = families.text_type(config)
-        within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
-        what = f"the family {shown(inner)}{within} is unknown" if model_type else "config.json states no model_type"
-        reason = f"{what}: the keys are shown as written, no runtime is decoded"
-        return Inspection(checkpoint.path, "hf", model_type, None, None, None, stated, (), {}, (*notes, reason))
+        return Inspection(
+            checkpoint.path, "hf", model_type, None, None, None, stated, (), {},
+            (*notes, _why_as_written(model_type, families.text_type(config))),
+        )  # fmt: skip
     style.read(config, family, where)
     readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes(family))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
-    trained = _trained_of(provenance.read(checkpoint.path), family.trained_length, decoded)
+    made = provenance.read(checkpoint.path)
+    if family.off_key and style.section(config, family, where).get(family.off_key):
+        notes.append(without_positions(f"this {model_type}, with {family.off_key} on,"))
     return Inspection(
-        checkpoint.path, "hf", model_type, family, decoded, trained, stated, readings,
-        _kv_cache(config, family, decoded) if decoded else {}, tuple(notes),
+        checkpoint.path, "hf", model_type, family, decoded, _trained_of(made, family.trained_length, decoded), stated, readings,
+        kv_cache.of_config(config, family, decoded) if decoded else {}, tuple(notes), made,
     )  # fmt: skip
+
+
+def _why_as_written(model_type: str, inner: str) -> str:
+    """Return why the keys of a config are shown as they stand, and what to do about it."""
+    if model_type in names.NO_ROTATION:
+        return without_positions(model_type)
+    within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
+    if not model_type:
+        return "config.json states no model_type, so nothing says how its keys are read: they are shown as written"
+    return (
+        f"the family {shown(inner)}{within} is unknown: the keys are shown as written, not as runtimes read them; "
+        "`ropetool families` lists those that are known"
+    )
 
 
 def _hf_runtimes(family: Family) -> list[str]:
@@ -234,16 +243,22 @@ def _reading(runtime: str, view: runtimes.HfView | runtimes.GgufView) -> Runtime
             return RuntimeReading(runtime, read_exported(view))
         return RuntimeReading(runtime, runtimes.get(runtime).decode(view))
     except runtimes.Refuses as refusal:
-        return RuntimeReading(runtime, None, str(refusal), not isinstance(refusal, runtimes.NotKnown))
+        known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
+        return RuntimeReading(runtime, None, str(refusal), known, stops)
 
 
 def understood(reading: RuntimeReading, where: str, what: str = "config") -> RopeSet:
     """Return what the runtime computes.
 
-    Raises: InvalidRope if it stops with an error.
+    Raises: InvalidRope if it stops with an error, or ropetool does not know.
     """
     if reading.rope is None:
-        raise InvalidRope(f"{reading.name} cannot load this {what}: {reading.refuses}", where=where)
+        does = (
+            f"cannot load this {what}"
+            if reading.stops and reading.known
+            else f"reads this {what} in a way that is not known"
+        )
+        raise InvalidRope(f"{reading.name} {does}: {reading.refuses}", where=where)
     return reading.rope
 
 
@@ -274,25 +289,6 @@ def _trained_of(
         return length
     shipped = {t.max_position_embeddings: t.trained for t in lengths}
     return shipped.get(length, length) if length is not None else None
-
-
-def _kv_cache(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
-    part = style.section(config, family, names.CONFIG_JSON)
-    dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
-    size = DTYPE_BYTES.get(str(dtype), 2)
-    found = {}
-    for layer_type, entry in decoded.entries.items():
-        if family.mla:
-            channels = (part.get(names.KV_LORA_RANK) or 512) + entry.rotary_dim
-        else:
-            heads = part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0
-            channels = 2 * heads * entry.head_dim
-        found[layer_type] = KvCache(len(entry.layers) * channels * size, entry.sliding_window)
-    rotating = sum(len(entry.layers) for entry in decoded.entries.values())
-    still = int(part.get(names.NUM_HIDDEN_LAYERS) or 0) - rotating
-    if found and still > 0:  # layers without positions keep keys and values too, and look all the way back
-        found[UNROTATED] = KvCache(still * channels * size, None)
-    return found
 
 
 def to_json(inspection: Inspection, target_length: int | None = None) -> dict[str, Any]:

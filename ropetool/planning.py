@@ -265,7 +265,9 @@ def _objection(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: S
 
 def _difference(found: RuntimeReading, target: RopeSet) -> str:
     if found.rope is None:
-        return f"refuses with {found.refuses}" if found.known else f"not known: {found.refuses}"
+        if not found.known:
+            return f"not known: {found.refuses}"
+        return f"stops with {found.refuses}" if found.stops else found.refuses
     if found.rope.max_position_embeddings != target.max_position_embeddings:
         return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
     return target.disagreement(found.rope)
@@ -305,7 +307,7 @@ def _window_notes(target: RopeSet) -> tuple[str, ...]:
         window = entry.sliding_window
         if window is not None and len(target.entries) == 1 and window < target.max_position_embeddings:
             notes.append(
-                f"a sliding window of {window} tokens is on: a layer looks no further back, whatever the context of "
+                f"the sliding window is on: each layer looks back {window} tokens at most, whatever the context of "
                 f"{target.max_position_embeddings}"
             )
     return tuple(notes)
@@ -336,9 +338,10 @@ def _other_readers(
         asked = runtimes.folded([*wanted, *others])
         whom = "them" if len(others) > 1 else "it"
         step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
+        does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
         notes.append(
-            f"{', '.join(runtimes.folded(others))} would not agree: {reason}; "
-            + (step if serves([*wanted, *others]) else "no one file serves all")
+            f"{', '.join(runtimes.folded(others))} would {does.replace('stops', 'stop', 1)}; "
+            + (step if serves([*wanted, *others]) else f"no single file serves {whom} and {', '.join(wanted)}")
         )
     return tuple(notes)
 

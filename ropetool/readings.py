@@ -29,7 +29,7 @@ class Wish:
 
     def __post_init__(self) -> None:
         if self.reading not in (None, ORIGINAL, CURRENT):
-            raise InvalidRope(f"{self.reading!r} is no reading; there are {ORIGINAL} and {CURRENT}", where="--from")
+            raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
         if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:
             raise InvalidRope(
                 f"{self.original_length} is no length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
@@ -43,11 +43,56 @@ class Wish:
     def command(self, source: str | Path, *more: str) -> str:
         """Return the command line of this wish on that source."""
         how = (
-            ("--factor", f"{self.factor:g}")
+            ("--factor", f"{self.factor:g}" if float(f"{self.factor:g}") == self.factor else repr(self.factor))
             if self.factor is not None
             else ("--target-length", str(self.target_length))
         )
         return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A way to a longer context: what --from names (empty for an unscaled source), its lengths, and its command line.
+
+    start: the length that it counts from, None where the file does not store it. reach: the context that it leads to.
+    """
+
+    reading: str
+    start: int | None
+    reach: int | None
+    command: str
+
+
+def steps(source: str | Path, decoded: RopeSet, made: Provenance | None, trained: int | None, wish: Wish) -> list[Step]:
+    """Return the ways that lead to what is wished for: one for an unscaled source, up to two for one that is scaled.
+
+    trained: the length before any scaling. A way that cannot lead there, or that this source does not have, is left out.
+    """
+    entry, context = decoded.entries[names.FULL_ATTENTION], decoded.max_position_embeddings
+    assert entry.table is not None
+    if entry.rope_type == "default" and made is None:
+        found = [Step("", trained, wish.reach(trained or context), wish.command(source))]
+    else:
+        original = wish.original_length or trained
+        found = [] if not _has_original(made, entry) else [_from_original(source, entry, original, context, wish)]
+        if entry.table.rule is None:
+            found.append(Step(CURRENT, context, wish.reach(context), wish.command(source, "--from", CURRENT)))
+    return [step for step in found if step.start is None or step.reach is None or step.start < step.reach <= MAX_LENGTH]
+
+
+def _has_original(made: Provenance | None, entry: LayerRope) -> bool:
+    """Return whether the original table is in the file: not in one whose base or weights were changed."""
+    if made is None:
+        return True
+    return not (entry.rope_type == "default" or made.plan.get("reading") == CURRENT or made.plan.get("bakes"))
+
+
+def _from_original(source: str | Path, entry: LayerRope, original: int | None, context: int, wish: Wish) -> Step:
+    more = ["--from", ORIGINAL]
+    if original is None or wish.original_length is not None:
+        more += ["--original-length", str(original or (round(context / entry.factor) if entry.factor else "N"))]
+    reach = None if original is None and wish.target_length is None else wish.reach(original or context)
+    return Step(ORIGINAL, original, reach, wish.command(source, *more))
 
 
 @dataclass(frozen=True)
@@ -120,12 +165,17 @@ class _Scaled:
         kind = f"{self.made.plan.get('method')} by ropetool" if self.made else entry.rope_type
         factor = f", factor {entry.factor:g}" if entry.factor else ""
         what = f"factor {wish.factor:g}" if wish.factor is not None else f"--target-length {wish.target_length}"
-        first = "its original length, which --original-length gives"
         if self.original is not None:
-            first = f"{self.original} -> {wish.reach(self.original)}"
+            first = f"{self.original} -> {wish.reach(self.original)} (--from {ORIGINAL}"
+        else:
+            reach = f"{wish.factor:g} times that" if wish.factor is not None else wish.target_length
+            first = f"N -> {reach}, with N its original length (--from {ORIGINAL} --original-length N"
+        second = f"{self.context} -> {wish.reach(self.context)} (--from {CURRENT}: on top of it)"
+        if wish.reach(self.context) < self.context:
+            second = f"no extension (--from {CURRENT} starts at {self.context})"
         return AmbiguousRope(
             f"already scaled ({kind}{factor}, original {self.original or 'not stored'}, context {self.context}); "
-            f"{what} could mean {first} or {self.context} -> {wish.reach(self.context)}",
+            f"{what} could mean {first}: in place of the present scaling) or {second}",
             where=self.host.where, try_=wish.command(self.host.path, "--from", self._likely()),
         )  # fmt: skip
 
@@ -151,7 +201,7 @@ class _Scaled:
         if self.original is None:
             guess = self.context // max(1, round(entry.factor or 1))
             raise InvalidRope(
-                f"{entry.rope_type} scaling stores no original length, so its original reading needs one",
+                f"the file does not store the length before its {entry.rope_type} scaling, so --original-length must give it",
                 where=self.host.where,
                 try_=self.wish.command(self.host.path, "--from", ORIGINAL, "--original-length", str(guess)),
             )
@@ -162,7 +212,7 @@ class _Scaled:
         assert entry.table is not None
         if entry.table.rule is not None:
             raise InvalidRope(
-                "the current table follows the length, so there is no one table to build on", where=self.host.where,
+                "the current table follows the length, so there is no single table to build on", where=self.host.where,
                 try_=self.wish.command(self.host.path, "--from", ORIGINAL),
             )  # fmt: skip
         last, limit = entry.table.regimes[-1], entry.table.regimes[0].up_to

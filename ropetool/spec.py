@@ -213,8 +213,10 @@ class LayerRope:
         grows = self.temperature
         if not (other.temperature is None if grows is None else grows.agrees(other.temperature, tolerance)):
             return "the position temperature differs"
-        if self.sliding_window != other.sliding_window:
-            return f"sliding window {other.sliding_window} instead of {self.sliding_window}"
+        windows = other.sliding_window, self.sliding_window
+        if windows[0] != windows[1]:
+            theirs, ours = (f"a sliding window of {w}" if w else "no sliding window" for w in windows)
+            return f"{theirs} instead of {ours}"
         return ""
 
 

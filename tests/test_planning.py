@@ -48,17 +48,18 @@ def test_two_readings_are_spelled_out(tmp_path: Path) -> None:
         ropetool.plan(source, "yarn", factor=4)
     assert str(refusal.value) == (
         f"{source}/config.json: already scaled (llama3, factor 8, original 512, context 4096); "
-        "factor 4 could mean 512 -> 2048 or 4096 -> 16384"
+        "factor 4 could mean 512 -> 2048 (--from original: in place of the present scaling) or 4096 -> 16384 "
+        "(--from current: on top of it)"
     )
     assert refusal.value.try_ == f"ropetool extend {source} --method yarn --factor 4 --from current"
 
 
 def test_two_readings_of_a_target_length(tmp_path: Path) -> None:
     source = scaled(tmp_path, LLAMA3)
-    with pytest.raises(AmbiguousRope, match="--target-length 8192 could mean 512 -> 8192 or 4096 -> 8192") as beyond:
+    with pytest.raises(AmbiguousRope, match=r"512 -> 8192 \(--from original: .*\) or 4096 -> 8192 \(") as beyond:
         ropetool.plan(source, "yarn", target_length=8192)
     assert beyond.value.try_.endswith("--target-length 8192 --from current")
-    with pytest.raises(AmbiguousRope) as inside:  # only one reading has a way to go
+    with pytest.raises(AmbiguousRope, match=r"no extension \(--from current starts at 4096\)") as inside:
         ropetool.plan(source, "yarn", target_length=2048)
     assert inside.value.try_.endswith("--target-length 2048 --from original")
 
@@ -114,7 +115,7 @@ def test_linear_scaling_stores_no_length(tmp_path: Path) -> None:
     source = scaled(tmp_path, {"rope_type": "linear", "factor": 8.0})
     with pytest.raises(AmbiguousRope, match="original not stored, context 4096"):
         ropetool.plan(source, "yarn", factor=16)
-    with pytest.raises(InvalidRope, match="linear scaling stores no original length") as refusal:
+    with pytest.raises(InvalidRope, match="does not store the length before its linear scaling") as refusal:
         ropetool.plan(source, "yarn", factor=16, reading="original")
     assert refusal.value.try_.endswith("--from original --original-length 512")
     plan = ropetool.plan(source, "yarn", factor=16, reading="original", original_length=512)
@@ -199,7 +200,7 @@ def test_a_stated_original_length_counts_for_an_unscaled_source(tmp_path: Path) 
 
 
 def test_a_reading_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRope, match="'present' is no reading; there are original and current"):
+    with pytest.raises(InvalidRope, match="'present' is neither original nor current"):
         ropetool.plan(llama(tmp_path), "yarn", factor=4, reading="present")
 
 
@@ -357,13 +358,13 @@ def notes(source: Path, **options: Any) -> tuple[str, ...]:
 def test_a_sliding_window_that_the_target_exceeds_is_noted(tmp_path: Path) -> None:
     data = {**configs.config("mistral", "v4"), "sliding_window": 1024}
     source = write_config(tmp_path / "mistral", data)
-    assert [n for n in notes(source) if "a sliding window of 1024 tokens is on" in n]
+    assert [n for n in notes(source) if "each layer looks back 1024 tokens at most" in n]
     assert not [n for n in notes(source, factor=2) if "sliding window" in n]
     qwen = {**configs.config("qwen2", "v4"), "sliding_window": 64}
     off = write_config(tmp_path / "off", {**qwen, "use_sliding_window": False})
     on = write_config(tmp_path / "on", {**qwen, "use_sliding_window": True})
     assert not [n for n in notes(off) if "sliding window" in n]
-    assert [n for n in notes(on) if "a sliding window of 64 tokens is on" in n]
+    assert [n for n in notes(on) if "each layer looks back 64 tokens at most" in n]
 
 
 def test_remote_code_and_pickles_are_noted(tmp_path: Path) -> None:
@@ -378,7 +379,7 @@ def test_remote_code_and_pickles_are_noted(tmp_path: Path) -> None:
 
 def test_a_runtime_that_was_not_asked_and_would_not_agree_is_named(tmp_path: Path) -> None:
     source = write_config(tmp_path / "v5", configs.config("llama", "v5"))
-    (note,) = [n for n in notes(source) if n.startswith("mlx-lm, transformers-v4 would not agree: ")]
+    (note,) = [n for n in notes(source) if n.startswith("mlx-lm, transformers-v4 would compute something else: ")]
     assert "attention factor 1 instead of 1.13863" in note
     asked = "--config-style both --for transformers --for mlx-lm --for transformers-v4"
     assert f"{asked} asks for a file that serves them too" in note

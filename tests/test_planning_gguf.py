@@ -139,7 +139,7 @@ def test_a_table_without_its_length_leaves_two_readings() -> None:
     for part in ("original not stored", "--original-length", "4096 -> 8192"):
         assert part in refused.value.message
     assert refused.value.try_.endswith("--from current")
-    with pytest.raises(InvalidRope, match="stores no original length") as needed:
+    with pytest.raises(InvalidRope, match="does not store the length before its") as needed:
         ropetool.plan(source, "yarn", factor=2, reading="original")
     assert "--original-length" in needed.value.try_
     current = ropetool.plan(source, "yarn", factor=2, reading="current")
@@ -154,7 +154,10 @@ def test_an_output_of_ours_knows_its_trained_length(method: str) -> None:
     beside = json.loads(Path("out.gguf.ropetool.json").read_text())
     assert (beside["trained_length"], beside["plan"]["method"]) == (512, method)
     assert inspection.inspect(output).trained_length == 512
-    with pytest.raises(AmbiguousRope, match=rf"{method} by ropetool.*512 -> 1024 or 2048 -> 4096"):
+    with pytest.raises(
+        AmbiguousRope,
+        match=rf"{method} by ropetool.*512 -> 1024 \(--from original: .*\) or 2048 -> 4096 \(--from current",
+    ):
         ropetool.plan(output, "yarn", factor=2)
     Path("out.gguf.ropetool.json").unlink()
     # NTK is another base and nothing more: without its provenance it cannot be told from a trained one.

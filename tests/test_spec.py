@@ -208,7 +208,7 @@ DISAGREEMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"layout": "interleaved"}, "layout interleaved instead of half"),
     ({}, {"softmax_multiplier": 1.2965}, "the whole score is multiplied by 1.2965 instead of 1"),
     ({}, {"temperature": Temperature(0.1, 8192)}, "the position temperature differs"),
-    ({"sliding_window": 4096}, {}, "sliding window None instead of 4096"),
+    ({"sliding_window": 4096}, {}, "no sliding window instead of a sliding window of 4096"),
 ]
 
 

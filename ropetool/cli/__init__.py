@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,7 @@ COMMANDS = {
     "families": ("lists", "List the model families, or explain one."),
     "runtimes": ("lists", "List the runtimes, or explain one."),
     "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
-    "bake": ("bake", "Put into the weights what a runtime cannot be told."),
+    "bake": ("bake", "Fold scaling factors into the weights, for runtimes that ignore the config keys."),
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
@@ -193,8 +194,16 @@ def show(text: str) -> None:
     click.echo(visible(text), nl=False)
 
 
+def terminal_width() -> int | None:
+    """Return how many characters a line of stdout has; None where it is no terminal: lines are then of any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def notes(lines: tuple[str, ...] | list[str]) -> None:
-    """Print notes on stderr, above the progress that may be shown there."""
+    """Print notes on stderr, above the progress that may be shown there; on a terminal in lines of its width."""
+    from ropetool.report.layout import wrapped
+
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in lines:
-        line = f"Note: {escaped(line)}"
-        click.echo(line, file=sys.stderr)  # by this name: with err=True click looks behind rich's display
+        note = f"Note: {escaped(line)}\n" if width is None else wrapped(escaped(line), width, "Note: ")
+        click.echo(note, nl=False, file=sys.stderr)  # by this name: with err=True click looks behind rich's display

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show
+from ropetool.cli import local_source, notes, print_json, show, terminal_width
 from ropetool.errors import ConfigError
 
 
@@ -45,9 +45,9 @@ def bake_command(
     source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
     plan_out: str | None, copy: bool, force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Put into the weights what a runtime cannot be told.
+    """Fold scaling factors into the weights, for runtimes that ignore the config keys.
 
-    Writes a copy of a checkpoint; the source is only read.
+    Writes a copy of a checkpoint; the source is only read. With --dry-run a config without weights will do.
 
     \b
     BAKE is one of
@@ -77,7 +77,8 @@ def bake_command(
 
     chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
     path = local_source(source)
-    plan = make_bake(path, what, gains=chosen, pairs=_pairs(pairs), **options)
+    presume = dry_run and plan_out is None and not check
+    plan = make_bake(path, what, presume=presume, gains=chosen, pairs=_pairs(pairs), **options)
     if check:
         check_possible(plan, path)
     target = Path(output) if output is not None else plan.output_beside(path)
@@ -86,7 +87,7 @@ def bake_command(
             if as_json:
                 print_json(planned_json(plan, target))
             else:
-                show(plan_text(plan, str(target)))
+                show(plan_text(plan, str(target), width=terminal_width()))
                 notes(plan.notes)
             return
         written = applied(plan, path, target, force=force, copy=copy)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show
+from ropetool.cli import local_source, notes, print_json, show, terminal_width
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -146,7 +146,7 @@ def extend_command(
             if as_json:
                 print_json({**planned_json(plan, target), "flags": flags})
             else:
-                show(plan_text(plan, str(target), flags))
+                show(plan_text(plan, str(target), flags, terminal_width()))
                 notes(plan.notes)
             return 0
         chain.check_place(path, target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import notes, print_json, show
+from ropetool.cli import notes, print_json, show, terminal_width
 
 
 @click.command("inspect")
@@ -32,5 +32,5 @@ def inspect_command(source: str, target_length: int | None, as_json: bool) -> No
     if as_json:
         print_json(inspection.to_json(found, target_length))
     else:
-        show(inspection_text(found, target_length))
+        show(inspection_text(found, target_length, terminal_width()))
         notes(found.notes)

@@ -30,4 +30,3 @@ def derive(source: Source, goal: Goal, params: NoParams) -> Derived:
         softmax_multiplier=source.softmax_multiplier,
         notes=reach_note(NAME, source, inv_freq, goal.target_length),
     )
-

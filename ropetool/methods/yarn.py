@@ -67,7 +67,7 @@ def derive_by_parts(source: Source, goal: Goal, params: Params, auto: str) -> De
         attention_factor = chosen_attention_factor(source, goal, auto)
         if source.mscale is not None and attention_factor != 1:
             notes = (
-                "this attention factor heats the rotary part of the score alone; `auto` puts it on the whole score",
+                "this attention factor heats only the rotary part of the score; `auto` puts it on the whole score",
             )
     return Derived(
         RopeTable.fixed(blend(source.inv_freq, kept, goal.factor), attention_factor),

@@ -28,6 +28,7 @@ from ropetool.spec import RopeSet
 
 # Rope keys go into one object; a share of rotating channels, which loading puts into it too, must come along.
 GATHERED = frozenset({*engine_formulas.SCALING_KEYS, names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT})
+NO_FLAG = "no flag reaches it"
 BAKED = "a part of it goes into the weights"
 
 
@@ -69,7 +70,7 @@ def flag_lines(plan: Plan, source: str | Path) -> list[str]:
     assert isinstance(host, HfHost)
     target = host.read(plan.runtimes[0], plan.edits).rope
     if target is None or plan.bakes:
-        return [f"vllm, sglang, llama.cpp: no flag reaches it: {BAKED}"]
+        return [f"vllm, sglang, llama.cpp: {NO_FLAG}: {BAKED}"]
     before = HfView(host.checkpoint.config, host.family, host.where)
     after = HfView(_edited(host, plan), host.family, host.where)
     lines = [line for engine in ENGINES for line in _engine_lines(engine, plan, before, after, target, Path(source))]
@@ -96,7 +97,7 @@ def _engine_lines(
             reason = _objection(engine, runtime, before, overrides, target)
         except Refuses as refusal:
             reason = str(refusal) if isinstance(refusal, NotKnown) else f"it stops with {refusal}"
-        text = f"no flag reaches it: {reason}" if reason else _command(engine, overrides, target, source)
+        text = f"{NO_FLAG}: {reason}" if reason else _command(engine, overrides, target, source)
         alike.setdefault(text, []).append(runtime.name)
     return [f"{', '.join(runtimes.spoken(found))}: {text}" for text, found in alike.items()]
 
@@ -187,7 +188,7 @@ def _exported_line(plan: Plan, before: HfView, after: HfView) -> list[str]:
         _, view = exported(before)
         _, wanted = exported(after)
     except Refuses as refusal:
-        return [] if isinstance(refusal, NotKnown) else [f"llama.cpp: no flag reaches it: {refusal}"]
+        return [] if isinstance(refusal, NotKnown) else [f"llama.cpp: {NO_FLAG}: {refusal}"]
     changed = {key: value for key, value in wanted.values.items() if view.values.get(key) != value}
     # A vector that is there stays in force, and llama.cpp demands it: it would have to become ones.
     vectors = {name: np.ones(info.shape[0], np.float32) for name, info in view.tensors.items()}
@@ -200,5 +201,5 @@ def _exported_line(plan: Plan, before: HfView, after: HfView) -> list[str]:
 
 def _server_line(found: server_flags.Found, path: Path) -> str:
     if found.reason:
-        return f"llama.cpp: no flag reaches it: {found.reason}"
+        return f"llama.cpp: {NO_FLAG}: {found.reason}"
     return f"llama.cpp: {command('llama-server', '-m', path, *found.options)}"

@@ -3,39 +3,48 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ropetool import rope, runtimes
+from ropetool import names, rope, runtimes
 from ropetool.disagreements import differences
 from ropetool.escaping import escaped
 from ropetool.inspection import Inspection, RuntimeReading
+from ropetool.plans import BAKE
+from ropetool.readings import CURRENT, ORIGINAL, UNSCALED, Step, Wish, steps
 from ropetool.report.layout import columns
+from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 
 AGREES = "as above"
+TRAINED, STATED = "trained", "stated"
+METHOD = "yarn"  # the only one that reaches its target without training
+SCALING = {ORIGINAL: "in place of the present scaling", CURRENT: "on top of the present scaling"}
 SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 
-def inspection_text(found: Inspection, target_length: int | None) -> str:
-    """Return what `ropetool inspect` prints."""
+def inspection_text(found: Inspection, target_length: int | None, width: int | None = None) -> str:
+    """Return what `ropetool inspect` prints; width: that of the terminal, None for lines of any length."""
     family = found.family.model_type if found.family else "unknown"
     head = f"{escaped(found.source)}: {_plain(found.model_type) or 'no model_type'}, family: {family}\n"
     if found.rope is None:
-        return f"{head}\nas written\n{_stated_text(found)}" + (_runtimes_text(found) if found.readings else "")
+        runtimes = _runtimes_text(found, width) if found.readings else ""
+        return f"{head}\nas written\n{_stated_text(found, width)}{runtimes}"
     target = target_length or found.rope.max_position_embeddings
-    parts = [head, *(_entry_text(t, e, found, found.rope, target) for t, e in found.rope.entries.items())]
+    parts = [head, *(_entry_text(t, e, found, found.rope, target, width) for t, e in found.rope.entries.items())]
     parts.append("\nKV cache, one sequence\n" + columns([
         ("per token", _size(sum(k.per_token for k in found.kv_bytes.values()))),
         (f"at {target} tokens", _size(found.cache_bytes(target))),
     ]))  # fmt: skip
-    parts.append(_runtimes_text(found))
+    parts.append(_runtimes_text(found, width))
+    parts.append(_steps_text(found, found.rope, target_length, width))
     return "".join(parts)
 
 
-def _stated_text(found: Inspection) -> str:
+def _stated_text(found: Inspection, width: int | None) -> str:
     rows = [(_plain(key), _plain(json.dumps(value, ensure_ascii=False))) for key, value in found.stated.items()]
-    return columns(rows or [("nothing about positions", "")])
+    return columns(rows or [("nothing about positions", "")], width=width)
 
 
 def _plain(text: str) -> str:
@@ -43,40 +52,76 @@ def _plain(text: str) -> str:
     return escaped(text if len(text) <= 70 else f"{text[:67]}...")
 
 
-def _entry_text(layer_type: str, entry: LayerRope, found: Inspection, decoded: RopeSet, target: int) -> str:
-    trained = found.trained_length
+def _entry_text(
+    layer_type: str, entry: LayerRope, found: Inspection, decoded: RopeSet, target: int, width: int | None
+) -> str:
+    heads = f"head_dim {entry.head_dim}, rotary_dim {entry.rotary_dim}, {entry.layout} layout"
+    if entry.table is None:
+        rows = [
+            ("layers", f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, nothing rotates"),
+            ("context stated", f"{decoded.max_position_embeddings} tokens"),
+        ]
+        return f"\n{escaped(layer_type)}\n{columns([*rows, *_window_rows(entry)], width=width)}"
+    measure = _Measure.of(found, decoded)
     rows = [
-        (
-            "layers",
-            f"{_ranges(entry.layers)}; head_dim {entry.head_dim}, rotary_dim {entry.rotary_dim}, {entry.layout} layout",
-        ),
+        ("layers", f"{_ranges(entry.layers)}; {heads}"),
         ("rope type", _type_text(entry)),
-        ("trained length", f"{trained} tokens" if trained else "not stored in the file"),
+        measure.row(found.trained_length),
         ("context stated", f"{decoded.max_position_embeddings} tokens"),
         ("attention factor", _factor_text(entry)),
     ]
     if entry.softmax_multiplier != 1:
         rows.append(("softmax scale", f"the whole score times {entry.softmax_multiplier:.6g}"))
-    if entry.sliding_window is not None:
-        rows.append(("sliding window", f"{entry.sliding_window} tokens"))
-    text = f"\n{escaped(layer_type)}\n" + columns(rows)
-    if entry.table is not None:
-        # Within a window no two positions are further apart than that, in training and afterwards.
-        window = entry.sliding_window or MAX_LENGTH
-        length = min(trained or decoded.max_position_embeddings, window)
-        text += _regimes_text(entry, entry.table, length, min(target, window))
-    return text
+    text = f"\n{escaped(layer_type)}\n" + columns([*rows, *_window_rows(entry)], width=width)
+    # Within a window no two positions are further apart than that, in training and afterwards.
+    window = entry.sliding_window or MAX_LENGTH
+    return text + _regimes_text(entry, entry.table, measure.within(window), min(target, window), width)
 
 
-def _regimes_text(entry: LayerRope, table: RopeTable, length: int, target: int) -> str:
+def _window_rows(entry: LayerRope) -> list[tuple[str, str]]:
+    return [] if entry.sliding_window is None else [("sliding window", f"{entry.sliding_window} tokens")]
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """The length that turns are counted in, and what is known of it.
+
+    what: trained where the model has seen texts of that length and, as far as is known, none that are longer; original
+    where a model came scaled, for whether it was trained further with its scaling is not in its files; stated where the
+    file does not store the length before the scaling.
+    """
+
+    length: int
+    what: str
+
+    @classmethod
+    def of(cls, found: Inspection, decoded: RopeSet) -> _Measure:
+        if found.trained_length is None:
+            return cls(decoded.max_position_embeddings, STATED)
+        made = found.made
+        scaled = any(entry.rope_type != "default" for entry in decoded.entries.values() if entry.table is not None)
+        if made is not None and made.plan.get("method") != BAKE:
+            scaled = made.plan.get("reading") != UNSCALED
+        return cls(found.trained_length, ORIGINAL if scaled else TRAINED)
+
+    def row(self, length: int | None) -> tuple[str, str]:
+        if length is None:
+            return (f"{ORIGINAL} length", "not stored in the file")
+        return (f"{self.what} length", f"{length} tokens")
+
+    def within(self, window: int) -> _Measure:
+        return self if self.length <= window else replace(self, length=window)
+
+
+def _regimes_text(entry: LayerRope, table: RopeTable, measure: _Measure, target: int, width: int | None) -> str:
     text, limit = "", None
     for regime in table.regimes:
         scope = f" up to {regime.up_to} tokens" if regime.up_to else f" beyond {limit} tokens" if limit else ""
         # Each regime at the part of the target that it serves.
         reach = min(target, regime.up_to) if regime.up_to else max(target, limit or 0)
         inv_freq = regime.inv_freq if table.rule is None else table.at(reach).inv_freq
-        text += f"\n  bands{scope}, turns counted in {length} tokens\n"
-        text += _bands_text(entry, regime.inv_freq, inv_freq, length, reach)
+        text += f"\n  bands{scope}, turns counted in {measure.length} tokens\n"
+        text += _bands_text(entry, regime.inv_freq, inv_freq, measure, reach, width)
         limit = regime.up_to
     return text
 
@@ -98,50 +143,77 @@ def _factor_text(entry: LayerRope) -> str:
     return "1" if factor == 1 else f"{factor:.6g} on cos and sin, so scores get {factor**2:.6g}"
 
 
-def _bands_text(entry: LayerRope, inv_freq: Array, extended: Array, length: int, target: int) -> str:
-    """Return three lines: pairs that turned often, some, and less than once; and what the target asks of each.
+def _bands_text(
+    entry: LayerRope, inv_freq: Array, extended: Array, measure: _Measure, target: int, width: int | None
+) -> str:
+    """Return three lines: pairs that turned often, some, and less than once; and what the target takes of each.
 
     `extended` is the table that a sequence of the target's length is rotated by.
     """
-    in_trained, at_target = rope.turns(inv_freq, length), rope.turns(extended, target)
-    # The arc that a slow pair has seen is that of the unscaled table in the trained length.
-    seen = (
-        rope.turns(rope.base_inv_freq(entry.rope_theta, entry.rotary_dim), length) if entry.rope_theta else in_trained
-    )
-    over = int(np.sum((seen < 1) & (at_target > seen * (1 + 1e-9))))
+    length, known = measure.length, measure.what != STATED
+    passed, at_target = rope.turns(inv_freq, length), rope.turns(extended, target)
+    # The arc that a slow pair has seen is that of the unscaled table in the length before the scaling.
+    if entry.rope_theta and known:
+        passed = rope.turns(rope.base_inv_freq(entry.rope_theta, entry.rotary_dim), length)
+    over = int(np.sum((passed < 1) & (at_target > passed * (1 + 1e-9))))
     near, middle, far = rope.bands(inv_freq, length)
-    inside = "stays inside what it has seen"
+    arc = "the arc seen in training" if measure.what == TRAINED else f"the arc of the unscaled table in {length} tokens"
+    arc = arc if known else f"the arc of {length} tokens"
+    seen = "seen" if known else "passed"
     rows = [
         ("turns", "pairs", f"at {target} tokens"),
-        (f"over {rope.NEAR_TURNS:g}", str(near), "every angle seen many times: any length is safe"),
-        ("1 to 32", str(middle), "every angle seen"),
-        (
-            "under 1",
-            str(far),
-            inside if not over else f"{over} pairs pass the arc seen in training",
-        ),
+        (f"over {rope.NEAR_TURNS:g}", str(near), f"every angle {seen} many times: any length is safe"),
+        ("1 to 32", str(middle), f"every angle {seen}"),
+        ("under 1", str(far), f"{over} pairs pass {arc}" if over else f"stays inside {arc}"),
     ]
-    return columns(rows, indent=4)
+    return columns(rows, indent=4, width=width)
 
 
-def _runtimes_text(found: Inspection) -> str:
+def _runtimes_text(found: Inspection, width: int | None) -> str:
     """Return the runtimes by what they make of the file: those that agree first, then what others do, and what it does."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for reading in found.readings:
         alike.setdefault(_made_of(reading, found.rope), []).append(reading.name)
     rows: list[tuple[str, str]] = []
-    for (label, *reasons), names in sorted(alike.items(), key=lambda item: item[0][0] != AGREES):
-        rows.append((label, ", ".join(runtimes.spoken(names))))
+    for (label, *reasons), those in sorted(alike.items(), key=lambda item: item[0][0] != AGREES):
+        rows.append((label, ", ".join(runtimes.spoken(those))))
         rows += [("", f"- {reason}") for reason in reasons]
-    return "\nruntimes\n" + columns(rows)
+    return "\nruntimes\n" + columns(rows, width=width)
 
 
 def _made_of(reading: RuntimeReading, decoded: RopeSet | None) -> tuple[str, ...]:
     """Return a label, and the reasons for it."""
+    if not reading.known:
+        return ("not known", reading.refuses)
     if reading.rope is None or decoded is None:
-        return ("refuses" if reading.known else "not known", reading.refuses)
+        return ("refuses" if reading.stops else "DIFFERS", reading.refuses)
     found = differences(decoded, reading.rope)
     return ("DIFFERS", *found) if found else (AGREES,)
+
+
+def _steps_text(found: Inspection, decoded: RopeSet, target_length: int | None, width: int | None) -> str:
+    """Return the command lines that lead to the target, or to twice the stated context; empty where none does."""
+    entry = decoded.entries.get(names.FULL_ATTENTION)
+    if entry is None or entry.table is None:
+        return ""
+    target = target_length or 2 * decoded.max_position_embeddings
+    wish = Wish(METHOD, None, target, None, None)
+    # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
+    no_vectors = found.format == "gguf" and not archs.get(found.model_type).vectors
+    text = ""
+    for step in steps(found.source, decoded, found.made, found.trained_length, wish):
+        if not (step.reading == CURRENT and no_vectors):
+            text += columns([(_lengths(step),)], width=width) + columns([(step.command,)], indent=4)
+    return f"\nto extend it to {target} tokens\n{text}" if text else ""
+
+
+def _lengths(step: Step) -> str:
+    """Return the lengths of a step, and what it does to a scaling that is there."""
+    scaling = f", {SCALING[step.reading]}" if step.reading else ""
+    if step.start is not None:
+        return f"{step.start} -> {step.reach}{scaling}"
+    guess = step.command.rpartition(" ")[2]
+    return f"{guess} -> {step.reach}{scaling}, if {guess} is its original length: the file does not store it"
 
 
 def _ranges(layers: tuple[int, ...]) -> str:

@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from ropetool.escaping import escaped
 
+BESIDE = 30  # characters that the last column needs to be wrapped in its place
 
-def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
-    """Return the rows with every column but the last padded to its widest cell, one line each, whatever stands in them."""
+
+def columns(rows: Sequence[Sequence[str]], indent: int = 2, width: int | None = None) -> str:
+    """Return the rows with every column but the last padded to its widest cell, whatever stands in them.
+
+    A row is one line, whatever its length, unless a width is given: then the last cell of a longer one is wrapped in its
+    column, or below the others where its column is too narrow for text. A word that is longer stays whole.
+    """
     rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = (
-        " " * indent + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
-        for row in rows
-    )
-    return "".join(line.rstrip() + "\n" for line in lines)
+    start = indent + sum(widths) + 2 * len(widths)
+    text = ""
+    for row in rows:
+        padded = [cell.ljust(w) for cell, w in zip(row, widths, strict=False)]
+        line = (" " * indent + "  ".join([*padded, row[-1]])).rstrip()
+        if width is None or len(line) <= width:
+            text += line + "\n"
+        elif not widths or width - start >= BESIDE:
+            text += wrapped(row[-1], width, " " * indent + "".join(f"{cell}  " for cell in padded), start)
+        else:
+            text += " " * indent + "  ".join(row[:-1]).rstrip() + "\n"
+            text += wrapped(row[-1], width, " " * (indent + 2), indent + 2)
+    return text
+
+
+def wrapped(text: str, width: int, first: str = "", indent: int = 2) -> str:
+    """Return the text in lines of at most this width, `first` in front of the first, the others indented."""
+    lines = textwrap.wrap(
+        text, max(width, indent + 1), initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+    return "".join(f"{line}\n" for line in lines) or f"{first.rstrip()}\n"
 
 
 def serving_text(lines: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ from ropetool.encodings import METADATA, TENSORS, FileEdit
 from ropetool.escaping import escaped
 from ropetool.formats.hf import ABSENT
 from ropetool.plans import BAKE, SCHEMA, Plan
+from ropetool.readings import CURRENT, ORIGINAL, UNSCALED
+from ropetool.report.flags import NO_FLAG
 from ropetool.report.layout import columns, serving_text
 
 if TYPE_CHECKING:
@@ -21,32 +23,54 @@ _SHARED = {
     "reflinked": "reflinked weights share their storage with the source until either is edited; --copy keeps it apart",
 }
 
+BASES = {
+    UNSCALED: "the unscaled table",
+    ORIGINAL: "the original table: the present scaling is replaced",
+    CURRENT: "the current table",
+}
 
-def plan_text(plan: Plan, output: str, flags: Sequence[str] = ()) -> str:
-    """Return what --dry-run prints: lengths, the encodings tried, every edit, and what goes into the weights.
 
-    flags: the command lines of servers that reach the same without a file.
+def plan_text(plan: Plan, output: str, flags: Sequence[str] = (), width: int | None = None) -> str:
+    """Return what --dry-run prints: lengths, the encodings tried, every edit in full, and what goes into the weights.
+
+    flags: the command lines of servers that reach the same without a file; they stay whole, to be copied. width: that
+    of the terminal, None for lines of any length.
     """
-    factor = f", factor {plan.factor:g}" if plan.method != BAKE else ""
-    rows = [
-        ("method", f"{plan.method}{factor}{_params(plan)}"),
-        ("lengths", f"trained {plan.trained_length}, new context {plan.max_position_embeddings}"),
-        ("reading", plan.reading),
-        ("runtimes", ", ".join(plan.runtimes)),
-        ("output", output),
-    ]
+    rows = [*_goal(plan), ("runtimes", ", ".join(plan.runtimes)), ("output", output)]
     tried = [
         (c.name, f"rejected: {c.rejected}" if c.rejected else "kept: decodes to the table asked for")
         for c in plan.candidates
     ]
     edits = [(e.file, ".".join(e.path), _change(e)) for e in plan.edits]
     return (
-        f"plan for a {escaped(plan.family)}\n{columns(rows)}\n"
-        + (f"encodings\n{columns(tried)}\n" if tried else "")
-        + ("edits\n" + (columns(edits) if edits else f"  {_no_edits(plan)}\n"))
-        + (f"\nbaked into the weights\n{columns([(words,) for words in plan.bakes])}" if plan.bakes else "")
-        + (f"\nthe same without writing a file\n{columns([(line,) for line in flags])}" if flags else "")
+        f"plan for {escaped(plan.family)}\n{columns(rows, width=width)}\n"
+        + (f"encodings\n{columns(tried, width=width)}\n" if tried else "")
+        + ("edits\n" + (columns(edits, width=width) if edits else f"  {_no_edits(plan)}\n"))
+        + (f"\nbaked into the weights\n{columns([(w,) for w in plan.bakes], width=width)}" if plan.bakes else "")
+        + (f"\nthe same without writing a file\n{_flags(flags, width)}" if flags else "")
     )  # fmt: skip
+
+
+def _flags(flags: Sequence[str], width: int | None) -> str:
+    """Return command lines whole, to be copied; where there is none, the reason."""
+    return "".join(columns([(line,)], width=width if NO_FLAG in line else None) for line in flags)
+
+
+def _goal(plan: Plan) -> list[tuple[str, str]]:
+    """Return what was asked for, and the lengths that follow."""
+    if plan.method == BAKE:
+        what = {**plan.params}
+        return [
+            ("method", f"{BAKE} {what.pop(BAKE, '')}{_params(what)}"),
+            ("context", f"{plan.max_position_embeddings}, as it was"),
+        ]
+    # Whether a model that came scaled was trained further with its scaling is not in its files.
+    before = "trained" if plan.reading == UNSCALED else "original"
+    return [
+        ("method", f"{plan.method}, factor {_number(plan.factor)}{_params(plan.params)}"),
+        ("lengths", f"{before} {plan.trained_length}, new context {plan.max_position_embeddings}"),
+        ("from", BASES.get(plan.reading, plan.reading)),
+    ]
 
 
 def planned_json(plan: Plan, output: Path) -> dict[str, Any]:
@@ -96,8 +120,8 @@ def _no_edits(plan: Plan) -> str:
     return "none: only weights change" if plan.bakes else "none: the source says it already"
 
 
-def _params(plan: Plan) -> str:
-    return "".join(f", {name} {_value(value)}" for name, value in plan.params.items())
+def _params(params: Mapping[str, Any]) -> str:
+    return "".join(f", {name} {_value(value)}" for name, value in params.items())
 
 
 def _change(edit: FileEdit) -> str:
@@ -120,15 +144,18 @@ def _typed_change(old: Any, new: Any) -> str:
 
 
 def _divisors(vector: Any) -> str:
-    """Return a frequency vector by its size and range."""
+    """Return a frequency vector: nine digits tell two float32 numbers apart."""
     if vector is ABSENT:
         return "(absent)"
-    low, high = min(map(float, vector)), max(map(float, vector))
-    return f"{len(vector)} divisors, " + (f"all {low:g}" if low == high else f"{low:g} to {high:g}")
+    numbers = [f"{float(number):.9g}" for number in vector]
+    alike = len(set(numbers)) == 1
+    return f"{len(numbers)} divisors, all {numbers[0]}" if alike else f"{len(numbers)} divisors: {', '.join(numbers)}"
 
 
 def _value(value: Any) -> str:
-    if value is ABSENT:
-        return "(absent)"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 90 else f"{text[:80]}... ({len(text)} characters)"
+    return "(absent)" if value is ABSENT else json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: float) -> str:
+    """Return a number with all its digits, a whole one without a point."""
+    return str(int(value)) if value == int(value) else repr(value)

@@ -15,12 +15,13 @@ from types import ModuleType
 from typing import Any
 
 from ropetool.errors import UnknownRuntime
-from ropetool.runtimes.base import GgufView, HfView, NotKnown, Refuses, Releases
+from ropetool.runtimes.base import GgufView, HfView, NotHeld, NotKnown, Refuses, Releases
 from ropetool.spec import RopeSet
 
 __all__ = [
     "GgufView",
     "HfView",
+    "NotHeld",
     "NotKnown",
     "Refuses",
     "Runtime",

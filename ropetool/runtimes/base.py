@@ -46,6 +46,10 @@ class Refuses(Exception):
     """The runtime stops with an error on this file; the text says which."""
 
 
+class NotHeld(Refuses):
+    """No file that the runtime reads holds what is asked: it would compute something else; the text says what."""
+
+
 class NotKnown(Refuses):
     """The runtime may run this file, but ropetool does not know how."""
 

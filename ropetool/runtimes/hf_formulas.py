@@ -14,7 +14,7 @@ from ropetool import names, rope
 from ropetool.families import Family
 from ropetool.methods.base import Source, blend, kept_share_by_dims, kept_share_by_turns, logn_factor
 from ropetool.methods.dynamic import dynamic_table
-from ropetool.runtimes.base import Refuses
+from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.spec import LayerRope, Regime, RopeTable, Temperature, is_number
 
 NEEDS = {
@@ -157,6 +157,8 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
         if runtime in family.null_head_dim and rope_type in ("yarn", "dynamic", "longrope"):
             raise Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
         hidden, heads = part.get(names.HIDDEN_SIZE), part.get(names.NUM_ATTENTION_HEADS)
+        if not {names.HIDDEN_SIZE, names.NUM_ATTENTION_HEADS} <= part.keys():
+            raise NotKnown("the config states neither head_dim nor both hidden_size and num_attention_heads")
         if hidden is None or heads is None:
             raise Refuses("head_dim, or hidden_size and num_attention_heads, must be stated")
         stated = hidden // heads

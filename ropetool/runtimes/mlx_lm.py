@@ -19,7 +19,7 @@ from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable
 NAME = "mlx-lm"
 FORMATS = ("hf",)
 RELEASES = (Releases("0.30.7", "0.31.3"), Releases("0.32.0", "0.32.2"))
-SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; no attention_factor, no truncate, long lists alone"
+SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; no attention_factor, no truncate, only long lists"
 
 NEWER = "0.32.0"  # dynamic is known and qwen3 looks into rope_parameters from here on
 THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS
@@ -129,7 +129,7 @@ def _layer(
         return _phi3(part, entry, theta, scaling, context)
     if model_type == "deepseek_v2":
         if scaling is None:
-            raise Refuses("AttributeError: deepseek_v2 without rope_scaling")
+            raise Refuses("AttributeError: the model file needs rope_scaling at the top of the config")
         scaling = {**scaling, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}  # whatever type is stated
     keys = _typed(scaling, theta)
     changes: dict[str, Any] = {"layout": "interleaved"} if model.mla else {}

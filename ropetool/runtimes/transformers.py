@@ -29,7 +29,7 @@ def decode(view: HfView) -> RopeSet:
     family = view.family
     part = style.section(view.config, family, view.where)
     if family.off_key and part.get(family.off_key):
-        raise NotKnown(f"{family.off_key} is on: nothing rotates")
+        raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     entries = {}
     for layer_type, keys in objects(part, family).items():
@@ -37,7 +37,7 @@ def decode(view: HfView) -> RopeSet:
         if rope_type not in (*formulas.NEEDS, "default"):
             raise Refuses(f"KeyError: {rope_type!r} is no rope type of {family.model_type}")
         if family.rope_types and rope_type not in family.rope_types:
-            raise Refuses(f"ValueError: {family.model_type} takes {' and '.join(family.rope_types)} alone")
+            raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
         formulas.need_keys(rope_type, keys)
         if keys[names.ROPE_THETA] is None:
             raise Refuses("TypeError: the base is null")

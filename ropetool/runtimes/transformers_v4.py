@@ -28,7 +28,7 @@ def decode(view: HfView) -> RopeSet:
     """
     family = view.family
     if not family.in_v4:
-        raise NotKnown(f"how transformers 4.57 reads {family.name}, if it does, is not known")
+        raise NotKnown(f"whether and how transformers 4.57 reads {family.name} is not known")
     part = style.section(view.config, family, view.where)
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     theta = part.get(family.rope_theta_key, family.v4_default_rope_theta)

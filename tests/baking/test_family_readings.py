@@ -149,7 +149,7 @@ def test_what_is_not_known_is_said() -> None:
     with pytest.raises(Refuses, match="takes yarn of its own numbers"):
         get("transformers").decode(HfView(gpt_oss, families.get("gpt_oss")))
     falcon = {**models.MODELS["falcon-per-head"], "alibi": True}
-    with pytest.raises(Refuses, match="alibi is on: nothing rotates"):
+    with pytest.raises(Refuses, match="alibi is on, so nothing rotates"):
         get("transformers").decode(HfView(falcon, families.get("falcon")))
     with pytest.raises(Refuses, match=r"how transformers 4\.57 reads cohere"):
         get("transformers-v4").decode(HfView(models.v4(models.MODELS["cohere"]), families.get("cohere")))

@@ -32,10 +32,9 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLAN = """\
-plan for a llama
-  method    bake, bake "attention-factor", side "q"
-  lengths   trained 256, new context 2048
-  reading   current
+plan for llama
+  method    bake attention-factor, side "q"
+  context   2048, as it was
   runtimes  transformers
   output    {here}/extended-baked
 
@@ -129,7 +128,7 @@ def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> N
         "half one it would misread them",
         "ropetool bake FILE rearch --to llama, for qwen2 files", "bake", "x.gguf", "layout", "--to", "half",
     )  # fmt: skip
-    refused(folder, "extended: shift-safe is a bake of GGUF files alone", "", "bake", "extended", "shift-safe")
+    refused(folder, "extended: shift-safe is a bake of GGUF files only", "", "bake", "extended", "shift-safe")
 
 
 def test_a_plan_that_names_a_tensor_that_is_not_there_is_refused(folder: Path) -> None:
@@ -180,3 +179,27 @@ def test_refusals_say_what_to_do(folder: Path) -> None:
     refused(folder, "ropetool bake: pair-gain needs --gain", "ropetool bake --help", "bake", "extended", "pair-gain")
     refused(folder, "--gain 3: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
             "pair-gain", "--gain", "3")  # fmt: skip
+
+
+def test_a_dry_run_needs_no_weights(folder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((folder / "extended" / "config.json").read_bytes())
+    done = run("bake", str(bare), "attention-factor", "--dry-run")
+    assert done.code == 0
+    assert done.out.endswith(
+        "edits\n  config.json  rope_scaling.attention_factor  (absent) -> 1.0\n\nbaked into the weights\n"
+        "  attention factor 1.20794 of full_attention: model.layers.*.self_attn.k_proj.weight (4), all 128 rows of each\n"
+    )
+    assert "Note: the weights are not here: the tensors are those that the config asks for" in done.err
+    for options in ((), ("--dry-run", "--plan-out", str(tmp_path / "plan.json"))):
+        refused(
+            folder,
+            f"{bare}: there are no weights to bake into",
+            "--dry-run, which shows what would change",
+            "bake",
+            str(bare),
+            "attention-factor",
+            *options,
+        )
+    assert not (tmp_path / "plan.json").exists()

@@ -9,6 +9,7 @@ from typing import Any
 import configs
 import pytest
 from making import config_of, run, snapshot, write_config, write_model
+from terminals import on_terminal
 
 import ropetool
 from ropetool.planning import Plan
@@ -23,10 +24,10 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 PLAN = """\
-plan for a llama
+plan for llama
   method    yarn, factor 4
   lengths   trained 512, new context 2048
-  reading   unscaled
+  from      the unscaled table
   runtimes  transformers
   output    {here}/model-yarn-4x
 
@@ -63,8 +64,48 @@ def test_a_dry_run_says_why_an_encoding_was_rejected(tmp_path: Path) -> None:
     assert "  linear keys                     rejected: transformers: attention factor 1 instead of 1.2\n" in out
     assert "  a full table as longrope lists  kept: decodes to the table asked for\n" in out
     shown = next(line for line in out.splitlines() if " rope_scaling " in line)
-    assert shown.endswith("characters)")
-    assert len(shown) < 170
+    new = run("extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run", "--json").json
+    (edit,) = [e for e in new["plan"]["edits"] if e["path"] == ["rope_scaling"]]
+    assert shown.endswith(f"null -> {json.dumps(edit['new'])}")
+    assert len(shown) > 300  # both lists, to the last number
+
+
+def test_a_dry_run_prints_what_was_asked_for_in_full() -> None:
+    divisors = [1 + i / 7 for i in range(16)]
+    done = run(
+        "extend",
+        "model",
+        "-m",
+        "longrope",
+        "--factor",
+        "3.4133333333",
+        "-p",
+        "long_factor",
+        json.dumps(divisors),
+        "--dry-run",
+    )
+    assert f"  method    longrope, factor 3.4133333333, long_factor {json.dumps(divisors)}\n" in done.out
+    assert "..." not in done.out
+
+
+def test_on_a_terminal_lines_keep_its_width_but_for_what_is_copied() -> None:
+    shown = on_terminal(
+        "extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run", columns=60
+    )
+    assert shown.code == 0, shown.written
+    lines = shown.written.replace("\r", "").splitlines()
+    commands = [line for line in lines if len(line) > 60]
+    assert all(
+        "llama-server" in line
+        or "serve" in line
+        or "launch_server" in line
+        or "/model-pi" in line
+        or "linear-4x" in line
+        for line in commands
+    ), commands
+    piped = run("extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run")
+    assert shown.written.split() == (piped.out + piped.err).split()
+    assert max(map(len, piped.out.splitlines())) > 300
 
 
 def test_extend_says_what_it_wrote(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import pytest
 from gguf_making import llama3_divisors, model
+from gguf_models import Tiny
 from making import run, snapshot
 
 YARN = ("--method", "yarn", "--factor", "8")
@@ -32,7 +33,7 @@ full_attention
     turns    pairs  at 4096 tokens
     over 32  4      every angle seen many times: any length is safe
     1 to 32  9      every angle seen
-    under 1  19     stays inside what it has seen
+    under 1  19     stays inside the arc seen in training
 
 KV cache, one sequence
   per token       256 bytes
@@ -40,13 +41,19 @@ KV cache, one sequence
 
 runtimes
   as above  llama.cpp
+
+to extend it to 8192 tokens
+  512 -> 8192, in place of the present scaling
+    ropetool extend model-yarn-8x.gguf --method yarn --target-length 8192 --from original
+  4096 -> 8192, on top of the present scaling
+    ropetool extend model-yarn-8x.gguf --method yarn --target-length 8192 --from current
 """
 
 PLANNED = """\
-plan for a llama
+plan for llama
   method    yarn, factor 8
-  lengths   trained 512, new context 4096
-  reading   original
+  lengths   original 512, new context 4096
+  from      the original table: the present scaling is replaced
   runtimes  llama.cpp
   output    {here}/model-yarn-8x.gguf
 
@@ -58,7 +65,7 @@ edits
   metadata  llama.rope.scaling.type                     (absent) -> "yarn" (str)
   metadata  llama.rope.scaling.factor                   (absent) -> 8.0 (f32)
   metadata  llama.rope.scaling.original_context_length  (absent) -> 512 (u32)
-  tensors   rope_freqs.weight                           32 divisors, 1 to 8 -> 32 divisors, all 1
+  tensors   rope_freqs.weight                           32 divisors: {divisors} -> 32 divisors, all 1
 
 the same without writing a file
   llama.cpp: no flag reaches it: it needs its own rope_freqs.weight in the file
@@ -89,7 +96,8 @@ def test_a_dry_run_shows_values_and_types_and_writes_nothing() -> None:
     model(Path("model.gguf"), divisors=llama3_divisors())
     before = snapshot(Path())
     done = run("extend", "model.gguf", *YARN, "--from", "original", "--original-length", "512", "--dry-run")
-    assert (done.code, done.out) == (0, PLANNED.format(here=Path.cwd()))
+    divisors = ", ".join(f"{number:.9g}" for number in llama3_divisors())
+    assert (done.code, done.out) == (0, PLANNED.format(here=Path.cwd(), divisors=divisors))
     assert snapshot(Path()) == before
 
 
@@ -189,7 +197,9 @@ def test_key_heads_may_differ_by_layer(heads: Any, per_token: int) -> None:
     headers_only(Path("m.gguf"), "llama", **HEADS, **more)
     done = run("inspect", "m.gguf", "--json")
     assert done.json["kv_cache_bytes"] == {"per_token": per_token, "at_target": 512 * per_token}
-    assert done.json["notes"] == ["no tensors: a file of the vocabulary alone"]
+    assert done.json["notes"] == [
+        "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
+    ]
 
 
 def test_key_heads_of_a_wrong_type_are_named() -> None:
@@ -214,3 +224,34 @@ def test_a_file_that_llama_cpp_would_abort_on_says_so() -> None:
     refusal = "- llama.rope.scaling.type is 'llama3': llama.cpp aborts the whole process"
     assert f"\nruntimes\n  refuses  llama.cpp\n           {refusal}" in done.out
     assert '  llama.rope.scaling.type  "llama3"\n' in done.out
+
+
+def test_a_file_without_rope_keys_says_so() -> None:
+    Tiny("llama").write(Path("plain.gguf"))
+    done = run("inspect", "plain.gguf")
+    assert done.err == (
+        "Note: no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs\n"
+    )
+    assert done.out.endswith("  2048 -> 4096\n    ropetool extend plain.gguf --method yarn --target-length 4096\n")
+
+
+def test_a_file_without_rotary_positions_says_so() -> None:
+    Tiny("gpt2").write(Path("still.gguf"))
+    done = run("inspect", "still.gguf")
+    assert done.err == (
+        "Note: gpt2 has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them\n"
+    )
+    assert "  layers          0-0; head_dim 64, nothing rotates\n" in done.out
+    assert "trained" not in done.out
+
+
+def test_on_top_of_a_table_only_where_the_architecture_has_vectors() -> None:
+    """qwen2 files hold one base and a scaling: nothing can be put on top of that."""
+    for arch in ("llama", "qwen2"):
+        Tiny(
+            arch, {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 512}
+        ).write(Path(f"{arch}.gguf"))
+    assert "--from current" in run("inspect", "llama.gguf").out
+    out = run("inspect", "qwen2.gguf").out
+    assert "--from original" in out
+    assert "--from current" not in out

@@ -43,6 +43,10 @@ KV cache, one sequence
 
 runtimes
   as above  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm, llama.cpp
+
+to extend it to 4096 tokens
+  512 -> 4096
+    ropetool extend model --method yarn --target-length 4096
 """
 
 
@@ -59,29 +63,29 @@ gemma: gemma3_text, family: gemma3_text
 full_attention
   layers            4, 9; head_dim 32, rotary_dim 32, half layout
   rope type         linear, theta 10000, factor 4
-  trained length    not stored in the file
+  original length   not stored in the file
   context stated    2048 tokens
   attention factor  1
 
   bands, turns counted in 2048 tokens
     turns    pairs  at 2048 tokens
-    over 32  2      every angle seen many times: any length is safe
-    1 to 32  6      every angle seen
-    under 1  8      stays inside what it has seen
+    over 32  2      every angle passed many times: any length is safe
+    1 to 32  6      every angle passed
+    under 1  8      stays inside the arc of 2048 tokens
 
 sliding_attention
   layers            0, 1, 2, 3, 5, 6, ... (8 layers); head_dim 32, rotary_dim 32, half layout
   rope type         default, theta 5000
-  trained length    not stored in the file
+  original length   not stored in the file
   context stated    2048 tokens
   attention factor  1
   sliding window    64 tokens
 
   bands, turns counted in 64 tokens
     turns    pairs  at 64 tokens
-    over 32  0      every angle seen many times: any length is safe
-    1 to 32  5      every angle seen
-    under 1  11     stays inside what it has seen
+    over 32  0      every angle passed many times: any length is safe
+    1 to 32  5      every angle passed
+    under 1  11     stays inside the arc of 64 tokens
 
 KV cache, one sequence
   per token       5.00 KiB
@@ -94,6 +98,12 @@ runtimes
   DIFFERS   mlx-lm
             - full_attention: other layers, 1 instead of 2: they are rotated by another table
             - sliding_attention: other layers, 9 instead of 8: they are rotated by another table
+
+to extend it to 4096 tokens
+  512 -> 4096, in place of the present scaling, if 512 is its original length: the file does not store it
+    ropetool extend gemma --method yarn --target-length 4096 --from original --original-length 512
+  2048 -> 4096, on top of the present scaling
+    ropetool extend gemma --method yarn --target-length 4096 --from current
 """
 
 
@@ -111,7 +121,7 @@ def test_layers_of_two_kinds() -> None:
 
 MLA = """\
   rope type         yarn, theta 10000, factor 4, original_max_position_embeddings 512, mscale 1.0, mscale_all_dim 1.0
-  trained length    512 tokens
+  original length   512 tokens
   context stated    2048 tokens
   attention factor  1
   softmax scale     the whole score times 1.29648
@@ -132,9 +142,9 @@ def test_what_the_bands_ask_of_each_regime() -> None:
     out = run("inspect", "lists", "--target-length", "4096").out
     short, long = out.split("  bands ")[1:]
     assert short.startswith("up to 512 tokens, turns counted in 512 tokens\n    turns    pairs  at 512 tokens\n")
-    assert "under 1  8      stays inside what it has seen\n" in short
+    assert "under 1  8      stays inside the arc of the unscaled table in 512 tokens\n" in short
     assert long.startswith("beyond 512 tokens, turns counted in 512 tokens\n    turns    pairs  at 4096 tokens\n")
-    assert "under 1  10     8 pairs pass the arc seen in training\n" in long
+    assert "under 1  10     8 pairs pass the arc of the unscaled table in 512 tokens\n" in long
     assert "attention factor  1.10554 on cos and sin, so scores get 1.22222\n" in out
 
 
@@ -142,7 +152,7 @@ def test_a_table_that_follows_the_length_is_judged_at_the_target() -> None:
     write_config(Path("dynamic"), config("llama", rope_scaling={"rope_type": "dynamic", "factor": 4.0}))
     out = run("inspect", "dynamic", "--target-length", "4096").out
     assert "dynamic, theta 10000, factor 4; the table follows the length\n" in out
-    assert "under 1  8      2 pairs pass the arc seen in training\n" in out
+    assert "under 1  8      2 pairs pass the arc of the unscaled table in 512 tokens\n" in out
 
 
 def test_runtimes_that_differ_or_stop() -> None:
@@ -155,6 +165,11 @@ def test_runtimes_that_differ_or_stop() -> None:
         "            - attention factor 1 instead of 1.13863: scores of the rotated channels times 0.771321\n"
         "  DIFFERS   vllm 0.25 to 0.29, llama.cpp\n"
         "            - context 2048 instead of 512: takes longer texts\n"
+        "\nto extend it to 1024 tokens\n"
+        "  512 -> 1024, in place of the present scaling\n"
+        "    ropetool extend v5 --method yarn --target-length 1024 --from original\n"
+        "  512 -> 1024, on top of the present scaling\n"
+        "    ropetool extend v5 --method yarn --target-length 1024 --from current\n"
     )
     write_config(Path("odd"), config("llama", head_dim=31))
     assert run("inspect", "odd").out == (
@@ -183,7 +198,10 @@ def test_an_unknown_family() -> None:
     write_config(Path("new"), data)
     done = run("inspect", "new")
     assert (done.code, done.out) == (0, UNKNOWN)
-    reason = 'the family "phi9" is unknown: the keys are shown as written, no runtime is decoded'
+    reason = (
+        'the family "phi9" is unknown: the keys are shown as written, not as runtimes read them; `ropetool families` lists '
+        "those that are known"
+    )
     assert done.err == f"Note: only config.json, no weights\nNote: {reason}\n"
     printed = run("inspect", "new", "--json")
     assert (printed.json["family"], printed.err) == (None, "")
@@ -210,3 +228,91 @@ def test_a_target_length_is_a_length(length: str) -> None:
     done = run("inspect", "model", "--target-length", length)
     assert done.code == 2
     assert "Invalid value for '--target-length'" in done.err
+
+
+# --- what is known of the training, and what runtimes do
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def test_a_model_that_came_scaled_has_an_original_length_and_two_ways_on() -> None:
+    """Llama 3.1 was trained further with its scaling: nothing in the file says what it has seen."""
+    write_config(Path("model"), config("llama", rope_scaling=LLAMA3, max_position_embeddings=4096))
+    out = run("inspect", "model").out
+    assert "  original length   512 tokens\n" in out
+    assert "trained" not in out
+    assert "seen in training" not in out
+    assert "stays inside the arc of the unscaled table in 512 tokens\n" in out
+    steps = out.partition("\nto extend it to 8192 tokens\n")[2].splitlines()
+    assert steps == [
+        "  512 -> 8192, in place of the present scaling",
+        "    ropetool extend model --method yarn --target-length 8192 --from original",
+        "  4096 -> 8192, on top of the present scaling",
+        "    ropetool extend model --method yarn --target-length 8192 --from current",
+    ]
+    for lengths, command in ((steps[0], steps[1]), (steps[2], steps[3])):  # each does what it says
+        planned = run(*command.split()[1:], "--dry-run")
+        assert planned.code == 0, planned.err
+        assert f"lengths   original 512, new context {lengths.split()[2].strip(',')}\n" in planned.out
+    inside = run("inspect", "model", "--target-length", "2048").out
+    assert inside.endswith("    ropetool extend model --method yarn --target-length 2048 --from original\n")
+
+
+def test_what_ropetool_extended_itself_is_known_to_be_trained_at_its_length() -> None:
+    write_model(Path("model"), config("llama"))
+    assert run("extend", "model", "--method", "yarn", "--factor", "4", "-o", "longer").code == 0
+    out = run("inspect", "longer").out
+    assert "  trained length    512 tokens\n" in out
+    assert "stays inside the arc seen in training\n" in out
+    assert "--from original\n" in out
+    assert run("extend", "longer", "--method", "yarn", "--factor", "2", "--from", "current", "-o", "more").code == 0
+    again = run("inspect", "more").out
+    assert "  original length   512 tokens\n" in again
+    assert "--from original" not in again  # its record says that the table before is not in this file
+
+
+def test_a_table_that_follows_the_length_is_only_replaced() -> None:
+    write_config(Path("model"), config("llama", rope_scaling={"rope_type": "dynamic", "factor": 4.0}))
+    out = run("inspect", "model").out
+    assert "--from original\n" in out
+    assert "--from current" not in out
+
+
+def test_only_a_runtime_that_stops_refuses() -> None:
+    """llama.cpp runs a mistral with a window: it looks back over all of the context instead."""
+    write_config(Path("windowed"), config("mistral", sliding_window=64))
+    out = run("inspect", "windowed").out
+    reason = "llama.cpp ignores the sliding window of 64 tokens and attends to the whole context of 512"
+    assert f"  DIFFERS   llama.cpp\n            - {reason}\n" in out
+    assert "refuses" not in out
+
+
+def test_what_a_class_would_assume_is_not_known() -> None:
+    data = {key: value for key, value in config("llama").items() if key != "hidden_size" and key != "head_dim"}
+    write_config(Path("short"), data)
+    out = run("inspect", "short").out
+    assert "  not known  transformers" in out
+    assert "refuses" not in out
+    done = run("extend", "short", "--method", "yarn", "--factor", "2", "--dry-run")
+    assert (
+        "transformers reads this config in a way that is not known: the config states neither head_dim nor" in done.err
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        ({"model_type": "gpt2", "n_positions": 1024}, "gpt2"),
+        ({**config("falcon"), "alibi": True}, "this falcon, with alibi on,"),
+    ],
+)
+def test_a_model_without_rotary_positions(data: dict[str, Any], model: str) -> None:
+    write_config(Path("model"), data)
+    done = run("inspect", "model")
+    assert done.code == 0
+    assert f"Note: {model} has no rotary positions: there is nothing to extend; `ropetool families` lists" in done.err
+    assert "to extend it" not in done.out

@@ -56,7 +56,7 @@ ALL_FAMILIES = (*configs.FAMILIES, *configs.MORE_FAMILIES)
 FEWER = ("linear", "abf", "yarn", "yarn-factor-1.7", "yarn-beta-8", "dynamic", "llama3", "longrope")
 # What transformers itself does not take: family, style or "", cell or "".
 REFUSED = {
-    ("phi3", "", "dynamic"): "phi3 takes default and longrope alone",
+    ("phi3", "", "dynamic"): "phi3 takes only default and longrope",
     ("gpt_oss", "v4", ""): "without rope keys gpt_oss takes yarn of its own numbers",
     ("ministral3", "v4", ""): "without rope keys ministral3 takes yarn of its own numbers",
 }

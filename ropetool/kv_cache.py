@@ -1,0 +1,75 @@
+"""How large a KV cache of a checkpoint is: bytes for each token, and the windows that bound it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import InvalidRope
+from ropetool.families import Family
+from ropetool.formats.hf import style
+from ropetool.runtimes import GgufView, Refuses
+from ropetool.runtimes.llama_cpp_archs import HEAD_COUNT, HEAD_COUNT_KV
+from ropetool.runtimes.llama_cpp_layers import Model, layer_count
+from ropetool.spec import RopeSet
+
+UNROTATED = "without rotation"
+DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """The cache of one kind of layer: bytes per token, and the window that bounds it."""
+
+    per_token: int
+    window: int | None
+
+    def bytes_at(self, length: int) -> int:
+        return self.per_token * (length if self.window is None else min(length, self.window))
+
+
+def of_gguf(view: GgufView, decoded: RopeSet) -> dict[str, KvCache]:
+    """Return llama.cpp's default cache: two bytes a value; heads may be stated for each layer.
+
+    Raises: InvalidRope if the heads are stated in a type that llama.cpp does not load.
+    """
+    found = {}
+    try:
+        model = Model.of(view)
+        for layer_type, entry in decoded.entries.items():
+            heads = sum(_key_heads(model, layer) for layer in entry.layers)
+            found[layer_type] = KvCache(heads * 2 * entry.head_dim * 2, entry.sliding_window)
+        rotating = {layer for entry in decoded.entries.values() for layer in entry.layers}
+        still = sum(_key_heads(model, layer) for layer in range(layer_count(model)) if layer not in rotating)
+        if found and still:
+            found[UNROTATED] = KvCache(still * 2 * entry.head_dim * 2, None)
+    except Refuses as refusal:
+        raise InvalidRope(str(refusal), where=view.where) from None
+    return found
+
+
+def _key_heads(model: Model, layer: int) -> int:
+    heads = model.per_layer(HEAD_COUNT_KV, layer)
+    return heads if heads is not None else model.per_layer(HEAD_COUNT, layer) or 0
+
+
+def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
+    """Return the cache of each kind of layer, as transformers keeps it: in the type of the weights."""
+    part = style.section(config, family, names.CONFIG_JSON)
+    dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
+    size = DTYPE_BYTES.get(str(dtype), 2)
+    found = {}
+    for layer_type, entry in decoded.entries.items():
+        if family.mla:
+            channels = (part.get(names.KV_LORA_RANK) or 512) + entry.rotary_dim
+        else:
+            heads = part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0
+            channels = 2 * heads * entry.head_dim
+        found[layer_type] = KvCache(len(entry.layers) * channels * size, entry.sliding_window)
+    rotating = sum(len(entry.layers) for entry in decoded.entries.values())
+    still = int(part.get(names.NUM_HIDDEN_LAYERS) or 0) - rotating
+    if found and still > 0:  # layers without positions keep keys and values too, and look all the way back
+        found[UNROTATED] = KvCache(still * channels * size, None)
+    return found

@@ -1,0 +1,74 @@
+"""A bake planned from a config without weights against the one planned with them, for every family."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import bake_models as models
+import pytest
+
+from ropetool.applying import apply
+from ropetool.bake_plans import make_bake
+from ropetool.bake_presumed import PRESUMED, QUANTISED, presumed, with_rows
+from ropetool.errors import LossyExport
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+@pytest.mark.parametrize("bake", ["attention-factor", "score"])
+def test_the_config_alone_names_the_same_tensors_and_rows(name: str, bake: str, tmp_path: Path) -> None:
+    source = models.write(tmp_path / "model", models.MODELS[name])
+    view, _ = models.view_and_checkpoint(source)
+    assumed = presumed(view).tensors
+    for tensor, stored in assumed.items():  # all are there, with that many rows; norms of heads x channels lie flat
+        assert math.prod(view.tensors[tensor].shape[: 2 if "norm" in tensor else 1]) == stored.shape[0], tensor
+    options = {"multiplier": 1.5} if bake == "score" else {}
+    if bake == "attention-factor" and view.rope.entries["full_attention"].attention_factor == 1:
+        bake = "softmax-scale"
+    real = make_bake(source, bake, **options)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(source / "config.json", bare)
+    plan = make_bake(bare, bake, presume=True, **options)
+    assert (plan.tensors, plan.weight_files) == ((), {})
+    assert plan.edits == tuple(edit for edit in real.edits if edit.file == "config.json")
+    assert PRESUMED in plan.notes
+    edits = [edit for edit in real.tensors if edit.tensor.endswith(".weight")]
+    assert plan.bakes == with_rows(edits) != ()
+
+
+def test_how_many_rows_change_of_how_many(tmp_path: Path) -> None:
+    """phi3 keeps queries, keys and values in one matrix: of 4 + 2 + 2 heads of 32 channels the keys are 64 rows."""
+    source = models.write(tmp_path / "model", models.MODELS["phi3"])
+    for path in source.glob("*.safetensors*"):
+        path.unlink()
+    (words,) = make_bake(source, "score", presume=True, multiplier=1.5).bakes
+    assert (
+        words
+        == "the score of full_attention times 1.5: model.layers.*.self_attn.qkv_proj.weight (2), 64 of 256 rows of each"
+    )
+
+
+def test_without_weights_nothing_is_written(tmp_path: Path) -> None:
+    source = models.write(tmp_path / "model", models.MODELS["llama"])
+    for path in source.glob("*.safetensors*"):
+        path.unlink()
+    with pytest.raises(LossyExport, match="there are no weights to bake into") as refusal:
+        make_bake(source, "attention-factor")
+    assert refusal.value.try_.startswith("--dry-run")
+    quantised = {**json.loads((source / "config.json").read_text()), "quantization_config": {"quant_method": "fp8"}}
+    (source / "config.json").write_text(json.dumps(quantised))
+    assert {PRESUMED, QUANTISED} <= set(make_bake(source, "attention-factor", presume=True).notes)
+
+
+def test_a_plan_from_a_config_alone_is_not_carried_out(tmp_path: Path) -> None:
+    source = models.write(tmp_path / "model", models.MODELS["llama"])
+    weights = {path.name: path.read_bytes() for path in source.glob("*.safetensors*")}
+    for name in weights:
+        (source / name).unlink()
+    plan = make_bake(source, "attention-factor", presume=True)
+    with pytest.raises(LossyExport, match="weights"):
+        apply(plan, source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
