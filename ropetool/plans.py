@@ -19,6 +19,7 @@ from ropetool.spec import Regime, RopeTable
 
 SCHEMA = 1
 FORMATS = ("hf", "gguf")
+MAX_REASON = 300  # characters of a reason that quotes a value of the file
 BAKE = "bake"  # the method of a plan that leaves the context as it is
 
 
@@ -100,12 +101,12 @@ class Plan:
                 params=dict(data["params"]), reading=_typed(data, "reading", str),
                 trained_length=_typed(data, "trained_length", int),
                 max_position_embeddings=_typed(data, "max_position_embeddings", int),
-                runtimes=tuple(map(str, data["runtimes"])), config_style=_typed(data, "config_style", str),
+                runtimes=_texts(data["runtimes"], "runtimes"), config_style=_typed(data, "config_style", str),
                 tables=dict(data["tables"]), softmax_multiplier=float(data["softmax_multiplier"]),
                 edits=tuple(FileEdit.from_json(e) for e in data["edits"]),
                 candidates=tuple(Candidate(c["name"], c["rejected"]) for c in data["candidates"]),
-                notes=tuple(map(str, data["notes"])), suffix=_typed(data, "suffix", str),
-                bakes=tuple(map(str, data.get("bakes", ()))),
+                notes=_texts(data["notes"], "notes"), suffix=_typed(data, "suffix", str),
+                bakes=_texts(data.get("bakes", []), "bakes"),
                 tensors=tuple(map(TensorEdit.from_json, data.get("tensors", ()))),
                 weight_files={str(k): str(v) for k, v in dict(data.get("weight_files", {})).items()},
                 bake_dtype=str(data.get("bake_dtype", "")),
@@ -116,7 +117,7 @@ class Plan:
         except (KeyError, TypeError, ValueError, OverflowError, ConfigError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
-                f"it is no plan of ropetool ({reason})",
+                f"it is no plan of ropetool ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
                 where=where, try_="make one with ropetool extend ... --dry-run --plan-out FILE",
             ) from None  # fmt: skip
         return plan
@@ -149,3 +150,9 @@ def _typed(data: Mapping[str, Any], key: str, kind: type) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{key} is {shown(value)}")
     return value
+
+
+def _texts(value: Any, key: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"{key} is {shown(value)}")
+    return tuple(value)

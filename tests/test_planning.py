@@ -427,7 +427,12 @@ BROKEN_PLANS = {
         corrupted(tables={"full_attention": [{"up_to": None, "attention_factor": 1.0, "inv_freq": [-1.0]}]}),
         "finite and not negative",
     ),
-    "runtimes that are none": (corrupted(runtimes=3), "not iterable"),
+    "runtimes that are none": (corrupted(runtimes=3), "runtimes is 3"),
+    "runtimes that are lists": (corrupted(runtimes=[[0] * 3000]), r"runtimes is \[\[0, 0"),
+    "a factor that is a long list": (
+        corrupted(tables={"full_attention": [{"up_to": None, "attention_factor": [0] * 3000, "inv_freq": [1.0]}]}),
+        r"attention_factor is \[0, 0",
+    ),
 }  # fmt: skip
 
 
@@ -440,6 +445,7 @@ def test_what_is_no_plan_is_refused(case: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"it is no plan of ropetool \(.*{message}.*\)") as refusal:
         Plan.from_json(data, "plan.json")
     assert refusal.value.where == "plan.json"
+    assert len(refusal.value.message) < 400
 
 
 # --- the name of the output

@@ -52,10 +52,13 @@ def read_regular(path: Path, most: int) -> bytes:
     with open_regular(path) as file:
         try:
             size = os.fstat(file.fileno()).st_size
-            raw = file.read(most + 1) if size <= most else b""
+            # No more than it says: a read of `most` bytes claims as much memory before the first byte is there.
+            raw = file.read(size + 1) if size <= most else b""
+            if len(raw) > size:  # some of /proc say 0 and hold more
+                raw += file.read(most)
         except OSError as error:
             raise _unreadable(error, where) from error
-    if size > most or len(raw) > most:  # some of /proc say 0 and hold more
+    if size > most or len(raw) > most:
         raise CorruptFile(f"is {max(size, len(raw)):,} bytes long; at most {most:,} are read", where=where)
     return raw
 

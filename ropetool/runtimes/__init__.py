@@ -110,7 +110,9 @@ def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
     found = _discovered().get(program)
     if found is None:
         raise UnknownRuntime(
-            f"no runtime is called {program!r}; known: {', '.join(names())}", where="--for", try_="ropetool runtimes"
+            f"no runtime is called {program[:40]!r}; known: {', '.join(names())}",
+            where="--for",
+            try_="ropetool runtimes",
         )
     if file_format is not None and file_format not in found[0].formats:
         readers = ", ".join(dict.fromkeys(r.program for r in for_format(file_format)))

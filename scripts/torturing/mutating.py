@@ -33,9 +33,9 @@ WORDS = (
 
 def bytes_of(seed: bytes, rng: random.Random, others: Sequence[bytes], words: Sequence[bytes]) -> bytes:
     """Return the seed with a few changes; `others` lend parts of themselves, `words` are those of the format."""
-    found = bytearray(seed)
+    found, changes = bytearray(seed), rng.choice((_CHANGES, _IN_PLACE))
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        rng.choice(_CHANGES)(found, rng, others, words)
+        rng.choice(changes)(found, rng, others, words)
     return bytes(found[:MOST])
 
 
@@ -95,6 +95,7 @@ def _borrow(found: bytearray, rng: random.Random, others: Sequence[bytes], words
     found[at : at + rng.choice((0, size))] = other[begin : begin + size]
 
 
+_IN_PLACE = (_flip, _set_byte, _number, _number)  # whose offsets stay true
 _CHANGES = (_flip, _set_byte, _cut, _drop, _repeat, _number, _number, _number, _word, _borrow)
 
 

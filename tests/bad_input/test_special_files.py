@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from bounds import bounded
 from exporting import maker
+
+from ropetool.errors import CorruptFile
+from ropetool.formats.regular import read_regular
 
 EXTEND = ("--method", "yarn", "--factor", "4")
 
@@ -102,3 +106,23 @@ def shards(root: Path) -> None:
     maker.export(root / "model", root / "g.gguf", split_max_tensors=12)
     files = sorted(root.glob("g-*.gguf"))
     assert len(files) == 2
+
+
+def test_a_short_file_claims_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "short"
+    path.write_bytes(b"short")
+    tracemalloc.start()
+    try:
+        assert read_regular(path, 1 << 30) == b"short"
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_the_system_is_read_whole_and_within_its_limit() -> None:
+    path = Path("/proc/self/status")  # whose size is said to be 0
+    if not path.exists():
+        pytest.skip("no /proc")
+    assert len(read_regular(path, 1 << 20).splitlines()) > 10
+    with pytest.raises(CorruptFile, match="at most 10 are read"):
+        read_regular(path, 10)

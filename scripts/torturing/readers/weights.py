@@ -13,30 +13,42 @@ from torturing.readers.base import Reader, Slot, ignore
 
 
 def weights(folder: Path, sources: Path) -> Iterator[Reader]:
+    from ropetool.comparison import compare
     from ropetool.exporting.imatrix import read_imatrix
     from ropetool.formats.gguf import read_shards
     from ropetool.formats.hf import open_checkpoint, read_header
     from ropetool.inspection import inspect
+    from ropetool.planning import make_plan
 
-    gguf = [_small_gguf(folder), _gguf_head((sources / "m.gguf").read_bytes())]
+    gguf = [_small_gguf(folder)]
     words = [b"llama.rope.scaling.type", b"general.alignment", b"split.count", b"rope_freqs.weight", b"GGUF", b"yarn"]
     slot = Slot(folder / "gguf" / "x.gguf")
     yield Reader("GGUF header", gguf, bytes_of, lambda data, rng: ignore(read_shards(slot(data))), words, 3)
     yield Reader("GGUF file, inspected", gguf, bytes_of, lambda data, rng: ignore(inspect(slot(data))), words)
 
+    methods = ("yarn", "linear", "ntk", "longrope", "llama3", "attention")
+
+    def plan(data: bytes, rng: random.Random) -> None:
+        reading = rng.choice((None, "original", "current"))
+        make_plan(slot(data), rng.choice(methods), factor=rng.choice((2.0, 32.0)), reading=reading)
+
+    yield Reader("GGUF file, planned for", gguf, bytes_of, plan, words)
+    (slot.path.parent / "good.gguf").write_bytes(gguf[0])
+    yield Reader(
+        "GGUF file, compared", gguf, bytes_of,
+        lambda data, rng: ignore(compare(slot.path.parent / "good.gguf", slot(data))), words, 0.5,
+    )  # fmt: skip
+
     part = Slot(folder / "parts" / "p-00002-of-00003.gguf")
     for number in (1, 3):
         name = f"p-{number:05}-of-00003.gguf"
         (part.path.parent / name).write_bytes((sources / name).read_bytes())
-    parts = [(sources / "p-00002-of-00003.gguf").read_bytes()[:1500]]
+    parts = [(sources / "p-00002-of-00003.gguf").read_bytes()]
     yield Reader("GGUF part", parts, bytes_of, lambda data, rng: ignore(read_shards(part(data))), [b"split.no"], 0.3)
 
     weights = Slot(folder / "safetensors" / "model.safetensors")
     full = (sources / "model" / "model-00001-of-00002.safetensors").read_bytes()
-    heads = [
-        _safetensors({"a.weight": ("F32", [2, 2]), "b": ("BF16", [3])}),
-        full[: 8 + int.from_bytes(full[:8], "little")],
-    ]
+    heads = [_safetensors({"a.weight": ("F32", [2, 2]), "b": ("BF16", [3])}), full]
     yield Reader(
         "safetensors header", heads, _safetensors_of, lambda data, rng: ignore(read_header(weights(data))),
         [b"F8_E4M3", b"data_offsets", b"__metadata__", b"dtype"], 2,
@@ -75,7 +87,10 @@ def _small_gguf(folder: Path) -> bytes:
     writer.add_rope_freq_base(10000.0)
     writer.add_string("llama.rope.scaling.type", "yarn")
     writer.add_float32("llama.rope.scaling.factor", 4.0)
-    writer.add_array("test.texts", ["a", "bc", ""])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "bc", "", "é"])
+    writer.add_token_types([1, 1, 3, 1])
+    writer.add_token_merges(["b c"])
     for kind in (GGUFValueType.INT64, GGUFValueType.FLOAT64, GGUFValueType.UINT8, GGUFValueType.INT16):
         writer.add_key_value(f"test.{kind.name}", 3, kind)
     writer.add_array("test.numbers", [1, 2, 3])
@@ -88,11 +103,6 @@ def _small_gguf(folder: Path) -> bytes:
     writer.write_tensors_to_file()
     writer.close()
     return path.read_bytes()
-
-
-def _gguf_head(data: bytes) -> bytes:
-    """Return a file whose vocabulary is that of 300 tokens, cut behind its head: its tensors lie outside."""
-    return data[: data.rfind(b".weight") + 200]
 
 
 def _safetensors(tensors: Mapping[str, tuple[str, list[int]]]) -> bytes:
