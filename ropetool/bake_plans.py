@@ -20,7 +20,7 @@ from ropetool.baking.gguf_sites import gguf_view
 from ropetool.baking.gguf_writing import gguf_marks
 from ropetool.edits_gguf import edits_of_patch
 from ropetool.encodings import FileEdit
-from ropetool.errors import ConfigError, LossyExport, UnknownName
+from ropetool.errors import ConfigError, LossyExport, UnknownName, did_you_mean
 from ropetool.escaping import command
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families.rows import K
@@ -226,7 +226,10 @@ class _Changed:
 
 def _kind(what: str) -> Kind:
     if what not in KINDS:
-        raise UnknownName(f"no bake is called {what!r}; known: {', '.join(KINDS)}", try_="ropetool bake --help")
+        raise UnknownName(
+            f"no bake is called {what!r}{did_you_mean(what, KINDS)}; known: {', '.join(KINDS)}",
+            try_="ropetool bake --help",
+        )
     return KINDS[what]
 
 

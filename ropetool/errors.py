@@ -22,6 +22,10 @@ RopetoolError                 anything a user can mend; carries `where` and `try
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+_COMPARED = 60  # characters of a name; to compare is quadratic in them
+
 
 class RopetoolError(Exception):
     """An error that the user can act on.
@@ -125,3 +129,11 @@ class VerificationFailed(RopetoolError):
 
 class MissingDependency(RopetoolError):
     """An optional package is needed and absent."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean yarn?)", ready to stand behind the name; empty where no known name is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name[:_COMPARED].lower(), list(known), n=2)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -125,6 +125,19 @@ The result goes to stdout, progress, notes and errors go to stderr. With `--json
 | 3 | a verification ran and a length does not hold, or `diff` found a difference in meaning |
 | 70 | a bug in ropetool: please report it, with what it says |
 | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: what was half done is removed |
+
+Lengths are numbers of tokens, or 32k, 128k, 1M (k is 1024); a factor is 4 or 4x. On a terminal, work that takes more than a
+second shows how far it is.
+
+## Completion in the shell
+
+Commands, options, methods, runtimes, families and bakes are completed after one of these lines in the start file of the shell:
+
+```text
+eval "$(_ROPETOOL_COMPLETE=bash_source ropetool)"       # ~/.bashrc
+eval "$(_ROPETOOL_COMPLETE=zsh_source ropetool)"        # ~/.zshrc
+_ROPETOOL_COMPLETE=fish_source ropetool | source        # ~/.config/fish/config.fish
+```
 """
 
 

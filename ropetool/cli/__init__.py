@@ -21,7 +21,7 @@ import click
 
 from ropetool import __version__
 from ropetool.cli import signals
-from ropetool.errors import RopetoolError
+from ropetool.errors import RopetoolError, did_you_mean
 from ropetool.escaping import command, escaped, visible
 
 BUG = 70  # sysexits.h: EX_SOFTWARE
@@ -55,6 +55,13 @@ class Commands(click.Group):
         module = importlib.import_module(f"ropetool.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise click.UsageError(f"No such command {args[0]!r}{did_you_mean(args[0], COMMANDS)}.", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ropetool.cli import local_source, notes, print_json, show, terminal_width
+from ropetool.cli.options import Name
 from ropetool.errors import ConfigError
 
 
 @click.command("bake")
 @click.argument("source", type=click.Path())
-@click.argument("what", metavar="BAKE")
+@click.argument("what", metavar="BAKE", type=Name(lambda: bakes()))
 @click.option(
     "--side",
     default="",
@@ -99,6 +101,11 @@ def bake_command(
     if checks:
         show(checks_text(checks))
     notes(plan.notes)
+
+
+def bakes() -> list[str]:
+    """Return the names of the bakes, from the help of the command: what they are loads numpy."""
+    return sorted(re.findall(r"^ {6}([a-z-]+) {2}", bake_command.help or "", re.MULTILINE))
 
 
 def _pairs(text: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import notes, show
-from ropetool.escaping import escaped
+from ropetool.escaping import command, escaped
 
 if TYPE_CHECKING:
     from ropetool.results import VerifyResult
@@ -41,7 +41,7 @@ def demo_command(directory: str | None) -> int:
         source = folder / "model"
         shutil.copytree(Path(__file__).parents[1] / "demo" / "model", source)
         target = _extend(source)
-        result = _verify(source, target)
+        result = _verify(source, target, kept=directory is not None)
         _export(target)
         if directory is not None:
             show(f"\nBoth checkpoints and the GGUF file are in {escaped(folder)}.\n")
@@ -74,11 +74,13 @@ def _extend(source: Path) -> Path:
     return target
 
 
-def _verify(source: Path, target: Path) -> VerifyResult:
+def _verify(source: Path, target: Path, *, kept: bool) -> VerifyResult:
     from ropetool.cli.verify import run_verify
 
-    click.echo(f"$ ropetool verify {target.name} --suite quick --lengths {','.join(map(str, LENGTHS))}")
-    result = run_verify(target, baseline=source, lengths=LENGTHS, suite="quick")
+    options = ["--suite", "quick", "--lengths", ",".join(map(str, LENGTHS))]
+    click.echo(f"$ {command('ropetool', 'verify', target.name, *options)}")
+    again = command("ropetool", "verify", target, "--baseline", source, *options, "--resume")
+    result = run_verify(target, baseline=source, lengths=LENGTHS, suite="quick", again=again if kept else "")
     click.echo()
     return result
 

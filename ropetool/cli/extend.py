@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import local_source, notes, print_json, show, terminal_width
+from ropetool.cli.options import METHOD, RUNTIME, Factor, Length
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -24,9 +25,11 @@ LIST_FILE_BYTES = 4 << 20
 
 @click.command("extend")
 @click.argument("source", type=click.Path())
-@click.option("--method", "-m", required=True, help="A method; see `ropetool methods`.")
-@click.option("--factor", type=float, help="How many times the trained length.")
-@click.option("--target-length", type=click.IntRange(1, 2**31), help="The new context in tokens, instead of --factor.")
+@click.option("--method", "-m", required=True, type=METHOD, metavar="METHOD", help="A method; see `ropetool methods`.")
+@click.option("--factor", type=Factor(), help="How many times the trained length: 4 or 4x.")
+@click.option(
+    "--target-length", type=Length(), help="The new context in tokens, instead of --factor: 131072, 128k or 1M."
+)
 @click.option(
     "--from",
     "reading",
@@ -56,11 +59,14 @@ LIST_FILE_BYTES = 4 << 20
 @click.option("--beta-fast", type=float, help="yarn, ntk-by-parts: turns above which a pair is kept.")
 @click.option("--beta-slow", type=float, help="yarn, ntk-by-parts: turns below which a pair is divided.")
 @click.option("--rope-theta", type=float, help="abf: the new base.")
-@click.option("--original-length", type=int, help="The trained length, where the file does not say it or says another.")
+@click.option(
+    "--original-length", type=Length(None), help="The trained length, where the file does not say it or says another."
+)
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx.")
 @click.option(
     "--for",
     "for_runtimes",
+    type=RUNTIME,
     multiple=True,
     metavar="RUNTIME",
     help="A runtime that must agree; repeat for several. Default: transformers.",
@@ -255,10 +261,11 @@ def _verified(output: Path, suite: str, as_json: bool) -> VerifyResult:
     """Return the result of a verification, shown as `ropetool verify` shows it."""
     from ropetool.cli.verify import measured, run_verify
 
+    again = command("ropetool", "verify", output, "--suite", suite, "--resume")
     if as_json:
-        return measured(output, quiet=True, suite=suite)
+        return measured(output, quiet=True, suite=suite, again=again)
     click.echo()
-    return run_verify(output, suite=suite)
+    return run_verify(output, suite=suite, again=again)
 
 
 @contextmanager

@@ -5,14 +5,15 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show, terminal_width
+from ropetool.cli.options import Length
 
 
 @click.command("inspect")
 @click.argument("source", type=click.Path())
 @click.option(
     "--target-length",
-    type=click.IntRange(1, 2**31),
-    help="Also show what this length would do to the bands, in tokens.",
+    type=Length(),
+    help="Also show what this length would do to the bands: 131072, 128k or 1M tokens.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with every table.")
 def inspect_command(source: str, target_length: int | None, as_json: bool) -> None:

@@ -4,38 +4,54 @@ from __future__ import annotations
 
 import click
 
-from ropetool.cli import show
+from ropetool.cli import print_json, show
+from ropetool.cli.options import FAMILY, METHOD, RUNTIME
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print them, or the one, as JSON.")
 
 
 @click.command("methods")
-@click.argument("name", required=False)
-def methods_command(name: str | None) -> None:
+@click.argument("name", required=False, type=METHOD)
+@as_json_option
+def methods_command(name: str | None, as_json: bool) -> None:
     """List the methods, or explain one."""
     from ropetool import methods
-    from ropetool.report.lists import method_text, overview
+    from ropetool.report.lists import listed, method_json, method_text, overview
 
-    rows = [(n, methods.get(n).summary) for n in methods.names()]
-    show(overview(rows) if name is None else method_text(methods.get(name)))
+    chosen = [methods.get(n) for n in (methods.names() if name is None else [name])]
+    if as_json:
+        print_json(listed("methods", map(method_json, chosen)))
+    else:
+        show(overview([(m.name, m.summary) for m in chosen]) if name is None else method_text(*chosen))
 
 
 @click.command("families")
-@click.argument("name", required=False)
-def families_command(name: str | None) -> None:
+@click.argument("name", required=False, type=FAMILY)
+@as_json_option
+def families_command(name: str | None, as_json: bool) -> None:
     """List the model families, or explain one."""
     from ropetool import families
-    from ropetool.report.lists import family_text, overview
+    from ropetool.report.lists import family_json, family_text, listed, overview
 
-    known = [families.get(n) for n in families.names()]
-    rows = [(f.model_type, f"{f.architecture}, for example {f.example}") for f in known]
-    show(overview(rows) if name is None else family_text(families.get(name)))
+    chosen = [families.get(n) for n in (families.names() if name is None else [name])]
+    rows = [(f.model_type, f"{f.architecture}, for example {f.example}") for f in chosen]
+    if as_json:
+        print_json(listed("families", map(family_json, chosen)))
+    else:
+        show(overview(rows) if name is None else family_text(*chosen))
 
 
 @click.command("runtimes")
-@click.argument("name", required=False)
-def runtimes_command(name: str | None) -> None:
+@click.argument("name", required=False, type=RUNTIME)
+@as_json_option
+def runtimes_command(name: str | None, as_json: bool) -> None:
     """List the runtimes, or explain one."""
     from ropetool import runtimes
-    from ropetool.report.lists import overview, runtime_text
+    from ropetool.report.lists import listed, overview, runtime_json, runtime_text
 
-    rows = [(n, runtimes.get(n).summary) for n in runtimes.names()]
-    show(overview(rows) if name is None else runtime_text(runtimes.get(name)))
+    chosen = [runtimes.get(n) for n in (runtimes.names() if name is None else [name])]
+    if as_json:
+        print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
+    else:
+        rows = [(r.name, r.summary) for r in chosen]
+        show(overview(rows) if name is None else runtime_text(*chosen))

@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show
+from ropetool.cli.options import Lengths
+from ropetool.escaping import command
 
 if TYPE_CHECKING:
     from ropetool.results import VerifyResult
 
 
-def lengths_option(ctx: click.Context, param: click.Parameter, value: str | None) -> list[int] | None:
-    """Return the lengths of a list like 256,512."""
-    if value is None:
-        return None
-    try:
-        return [int(part) for part in value.split(",")]
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no list of lengths; write 256,512,1024") from None
-
-
-@click.command("verify")
+@click.command("verify", context_settings={"allow_extra_args": True})
 @click.argument("target", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="What to compare with. Default: the unchanged source of TARGET.")
 @click.option("--against", type=click.Path(), help="Another file of the same model: compare logits, token by token.")
@@ -32,7 +24,10 @@ def lengths_option(ctx: click.Context, param: click.Parameter, value: str | None
     help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
 )  # fmt: skip
 @click.option(
-    "--lengths", callback=lengths_option, metavar="N,N,...", help="Default: doubling up to the context stated."
+    "--lengths",
+    type=Lengths(),
+    metavar="N,N,...",
+    help="As 4096,8192 or 4k,8k. Default: doubling up to the context stated.",
 )
 @click.option("--suite", metavar="quick|standard|full", help="What to measure. Default: standard.")
 @click.option(
@@ -87,6 +82,10 @@ def verify_command(target: str, as_json: bool, **options: Any) -> int:
     ropetool verify model.gguf --against model-yarn-8x
     torchrun --nproc-per-node 2 -m ropetool verify model-yarn-8x
     """
+    extra = click.get_current_context().args
+    if extra:
+        line = command("ropetool", "verify", target, "--baseline", extra[0])
+        raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
     return run_verify(local_source(target), as_json=as_json, **options).exit_code
 
 
@@ -113,8 +112,13 @@ def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> Verify
     return result
 
 
-def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResult:
-    """Return the result of a verification with these options of the command; show progress and the duration ahead."""
+def measured(
+    target: Path, *, quiet: bool = False, again: str = "the same command with --resume", **options: Any
+) -> VerifyResult:
+    """Return the result of a verification with these options of the command; show progress and the duration ahead.
+
+    again: what goes on after an interruption; empty where nothing does.
+    """
     from ropetool.cli.progress import bar
     from ropetool.inspection import inspect
     from ropetool.report.html import check_folder, write_report
@@ -140,7 +144,8 @@ def measured(target: Path, *, quiet: bool = False, **options: Any) -> VerifyResu
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
             )  # fmt: skip
     except KeyboardInterrupt:
-        notes(["what was measured is kept; the same command with --resume goes on"])
+        if again:
+            notes([f"what was measured is kept; {again} goes on"])
         raise
     if report is not None and parallel.rank() == 0:
         serving = serving_lines(inspect(target), str(target))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ropetool.errors import UnknownName
+from ropetool.errors import UnknownName, did_you_mean
 from ropetool.formats.gguf.kinds import GGML_TYPES
 
 AUTO = "auto"
@@ -67,7 +67,10 @@ NAMES = (AUTO, *(name for name in OUTTYPES if name != MXFP4_MOE))
 def check_outtype(name: str) -> None:
     """Return if there is such a type, or it is auto. Raises: UnknownName."""
     if name not in NAMES:
-        raise UnknownName(f"{name!r} is no type that is written; known: {', '.join(NAMES)}", where="--outtype")
+        raise UnknownName(
+            f"{name!r} is no type that is written{did_you_mean(name, NAMES)}; known: {', '.join(NAMES)}",
+            where="--outtype",
+        )
 
 
 def is_made_by_libllama(name: str) -> bool:

@@ -6,7 +6,6 @@ What a family says is what its code in transformers does; see docs/contributing.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.errors import InvalidRope, UnknownFamily, did_you_mean
 from ropetool.escaping import command
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS, Wrapper
 
@@ -298,12 +297,10 @@ def get(model_type: str, where: str = "") -> Family:
             where=where, try_=command("ropetool", "families", default) if find(default) else "ropetool families",
         )  # fmt: skip
     if family is None:
-        near = difflib.get_close_matches(model_type, names(), n=2)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
         shown = model_type if len(model_type) <= 60 else f"{model_type[:57]}..."
         file = f"{model_type}.json" if model_type.isidentifier() and len(model_type) <= 60 else "MODEL_TYPE.json"
         raise UnknownFamily(
-            f"the model family {shown!r} is not known{hint}; known: {', '.join(names())}",
+            f"the model family {shown!r} is not known{did_you_mean(model_type, names())}; known: {', '.join(names())}",
             where=where,
             try_=f"add ropetool/families/{file} after the checklist in docs/contributing.md",
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ropetool.errors import UnknownMethod, UnknownParameter
+from ropetool.errors import UnknownMethod, UnknownParameter, did_you_mean
 from ropetool.escaping import command
 from ropetool.methods.base import PRESETS, Derived, Goal, Source
 
@@ -46,7 +46,7 @@ class Method:
             if name not in fields:
                 known = ", ".join(fields) or "none"
                 raise UnknownParameter(
-                    f"{self.name} has no parameter {name}; it has: {known}",
+                    f"{self.name} has no parameter {name}{did_you_mean(name, fields)}; it has: {known}",
                     where="-p",
                     try_=command("ropetool", "methods", self.name),
                 )
@@ -112,6 +112,7 @@ def get(name: str) -> Method:
     for method in _discovered().values():
         if name == method.name or name in method.aliases:
             return method
+    near = did_you_mean(name, (known for method in _discovered().values() for known in (method.name, *method.aliases)))
     raise UnknownMethod(
-        f"no method is called {name!r}; known: {', '.join(names())}", where="--method", try_="ropetool methods"
+        f"no method is called {name!r}{near}; known: {', '.join(names())}", where="--method", try_="ropetool methods"
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ropetool.families import Family
 from ropetool.methods import Method
+from ropetool.plans import SCHEMA
 from ropetool.report.layout import columns
 from ropetool.runtimes import Runtime
 
@@ -74,3 +76,48 @@ def runtime_text(runtime: Runtime) -> str:
         ("how", runtime.summary),
     ]
     return f"{runtime.name}\n{columns(rows)}"
+
+
+# --- as data
+
+
+def listed(name: str, entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what --json prints of a list, or of one of its entries as a list of one."""
+    return {"schema": SCHEMA, name: list(entries)}
+
+
+def method_json(method: Method) -> dict[str, Any]:
+    """Return what a method does, where it comes from, and its parameters with their defaults."""
+    fields = [
+        {"name": f.name, "help": f.metadata["help"], "default": list(f.default) if f.default == () else f.default}
+        for f in dataclasses.fields(method.params_type)
+    ]
+    return {
+        "name": method.name, "aliases": list(method.aliases), "summary": method.summary, "source": method.source,
+        "attention_factor": method.auto_attention_factor, "parameters": fields,
+    }  # fmt: skip
+
+
+def family_json(family: Family) -> dict[str, Any]:
+    """Return what ropetool knows of a family, with the values that its class assumes where a config is silent."""
+    return {
+        "model_type": family.model_type, "architecture": family.architecture, "example": family.example,
+        "layout": family.layout, "layer_types": list(family.rope_entries), "text_path": list(family.text_path),
+        "head_dim_key": family.head_dim_key, "head_dim": family.default_head_dim,
+        "rope_theta": dict(family.default_rope_theta),
+        "max_position_embeddings": family.default_max_position_embeddings,
+        "sliding_window": family.sliding_window, "mla": family.mla, "gguf_architecture": family.gguf_architecture or None,
+        "trained_length": [
+            {"max_position_embeddings": known.max_position_embeddings, "trained": known.trained, "reason": known.reason}
+            for known in family.trained_length
+        ],
+        "source": family.source,
+    }  # fmt: skip
+
+
+def runtime_json(runtime: Runtime, releases: Sequence[Runtime]) -> dict[str, Any]:
+    """Return what a runtime reads and how; releases: the stretches of its releases that are told apart."""
+    return {
+        "name": runtime.name, "formats": list(runtime.formats), "versions": runtime.versions, "summary": runtime.summary,
+        "releases": [{"name": one.name, "versions": one.versions} for one in releases],
+    }  # fmt: skip

@@ -14,7 +14,7 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any
 
-from ropetool.errors import UnknownRuntime
+from ropetool.errors import UnknownRuntime, did_you_mean
 from ropetool.runtimes.base import GgufView, HfView, NotHeld, NotKnown, Refuses, Releases
 from ropetool.spec import RopeSet
 
@@ -110,10 +110,9 @@ def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
     found = _discovered().get(program)
     if found is None:
         raise UnknownRuntime(
-            f"no runtime is called {program[:40]!r}; known: {', '.join(names())}",
-            where="--for",
-            try_="ropetool runtimes",
-        )
+            f"no runtime is called {program[:40]!r}{did_you_mean(program, names())}; known: {', '.join(names())}",
+            where="--for", try_="ropetool runtimes",
+        )  # fmt: skip
     if file_format is not None and file_format not in found[0].formats:
         readers = ", ".join(dict.fromkeys(r.program for r in for_format(file_format)))
         raise UnknownRuntime(f"{program} does not read {file_format} files; these do: {readers}", where="--for")

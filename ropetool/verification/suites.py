@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ropetool.errors import ConfigError
+from ropetool.errors import ConfigError, did_you_mean
 from ropetool.verification.protocols import PROTOCOLS
 
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
@@ -45,9 +45,11 @@ def choose(name: str | None, measures: Sequence[str], segments: int | None) -> S
     """
     for measure in measures:
         if measure not in MEASURES:
-            raise ConfigError(f"{measure!r} is not one of {', '.join(MEASURES)}", where="--measure")
+            raise ConfigError(
+                f"{measure!r} is not one of {', '.join(MEASURES)}{did_you_mean(measure, MEASURES)}", where="--measure"
+            )
     if name is not None and name not in SUITES:
-        raise ConfigError(f"{name!r} is not one of {', '.join(SUITES)}", where="--suite")
+        raise ConfigError(f"{name!r} is not one of {', '.join(SUITES)}{did_you_mean(name, SUITES)}", where="--suite")
     base = SUITES[name or "standard"]
     if measures:
         wanted = {*(base.measures if name else ()), *measures}

@@ -87,7 +87,7 @@ def test_a_runtime() -> None:
 @pytest.mark.parametrize(
     ("command", "code", "message"),
     [
-        ("methods", 2, "no method is called 'yarm'; known: abf, attention,"),
+        ("methods", 2, "no method is called 'yarm' (did you mean yarn?); known: abf, attention,"),
         ("families", 1, "the model family 'yarm' is not known"),
         ("runtimes", 2, "no runtime is called 'yarm'; known: "),
     ],
@@ -97,3 +97,32 @@ def test_an_unknown_name(command: str, code: int, message: str) -> None:
     assert (done.code, done.out) == (code, "")
     assert message in done.err
     assert "\nTry: " in done.err
+
+
+@pytest.mark.parametrize(
+    ("command", "names", "name"),
+    [
+        ("methods", methods.names(), "yarn"),
+        ("families", families.names(), "qwen3"),
+        ("runtimes", runtimes.names(), "vllm"),
+    ],
+)
+def test_as_json(command: str, names: list[str], name: str) -> None:
+    found, one = run(command, "--json").json, run(command, name, "--json").json
+    assert found.keys() == one.keys() == {"schema", command}
+    key = "model_type" if command == "families" else "name"
+    assert (found["schema"], [entry[key] for entry in found[command]]) == (1, names)
+    assert one[command] == [entry for entry in found[command] if entry[key] == name]
+    assert run(command, "yarm", "--json").json["error"]["message"].endswith(", ".join(names))
+
+
+def test_what_the_json_says() -> None:
+    (yarn,) = run("methods", "yarn", "--json").json["methods"]
+    assert (yarn["aliases"], yarn["attention_factor"]) == ([], "yarn")
+    assert [(p["name"], p["default"]) for p in yarn["parameters"]][:2] == [("beta_fast", 32.0), ("beta_slow", 1.0)]
+    (qwen,) = run("families", "qwen3", "--json").json["families"]
+    assert (qwen["rope_theta"], qwen["head_dim"]) == ({"full_attention": 10000.0}, 128)
+    assert [known["trained"] for known in qwen["trained_length"]] == [32768]
+    (vllm,) = run("runtimes", "vllm", "--json").json["runtimes"]
+    assert vllm["formats"] == ["hf"]
+    assert [one["name"] for one in vllm["releases"]] == [one.name for one in runtimes.all_of("vllm")]

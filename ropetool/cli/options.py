@@ -1,0 +1,103 @@
+"""What the options of several commands take: lengths in tokens, factors, and names that a shell completes.
+
+Names are completed without the modules that they stand for: those load numpy, and a shell waits for each key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+LONGEST = 2**31  # tokens
+UNITS = {"": 1, "k": 1024, "m": 1024**2}
+_LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
+_PACKAGE = Path(__file__).parents[1]
+if TYPE_CHECKING:
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # no generic class before click 8.4
+
+
+def tokens(text: str) -> int:
+    """Return the length that a text like 32768, 32k or 1M states. Raises: ValueError."""
+    from fractions import Fraction
+
+    found = _LENGTH.fullmatch(text.strip())
+    length = Fraction(found[1]) * UNITS[found[2].lower()] if found else None
+    if length is None or length.denominator != 1:
+        raise ValueError(f"{text!r} is no length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024")
+    return int(length)
+
+
+class Length(_Type):
+    """A length in tokens; `lowest` of None leaves its range to the library."""
+
+    name = "length"
+
+    def __init__(self, lowest: int | None = 1) -> None:
+        self.lowest = lowest
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of tokens."""
+        try:
+            length = value if isinstance(value, int) else tokens(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if self.lowest is not None and not self.lowest <= length <= LONGEST:
+            self.fail(f"{value} is not in the range {self.lowest} to {LONGEST} tokens", param, ctx)
+        return length
+
+
+class Lengths(_Type):
+    """Lengths in tokens, between commas."""
+
+    name = "lengths"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        """Return the numbers of tokens."""
+        try:
+            return value if isinstance(value, list) else [tokens(part) for part in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r} is no list of lengths; write 256,512,1024 or 4k,8k,16k", param, ctx)
+
+
+class Factor(_Type):
+    """How many times: 4 or 4x."""
+
+    name = "factor"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        try:
+            return float(value.strip().removesuffix("x") if isinstance(value, str) else value)
+        except ValueError:
+            self.fail(f"{value!r} is no factor; write 4 or 4x", param, ctx)
+
+
+class Name(_Type):
+    """A name that the library checks and a shell completes."""
+
+    name = "text"
+
+    def __init__(self, known: Callable[[], list[str]]) -> None:
+        self.known = known
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the known names that begin so."""
+        return [CompletionItem(name) for name in self.known() if name.startswith(incomplete)]
+
+
+def stated_names(folder: str) -> list[str]:
+    """Return the names that the modules of a folder of the package state, as its discovery finds them."""
+    texts = (path.read_text(encoding="utf-8") for path in (_PACKAGE / folder).glob("*.py"))
+    return sorted(found for text in texts for found in re.findall(r'^NAME = "(.+)"$', text, re.MULTILINE))
+
+
+METHOD = Name(lambda: stated_names("methods"))
+RUNTIME = Name(lambda: stated_names("runtimes"))
+FAMILY = Name(lambda: sorted(path.stem for path in (_PACKAGE / "families").glob("*.json")))
