@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ropetool import inspection, provenance
 from ropetool.baking import TensorEdit
 from ropetool.encodings import FileEdit
 from ropetool.errors import ConfigError
@@ -15,6 +16,7 @@ from ropetool.formats import hub
 from ropetool.formats.gguf import model_name
 from ropetool.formats.hf import read_object
 from ropetool.formats.hf.jsontext import shown
+from ropetool.readings import ORIGINAL
 from ropetool.spec import Regime, RopeTable
 
 SCHEMA = 1
@@ -138,11 +140,14 @@ class Plan:
         }
 
     def output_beside(self, source: Path) -> Path:
-        """Return the default output, called after method and reach: beside the source as it was named, never in a hub cache."""
-        source = Path(os.path.abspath(hub.beside(source)))
-        if self.format == "gguf":
-            return source.with_name(f"{model_name(source)}-{self.suffix}{source.suffix}")
-        return source.with_name(f"{source.name}-{self.suffix}")
+        """Return the default output, called after method and reach: beside the source as it was named, never in a hub cache.
+
+        Where the plan replaces an extension by ropetool, that one's part of the name goes too.
+        """
+        place = Path(os.path.abspath(hub.beside(source)))
+        name, end = (model_name(place), place.suffix) if self.format == "gguf" else (place.name, "")
+        made = provenance.read(inspection.first_file(source)) if self.reading == ORIGINAL else None
+        return place.with_name(f"{name if made is None else provenance.unsuffixed(name, made)}-{self.suffix}{end}")
 
 
 def _typed(data: Mapping[str, Any], key: str, kind: type) -> Any:

@@ -114,6 +114,13 @@ def record(checkpoint: Path) -> Provenance | None:
     return None if found is None else _checked(found[1], path)
 
 
+def unsuffixed(name: str, made: Provenance) -> str:
+    """Return the name of an output without what its plan put behind that of its source; as it is where it holds none."""
+    suffix = made.plan.get("suffix")
+    before, _, after = name.rpartition(f"-{suffix}")
+    return before + after if suffix and before and after[:1] in ("", "-", ".") else name
+
+
 def source_problem(made: Provenance) -> str:
     """Return what has become of the source, as the end of a sentence; empty if it is what it was."""
     source = Path(made.source)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import gguf_making
 import pytest
 from making import TOKENIZER_CONFIG, config_of, run, write_config, write_model
 
@@ -466,6 +467,29 @@ def test_the_output_stands_beside_the_source(method: str, options: dict[str, Any
     plan = ropetool.plan(source, method, **options)
     assert plan.output_beside(source) == tmp_path / name
     assert plan.output_beside(Path(f"{source}/")) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    ("given", "reading", "name"),
+    [
+        ("model-yarn-4x", "original", "model-linear-2x"), ("model-yarn-4x", "current", "model-yarn-4x-linear-2x"),
+        ("model-yarn-4x-v2", "original", "model-v2-linear-2x"), ("mine", "original", "mine-linear-2x"),
+        ("model-yarn-4xl", "original", "model-yarn-4xl-linear-2x"), ("-yarn-4x", "original", "-yarn-4x-linear-2x"),
+    ],
+)  # fmt: skip
+def test_the_name_of_a_replaced_extension_goes(given: str, reading: str, name: str, tmp_path: Path) -> None:
+    source = llama(tmp_path)
+    made = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / given).output
+    plan = ropetool.plan(made, "linear", factor=2, reading=reading)
+    assert plan.output_beside(made) == tmp_path / name
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_name_of_a_replaced_extension_goes_from_a_gguf_too(shards: int, tmp_path: Path) -> None:
+    source = gguf_making.model(tmp_path / "m.gguf", shards=shards)
+    first = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "m-yarn-4x.gguf").output
+    plan = ropetool.plan(first, "yarn", factor=2, reading="original")
+    assert plan.output_beside(first) == tmp_path / "m-yarn-2x.gguf"
 
 
 def test_a_link_to_the_source_has_its_output_beside_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ropetool import provenance
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.exporting.outtypes import OUTTYPES
 from ropetool.exporting.shapes import Model, stated_keys
@@ -32,6 +33,7 @@ HUB = "https://huggingface.co"
 BOM = b"\xef\xbb\xbf"
 _FRONT_END = re.compile(rb"\n---\r?(?:\n|\Z)")
 _PHI3, _PHI3_TOKENS = re.compile("phi-?3", re.IGNORECASE), ("</s>", "<unk>", "<s>", "<|endoftext|>")
+_FACTOR = re.compile(r"-[0-9]+(?:\.[0-9]+)?x(?=-|$)")
 CARD, GENERATION_CONFIG = "README.md", "generation_config.json"
 
 
@@ -47,12 +49,24 @@ def general_values(source: Path, model: Model, layout: Layout) -> tuple[dict[str
     They follow the gguf package's rules, which are the stock converter's: model card, then config.json, then the name
     of the folder. A card that cannot be read is a note, and the rest is taken without it.
     """
-    with _named(source.resolve()) as named:  # its name counts, and "." has none
-        return _general_values(named, model, layout, hub.origin(source))
+    origin = hub.origin(source)
+    called = origin.name if origin is not None else source.resolve().name  # "." has none
+    plain = _without_reach(called, source)
+    with _named(source.resolve(), plain) as named:
+        return _general_values(named, model, layout, origin, called)
+
+
+def _without_reach(called: str, source: Path) -> str:
+    """Return a model's name without how far ropetool extended it: the gguf package takes `8x` for a fine-tune."""
+    records = list(provenance.lineage(source))
+    plain = called
+    for made in records:
+        plain = provenance.unsuffixed(plain, made)
+    return (_FACTOR.sub("", plain) or called) if records else called
 
 
 def _general_values(
-    source: Path, model: Model, layout: Layout, origin: HubId | None
+    source: Path, model: Model, layout: Layout, origin: HubId | None, called: str
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     import gguf
 
@@ -66,33 +80,34 @@ def _general_values(
     try:
         _check_bounds(source)
         known = gguf.Metadata.load(None, source, None, total)
-        return _general(known, source, label, model.arch, origin), ()
+        return _general(known, source, label, model.arch, origin, called), ()
     except broken as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
     known = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), {}, {}, source, total)
     note = f"name, licence and the like come from the folder alone, not from {CARD} and {GENERATION_CONFIG}: {reason}"
-    return _general(known, source, label, model.arch, origin), (note,)
+    return _general(known, source, label, model.arch, origin, called), (note,)
 
 
 @contextmanager
-def _named(source: Path) -> Iterator[Path]:
-    """Yield the folder under the model's name: in the hub's cache a folder is called after the commit."""
-    found = hub.origin(source)
-    if found is None:
+def _named(source: Path, name: str) -> Iterator[Path]:
+    """Yield the folder under this name: in the hub's cache a folder is called after the commit."""
+    if name == source.name:
         yield source
         return
     with tempfile.TemporaryDirectory() as folder:
-        link = Path(folder, found.name)
+        link = Path(folder, name)
         link.symlink_to(source, target_is_directory=True)
         yield link
 
 
 def _general(
-    known: Metadata, source: Path, size_label: str, arch: str, origin: HubId | None
+    known: Metadata, source: Path, size_label: str, arch: str, origin: HubId | None, called: str
 ) -> dict[str, Value]:  # fmt: skip
     import gguf
 
-    known.name = known.name or source.name
+    if called != source.name and known.name == gguf.Metadata.id_to_title(source.name):  # of the folder, not of a card
+        known.name = gguf.Metadata.id_to_title(called)
+    known.name = known.name or called
     known.size_label = known.size_label or size_label
     if origin is not None:
         known.organization = known.organization or gguf.Metadata.id_to_title(origin.repo.partition("/")[0])

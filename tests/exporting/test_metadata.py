@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
+import ropetool
 from exporting import maker
 from ropetool.formats.gguf import read_header
 
@@ -190,3 +191,30 @@ def test_vectors_come_last_and_the_table_stays_true(tmp_path: Path) -> None:
     assert found.dtype == np.float32
     assert found[0] == 1.0
     assert found[-1] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "parts"),
+    [
+        ("model", "model-yarn-4x", {}), ("model", "mine-4x", {}), ("model", "model-4x-yarn-2048", {}),
+        ("Demo-2.5-Instruct", "Demo-2.5-Instruct-yarn-4x", {"basename": "Demo-2.5", "finetune": "Instruct"}),
+    ],
+)  # fmt: skip
+def test_how_far_a_model_was_extended_is_no_fine_tune_of_it(
+    name: str, output: str, parts: dict[str, str], tmp_path: Path
+) -> None:
+    source = maker.checkpoint(tmp_path / name)
+    before = maker.keys(maker.export(source, tmp_path / "before.gguf").output)
+    options: dict[str, Any] = {"target_length": 2048} if output.endswith("2048") else {"factor": 4}
+    made = ropetool.apply(ropetool.plan(source, "yarn", **options), source, tmp_path / output).output
+    keys = maker.keys(maker.export(made, tmp_path / "x.gguf", allow_unverified=True).output)
+    held = {key: keys.get(f"general.{key}") for key in ("basename", "finetune", "version", "size_label")}
+    assert held == {key: before.get(f"general.{key}") for key in held}
+    assert {key: value for key, value in held.items() if value and key != "size_label"} == parts
+    assert keys["general.name"] == gguf.Metadata.id_to_title(output)
+
+
+def test_a_factor_in_the_name_of_others_is_left_alone(tmp_path: Path) -> None:
+    """By the package's rules it is a fine-tune, as in the stock converter's file."""
+    keys = maker.keys(maker.export(maker.checkpoint(tmp_path / "model-8x"), tmp_path / "x.gguf").output)
+    assert keys["general.finetune"] == "8x"
