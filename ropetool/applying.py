@@ -17,7 +17,6 @@ from ropetool.baking import BakedTensor, bake_tensors, marks
 from ropetool.baking.gguf_writing import bake_gguf, gguf_marks
 from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import LossyExport, PlanMismatch
-from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.families import Family
 from ropetool.formats import hub, linking, output
 from ropetool.formats.counting import counted
@@ -37,7 +36,7 @@ from ropetool.formats.hf.jsontext import shown
 from ropetool.inspection import RuntimeReading
 from ropetool.plans import BAKE, Plan
 from ropetool.runtimes import GgufView
-from ropetool.serving import commands, serving_line, serving_lines
+from ropetool.serving import commands, gguf_lines, serving_lines
 from ropetool.spec import TABLE_TOLERANCE, RopeSet
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
@@ -52,7 +51,7 @@ class Applied:
     """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
 
     left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
-    serving: the command lines that serve it.
+    serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file.
     """
 
     output: Path
@@ -61,6 +60,7 @@ class Applied:
     left: tuple[str, ...]
     baked: tuple[BakedTensor, ...] = ()
     serving: tuple[str, ...] = ()
+    sidecars: tuple[Path, ...] = ()
 
 
 def apply(
@@ -71,19 +71,23 @@ def apply(
     force: bool = False,
     copy: bool = False,
     command: str = "",
+    sidecars: bool = True,
     progress: Progress | None = None,
 ) -> Applied:
     """Write the planned checkpoint to `target`, whole or not at all.
 
-    command: the command line that asked for it, for the model card. progress: told the file, the bytes done, and those
-    of the whole output; 0 of these while the system brings the last of them to the disk.
+    command: the command line that asked for it, for the model card. sidecars: tell what was done in the model card, and
+    write a Modelfile beside a GGUF file; without them the source's card is carried as it is. progress: told the file,
+    the bytes done, and those of the whole output; 0 of these while the system brings the last of them to the disk.
     Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
     """
     path = hub.local(source)
     if plan.format == "gguf":
-        return _apply_gguf(plan, path, Path(target), force=force, copy=copy, command=command, tell=progress or _ignore)
+        return _apply_gguf(
+            plan, path, Path(target), force=force, copy=copy, command=command, sidecars=sidecars, tell=progress or _ignore
+        )  # fmt: skip
     checkpoint = open_checkpoint(path)
-    card = publishing.read_card(checkpoint.path / publishing.CARD)
+    card = publishing.read_card(checkpoint.path / publishing.CARD) if sidecars else None
     family = _family(plan, checkpoint)
     edited = _edited_texts(plan, checkpoint)
     _check_outcome(plan, checkpoint, family, edited)
@@ -110,7 +114,8 @@ def apply(
             publishing.write_card(stage / publishing.CARD, made)
         steps.end()
     lines = serving_lines(found, str(target))
-    return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines))
+    beside = () if card is None else (Path(target) / publishing.CARD,)
+    return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines), beside)
 
 
 class _Steps:
@@ -182,7 +187,7 @@ def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str])
 
 
 def _apply_gguf(
-    plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str, tell: Progress
+    plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
 ) -> Applied:  # fmt: skip
     """Write the model's files, the unchanged ones linked; the first appears last, so that none looks whole too early."""
     headers = read_shards(source)
@@ -202,11 +207,9 @@ def _apply_gguf(
     with ExitStack() as stack, counted(steps.moved):
         stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
         _write_provenance(plan, headers[0].path, stage)
-        card = _card_beside(headers[0].path)
-        line = serving_line(LLAMA_CPP, targets[0].name, plan.max_position_embeddings)
-        made = _card(plan, headers[0].path, card, command, [line])
-        for beside, text in publishing.texts_beside(targets, made, plan.max_position_embeddings).items():
-            stage = stack.enter_context(output.staged(beside, headers[0].path, force=True))
+        beside = _texts_beside(plan, headers[0].path, targets, command) if sidecars else {}
+        for place, text in beside.items():
+            stage = stack.enter_context(output.staged(place, headers[0].path, force=True))
             publishing.write_card(stage, text)
         files = list(zip(headers, targets, strict=True))
         stages = [stack.enter_context(output.staged(path, header.path, force=force)) for header, path in files]
@@ -221,8 +224,17 @@ def _apply_gguf(
                 write_patched(header, Patch(), stage)
             edited.append(path.name)
         steps.end()
-    line = serving_line(LLAMA_CPP, str(targets[0]), plan.max_position_embeddings)
-    return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors, (line,))
+    lines = gguf_lines(
+        str(targets[0]), plan.max_position_embeddings, publishing.modelfile_place(targets) if sidecars else None
+    )  # fmt: skip
+    return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(beside))
+
+
+def _texts_beside(plan: Plan, source: Path, targets: list[Path], command: str) -> dict[Path, str]:
+    """Return the card and the Modelfile of a GGUF output, by place."""
+    context = plan.max_position_embeddings
+    lines = gguf_lines(targets[0].name, context, publishing.modelfile_place([Path(path.name) for path in targets]))
+    return publishing.texts_beside(targets, _card(plan, source, _card_beside(source), command, lines), context)
 
 
 def _card_beside(file: Path) -> str:

@@ -5,7 +5,6 @@ Text in, text out; a user's own words and front matter stay as they are. Knows n
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ MAX_CARD = 4 << 20  # bytes; the largest known have a tenth of it
 MODELFILE_HEAD = "# Written by ropetool"
 _UNVERIFIED = "Not verified yet; `ropetool verify` measures it and writes the figures here."
 _FRONT = re.compile(r"\A([\s\ufeff]*---[ \t]*\r?\n)(.*?)(^---[ \t]*(?:\r?\n|\Z))", re.DOTALL | re.MULTILINE)
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*/[A-Za-z0-9._-]+")  # with its slash nothing that YAML reads otherwise
 _KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
 _BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
 _FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
@@ -68,18 +68,25 @@ def write_card(place: Path, card: str) -> None:
 
 
 def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, str]:
-    """Return what stands beside a GGUF model, by place: its card, and a Modelfile for a model in one file.
+    """Return what stands beside a GGUF model, by place: its card, and a Modelfile where there is to be one.
 
-    What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone. Ollama
-    takes no model in several files, and a Modelfile cannot name a file with control characters.
+    What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone.
     """
     place = beside(files[0], CARD)
     there = read_card(place)
     found = {} if there is None else {place: grafted(there, card)}
-    ollama = beside(files[0], MODELFILE)
-    if len(files) == 1 and escaped(files[0].name) == files[0].name and _may_replace_modelfile(ollama):
+    ollama = modelfile_place(files)
+    if ollama is not None and _may_replace_modelfile(ollama):
         found[ollama] = modelfile(files[0].name, context)
     return found
+
+
+def modelfile_place(files: Sequence[Path]) -> Path | None:
+    """Return where the Modelfile of a GGUF model stands, or None where there is none.
+
+    Ollama takes no model in several files, and a Modelfile cannot name a file with control characters.
+    """
+    return beside(files[0], MODELFILE) if len(files) == 1 and escaped(files[0].name) == files[0].name else None
 
 
 def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
@@ -248,6 +255,13 @@ def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
     return f"{found[1]}{inner}{found[3]}{card[found.end() :]}"
 
 
+def _yaml(text: str) -> str:
+    """Return a text as a scalar of YAML, quoted unless it is a plain hub id."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08x}" for c in text) + '"'
+
+
 def _without_empty(front: str, key: str) -> str:
     return re.sub(_EMPTY.format(key), "", front, flags=re.MULTILINE)
 
@@ -267,11 +281,6 @@ def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
     if re.search(_KEY, front, re.MULTILINE):
         return front
     return front + f"tags:{newline}" + "".join(f"- {tag}{newline}" for tag in tags)
-
-
-def _yaml(text: str) -> str:
-    """Return a scalar of YAML; a name that is no plain one in quotes, on one line."""
-    return text if re.fullmatch(r"[A-Za-z][\w./-]*", text, re.ASCII) else json.dumps(text)
 
 
 # --- Ollama

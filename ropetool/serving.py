@@ -5,6 +5,7 @@ Each program's reading is decoded; releases that would compute something else ge
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from ropetool import runtimes
@@ -20,6 +21,14 @@ COMMANDS = {
     "sglang": "python -m sglang.launch_server --model-path {} --context-length {}",
     LLAMA_CPP: "llama-server -m {} -c {}",
 }
+# They hold llama.cpp and read the file's keys with it, but take a context of their own unless they are told. KoboldCpp leaves
+# the keys in force up to the file's context; beyond it, it changes the base (CalcGradientAIRopeFreqBase of its
+# gpttype_adapter.cpp). LM Studio's CLI asks for the model where none is named (lmstudio.ai/docs/cli/load).
+EMBEDDED = {
+    "KoboldCpp": "koboldcpp --model {} --contextsize {}  # Context Size in its window, without custom RoPE",
+    "LM Studio": "lms load --context-length {1}  # Context Length in its window, RoPE frequency base and scale left alone",
+}
+OLLAMA = "ollama create {} -f {}"
 
 
 def serving_lines(found: Inspection, shown: str) -> list[str]:
@@ -33,12 +42,35 @@ def serving_lines(found: Inspection, shown: str) -> list[str]:
         program = reading.name.partition("@")[0]
         if program in wanted:
             alike.setdefault(_line(program, reading, found, shown), []).append(reading.name)
-    return [f"{', '.join(runtimes.spoken(names))}: {line}" for line, names in alike.items()]
+    lines = [f"{', '.join(runtimes.spoken(names))}: {line}" for line, names in alike.items()]
+    as_meant = found.rope is not None and f"{LLAMA_CPP}: {COMMANDS[LLAMA_CPP].partition(' ')[0]}" in "".join(lines)
+    return [*lines, *_embedded_lines(shown, found.rope.max_position_embeddings)] if found.rope and as_meant else lines
+
+
+def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[str]:
+    """Return a line for llama.cpp and each program that holds it, for a file that it is known to read as meant.
+
+    modelfile: where one for Ollama stands.
+    """
+    lines = [serving_line(LLAMA_CPP, shown, context), *_embedded_lines(shown, context)]
+    if modelfile is not None:
+        lines.append(f"Ollama: {OLLAMA.format(_ollama_name(shown), word(modelfile))}")
+    return lines
+
+
+def _embedded_lines(shown: str, context: int) -> list[str]:
+    return [f"{program}: {line.format(word(Path(shown)), context)}" for program, line in EMBEDDED.items()]
+
+
+def _ollama_name(shown: str) -> str:
+    """Return a name that Ollama takes: letters, digits and some signs, 80 of them at most."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(shown).stem)[:80].strip("-._") or "model"
 
 
 def commands(lines: list[str]) -> list[str]:
     """Return the command lines alone, without the programs' names and without reasons."""
-    starts = tuple(command.partition(" {}")[0] for command in COMMANDS.values())
+    every = [*COMMANDS.values(), *EMBEDDED.values(), OLLAMA]
+    starts = tuple(command.partition(" {")[0] for command in every)
     bare = [line.partition(": ")[2] for line in lines]
     return list(dict.fromkeys(line for line in bare if line.startswith(starts)))
 

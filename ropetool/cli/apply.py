@@ -19,9 +19,15 @@ if TYPE_CHECKING:
 @click.argument("plan_file", metavar="PLAN.json", type=click.Path())
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, as extend would name it.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
+@click.option(
+    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
+    help="Leave the model card as it is; beside a GGUF file write neither card nor Modelfile.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def apply_command(source: str, plan_file: str, output: str | None, copy: bool, force: bool, as_json: bool) -> None:
+def apply_command(
+    source: str, plan_file: str, output: str | None, copy: bool, sidecars: bool, force: bool, as_json: bool
+) -> None:
     """Carry out a plan made by extend or bake --plan-out.
 
     A source whose values are no longer those of the plan is refused.
@@ -35,7 +41,7 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
 
     plan, path = Plan.read(plan_file), local_source(source)
     target = Path(output) if output is not None else plan.output_beside(path)
-    written = applied(plan, path, target, force=force, copy=copy)
+    written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
     if as_json:
         print_json(applied_json(plan, written))
     else:
@@ -43,10 +49,12 @@ def apply_command(source: str, plan_file: str, output: str | None, copy: bool, f
         notes(plan.notes)
 
 
-def applied(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool) -> Applied:
+def applied(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, sidecars: bool = True) -> Applied:
     """Write the planned output, and show how far it is."""
     from ropetool.applying import apply
     from ropetool.cli.progress import BYTES, bar
 
     with bar(BYTES) as shown:
-        return apply(plan, source, target, force=force, copy=copy, command=command_line(), progress=shown)
+        return apply(
+            plan, source, target, force=force, copy=copy, sidecars=sidecars, command=command_line(), progress=shown
+        )

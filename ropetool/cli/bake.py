@@ -41,11 +41,15 @@ from ropetool.errors import ConfigError
 @click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the other weight files instead of linking them.")
+@click.option(
+    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
+    help="Leave the model card as it is; beside a GGUF file write neither card nor Modelfile.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bake_command(
     source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
-    plan_out: str | None, copy: bool, force: bool, as_json: bool, **options: Any,
+    plan_out: str | None, copy: bool, sidecars: bool, force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Fold scaling factors into the weights, for runtimes that ignore the config keys.
 
@@ -92,7 +96,7 @@ def bake_command(
                 show(plan_text(plan, str(target), width=terminal_width()))
                 notes(plan.notes)
             return
-        written = applied(plan, path, target, force=force, copy=copy)
+        written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
     checks = checks_of(plan, path, written.output) if check else ()
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})

@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     "--no-check", "check", is_flag=True, default=True, flag_value=False,
     help="Keep the file without comparing its tokens, tables and logits with the checkpoint's.",
 )  # fmt: skip
+@click.option(
+    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
+    help="Write no model card and no Modelfile beside the file.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def export_command(

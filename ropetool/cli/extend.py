@@ -75,6 +75,10 @@ LIST_FILE_BYTES = 4 << 20
 @click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
+@click.option(
+    "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
+    help="Leave the model card as it is; beside a GGUF file write neither card nor Modelfile.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
 @click.option("--verify", is_flag=True, help="Verify the output, and record the result as its certificate.")
 @click.option("--suite", type=click.Choice(["quick", "standard", "full"]), help="How much is measured. Default: quick.")
@@ -156,7 +160,9 @@ def extend_command(
                 notes(plan.notes)
             return 0
         chain.check_place(path, target)
-        written = applied(plan, path, target, force=options["force"], copy=options["copy"])
+        written = applied(
+            plan, path, target, force=options["force"], copy=options["copy"], sidecars=options["sidecars"]
+        )  # fmt: skip
     if not as_json:
         show(applied_text(plan, written))
         notes(plan.notes)
@@ -187,6 +193,7 @@ class _Chain:
     suite: str | None
     export: Path | None
     force: bool
+    sidecars: bool
 
     @classmethod
     def of(cls, options: dict[str, Any], dry_run: bool) -> _Chain:
@@ -200,7 +207,7 @@ class _Chain:
         if options["suite"] is not None and not verified:
             raise click.UsageError("--suite goes with --verify or --export")
         suite = (options["suite"] or "quick") if verified else None
-        return cls(suite, Path(export) if export is not None else None, options["force"])
+        return cls(suite, Path(export) if export is not None else None, options["force"], options["sidecars"])
 
     def check_source(self, source: Path) -> None:
         """Refuse to export what is a GGUF file already."""
@@ -233,7 +240,7 @@ class _Chain:
         if self.export is not None:
             from ropetool.exporting import check_export
 
-            check_export(output, self.export, force=self.force)  # a verification may take hours
+            check_export(output, self.export, force=self.force, sidecars=self.sidecars)  # a verification may take hours
         found: dict[str, Any] = {}
         code = 0
         if self.suite is not None:
@@ -250,7 +257,9 @@ class _Chain:
         from ropetool.cli.export import exported
         from ropetool.report.exported import exported_json, exported_text
 
-        written = exported(output, file, force=self.force, allow_unverified=self.suite is None)
+        written = exported(
+            output, file, force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars
+        )  # fmt: skip
         if not as_json:
             show(f"\n{exported_text(written)}")
             notes(written.notes)

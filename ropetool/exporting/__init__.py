@@ -33,7 +33,7 @@ class Exported:
     """What was written. output: the file, the first of several. encoding: how its rotary table is stated.
 
     nbytes: the size of all files. bakes: what its weights hold that the checkpoint's keys ask for. checks: how the file
-    compares with the checkpoint. serving: the command line that serves it.
+    compares with the checkpoint. serving: the command lines that serve it. sidecars: its model card and Modelfile.
     """
 
     output: Path
@@ -47,11 +47,13 @@ class Exported:
     bakes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     serving: tuple[str, ...] = ()
+    sidecars: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain data."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {**plain, "output": str(self.output), "checks": [vars(check) for check in self.checks]}
+        checks, sidecars = [vars(check) for check in self.checks], [str(path) for path in self.sidecars]
+        return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars}
 
 
 def export_checkpoint(
@@ -69,13 +71,14 @@ def export_checkpoint(
     rearch: str = "",
     shift_safe: bool = False,
     check: bool = True,
+    sidecars: bool = True,
     command: str = "",
     progress: Progress | None = None,
 ) -> Exported:
     """Write a checkpoint as a GGUF file, whole or not at all, and return what was written.
 
-    Without an output it goes beside the source, as NAME-TYPE.gguf; its provenance, a model card and a Modelfile go
-    beside it. `command` is the command line that asked for it, for the card. `outtype` is the type
+    Without an output it goes beside the source, as NAME-TYPE.gguf; its provenance goes beside it, and with `sidecars` a
+    model card and a Modelfile. `command` is the command line that asked for it, for the card. `outtype` is the type
     of the matrices, one of outtypes.OUTTYPES, or auto for the source's own; `imatrix` an importance matrix for those
     that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
     go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
@@ -92,7 +95,7 @@ def export_checkpoint(
     choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
     check_outtype(outtype)
     entries = kquants.check(outtype, matrix)
-    wish = Wish(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits)
+    wish = Wish(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars)
     ready = prepare(hub.local(source), output, wish)
     matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
     gate_notes = _gate(ready, allow_unverified)
@@ -113,21 +116,22 @@ def export_checkpoint(
     )  # fmt: skip
     checks = (*ready.checks, *written.checks)
     made = companions.Exporting(ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command)
-    line = companions.write(ready.host, written.paths, made, found)
+    beside = companions.write(ready.host, written.paths, made, found) if sidecars else ()
+    lines = companions.serving(written.paths, ready.context_length, sidecars=sidecars)
     several = () if len(written.paths) == 1 else (f"split over {len(written.paths)} files, of which this is the first",)
     return Exported(
         written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
         ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes), ready.bakes,
-        checks, (line,),
+        checks, tuple(lines), beside,
     )  # fmt: skip
 
 
-def check_export(source: str | Path, output: str | Path, *, force: bool = False) -> None:
+def check_export(source: str | Path, output: str | Path, *, force: bool = False, sidecars: bool = True) -> None:
     """Return if export_checkpoint would write this, its certificate and tokens aside: before a verification of hours.
 
     Raises: what export_checkpoint does.
     """
-    prepare(hub.local(source), output, Wish(force=force, check=False))
+    prepare(hub.local(source), output, Wish(force=force, check=False, sidecars=sidecars))
 
 
 def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:

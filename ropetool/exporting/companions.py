@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import certificate, publishing
-from ropetool.exported_rope import RUNTIME
 from ropetool.formats import hub
 from ropetool.formats.output import check_output, staged
 from ropetool.hosts import HfHost
 from ropetool.results import PASS, Check
-from ropetool.serving import commands, serving_line
+from ropetool.serving import commands, gguf_lines
 from ropetool.verification.gate import KL
 
 
@@ -48,22 +47,28 @@ def check(target: Path, source: Path) -> None:
         check_output(publishing.beside(target, name), source, force=True)
 
 
-def write(host: HfHost, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None) -> str:
-    """Write the card and the Modelfile beside the files, and return the line that serves the model."""
-    line = serving_line(RUNTIME, str(files[0]), exporting.context_length)
+def write(
+    host: HfHost, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None
+) -> tuple[Path, ...]:
+    """Write the card and the Modelfile beside the files, and return their places."""
     base = hub.origin(host.path)
     card = publishing.with_step(
         publishing.read_card(host.path / publishing.CARD) or "",
         publishing.exported_step(exporting.outtype, exporting.encoding, exporting.bakes, _passed(exporting.checks)),
-        exporting.command,
-        commands([serving_line(RUNTIME, files[0].name, exporting.context_length)]),
+        exporting.command, commands(serving([Path(file.name) for file in files], exporting.context_length)),
         base_model=base.repo if base else "", long=host.made is not None,
     )  # fmt: skip
     card = publishing.with_verification(card, found, of_source=True)
-    for place, text in publishing.texts_beside(files, card, exporting.context_length).items():
+    texts = publishing.texts_beside(files, card, exporting.context_length)
+    for place, text in texts.items():
         with staged(place, host.path, force=True) as stage:
             publishing.write_card(stage, text)
-    return line
+    return tuple(texts)
+
+
+def serving(files: Sequence[Path], context: int, *, sidecars: bool = True) -> list[str]:
+    """Return the lines that serve the model; with a Modelfile among the sidecars, Ollama's too."""
+    return gguf_lines(str(files[0]), context, publishing.modelfile_place(files) if sidecars else None)
 
 
 def _passed(checks: Sequence[Check]) -> list[str]:

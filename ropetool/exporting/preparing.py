@@ -33,7 +33,8 @@ SUFFIX = ".gguf"
 
 @dataclass(frozen=True)
 class Wish:
-    """What a user may ask of an export. check: hold its tokens against the tokenizer's; the rest is as the options have it."""
+    """What a user may ask of an export. check: hold its tokens against the tokenizer's. sidecars: a card and a
+    Modelfile beside it. The rest is as the options have it."""
 
     outtype: str = AUTO
     force: bool = False
@@ -42,6 +43,7 @@ class Wish:
     shift_safe: bool = False
     check: bool = True
     limits: Limits = field(default_factory=Limits)
+    sidecars: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +90,8 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
     written_as = wish.outtype if is_made_by_libllama(wish.outtype) else layout.outtype
     target = Path(output) if output is not None else _beside(host.path, written_as)
     files.check(target, host.path, wish.limits, force=wish.force)  # before the tokenizer, which takes a second
-    companions.check(target, host.path)
+    if wish.sidecars:
+        companions.check(target, host.path)
 
     general, card_notes = metadata.general_values(host.path, model, layout)
     values = general | metadata.model_values(model, layout)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ropetool.escaping import escaped
-from ropetool.report.layout import columns, serving_text
+from ropetool.report.layout import columns, serving_text, sidecar_rows
 from ropetool.results import NOT_RUN, Check
 
 SCHEMA = 1
@@ -34,6 +34,8 @@ class Exported(Protocol):
     @property
     def checks(self) -> tuple[Check, ...]: ...
     @property
+    def sidecars(self) -> tuple[Path, ...]: ...
+    @property
     def serving(self) -> tuple[str, ...]: ...
     def to_json(self) -> dict[str, Any]: ...
 
@@ -46,6 +48,7 @@ def exported_text(written: Exported) -> str:
         ("tensors", f"{written.tensors}, matrices in {written.outtype}, {written.nbytes / 1e6:.1f} MB"),
         *(("weights", words) for words in written.bakes),
         *(("not checked" if check.verdict == NOT_RUN else "checked", _check_words(check)) for check in written.checks),
+        *sidecar_rows(written.sidecars),
     ]
     return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
 

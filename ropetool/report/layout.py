@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 
 from ropetool.escaping import escaped
 
@@ -40,6 +41,11 @@ def wrapped(text: str, width: int, first: str = "", indent: int = 2) -> str:
         break_on_hyphens=False,
     )  # fmt: skip
     return "".join(f"{line}\n" for line in lines) or f"{first.rstrip()}\n"
+
+
+def sidecar_rows(paths: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return the row that names the card and the Modelfile of an output; none where there are none."""
+    return [("sidecars", ", ".join(path.name for path in paths))] if paths else []
 
 
 def serving_text(lines: Sequence[str]) -> str:

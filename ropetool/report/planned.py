@@ -13,7 +13,7 @@ from ropetool.formats.hf import ABSENT
 from ropetool.plans import BAKE, SCHEMA, Plan
 from ropetool.readings import CURRENT, ORIGINAL, UNSCALED
 from ropetool.report.flags import NO_FLAG
-from ropetool.report.layout import columns, serving_text
+from ropetool.report.layout import columns, serving_text, sidecar_rows
 
 if TYPE_CHECKING:
     from ropetool.applying import Applied
@@ -90,6 +90,7 @@ def applied_text(plan: Plan, written: Applied) -> str:
         ("other files", placed),
         *[("storage", words) for how, words in _SHARED.items() if how in written.placed],
         *([("left behind", ", ".join(written.left))] if written.left else []),
+        *sidecar_rows(written.sidecars),
     ]
     return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
 
@@ -112,7 +113,7 @@ def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
         "schema": SCHEMA, "plan": plan.to_json(), "output": str(written.output), "written": True,
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
         "baked": [{**vars(tensor), "reasons": list(tensor.reasons)} for tensor in written.baked],
-        "serving": list(written.serving),
+        "serving": list(written.serving), "sidecars": [str(path) for path in written.sidecars],
     }  # fmt: skip
 
 

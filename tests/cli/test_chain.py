@@ -119,6 +119,7 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     exported = found.pop("export")
     assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [])
     assert found.pop("serving") == [line.replace(" plain ", " out ") for line in plain.pop("serving")]
+    assert (found.pop("sidecars"), plain.pop("sidecars")) == (["out/README.md"], ["plain/README.md"])
     assert found == {**plain, "output": "out"}
 
 

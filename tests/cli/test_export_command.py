@@ -14,6 +14,7 @@ from making import run
 import ropetool
 from ropetool import certificate, provenance
 from ropetool.certificate import Certificate
+from ropetool.serving import gguf_lines
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -67,9 +68,10 @@ def test_the_file_goes_beside_the_source(model: Path) -> None:
         "  context       256 tokens, base frequency",
         f"  tensors       {tensors}, matrices in bf16, {size:.1f} MB",
         *CHECKED,
+        "  sidecars      model-BF16.gguf.README.md, model-BF16.gguf.Modelfile",
         "",
         "served by",
-        f"  llama.cpp: llama-server -m {output} -c 256",
+        *(f"  {line}" for line in gguf_lines(str(output), 256, Path(f"{output}.Modelfile"))),
     ]
     assert types(output) == {"BF16"}
 
@@ -85,8 +87,8 @@ def test_types_and_names(model: Path, outtype: str, stored: str) -> None:
     assert result == {
         "schema": 1, "output": "out.gguf", "arch": "llama", "outtype": stored.lower(), "encoding": "base frequency",
         "tensors": len(gguf.GGUFReader("out.gguf").tensors), "nbytes": Path("out.gguf").stat().st_size,
-        "context_length": 256, "serving": ["llama.cpp: llama-server -m out.gguf -c 256"],
-        "bakes": [],
+        "context_length": 256, "serving": gguf_lines("out.gguf", 256, Path("out.gguf.Modelfile")),
+        "bakes": [], "sidecars": ["out.gguf.README.md", "out.gguf.Modelfile"],
         "notes": [*(["matrices in BF16 are rounded to f16"] if stored == "F16" else []), AS_IT_CAME],
     }  # fmt: skip
     assert types(Path("out.gguf")) == {stored}

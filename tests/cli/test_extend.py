@@ -113,7 +113,7 @@ def test_extend_says_what_it_wrote(tmp_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out == (
         f"{tmp_path}/model-yarn-4x\n  context      512 -> 2048 tokens, yarn factor 4\n"
-        "  edited       config.json, tokenizer_config.json\n  other files  5 copied\n\nserved by\n"
+        "  edited       config.json, tokenizer_config.json\n  other files  5 copied\n  sidecars     README.md\n\nserved by\n"
         f"  sglang: python -m sglang.launch_server --model-path {tmp_path}/model-yarn-4x --context-length 2048\n"
         f"  vllm: vllm serve {tmp_path}/model-yarn-4x --max-model-len 2048\n"
     )
@@ -152,6 +152,7 @@ def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -
             "sglang: python -m sglang.launch_server --model-path out --context-length 2048",
             "vllm: vllm serve out --max-model-len 2048",
         ],
+        "sidecars": ["out/README.md"],
     }  # fmt: skip
 
 

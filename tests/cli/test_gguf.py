@@ -76,9 +76,13 @@ WRITTEN = """\
   context      512 -> 4096 tokens, yarn factor 8
   edited       model-yarn-8x.gguf
   other files  none
+  sidecars     model-yarn-8x.gguf.README.md, model-yarn-8x.gguf.Modelfile
 
 served by
   llama.cpp: llama-server -m {here}/model-yarn-8x.gguf -c 4096
+  KoboldCpp: koboldcpp --model {here}/model-yarn-8x.gguf --contextsize 4096  # Context Size in its window, without custom RoPE
+  LM Studio: lms load --context-length 4096  # Context Length in its window, RoPE frequency base and scale left alone
+  Ollama: ollama create model-yarn-8x -f {here}/model-yarn-8x.gguf.Modelfile
 """
 
 

@@ -12,6 +12,7 @@ from ropetool.escaping import word
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@([^:\s@]+))?(?::(.+))?")
+_REPO, _REVISION = re.compile(rf"(?:{_NAME}/)?{_NAME}"), re.compile(r"[^:\s@]+")
 _NO_REPOSITORY = re.compile(r"--|\.\.|[-.](/|$)|\.git$|/.{97}")  # huggingface_hub's own rules, validate_repo_id
 _FILE_SUFFIXES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")  # FOLDER/FILE is no repository
 _SLASHED = re.compile(rf"({_NAME}/{_NAME}(?:@[^:\s@/]+)?)/(.+\.gguf)")
@@ -71,6 +72,8 @@ def origin(path: Path) -> HubId | None:
     if not at:
         return None
     repo = parts[at - 1].removeprefix(_REPOSITORY).replace("--", "/")
+    if not _REPO.fullmatch(repo) or not _REVISION.fullmatch(parts[at + 1]):
+        return None  # a folder that somebody called so
     return HubId(repo, parts[at + 1], "/".join(parts[at + 2 :]))
 
 
