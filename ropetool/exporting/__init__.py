@@ -6,13 +6,14 @@ certificate covers. What differs otherwise is noted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropetool import certificate, inspection, provenance
-from ropetool.errors import CheckpointError
+from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
 from ropetool.exporting import companions, files, kquants
 from ropetool.exporting.comparing import COMPARING_LOGITS, Lengths, compare
 from ropetool.exporting.container import File, Progress
@@ -26,6 +27,24 @@ from ropetool.results import Check
 from ropetool.stamps import stamp
 
 __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
+
+
+# The next step where a refusal names none of its own.
+_NEXT_STEPS: tuple[tuple[type[RopetoolError], str], ...] = (
+    (LossyExport, "serve the checkpoint itself, with transformers or vLLM: llama.cpp would compute something else"),
+    (UnsupportedDtype, "save its weights in bfloat16 with transformers, then export that"),
+    (CorruptFile, "get the file again, or save the checkpoint anew with transformers"),
+)
+
+
+@contextmanager
+def _with_next_step() -> Iterator[None]:
+    """Give a refusal that says no next step the one of its kind."""
+    try:
+        yield
+    except RopetoolError as error:
+        error.try_ = error.try_ or next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), "")
+        raise
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,7 @@ class Exported:
         return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars}
 
 
+@_with_next_step()
 def export_checkpoint(
     source: str | Path,
     output: str | Path | None = None,
@@ -126,6 +146,7 @@ def export_checkpoint(
     )  # fmt: skip
 
 
+@_with_next_step()
 def check_export(source: str | Path, output: str | Path, *, force: bool = False, sidecars: bool = True) -> None:
     """Return if export_checkpoint would write this, its certificate and tokens aside: before a verification of hours.
 

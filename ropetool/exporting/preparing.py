@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ropetool import exported_rope, inspection
+from ropetool import exported_rope, inspection, provenance
 from ropetool.baking import view_of
 from ropetool.encodings_gguf import GgufEncoding
 from ropetool.errors import NotACheckpoint
+from ropetool.escaping import command
 from ropetool.exporting import companions, files, metadata
 from ropetool.exporting.outtypes import AUTO, is_made_by_libllama
 from ropetool.exporting.shapes import Model, family_of, read_model
@@ -73,11 +74,15 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
 
     Raises: what export_checkpoint does, but for what stands in the numbers of the weights.
     """
+    if inspection.is_gguf(source):
+        raise _is_gguf_already(source)
     host = HfHost.open(source, None)
     checkpoint, where = host.checkpoint, host.where
     family = family_of(host.family.model_type if host.family.gguf_architecture else host.name, where)
     if checkpoint.config_only:
-        raise NotACheckpoint("holds a config and no weights", where=str(host.path))
+        raise NotACheckpoint(
+            "holds a config and no weights", where=str(host.path), try_="give a directory with weights, *.safetensors"
+        )
     linking.check_links(host.path)  # its card and its chat template go into the file
     rope = inspection.understood(host.read(host.runtime), where)
     safe = shift_safe(view_of(checkpoint, host.family)) if wish.shift_safe else ShiftSafe(rope, {}, ())
@@ -104,6 +109,19 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
         host, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
         rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,
     )  # fmt: skip
+
+
+def _is_gguf_already(source: Path) -> NotACheckpoint:
+    """Return the refusal of a GGUF file, with what does what was meant: by its record, an export of its checkpoint."""
+    made = provenance.record(inspection.first_file(source))
+    if made is not None and made.kind == provenance.EXPORT and not provenance.source_problem(made):
+        try_ = f"{command('ropetool', 'export', Path(made.source))}, its checkpoint"
+    else:
+        try_ = (
+            f"{command('ropetool', 'extend', source)} --method yarn --factor 4, which reads GGUF files; llama-quantize "
+            "changes the type of its matrices"
+        )
+    return NotACheckpoint("is a GGUF file already; a Hugging Face directory is exported", where=str(source), try_=try_)
 
 
 def _layout(host: HfHost, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:

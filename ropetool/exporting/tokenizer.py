@@ -5,12 +5,14 @@ Refuses what llama.cpp would tokenise otherwise; which names and scores stand fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropetool import names
 from ropetool.errors import CorruptFile, LossyExport, MissingFile
+from ropetool.escaping import word
 from ropetool.exporting.metadata import collected
 from ropetool.exporting.pretokenizer import recognise
 from ropetool.exporting.special import Special, chat_templates, special_tokens
@@ -48,7 +50,11 @@ def tokenizer_values(path: Path, config: Mapping[str, Any], rows: int) -> tuple[
         elif (path / SENTENCEPIECE_MODEL).exists():
             values, notes = _from_model_file(path, config, rows)
         else:
-            raise MissingFile("does not exist; a GGUF file holds the tokenizer", where=str(file))
+            raise MissingFile(
+                f"does not exist, nor does {SENTENCEPIECE_MODEL}; a GGUF file holds the tokenizer", where=str(file),
+                try_=f"copy {names.TOKENIZER_JSON} and {names.TOKENIZER_CONFIG_JSON} of the model that it was made from "
+                f"into {word(path)}",
+            )  # fmt: skip
     return values | _template_values(path), notes
 
 
@@ -155,8 +161,25 @@ def _template_values(path: Path) -> dict[str, Value]:
     templates = chat_templates(path)
     if not templates:
         return {}
+    _check_names(templates, path)
     found = collected("", lambda writer: writer.add_chat_template(templates))
     found = {key: value for key, value in found.items() if key.startswith("tokenizer.")}
     more = sorted(key.removeprefix(TEMPLATE) for key in found if key.startswith(TEMPLATE))
     # The package has the names in a set, whose order differs from run to run.
     return {**found, LISTED_TEMPLATES: Value.array(ValueType.STR, more)} if more else found
+
+
+def _check_names(templates: Sequence[Mapping[str, str]], path: Path) -> None:
+    """Return if no two templates get one key: all but letters and digits of a name become _ in it.
+
+    Raises: LossyExport.
+    """
+    first: dict[str, Mapping[str, str]] = {}
+    for one in templates:
+        key = re.sub("[^A-Za-z0-9]", "_", one["name"])
+        other = first.setdefault(key, one)
+        if other["template"] != one["template"]:
+            raise LossyExport(
+                f"its chat templates {other['name']!r} and {one['name']!r} both become {TEMPLATE}{key}, and differ",
+                where=str(path), try_="rename one of them, or take it out, where the tokenizer's files name it",
+            )  # fmt: skip

@@ -258,3 +258,32 @@ def test_a_record_of_a_file_that_is_gone_is_no_obstacle(model: Path) -> None:
     ropetool.export("model", "x.gguf")
     Path("x.gguf").unlink()
     assert run("export", "model", "-o", "x.gguf").code == 0
+
+
+def test_a_refusal_says_what_to_do_instead(model: Path) -> None:
+    """A file that is GGUF already, by its record and without; a checkpoint without weights, a tokenizer, or sound ones."""
+    assert run("export", "model", "-o", "x.gguf", "--no-check", "--no-sidecars").code == 0
+    first = "Error: x.gguf: is a GGUF file already; a Hugging Face directory is exported"
+    done = run("export", "x.gguf")
+    assert (done.code, done.err.splitlines()) == (1, [first, f"Try: ropetool export {model.resolve()}, its checkpoint"])
+    Path("x.gguf.ropetool.json").unlink()
+    done = run("export", "x.gguf")
+    assert done.err.splitlines()[0] == first
+    assert done.err.splitlines()[1].startswith(
+        "Try: ropetool extend x.gguf --method yarn --factor 4, which reads GGUF files;"
+    )
+
+    tokenizer = (model / "tokenizer.json").read_text()
+    (model / "tokenizer.json").unlink()
+    done = run("export", "model")
+    assert "does not exist, nor does tokenizer.model; a GGUF file holds the tokenizer" in done.err
+    assert (
+        "Try: copy tokenizer.json and tokenizer_config.json of the model that it was made from into model" in done.err
+    )
+
+    (model / "tokenizer.json").write_text(json.dumps({**json.loads(tokenizer), "model": {"type": "WordPiece"}}))
+    assert "Try: serve the checkpoint itself, with transformers or vLLM" in run("export", "model").err
+    (model / "tokenizer.json").write_text("{")
+    assert "Try: get the file again" in run("export", "model").err
+    (model / "model.safetensors").unlink()
+    assert "Try: give a directory with weights" in run("export", "model").err

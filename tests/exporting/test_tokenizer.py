@@ -361,6 +361,32 @@ def test_the_names_of_templates_stand_in_one_order(tmp_path: Path) -> None:
     assert keys["tokenizer.chat_templates"] == list("abcdefgh")
 
 
+@pytest.mark.parametrize(
+    "names", [("tool-use", "tool_use"), ("rag", "rag"), ("größe", "gr__e"), ("default", "default")]
+)
+def test_templates_that_would_overwrite_each_other_are_refused(names: tuple[str, str], tmp_path: Path) -> None:
+    """In a key, any sign is an underscore."""
+    listed = [{"name": name, "template": f"T{number}"} for number, name in enumerate(names)]
+    with pytest.raises(LossyExport, match=r"both become tokenizer\.chat_template") as refused:
+        exported(tmp_path / "two", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": listed})
+    assert f"{names[0]!r} and {names[1]!r}" in refused.value.message
+    assert refused.value.try_.startswith("rename one of them")
+    alike = [{"name": name, "template": "T"} for name in names]
+    keys, _ = exported(tmp_path / "alike", tokenizer_config={**maker.TOKENIZER_CONFIG, "chat_template": alike})
+    assert "T" in keys.values()
+
+
+def test_templates_of_files_that_would_overwrite_each_other_are_refused(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    (source / "chat_template.jinja").write_text("D")
+    (source / "additional_chat_templates").mkdir()
+    for name in ("tool-use", "tool.use"):
+        (source / "additional_chat_templates" / f"{name}.jinja").write_text(name)
+    with pytest.raises(LossyExport, match=r"'tool-use' and 'tool\.use' both become tokenizer\.chat_template\.tool_use"):
+        maker.export(source, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
 @pytest.mark.parametrize("template", [7, [{"name": "default"}], ["x"]])
 def test_a_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> None:
     with pytest.raises(CorruptFile, match="a chat template that is none"):
