@@ -27,9 +27,7 @@ OPEN = {
 
 
 def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, env={**ENVIRONMENT, **more}, cwd=ROOT, check=False
-    )
+    return subprocess.run(arguments, capture_output=True, text=True, env={**ENVIRONMENT, **more}, cwd=ROOT, check=False)
 
 
 def counts(table: str) -> dict[str, tuple[int, int, str]]:
@@ -39,7 +37,7 @@ def counts(table: str) -> dict[str, tuple[int, int, str]]:
 
 
 def test_a_few_trials_of_each_kind_find_nothing(tmp_path: Path) -> None:
-    done = run("-m", "torturing", "--small", TMPDIR=str(tmp_path))
+    done = run("scripts/torture", "--small", TMPDIR=str(tmp_path), ROPETOOL_PYTHON=sys.executable)
     found = counts(done.stdout)
     assert len(found) > 25, done.stderr
     assert [kind for kind, (runs, _, why) in found.items() if not runs and not why] == []
@@ -53,7 +51,7 @@ def test_a_few_trials_of_each_kind_find_nothing(tmp_path: Path) -> None:
 
 @cache
 def said() -> dict[str, str]:
-    done = run("tests/torture_plants.py")
+    done = run(sys.executable, "tests/torture_plants.py")
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found
@@ -92,7 +90,7 @@ def test_the_same_seed_gives_the_same_input() -> None:
         'import random; from torturing.mutating import bytes_of, json_of; seed = b\'{"a": [1, 2.5, {"b": null}]}\'\n'
         "print([(f(seed, random.Random(n), [seed], [b'x'])) for n in range(50) for f in (bytes_of, json_of)])"
     )
-    one, other = run("-c", code), run("-c", code)
+    one, other = run(sys.executable, "-c", code), run(sys.executable, "-c", code)
     assert one.returncode == 0
     assert len(one.stdout) > 1000
     assert one.stdout == other.stdout

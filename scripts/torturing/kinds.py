@@ -130,6 +130,9 @@ class Inputs(Kind):
         self._reader, self._seed, self._next, self._stride = reader, seed, start, stride
 
     def turn(self, most: int) -> Report:
+        if self._reader.skipped:
+            self.done = True
+            return Report(self.name, skipped=self._reader.skipped)
         report = inputs.feed(
             self._reader, self._next, self._stride, self._seed, most=most, seconds=TURN if most > 1000 else 1e9
         )

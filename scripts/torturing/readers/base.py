@@ -15,7 +15,7 @@ Read = Callable[[bytes, random.Random], None]
 
 @dataclass(frozen=True)
 class Reader:
-    """One reader. share: how much of the time it gets, beside the others'."""
+    """One reader. share: how much of the time it gets, beside the others'; skipped: why it cannot be tried here."""
 
     name: str
     seeds: Sequence[bytes]
@@ -23,6 +23,7 @@ class Reader:
     read: Read
     words: Sequence[bytes] = ()
     share: float = 1.0
+    skipped: str = ""
 
 
 class Slot:

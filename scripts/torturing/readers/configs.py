@@ -13,6 +13,7 @@ from exporting import maker
 
 from torturing.mutating import json_of
 from torturing.readers.base import Read, Reader, Slot, ignore
+from torturing.readers.printed import printed
 from torturing.scenes import EXTEND
 
 
@@ -44,6 +45,8 @@ def configs(folder: Path, sources: Path) -> Iterator[Reader]:
 
     yield Reader("config.json, parsed", seeds, json_of, lambda data, rng: ignore(read_object(slot(data))), words, 2)
     yield Reader("config.json, inspected", seeds, json_of, look, words, 4)
+    shown = Slot(folder / "shown" / "config.json")
+    yield printed("config.json, printed", seeds, json_of, shown, shown.path.parent, words)
     yield Reader("config.json, planned for", seeds, json_of, plan, words, 3)
 
     from torturing.commands import run

@@ -14,6 +14,8 @@ from torturing.mutating import bytes_of, json_of
 from torturing.readers.base import Read, Reader, Slot, ignore
 from torturing.scenes import EXTEND
 
+ANSWER = "answer of the hub"
+
 
 def records(folder: Path) -> Iterator[Reader]:
     from ropetool import certificate, provenance, publishing
@@ -105,7 +107,8 @@ def hub() -> Iterator[Reader]:
     yield Reader("hub id", ids, bytes_of, read_id, words)
     try:
         from huggingface_hub import HfApi, ModelInfo
-    except ImportError:  # the extra is not installed
+    except ImportError:
+        yield Reader(ANSWER, [], json_of, read_id, skipped="huggingface_hub is not installed")
         return
     from ropetool.formats.hub.ids import HubId
     from ropetool.formats.hub.snapshots import check_checkpoint, files_of, listing, weight_files
@@ -125,7 +128,7 @@ def hub() -> Iterator[Reader]:
     listed = {"id": "org/name", "modelId": "org/name", "sha": "0" * 40, "siblings": siblings, "tags": [], "private": False,
               "lastModified": "2024-01-01T00:00:00.000Z", "cardData": {"license": "mit"}}  # fmt: skip
     yield Reader(
-        "answer of the hub",
+        ANSWER,
         [json.dumps(listed).encode()],
         json_of,
         read_listing,

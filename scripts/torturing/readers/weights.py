@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torturing.mutating import bytes_of, json_of
 from torturing.readers.base import Reader, Slot, ignore
+from torturing.readers.printed import printed
 
 
 def weights(folder: Path, sources: Path) -> Iterator[Reader]:
@@ -32,6 +33,7 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
         reading = rng.choice((None, "original", "current"))
         make_plan(slot(data), rng.choice(methods), factor=rng.choice((2.0, 32.0)), reading=reading)
 
+    yield printed("GGUF file, printed", gguf, bytes_of, slot, slot.path, words)
     yield Reader("GGUF file, planned for", gguf, bytes_of, plan, words)
     (slot.path.parent / "good.gguf").write_bytes(gguf[0])
     yield Reader(
