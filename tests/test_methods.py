@@ -496,7 +496,11 @@ def test_method_refuses_a_value(name: str, params: dict[str, Any], text: str, wh
 
 
 BAD_KINDS: list[tuple[str, dict[str, Any], str]] = [
-    ("yarn", {"beta": "4"}, "yarn has no parameter beta; it has: beta_fast, beta_slow, truncate, ramp"),
+    (
+        "yarn",
+        {"beta": "4"},
+        "yarn has no parameter beta (did you mean beta_slow or beta_fast?); it has: beta_fast, beta_slow, truncate, ramp",
+    ),
     ("linear", {"factor": "4"}, "linear has no parameter factor; it has: none"),
     ("yarn", {"truncate": "maybe"}, "'maybe' is not true or false"),
     ("yarn", {"beta_fast": "many"}, "'many' is not a number"),
@@ -535,7 +539,12 @@ def test_unknown_preset_is_refused(preset: str) -> None:
 
 def test_unknown_method_lists_the_known_ones() -> None:
     known = "abf, attention, dynamic, linear, llama3, longrope, mixed-ntk, ntk, ntk-by-parts, yarn"
-    refuses(UnknownMethod, f"no method is called 'yarm'; known: {known}", lambda: methods.get("yarm"), "--method")
+    refuses(
+        UnknownMethod,
+        f"no method is called 'yarm' (did you mean yarn?); known: {known}",
+        lambda: methods.get("yarm"),
+        "--method",
+    )
 
 
 def test_abf_on_a_table_replaces_the_base_that_the_file_states() -> None:

@@ -46,7 +46,10 @@ def test_discovery() -> None:
 
 
 def test_an_unknown_name_or_a_format_that_is_not_read_is_refused() -> None:
-    with pytest.raises(UnknownRuntime, match=r"no runtime is called 'vlm'; known: .*transformers, transformers-v4"):
+    with pytest.raises(
+        UnknownRuntime,
+        match=r"no runtime is called 'vlm' \(did you mean vllm\?\); known: .*transformers, transformers-v4",
+    ):
         runtimes.get("vlm")
     with pytest.raises(UnknownRuntime, match="transformers does not read gguf files"):
         runtimes.get(V5, "gguf")

@@ -64,7 +64,7 @@ def test_a_program_stands_for_all_its_releases_and_a_version_for_one() -> None:
         ("vllm@", "vllm  is not known"),
         ("vllm@new", "vllm new is not known"),
         ("transformers@5", "transformers 5 is not known; known: 5.23.0"),
-        ("vlm@0.25", "no runtime is called 'vlm'; known: .*vllm"),
+        ("vlm@0.25", r"no runtime is called 'vlm' \(did you mean vllm\?\); known: .*vllm"),
     ],
 )
 def test_a_version_that_is_not_known_is_refused(name: str, message: str) -> None:

@@ -62,12 +62,14 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     ),
     "an unknown method": (
         ("--method", "yarm", "--factor", "4"),
-        "--method: no method is called 'yarm'; known: abf, attention, dynamic, linear, llama3, longrope, mixed-ntk, ntk, "
+        "--method: no method is called 'yarm' (did you mean yarn?); known: "
+        "abf, attention, dynamic, linear, llama3, longrope, mixed-ntk, ntk, "
         "ntk-by-parts, yarn", "ropetool methods", 2,
     ),
     "an unknown parameter": (
         ("--factor", "4", "-p", "beta", "1"),
-        "-p: yarn has no parameter beta; it has: beta_fast, beta_slow, truncate, ramp", "ropetool methods yarn", 2,
+        "-p: yarn has no parameter beta (did you mean beta_slow or beta_fast?); it has: "
+        "beta_fast, beta_slow, truncate, ramp", "ropetool methods yarn", 2,
     ),
     "a parameter of another kind": (
         ("--factor", "4", "-p", "truncate", "maybe"), "yarn -p truncate: 'maybe' is not true or false", "", 2,
@@ -137,7 +139,7 @@ def test_a_runtime_that_is_not_known(model: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     done = run("extend", model, *EXTEND, "--for", "vlm", "--json")
     assert (done.code, done.json["error"]["type"], done.json["error"]["where"]) == (2, "UnknownRuntime", "--for")
-    assert done.json["error"]["message"].startswith("no runtime is called 'vlm'; known: ")
+    assert done.json["error"]["message"].startswith("no runtime is called 'vlm' (did you mean vllm?); known: ")
     assert snapshot(tmp_path) == before
 
 
