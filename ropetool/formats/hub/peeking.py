@@ -28,6 +28,7 @@ from ropetool.formats.gguf import (
 from ropetool.formats.hf import Checkpoint, open_checkpoint, read_object
 from ropetool.formats.hf.checkpoint import SUFFIX
 from ropetool.formats.hf.jsontext import SMALL
+from ropetool.formats.hub.bounds import within
 from ropetool.formats.hub.ids import HubId
 from ropetool.formats.hub.snapshots import (
     Listing,
@@ -143,7 +144,7 @@ def _small_file(asked: HubId, held: Listing, name: str) -> Path:
     if size is not None and size > SMALL.chars:
         raise CorruptFile(f"is {size:,} bytes long; at most {SMALL.chars:,} are read", where=f"{asked}: {name}")
     with asking(asked), quiet():
-        return Path(hf_hub_download(asked.repo, name, revision=asked.revision or None))
+        return Path(within(SMALL.chars, lambda: hf_hub_download(asked.repo, name, revision=asked.revision or None)))
 
 
 class _Remote:
@@ -179,15 +180,19 @@ class _Remote:
 
     def _range(self, name: str, begin: int, end: int) -> bytes:
         with asking(self._asked):
-            if name not in self._files:
-                self._files[name] = self._opened(name)
-            file = self._files[name]
-            file.seek(begin)
-            found: bytes = file.read(end - begin)
+            found = within(end - begin, lambda: self._read(name, begin, end))
         if len(found) != end - begin:
             raise HubError(
                 f"{end - begin:,} bytes of {name} were asked for, and {len(found):,} came", where=str(self._asked)
             )
+        return found
+
+    def _read(self, name: str, begin: int, end: int) -> bytes:
+        if name not in self._files:
+            self._files[name] = self._opened(name)
+        file = self._files[name]
+        file.seek(begin)
+        found: bytes = file.read(end - begin)
         return found
 
     def _opened(self, name: str) -> Any:

@@ -21,10 +21,12 @@ from ropetool.errors import (
     MissingDependency,
     MissingFile,
     NotACheckpoint,
+    RopetoolError,
 )
 from ropetool.escaping import command
 from ropetool.formats.gguf import shard_paths
 from ropetool.formats.hf.checkpoint import SUFFIX
+from ropetool.formats.hub.bounds import MAX_SIZE, guarded, within
 from ropetool.formats.hub.ids import HubId, hub_id
 
 # Beside the weights: configs, tokenizers, templates, the card, and the terms, which must go with the weights.
@@ -61,7 +63,8 @@ def local(source: str | Path, *, bars: bool = False) -> Path:
     chosen = [name for name in files_of(asked) if name in held.sizes] if asked.file else _checkpoint_files(asked, held)
     from huggingface_hub import snapshot_download
 
-    with asking(asked), nullcontext() if bars else quiet():
+    largest = max((held.sizes[name] or MAX_SIZE for name in chosen), default=0)
+    with asking(asked), guarded(largest), nullcontext() if bars else quiet():
         folder = snapshot_download(
             asked.repo, revision=asked.revision or None, allow_patterns=[glob.escape(name) for name in chosen]
         )
@@ -92,10 +95,12 @@ def listing(asked: HubId) -> Listing:
     with asking(asked):
         from huggingface_hub import HfApi
 
-        found = HfApi().model_info(
+        found = within(0, lambda: HfApi().model_info(
             asked.repo, revision=asked.revision or None, files_metadata=True, timeout=_TIMEOUT
-        )  # fmt: skip
-        held = Listing(str(found.sha), {file.rfilename: file.size for file in found.siblings or ()})
+        ))  # fmt: skip
+        if found.siblings is None:
+            raise HubError("the hub lists no files of it", try_="check HF_ENDPOINT")
+        held = Listing(str(found.sha), {file.rfilename: file.size for file in found.siblings})
     if asked.file and asked.file not in held.sizes:
         raise MissingFile(f"it holds no file of that name{_gguf_files(held)}", where=str(asked))
     return held
@@ -198,7 +203,10 @@ def asking(asked: HubId) -> Iterator[None]:
     http: Any = errors.HfHubHTTPError.__bases__[0]  # the HTTP library's own, of whatever release it is
     try:
         yield
-    except (http, OSError, ValueError, LookupError, TypeError) as error:
+    except RopetoolError as error:
+        error.where = error.where or str(asked)
+        raise
+    except (http, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         refusal = _refusal(error, asked)
         if refusal is None:
             raise

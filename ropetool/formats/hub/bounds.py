@@ -1,0 +1,197 @@
+"""Bounds on what a hub may answer: how much, how slowly, from where, and which names; before huggingface_hub reads it.
+
+Works through hooks of its HTTP client, httpx or by release requests. What an answer means is not known here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeVar
+from urllib.parse import urljoin, urlsplit
+
+from ropetool.errors import HubError
+
+Found = TypeVar("Found")
+
+SECONDS = 60.0  # for one question, with all that huggingface_hub repeats
+SLOWEST = 1000  # bytes a second, of a body that takes longer
+ANSWER = 6 << 20  # bytes of a list of files: some 25,000 of them
+VALUES = 300_000  # in it, since an object of Python takes 30 times the bytes of an empty list
+LEAST = 64 << 10  # bytes of any other body, such as the page of a refusal
+MAX_SIZE = 2**63 - 1
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_ETAG = re.compile(r'(W/)?"?[A-Za-z0-9_+=:.-]*[A-Za-z0-9_+=:-]"?')  # it becomes the name of a file
+
+
+def within(most: int, work: Callable[[], Found]) -> Found:
+    """Return what `work` returns, which asks the hub and takes at most so many bytes of a file.
+
+    Raises: HubError if it takes longer than `SECONDS`, or if an answer breaks a bound; what `work` raises.
+    """
+    done: list[Found] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with guarded(most, threading.get_ident()):
+                done.append(work())
+        except BaseException as error:  # noqa: BLE001  it is raised where it was asked
+            failed.append(error)
+
+    # A thread, because a header that never ends and a wait that the hub asks for happen inside the HTTP library.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    if failed:
+        raise failed[0]
+    if not done:
+        raise HubError(
+            f"the hub has not answered within {SECONDS:g} seconds", try_="try again later, or give the path of a copy"
+        )
+    return done[0]
+
+
+@contextmanager
+def guarded(most: int, thread: int | None = None) -> Iterator[None]:
+    """Hold every answer within the body to the bounds, or those of one thread; `most`: bytes of a file."""
+    from huggingface_hub.utils import get_session
+
+    session: Any = get_session()
+    hooks = session.event_hooks["response"] if hasattr(session, "event_hooks") else session.hooks["response"]
+    coding = session.headers.get("accept-encoding")
+
+    def check(response: Any, *_: Any, **__: Any) -> None:
+        if thread in (None, threading.get_ident()):
+            _check(response, most)
+
+    hooks.append(check)
+    session.headers["accept-encoding"] = "identity"  # what is packed has no size
+    try:
+        yield
+    finally:
+        hooks.remove(check)
+        if coding is None:
+            del session.headers["accept-encoding"]
+        else:
+            session.headers["accept-encoding"] = coding
+
+
+def _check(response: Any, most: int) -> None:
+    """Raise HubError for an answer that a hub does not give; from here on its body is bounded."""
+    headers = response.headers
+    url, place = str(response.url), headers.get("location")
+    if place is not None:
+        _check_redirect(url, place)
+    if headers.get("content-encoding", "identity") not in ("", "identity"):
+        raise _refusal("packs an answer that was asked for as it is")
+    commit, etags = headers.get("x-repo-commit"), (headers.get("etag"), headers.get("x-linked-etag"))
+    if commit is not None and not _COMMIT.fullmatch(commit):
+        raise _refusal(f"names the commit {commit!r:.60}")
+    for etag in etags:
+        if etag is not None and not _ETAG.fullmatch(etag):
+            raise _refusal(f"names the version {etag!r:.60} of a file")
+    is_api = urlsplit(url).path.startswith("/api/")
+    _bound(response, ANSWER if is_api else max(most, LEAST))
+    if is_api and response.status_code == 200:
+        body = response.content if hasattr(response, "raw") else response.read()
+        problem = _problem(body)
+        if problem:
+            raise _refusal(problem)
+
+
+def _check_redirect(url: str, place: str) -> None:
+    begin, end = urlsplit(url).scheme, urlsplit(urljoin(url, place)).scheme
+    if end not in ("https", begin) or end not in ("https", "http"):
+        raise _refusal(f"leads from {begin} to {place!r:.60}")
+
+
+def _refusal(problem: str) -> HubError:
+    from huggingface_hub import constants
+
+    return HubError(f"{constants.ENDPOINT} {problem}", try_="check HF_ENDPOINT")
+
+
+# --- bodies
+
+
+def _bound(response: Any, most: int) -> None:
+    raw = getattr(response, "raw", None)
+    if raw is not None:  # requests
+        whole = raw.stream
+        raw.stream = lambda *given, **named: _bounded(whole(*given, **named), most)
+        return
+    base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
+    inner = response.stream
+
+    class Bounded(base):  # type: ignore[misc]
+        """The body, as far as it is within the bounds."""
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield from _bounded(inner, most)
+
+        def close(self) -> None:
+            inner.close()
+
+    response.stream = Bounded()
+
+
+def _bounded(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
+    start, got = time.monotonic(), 0
+    for chunk in chunks:
+        got += len(chunk)
+        if got > most:
+            raise _refusal(f"sends more than the {most:,} bytes that were asked for")
+        took = time.monotonic() - start
+        if took > SECONDS and got < SLOWEST * took:
+            raise HubError(f"the hub has sent {got:,} bytes in {took:.0f} seconds", try_="try again later")
+        yield chunk
+
+
+# --- lists of files
+
+
+def _problem(body: bytes) -> str:
+    """Return what is wrong with an answer of the API: a description of a model, or a list of files; empty if nothing is."""
+    if sum(map(body.count, (b",", b"[", b"{"))) > VALUES:
+        return f"answers with more than {VALUES:,} values"
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return f"answers what is no JSON ({type(error).__name__})"
+    if isinstance(answer, dict) and "siblings" in answer:
+        commit = answer.get("sha")
+        if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+            return f"names the commit {commit!r:.60}"
+        answer = answer["siblings"]
+        if not isinstance(answer, list):
+            return "lists no files"
+    elif not isinstance(answer, list):
+        return ""
+    return next(filter(None, map(_problem_of_file, answer)), "")
+
+
+def _problem_of_file(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return f"lists {entry!r:.60} as a file"
+    name, lfs = entry.get("rfilename", entry.get("path")), entry.get("lfs")
+    if not isinstance(name, str) or not _is_inside(name):
+        return f"lists {name!r:.60} as a file"
+    if lfs is not None and not (isinstance(lfs, dict) and _SHA256.fullmatch(str(lfs.get("sha256", lfs.get("oid"))))):
+        return f"describes {name!r:.60} by {lfs!r:.60}"
+    for size in (entry.get("size"), (lfs or {}).get("size")):
+        if size is not None and (type(size) is not int or not 0 <= size <= MAX_SIZE):
+            return f"gives {name!r:.60} the size {size!r:.40}"
+    return ""
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a name of a file in a repository stays inside a folder, on any system."""
+    parts = name.split("/")
+    return not re.search(r"[\\\0]|^[A-Za-z]:", name) and all(part not in ("", ".", "..") for part in parts)
