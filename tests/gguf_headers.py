@@ -107,7 +107,8 @@ def rotation(path: Path, sliding: bool = False) -> Rotation:
 
 def _divisors(path: Path, pairs: int, arch: str, sliding: bool) -> np.ndarray:
     """Return the divisors of a file with one vector, or with two that are alike."""
-    found = {name: np.frombuffer(data, np.float32) for name, (_, _, data) in tensors(path).items()}
+    vectors = ((name, data) for name, (_, _, data) in tensors(path).items() if name.startswith("rope_f"))
+    found = {name: np.frombuffer(data, np.float32) for name, data in vectors}
     if not found or (arch == "gemma4" and sliding):
         return np.ones(pairs)
     first, *others = found.values()

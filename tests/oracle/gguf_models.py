@@ -23,7 +23,9 @@ from ropetool.spec import LayerRope, Regime
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # More that are made of the same parts, for what only they read.
-WITH_QK_NORM = ("qwen3", "gemma3", "hunyuan-dense")
+WITH_QK_NORM = ("qwen3", "gemma3", "hunyuan-dense", "qwen3vl", "qwen35", "glm4moe")
+POST_NORM = ("qwen35", "glm4moe")  # the name of the norm in front of the feed-forward
+GATED = ("qwen35",)  # the projection of queries gives a gate beside each
 NORM_BEHIND_ROTATION = ("hunyuan-dense",)
 FUSED_GATE = ("phi3",)
 GEMMA = ("gemma3",)
@@ -32,7 +34,7 @@ HEAD_DIM, HEADS, KV_HEADS, HIDDEN, INNER, VOCABULARY = 64, 2, 1, 128, 48, 96
 TRAINED, TARGET = 512, 2048
 EPSILON = 1e-6
 STARTS = (0, 126, 509, 1021, 1530, TARGET - 8, TARGET - 4)  # the last two touch, as llama.cpp demands
-BLOCK = 4
+BLOCK, BATCH = 4, 64
 POSITIONS = np.concatenate([np.arange(start, start + BLOCK) for start in STARTS])
 TOKENS = np.random.default_rng(5).integers(0, VOCABULARY, POSITIONS.size)
 
@@ -65,6 +67,8 @@ def weights(arch: str, vocabulary: int = VOCABULARY) -> dict[str, np.ndarray]:
         "blk.0.attn_output.weight": (HIDDEN, q), "blk.0.ffn_gate.weight": (INNER, HIDDEN),
         "blk.0.ffn_up.weight": (INNER, HIDDEN), "blk.0.ffn_down.weight": (HIDDEN, INNER),
     }  # fmt: skip
+    if arch in GATED:
+        shapes["blk.0.attn_q.weight"] = (2 * q, HIDDEN)
     if arch in FUSED_GATE:
         del shapes["blk.0.ffn_gate.weight"]
         shapes["blk.0.ffn_up.weight"] = (2 * INNER, HIDDEN)
@@ -74,7 +78,8 @@ def weights(arch: str, vocabulary: int = VOCABULARY) -> dict[str, np.ndarray]:
         shapes |= {"blk.0.attn_q.bias": (q,), "blk.0.attn_k.bias": (kv,), "blk.0.attn_v.bias": (kv,)}
     wide = {"token_embd.weight": 2.0}
     found = {name: rng.normal(0, wide.get(name, 0.12), shape).astype(np.float32) for name, shape in shapes.items()}
-    norms = {"blk.0.attn_norm.weight": HIDDEN, "blk.0.ffn_norm.weight": HIDDEN, "output_norm.weight": HIDDEN}
+    before = "post_attention_norm" if arch in POST_NORM else "ffn_norm"
+    norms = {"blk.0.attn_norm.weight": HIDDEN, f"blk.0.{before}.weight": HIDDEN, "output_norm.weight": HIDDEN}
     if arch in WITH_QK_NORM:
         norms |= {"blk.0.attn_q_norm.weight": HEAD_DIM, "blk.0.attn_k_norm.weight": HEAD_DIM}
     if arch in GEMMA:
@@ -90,7 +95,8 @@ def weights(arch: str, vocabulary: int = VOCABULARY) -> dict[str, np.ndarray]:
 class Tiny:
     """A model to write: rope keys without the architecture in front, frequency vectors by name, and its tokens.
 
-    A key may be a pair of a GGUF type and a value. Without tokens the file has no vocabulary.
+    A key may be a pair of a GGUF type and a value. Without tokens the file has no vocabulary. in_front: the tensors of
+    a layer before the one that attends, for architectures that cannot do without; it must add nothing.
     """
 
     arch: str
@@ -99,13 +105,14 @@ class Tiny:
     tokens: tuple[str, ...] = ()
     merges: tuple[str, ...] = ()
     bos: int | None = None
+    in_front: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def write(self, path: Path, quantised: bool = False, **shards: Any) -> Path:
         """Write the file, its matrices as Q8_0 if asked; `shards` are GGUFWriter's options for splitting."""
         writer = gguf.GGUFWriter(path, self.arch, **shards)
         writer.add_embedding_length(HIDDEN)
         writer.add_feed_forward_length(INNER)
-        writer.add_block_count(1)
+        writer.add_block_count(2 if self.in_front else 1)
         writer.add_head_count(HEADS)
         writer.add_head_count_kv(KV_HEADS)
         writer.add_layer_norm_rms_eps(EPSILON)
@@ -115,7 +122,10 @@ class Tiny:
         for key, value in {"context_length": TARGET, **self.keys}.items():
             type_, given = value if isinstance(value, tuple) else (KEY_TYPES[key], value)
             writer.add_key_value(f"{self.arch}.{key}", given, type_)
-        for name, tensor in {**weights(self.arch, len(self.tokens) or VOCABULARY), **self.vectors}.items():
+        layer = weights(self.arch, len(self.tokens) or VOCABULARY)
+        if self.in_front:
+            layer = {name.replace("blk.0.", "blk.1."): tensor for name, tensor in layer.items()} | dict(self.in_front)
+        for name, tensor in {**layer, **self.vectors}.items():
             narrow = quantised and tensor.ndim == 2 and tensor.shape[1] % 32 == 0
             data = gguf.quants.quantize(tensor, GGMLQuantizationType.Q8_0) if narrow else tensor
             writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.Q8_0 if narrow else None)
@@ -167,7 +177,7 @@ def context(path: Path, n_ctx: int) -> Iterator[Any]:
     if not model:
         raise ValueError("llama.cpp does not load it")
     settings = lib.llama_context_default_params()
-    settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = n_ctx, 64, 64, len(STARTS)
+    settings.n_ctx, settings.n_batch, settings.n_ubatch, settings.n_seq_max = n_ctx, BATCH, BATCH, len(STARTS)
     settings.n_threads = settings.n_threads_batch = 1
     settings.kv_unified = True
     settings.type_k = settings.type_v = lib.GGML_TYPE_F32
@@ -193,6 +203,26 @@ def llama_logits(path: Path, n_ctx: int = TARGET) -> np.ndarray:
         for sequence in range(last):
             lib.llama_memory_seq_cp(memory, sequence, last, -1, -1)
         return np.concatenate([first, _decode(opened, range(POSITIONS.size - BLOCK, POSITIONS.size))])
+
+
+def llama_row_logits(path: Path, row: Sequence[int], n_ctx: int = TARGET) -> np.ndarray:
+    """Return the logits of a row of tokens from position 0 on, for memories that keep a state beside keys."""
+    lib, found = library(), []
+    with context(path, n_ctx) as opened:
+        for start in range(0, len(row), BATCH):
+            piece = row[start : start + BATCH]
+            batch = lib.llama_batch_init(len(piece), 0, 1)
+            batch.n_tokens = len(piece)
+            for at, token in enumerate(piece):
+                batch.token[at], batch.pos[at], batch.n_seq_id[at] = token, start + at, 1
+                batch.seq_id[at][0], batch.logits[at] = 0, 1
+            code = lib.llama_decode(opened, batch)
+            lib.llama_batch_free(batch)
+            if code != 0:
+                raise ValueError(f"llama_decode returns {code}")
+            raw = lib.llama_get_logits(opened)
+            found.append(np.ctypeslib.as_array(raw, (len(piece), VOCABULARY)).astype(np.float64))
+    return np.concatenate(found)
 
 
 def _decode(opened: Any, indices: range) -> np.ndarray:
@@ -228,6 +258,8 @@ def numpy_logits(
     x = w["token_embd.weight"][tokens] * (np.sqrt(HIDDEN) if arch in GEMMA else 1.0)
     h = _norm(x, w["blk.0.attn_norm.weight"], w.get("blk.0.attn_norm.bias"))
     q, k, v = (_heads(h, w, name) for name in ("q", "k", "v"))
+    gate = q[1::2] if arch in GATED else None  # each query head is followed by its gate
+    q = q[::2] if arch in GATED else q
     if arch in WITH_QK_NORM and arch not in NORM_BEHIND_ROTATION:
         q, k = _norm(q, w["blk.0.attn_q_norm.weight"]), _norm(k, w["blk.0.attn_k_norm.weight"])
     q, k = (rope.rotate(a, positions, regime.inv_freq, regime.attention_factor, entry.layout) for a in (q, k))
@@ -235,9 +267,13 @@ def numpy_logits(
         q, k = _norm(q, w["blk.0.attn_q_norm.weight"]), _norm(k, w["blk.0.attn_k_norm.weight"])
     if entry.temperature is not None:
         q = q * (1 + entry.temperature.beta * np.log(1 + positions // entry.temperature.length))[:, None]
-    attended = _attention(q, k, v, visible) @ w["blk.0.attn_output.weight"].T
+    mixed = _attention(q, k, v, visible)
+    if gate is not None:
+        mixed = mixed / (1 + np.exp(-gate.transpose(1, 0, 2).reshape(mixed.shape)))
+    attended = mixed @ w["blk.0.attn_output.weight"].T
     x = x + (_norm(attended, w["blk.0.post_attention_norm.weight"]) if arch in GEMMA else attended)
-    inner = _feed_forward(_norm(x, w["blk.0.ffn_norm.weight"], w.get("blk.0.ffn_norm.bias")), w, arch)
+    before = "post_attention_norm" if arch in POST_NORM else "ffn_norm"
+    inner = _feed_forward(_norm(x, w[f"blk.0.{before}.weight"], w.get(f"blk.0.{before}.bias")), w, arch)
     x = x + (_norm(inner, w["blk.0.post_ffw_norm.weight"]) if arch in GEMMA else inner)
     return _norm(x, w["output_norm.weight"], w.get("output_norm.bias")) @ w["output.weight"].T
 
