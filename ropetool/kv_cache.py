@@ -12,7 +12,7 @@ from ropetool.families import Family
 from ropetool.formats.hf import style
 from ropetool.runtimes import GgufView, Refuses
 from ropetool.runtimes.llama_cpp_archs import HEAD_COUNT, HEAD_COUNT_KV
-from ropetool.runtimes.llama_cpp_layers import Model, layer_count
+from ropetool.runtimes.llama_cpp_layers import Model
 from ropetool.spec import RopeSet
 
 UNROTATED = "without rotation"
@@ -33,6 +33,7 @@ class KvCache:
 def of_gguf(view: GgufView, decoded: RopeSet) -> dict[str, KvCache]:
     """Return llama.cpp's default cache: two bytes a value; heads may be stated for each layer.
 
+    Entries hold every layer that attends, rotated or not; the others keep a state of one size.
     Raises: InvalidRope if the heads are stated in a type that llama.cpp does not load.
     """
     found = {}
@@ -41,10 +42,6 @@ def of_gguf(view: GgufView, decoded: RopeSet) -> dict[str, KvCache]:
         for layer_type, entry in decoded.entries.items():
             heads = sum(_key_heads(model, layer) for layer in entry.layers)
             found[layer_type] = KvCache(heads * 2 * entry.head_dim * 2, entry.sliding_window)
-        rotating = {layer for entry in decoded.entries.values() for layer in entry.layers}
-        still = sum(_key_heads(model, layer) for layer in range(layer_count(model)) if layer not in rotating)
-        if found and still:
-            found[UNROTATED] = KvCache(still * 2 * entry.head_dim * 2, None)
     except Refuses as refusal:
         raise InvalidRope(str(refusal), where=view.where) from None
     return found

@@ -21,8 +21,10 @@ from making import run, snapshot
 import ropetool
 from ropetool import inspection
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
+from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import RopeSet
+from ropetool.verification.readback import read_back
 
 FACTOR = 4
 ROTATING = [name for name in archs.names() if name not in archs.WITHOUT_ROTATION]
@@ -225,6 +227,30 @@ def test_mla_files_carry_their_own_multiplier() -> None:
         found = headers.rotation(ropetool.apply(plan, source, f"o{multiplier}.gguf").output)
         assert found.softmax_multiplier == pytest.approx((1 + 0.1 * multiplier * np.log(8)) ** 2, rel=1e-6)
         assert found.attention_factor == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["qwen35", "gemma3", "deepseek2", "granitehybrid", "mimo2"])
+def test_verify_reads_an_output_back(arch: str) -> None:
+    source = headers.write(Path("m.gguf"), arch)
+    output = ropetool.apply(ropetool.plan(source, "yarn", factor=FACTOR), source, "out.gguf").output
+    verdicts = {check.name: check.verdict for check in read_back(output)}
+    assert (verdicts["tables"], verdicts["files"]) == ("pass", "pass")
+    header = read_header(output)
+    write_patched(header, Patch({f"{arch}.rope.scaling.factor": Value.of(ValueType.F32, 5.0)}), Path("planted.gguf"))
+    Path("planted.gguf").replace(output)
+    assert {check.name: check.verdict for check in read_back(output)}["tables"] == "fail"
+
+
+def test_layers_that_keep_a_state_have_no_keys_in_the_cache() -> None:
+    found = inspection.inspect(headers.write(Path("m.gguf"), "qwen35"))  # every fourth layer attends
+    assert found.rope is not None
+    assert found.rope.entries["full_attention"].layers == (3, 7)
+    assert found.cache_bytes(1) == 2 * 2 * headers.HEAD * 2 * 2  # layers, heads, channels of keys and values, bytes
+
+
+def test_a_bake_of_other_architectures_names_those_that_are_known() -> None:
+    done = run("bake", headers.write(Path("m.gguf"), "qwen35"), "attention-factor")
+    assert (done.code, "it is not known where files of qwen35 make their queries and keys" in done.err) == (1, True)
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3moe"])
