@@ -203,6 +203,8 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
     words: list[str | Path] = ["ropetool", "verify", path, "--suite", max(held.suite, new.suite, key=_rank)]
     if held.lengths:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
+    if held.baseline is not None and new.baseline is None:
+        words += ["--baseline", held.baseline]
     return (
         f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: {escaping.command(*words)}"
     )

@@ -124,7 +124,7 @@ def unsuffixed(name: str, made: Provenance) -> str:
 def source_problem(made: Provenance) -> str:
     """Return what has become of the source, as the end of a sentence; empty if it is what it was."""
     source = Path(made.source)
-    if not (source.is_file() or (source / names.CONFIG_JSON).is_file()):
+    if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # of any text: pathlib's may raise
         return "is not there any more"
     return "" if fingerprint(source) == made.source_fingerprint else "has changed"
 
@@ -139,7 +139,7 @@ def lineage(checkpoint: Path) -> Iterator[Provenance]:
     while made is not None and made.source not in seen:
         seen.add(made.source)
         yield made
-        made = record(Path(made.source))
+        made = record(Path(made.source)) if os.path.exists(made.source) else None
 
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:

@@ -63,8 +63,8 @@ def read_card(place: Path) -> str | None:
 
 
 def write_card(place: Path, card: str) -> None:
-    """Write a card; bytes that were no UTF-8 come out as they went in."""
-    place.write_bytes(card.encode("utf-8", "surrogateescape"))
+    """Write a card; bytes that were no UTF-8 come out as they went in, other halves of surrogate pairs as U+FFFD."""
+    place.write_bytes(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", card).encode("utf-8", "surrogateescape"))
 
 
 def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, str]:

@@ -532,12 +532,15 @@ def test_a_wider_one_stays(held: dict[str, Any], new: dict[str, Any], reason: st
 
 def test_what_would_replace_it_is_told(output: Path) -> None:
     write(output, made(output, **WIDE))
-    why = kept(output, made(output, lengths=(1024,)))
+    why = kept(output, made(output, lengths=(1024,), baseline="model"))
     command = f"ropetool verify {output} --suite standard --lengths 256,512,1024,2048"
     assert why.startswith(
         "the certificate of 2026-01-02 stays, for it is wider: the standard suite and not the quick one"
     )
     assert why.endswith(f"; to replace it: {command}")
+    assert kept(output, made(output, lengths=(1024,), baseline=None)).endswith(
+        f"; to replace it: {command} --baseline model"
+    )
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -208,3 +208,12 @@ def test_a_commit_on_the_hub_that_is_not_in_the_cache_keeps_its_id(tmp_path: Pat
     found = provenance.record(put(tmp_path, {**GOOD, "source": name}))
     assert found is not None
     assert (found.source, provenance.source_problem(found)) == (name, "is not there any more")
+
+
+@pytest.mark.parametrize(
+    "source", ["x" * 3000, "a/" * 3000, "\0", "", ".", "/", "org/name@1:../x.gguf", "a\nb", "\ud800"]
+)
+def test_a_source_of_any_text_ends_the_lineage(source: str, tmp_path: Path) -> None:
+    """Somebody may have edited the file; it names no checkpoint then, or itself."""
+    (made,) = provenance.lineage(put(tmp_path, {**GOOD, "source": source}))
+    assert provenance.source_problem(made) == "is not there any more"

@@ -163,6 +163,8 @@ def test_bytes_that_are_no_text_come_through(tmp_path: Path) -> None:
     place.write_bytes(b"# \xff Mine\n")
     publishing.write_card(place, made(publishing.read_card(place) or ""))
     assert b"# \xff Mine\n" in place.read_bytes()
+    publishing.write_card(place, "\ud800 \udcff \udfff")  # JSON may hold halves of surrogate pairs
+    assert place.read_bytes() == "\ufffd ".encode() + b"\xff" + " \ufffd".encode()
     place.write_bytes(b"x" * (5 << 20))
     assert publishing.read_card(place) is None
 

@@ -96,7 +96,7 @@ def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
     done = run(*YARN, "--copy", "--verify", "--export", "x.gguf")
     assert (done.code, done.err) == (0, "")
     lines = done.out.splitlines()
-    assert (lines[0], lines[8:12], lines[12]) == (
+    assert (lines[0], lines[9:13], lines[13]) == (
         str(tmp_path / OUTPUT), ["", "THE TABLES", "", "x.gguf"], "  architecture  llama",
     )  # fmt: skip
     assert verifier.asked == [(tmp_path / OUTPUT, "quick")]
