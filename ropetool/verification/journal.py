@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ropetool.spec import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
 LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
+DIGEST = 8  # bytes behind the figures of a row
+TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is no UTF-8
 STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 
@@ -30,7 +33,8 @@ def folder() -> Path:
 class Journal:
     """The figures of one run: a target, a baseline and texts. A new one is empty unless it is to be resumed.
 
-    Where the folder cannot be written, or another process is at the same run, they are kept in memory alone.
+    Where the folder cannot be written, or another process is at the same run, they are kept in memory alone. A file
+    that is damaged, or that ropetool did not make, is begun anew: what is not there is measured again.
     """
 
     def __init__(self, key: str, *, resume: bool) -> None:
@@ -38,8 +42,18 @@ class Journal:
         self._lock = self._locked()
         if self._lock is not None and not resume:
             self.path.unlink(missing_ok=True)
-        self._base = sqlite3.connect(":memory:" if self._lock is None else self.path)
-        self._base.execute("create table if not exists found (key blob primary key, figures blob)")
+        try:
+            self._base = _opened(":memory:" if self._lock is None else self.path)
+        except BROKEN:
+            self._base = self._begun_anew()
+
+    def _begun_anew(self) -> sqlite3.Connection:
+        """Return an empty journal in the place of a damaged one, or in memory where that fails too: the disk is full, say."""
+        try:
+            self.path.unlink(missing_ok=True)
+            return _opened(self.path)
+        except (OSError, *BROKEN):
+            return _opened(":memory:")
 
     def _locked(self) -> IO[bytes] | None:
         """Return a file that keeps other processes away as long as it is open; None where that cannot be had."""
@@ -54,20 +68,36 @@ class Journal:
     @property
     def rows(self) -> int:
         """How many rows are kept."""
-        return int(self._base.execute("select count(*) from found").fetchone()[0])
+        return int(self._tried(lambda base: base.execute("select count(*) from found").fetchone()[0]))
 
     def get(self, key: bytes) -> Array | None:
-        """Return the figures of a row, if they are there."""
-        found = self._base.execute("select figures from found where key = ?", (key,)).fetchone()
-        return np.frombuffer(found[0], dtype=np.float64) if found else None
+        """Return the figures of a row, if they are there and as they were put."""
+        found = self._tried(lambda base: base.execute("select figures from found where key = ?", (key,)).fetchone())
+        raw = bytes(found[0]) if found and isinstance(found[0], bytes) else b""
+        figures = raw[:-DIGEST]
+        return np.frombuffer(figures, dtype=np.float64) if raw and raw == _sealed(key, figures) else None
 
     def put(self, keys: Sequence[bytes], figures: Array) -> None:
         """Keep the figures of some rows. Shapes: (rows, figures)."""
         rows = [
-            (key, np.ascontiguousarray(row, dtype=np.float64).tobytes()) for key, row in zip(keys, figures, strict=True)
+            (key, _sealed(key, np.ascontiguousarray(row, dtype=np.float64).tobytes()))
+            for key, row in zip(keys, figures, strict=True)
         ]
-        with self._base:
-            self._base.executemany("insert or replace into found values (?, ?)", rows)
+
+        def insert(base: sqlite3.Connection) -> None:
+            with base:
+                base.executemany("insert or replace into found values (?, ?)", rows)
+
+        self._tried(insert)
+
+    def _tried(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
+        """Return what the work returns; a journal that turns out to be damaged is begun anew, and the work done again."""
+        try:
+            return work(self._base)
+        except BROKEN:
+            self._base.close()
+            self._base = self._begun_anew()
+            return work(self._base)
 
     def close(self, *, remove: bool) -> None:
         """Close the journal, and remove it when the run is complete."""
@@ -76,6 +106,25 @@ class Journal:
             if remove:
                 self.path.unlink(missing_ok=True)
             self._lock.close()
+
+
+def _opened(place: Path | str) -> sqlite3.Connection:
+    """Return the database at a place, which holds our table and nothing else. Raises: one of BROKEN."""
+    base = sqlite3.connect(place)
+    try:
+        base.execute(TABLE)
+        stated = [sql for (sql,) in base.execute("select sql from sqlite_master") if sql is not None]
+        if stated != [TABLE.replace("if not exists ", "")]:
+            raise sqlite3.DatabaseError("it holds another table")
+    except BROKEN:
+        base.close()
+        raise
+    return base
+
+
+def _sealed(key: bytes, figures: bytes) -> bytes:
+    """Return figures with a digest: sqlite does not see a bit that turned in the middle of a value."""
+    return figures + hashlib.sha256(key + figures).digest()[:DIGEST]
 
 
 class JournaledRunner(Wrapped):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -118,3 +120,42 @@ def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path, mo
     journal = Journal("run", resume=False)
     assert JournaledRunner(Counting(), journal, "target").score(ROWS, 2).losses.shape == (4, 2)
     journal.close(remove=True)
+
+
+def spoil(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "turned":  # a bit within a figure
+        at = content.index(np.array([ROWS[0][-1] / 7]).tobytes())
+        content = content[: at + 3] + bytes([content[at + 3] ^ 1]) + content[at + 4 :]
+    if how == "foreign":
+        path.unlink()
+        with closing(sqlite3.connect(path)) as base, base:
+            base.execute("create table others (a)")
+        return
+    path.write_bytes({"cut": content[:5000], "empty": b"", "text": b"no database"}.get(how, content))
+
+
+@pytest.mark.parametrize("how", ["turned", "foreign", "cut", "empty", "text"])
+def test_a_damaged_journal_is_measured_again(how: str) -> None:
+    first = Journal("run", resume=False)
+    JournaledRunner(Counting(), first, "target").score(ROWS, 2)
+    first.close(remove=False)
+    spoil(first.path, how)
+
+    second, runner = Journal("run", resume=True), Counting()
+    found = JournaledRunner(runner, second, "target").score(ROWS, 2)
+    assert runner.computed == (2 if how == "turned" else 4)  # rows are computed two at a time
+    assert (found.losses == Counting().score(ROWS, 2, ignore).losses).all()
+    assert second.rows == 4
+    second.close(remove=False)
+    assert Journal("run", resume=True).rows == 4
+
+
+def test_a_journal_that_breaks_on_the_way_is_begun_anew() -> None:
+    journal, runner = Journal("run", resume=False), Counting()
+    JournaledRunner(runner, journal, "target").score(ROWS[:2], 2)
+    journal.path.write_bytes(b"x" * 9000)
+    JournaledRunner(runner, journal, "target").score(ROWS, 2)
+    assert journal.rows == 4
+    journal.close(remove=True)
+    assert not journal.path.exists()

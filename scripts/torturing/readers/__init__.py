@@ -5,13 +5,17 @@ A reader gets bytes and either returns, or raises what it documents; anything el
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+from ropetool.errors import RopetoolError
 from torturing.mutating import bytes_of
 from torturing.readers.base import Reader
 from torturing.readers.configs import configs
-from torturing.readers.records import hub, records
+from torturing.readers.hub import ANSWER, hub
+from torturing.readers.records import records
 from torturing.readers.texts import edit, texts
 from torturing.readers.tokenizers import tokenizers
 from torturing.readers.weights import weights
@@ -25,7 +29,12 @@ def readers(folder: Path) -> dict[str, Reader]:
     sources = folder / "source"
     if not sources.exists():
         make_sources(sources)
-    return {reader.name: reader for reader in _readers(folder, sources)}
+    found = {reader.name: reader for reader in _readers(folder, sources)}
+    for reader in found.values():
+        if reader.name != ANSWER:  # whose server would have a thread before processes are forked
+            with suppress(RopetoolError):  # not every reader likes every seed
+                reader.read(reader.seeds[0], random.Random(0))  # so that no input is charged with imports
+    return found
 
 
 def _readers(folder: Path, sources: Path) -> Iterator[Reader]:

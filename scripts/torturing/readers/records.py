@@ -1,20 +1,19 @@
-"""The readers of what ropetool wrote and somebody may have changed, and of what the hub says."""
+"""The readers of what ropetool wrote and somebody may have changed."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
-from torturing.mutating import bytes_of, json_of
-from torturing.readers.base import Read, Reader, Slot, ignore
-from torturing.scenes import EXTEND
+import numpy as np
 
-ANSWER = "answer of the hub"
+from ropetool.verification.journal import Journal
+from torturing.mutating import bytes_of, json_of
+from torturing.readers.base import Reader, Slot
+from torturing.scenes import EXTEND
 
 
 def records(folder: Path) -> Iterator[Reader]:
@@ -56,82 +55,30 @@ def records(folder: Path) -> Iterator[Reader]:
         "model card", cards, bytes_of, read_card, [b"---\n", b"tags:", b"<!-- ropetool", b"base_model: [", b"-->"]
     )
 
-    yield Reader(
-        "journal of a verification", [_journal(folder)], bytes_of, _read_journal(folder), [b"SQLite format 3\0"], 0.5
-    )
+    yield Reader("journal of a verification", [_journal(folder)], bytes_of, _read_journal, [b"SQLite format 3\0"], 0.5)
 
 
 def _journal(folder: Path) -> bytes:
-    path = folder / "seed.sqlite"
-    with closing(sqlite3.connect(path)) as base, base:
-        base.execute("create table found (key blob primary key, figures blob)")
-        base.execute("insert into found values (?, ?)", (b"k" * 32, bytes(32)))
-    return path.read_bytes()
-
-
-def _read_journal(folder: Path) -> Read:
-    import numpy as np
-
-    from ropetool.verification.journal import Journal
-
+    """Return the file of a journal with some rows, in the cache that journals of this process are read from."""
     os.environ["ROPETOOL_CACHE"] = str(folder / "cache")
-    journal = Journal("torture", resume=True)
-    place = journal.path
+    journal = Journal("torture", resume=False)
+    journal.put([bytes([number]) * 32 for number in range(4)], np.arange(12.0).reshape(4, 3))
     journal.close(remove=False)
-
-    def read(data: bytes, rng: random.Random) -> None:
-        place.write_bytes(data)
-        opened = Journal("torture", resume=True)
-        try:
-            opened.get(b"k" * 32)
-            opened.put([b"l" * 32], np.zeros((1, 4)))
-            ignore(opened.rows)
-        finally:
-            opened.close(remove=True)
-
-    return read
+    return journal.path.read_bytes()
 
 
-# --- the hub
-
-
-def hub() -> Iterator[Reader]:
-    from ropetool.formats.hub.ids import hub_id
-
-    ids = [b"org/name", b"org/name@main:x.gguf", b"https://huggingface.co/org/name/blob/main/x.gguf"]
-    words = [b"@", b":", b"/", b"..", b".gguf", b"https://huggingface.co/", b"resolve", b"tree/main"]
-
-    def read_id(data: bytes, rng: random.Random) -> None:
-        hub_id(os.fsdecode(data.replace(b"\0", b"")[:3000]))
-
-    yield Reader("hub id", ids, bytes_of, read_id, words)
+def _read_journal(data: bytes, rng: random.Random) -> None:
+    first = Journal("torture", resume=False)
+    first.close(remove=False)
+    first.path.write_bytes(data)
+    opened = Journal("torture", resume=True)
     try:
-        from huggingface_hub import HfApi, ModelInfo
-    except ImportError:
-        yield Reader(ANSWER, [], json_of, read_id, skipped="huggingface_hub is not installed")
-        return
-    from ropetool.formats.hub.ids import HubId
-    from ropetool.formats.hub.snapshots import check_checkpoint, files_of, listing, weight_files
-
-    def read_listing(data: bytes, rng: random.Random) -> None:
-        # As huggingface_hub does it with the body of an answer; whichever library brought it.
-        HfApi.model_info = lambda *_, **__: ModelInfo(**json.loads(data))
-        asked = HubId("org/name", "", rng.choice(("", "x.gguf")))
-        held = listing(asked)
-        ignore(files_of(asked))
-        ignore(weight_files(held.sizes))
-        check_checkpoint(asked, held)
-
-    siblings = [
-        {"rfilename": name, "size": 5, "blobId": "0" * 40} for name in ("config.json", "model.safetensors", "x.gguf")
-    ]
-    listed = {"id": "org/name", "modelId": "org/name", "sha": "0" * 40, "siblings": siblings, "tags": [], "private": False,
-              "lastModified": "2024-01-01T00:00:00.000Z", "cardData": {"license": "mit"}}  # fmt: skip
-    yield Reader(
-        ANSWER,
-        [json.dumps(listed).encode()],
-        json_of,
-        read_listing,
-        [b"config.json", b"../x", b"x.gguf"],
-        0.5,
-    )
+        for number in range(4):
+            found = opened.get(bytes([number]) * 32)
+            assert found is None or found.tolist() == [3.0 * number, 3.0 * number + 1, 3.0 * number + 2], (
+                f"{found} is not what was put"
+            )
+        opened.put([b"l" * 32], np.zeros((1, 3)))
+        assert opened.rows >= 1
+    finally:
+        opened.close(remove=True)
