@@ -336,12 +336,17 @@ def _other_readers(
     for reason, others in dissenters(host, edits, target, wanted).items():
         both = "--config-style both " if host.style == names.V5 else ""
         asked = runtimes.folded([*wanted, *others])
-        whom = "them" if len(others) > 1 else "it"
+        named = runtimes.folded(others)
+        whom = "them" if len(named) > 1 else "it"
         step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
         does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
         notes.append(
-            f"{', '.join(runtimes.folded(others))} would {does.replace('stops', 'stop', 1)}; "
-            + (step if serves([*wanted, *others]) else f"no single file serves {whom} and {', '.join(wanted)}")
+            f"{', '.join(named)} would {does.replace('stops', 'stop', 1)}; "
+            + (
+                step
+                if serves([*wanted, *others])
+                else f"no single file serves {whom} and {', '.join(runtimes.folded(wanted))}"
+            )
         )
     return tuple(notes)
 

@@ -134,7 +134,7 @@ def _unscaled(host: Host, entry: LayerRope, context: int, wish: Wish) -> Start:
         reach = "" if meant == other else f": factor {wish.factor:g} gives {meant}, not {other}"
         notes = [
             f"{shipped.reason}; lengths count from {trained}{reach}. "
-            f"--original-length {context} counts from the shipped value"
+            f"--original-length {context} counts from the shipped value instead"
         ]
     return Start(_on_base(host, entry, trained), trained, UNSCALED, tuple(notes))
 
@@ -168,23 +168,28 @@ class _Scaled:
         if self.original is not None:
             first = f"{self.original} -> {wish.reach(self.original)} (--from {ORIGINAL}"
         else:
-            reach = f"{wish.factor:g} times that" if wish.factor is not None else wish.target_length
-            first = f"N -> {reach}, with N its original length (--from {ORIGINAL} --original-length N"
+            first = (
+                f"{wish.factor:g} times its original length"
+                if wish.factor is not None
+                else f"its original length -> {wish.target_length}"
+            )
+            first += f" (--from {ORIGINAL} --original-length N"
         second = f"{self.context} -> {wish.reach(self.context)} (--from {CURRENT}: on top of it)"
         if wish.reach(self.context) < self.context:
             second = f"no extension (--from {CURRENT} starts at {self.context})"
         return AmbiguousRope(
             f"already scaled ({kind}{factor}, original {self.original or 'not stored'}, context {self.context}); "
             f"{what} could mean {first}: in place of the present scaling) or {second}",
-            where=self.host.where, try_=wish.command(self.host.path, "--from", self._likely()),
+            where=self.host.where, try_=self._likely(),
         )  # fmt: skip
 
     def _likely(self) -> str:
-        """Return the reading that works where the other does not: a target inside the context, a table by a rule."""
+        """Return the command that works where the other does not: for a target inside the context, a table by a rule."""
         target = self.wish.target_length
-        inside = target is not None and target < self.context and self.original is not None
         assert self.entry.table is not None
-        return ORIGINAL if inside or self.entry.table.rule is not None else CURRENT
+        if (target is not None and target < self.context) or self.entry.table.rule is not None:
+            return _from_original(self.host.path, self.entry, self.original, self.context, self.wish).command
+        return self.wish.command(self.host.path, "--from", CURRENT)
 
     def from_original(self) -> Start:
         made, entry = self.made, self.entry

@@ -55,6 +55,22 @@ def test_two_readings_are_spelled_out(tmp_path: Path) -> None:
     assert refusal.value.try_ == f"ropetool extend {source} --method yarn --factor 4 --from current"
 
 
+def test_an_original_length_that_is_not_stored_is_asked_for(tmp_path: Path) -> None:
+    """gemma-3's linear scaling stores none; inside the context only the original table leads anywhere."""
+    source = scaled(tmp_path, {"rope_type": "linear", "factor": 8.0})
+    with pytest.raises(
+        AmbiguousRope, match=r"2 times its original length \(--from original --original-length N: "
+    ) as any_:
+        ropetool.plan(source, "yarn", factor=2)
+    assert any_.value.try_.endswith("--factor 2 --from current")
+    with pytest.raises(
+        AmbiguousRope, match=r"its original length -> 2048 \(.*\) or no extension \(--from current starts"
+    ) as inside:
+        ropetool.plan(source, "yarn", target_length=2048)
+    assert inside.value.try_.endswith("--target-length 2048 --from original --original-length 512")
+    assert ropetool.plan(source, "yarn", target_length=2048, reading="original", original_length=512)
+
+
 def test_two_readings_of_a_target_length(tmp_path: Path) -> None:
     source = scaled(tmp_path, LLAMA3)
     with pytest.raises(AmbiguousRope, match=r"512 -> 8192 \(--from original: .*\) or 4096 -> 8192 \(") as beyond:

@@ -34,7 +34,7 @@ COMMANDS = {
     "families": ("lists", "List the model families, or explain one."),
     "runtimes": ("lists", "List the runtimes, or explain one."),
     "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
-    "bake": ("bake", "Fold scaling factors into the weights, for runtimes that ignore the config keys."),
+    "bake": ("bake", "Fold scaling factors into the weights."),
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),

@@ -38,7 +38,7 @@ from ropetool.errors import ConfigError
     "--check", is_flag=True, help="Print the scores of each touched layer before and after; they must stay the same."
 )
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-baked.")
-@click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the other weight files instead of linking them.")
 @click.option(
@@ -51,9 +51,10 @@ def bake_command(
     source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
     plan_out: str | None, copy: bool, sidecars: bool, force: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
-    """Fold scaling factors into the weights, for runtimes that ignore the config keys.
+    """Fold scaling factors into the weights.
 
-    Writes a copy of a checkpoint; the source is only read. With --dry-run a config without weights will do.
+    For runtimes that ignore the config keys. Writes a copy of a checkpoint; the source is only read. With --dry-run a
+    config without weights will do.
 
     \b
     BAKE is one of

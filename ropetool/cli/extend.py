@@ -26,7 +26,9 @@ LIST_FILE_BYTES = 4 << 20
 @click.command("extend")
 @click.argument("source", type=click.Path())
 @click.option("--method", "-m", required=True, type=METHOD, metavar="METHOD", help="A method; see `ropetool methods`.")
-@click.option("--factor", type=Factor(), help="How many times the trained length: 4 or 4x.")
+@click.option(
+    "--factor", type=Factor(), help="How many times the trained length, or the one that --from names: 4 or 4x."
+)
 @click.option(
     "--target-length", type=Length(), help="The new context in tokens, instead of --factor: 131072, 128k or 1M."
 )
@@ -34,7 +36,7 @@ LIST_FILE_BYTES = 4 << 20
     "--from",
     "reading",
     type=click.Choice(["original", "current"]),
-    help="For a source that is already scaled: replace its scaling, or build on it.",
+    help="For a source that is already scaled: replace its scaling, or build on its current table and context.",
 )
 @click.option(
     "-p",
@@ -60,7 +62,7 @@ LIST_FILE_BYTES = 4 << 20
 @click.option("--beta-slow", type=float, help="yarn, ntk-by-parts: turns below which a pair is divided.")
 @click.option("--rope-theta", type=float, help="abf: the new base.")
 @click.option(
-    "--original-length", type=Length(None), help="The trained length, where the file does not say it or says another."
+    "--original-length", type=Length(None), help="The length before any scaling, where the file states none or another."
 )
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx.")
 @click.option(
@@ -72,7 +74,7 @@ LIST_FILE_BYTES = 4 << 20
     help="A runtime that must agree; repeat for several. Default: transformers.",
 )
 @click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
-@click.option("--dry-run", is_flag=True, help="Print the plan, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 @click.option(
@@ -106,8 +108,8 @@ def extend_command(
 ) -> int:
     """Write a copy of a checkpoint with a longer context.
 
-    The source is only read; its weight files are linked. Every runtime asked for must decode what is written to
-    exactly the table that the method derives, otherwise nothing is written.
+    The source is only read; its weight files are linked. Every runtime named by --for must read from the output exactly
+    the table that the method derives; otherwise nothing is written.
 
     --verify and --export are `ropetool verify` and `ropetool export` of the output. An output that fails stays, with a
     certificate that says so, and is not exported: exit code 3; 1 where a part of the verification could not run.

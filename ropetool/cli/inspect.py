@@ -13,7 +13,7 @@ from ropetool.cli.options import Length
 @click.option(
     "--target-length",
     type=Length(),
-    help="Also show what this length would do to the bands: 131072, 128k or 1M tokens.",
+    help="Show what this length would take: 131072, 128k or 1M tokens. Default: the context stated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with every table.")
 def inspect_command(source: str, target_length: int | None, as_json: bool) -> None:
@@ -21,6 +21,7 @@ def inspect_command(source: str, target_length: int | None, as_json: bool) -> No
 
     SOURCE is a directory with a config.json, a GGUF file, or a hub id, here and in all commands: ORG/NAME,
     ORG/NAME@REVISION, and of a GGUF file ORG/NAME:FILE.gguf. No weights are read, and of the hub only config and headers.
+    The output ends with the command lines that extend the model.
 
     \b
     ropetool inspect model --target-length 131072

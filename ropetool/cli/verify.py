@@ -71,7 +71,7 @@ def verify_command(target: str, as_json: bool, **options: Any) -> int:
     """Measure what a longer context does, and judge it.
 
     First the output is read back and its rotation compared with the runtime's, without a text. Then the same last
-    tokens are scored behind ever longer contexts: a length holds when its perplexity is at most --max-ratio times the
+    tokens are scored behind ever longer contexts: a length is within limit when its perplexity is at most --max-ratio times the
     baseline's, and is useful when it beats cutting the text to the trained length. The standard suite adds the
     position probe, far dependence and retrieval, the full one published perplexity protocols and harder retrieval.
     Exit code 3 when a check fails, 1 when one could not run.

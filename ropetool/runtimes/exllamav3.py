@@ -40,7 +40,7 @@ def decode(view: HfView) -> RopeSet:
     """
     model_type = view.family.name
     if model_type == "deepseek_v2":
-        raise Refuses("it has no DeepseekV2ForCausalLM")
+        raise Refuses("exllamav3 has no DeepseekV2ForCausalLM")
     if model_type not in CHECKED:
         raise NotKnown(f"how exllamav3 runs {model_type} is not known")
     part = engine.section(view)
