@@ -204,8 +204,9 @@ def test_every_command_shows_a_hostile_gguf_file_and_quotes_it() -> None:
     done = clean(run("extend", source, "--method", "yarn", "--factor", "4"))
     output = Path(f"{EVIL}-yarn-4x.gguf")
     assert output.is_file()
-    (line,) = done.out.partition("\nserved by\n")[2].splitlines()
-    holds(line.strip().partition(": ")[2], output)
+    server, kobold, _ = done.out.partition("\nserved by\n")[2].splitlines()
+    holds(server.strip().partition(": ")[2], output)
+    holds(kobold.strip().partition(": ")[2].partition("  #")[0], output)
     card = output.with_name(f"{output.name}.{CARD}").read_text()
     (line,) = [line for line in card.splitlines() if line.startswith("llama-server")]
     holds(line, output.name)
@@ -264,13 +265,16 @@ def test_the_commands_that_cut_a_text() -> None:
     assert words(tries(done))[-1] == f"{EVIL}.txt"
 
 
-def test_a_model_of_the_hubs_cache_with_a_hostile_name_reaches_the_card_as_one_value() -> None:
+def test_a_folder_like_the_hubs_cache_with_a_hostile_name_adds_no_line_to_the_card() -> None:
     yaml = pytest.importorskip("yaml")
     source = demo(Path(f"models--{EVIL}--name", "snapshots", "0123"))
     (source / CARD).write_text("---\nlicense: mit\n---\n# A model\n")
     assert clean(run("extend", source, "--method", "yarn", "--factor", "4", "-o", "out")).code == 0
     front = Path("out", CARD).read_text().split("---\n")[1]
-    assert yaml.safe_load(front)["base_model"] == f"{EVIL}/name"
+    assert yaml.safe_load(front) == {
+        "license": "mit",
+        "tags": ["ropetool", "long-context"],
+    }  # no repository has that name
     assert provenance.record(Path("out")) is not None
 
 
