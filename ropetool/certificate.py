@@ -24,9 +24,10 @@ from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.output import check_output, staged
 from ropetool.formats.regular import open_regular
 from ropetool.inspection import first_file, is_gguf
+from ropetool.spec import MAX_LENGTH
 
 SCHEMA = 1
-PASS, FAIL, PARTIAL, NOT_RUN = "pass", "fail", "partial", "not run"
+PASS, FAIL, PARTIAL, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "not run", "-"
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
 SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
 SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
@@ -79,7 +80,7 @@ class Certificate:
         if problem:
             raise CorruptFile(f"it is no certificate of ropetool ({problem})", where=where, try_=try_)
         known = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
-        checks = tuple({key: check[key] for key in _CHECK} for check in data["checks"])
+        checks = tuple({key: check[key] for key in provenance.CHECK} for check in data["checks"])
         return cls(**{**known, "checks": checks, "lengths": tuple(data.get("lengths", ()))})
 
 
@@ -310,10 +311,7 @@ _KINDS = {
     "verdict": str, "suite": str, "longest": int, "checks": list, "text_fingerprint": str, "versions": dict,
     "command": str, "made": str, "fingerprint": str, "full_hash": bool,
 }  # fmt: skip
-_NUMBER = (int, float, type(None))
-_CHECK: Mapping[str, tuple[type, ...]] = {
-    "name": (str,), "figure": _NUMBER, "limit": _NUMBER, "verdict": (str,), "detail": (str,),
-}  # fmt: skip
+_VERDICTS = (PASS, FAIL, NOT_RUN, NOT_ASKED)
 
 
 def _problem(data: Any) -> str:
@@ -324,10 +322,11 @@ def _problem(data: Any) -> str:
         if type(data.get(key, ABSENT)) is not kind:
             return f"{key} is {shown(data.get(key, ABSENT))}"
     for number, check in enumerate(data["checks"]):
-        for key, kinds in _CHECK.items():
-            value = check.get(key, ABSENT) if isinstance(check, dict) else check
-            if type(value) not in kinds or _finite(value) != value:
-                return f"{key} of check {number} is {shown(value)}"
+        problem = provenance.check_problem(check)
+        if not problem and check["verdict"] not in _VERDICTS:
+            problem = f"verdict is {shown(check['verdict'])}"
+        if problem:
+            return problem.replace(" is ", f" of check {number} is ", 1)
     if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
         return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
     if not all(isinstance(version, str) for version in data["versions"].values()):
@@ -340,8 +339,8 @@ def _contradiction(data: Mapping[str, Any]) -> str:
     verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else PASS
     if data["verdict"] != verdict:
         return f"verdict is {shown(data['verdict'])}, and its checks come to {verdict}"
-    if data["longest"] < 0:
-        return f"longest is {data['longest']}"
+    if not 0 <= data["longest"] <= MAX_LENGTH:
+        return f"longest is {shown(data['longest'])}"
     form = "sha256" if data["full_hash"] else "sampled"
     if not _FINGERPRINT.fullmatch(data["fingerprint"]) or not data["fingerprint"].startswith(form):
         return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
@@ -349,7 +348,7 @@ def _contradiction(data: Mapping[str, Any]) -> str:
 
 
 def _is_lengths(value: Any) -> bool:
-    return isinstance(value, list) and all(type(length) is int for length in value)
+    return isinstance(value, list) and all(type(length) is int and 0 < length <= MAX_LENGTH for length in value)
 
 
 def _finite(value: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from ropetool.formats import hub
 from ropetool.formats.hf import ABSENT, read_optional_object
 from ropetool.formats.hf.jsontext import SMALL, shown
 from ropetool.formats.regular import open_regular, read_regular
+from ropetool.spec import MAX_LENGTH, is_number
 
 SCHEMA = 1
 CERTIFICATE = "certificate"
 EXTENSION, EXPORT = "extension", "export"
+_AWAY = "move it away, then run again"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,11 @@ def record(checkpoint: Path) -> Provenance | None:
     Raises: CorruptFile if it is not what ropetool writes.
     """
     path = place(checkpoint)
-    found = read_optional_object(path)
+    try:
+        found = read_optional_object(path)
+    except CorruptFile as error:
+        error.try_ = error.try_ or _AWAY
+        raise
     return None if found is None else _checked(found[1], path)
 
 
@@ -150,11 +156,64 @@ def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
         if type(data.get(key)) is not kind and not unknown_length:
             raise _foreign(path, f"{key} is {shown(data.get(key, ABSENT))}")
     length = data["trained_length"]
-    if length is not None and length < 1:
-        raise _foreign(path, f"trained_length is {length}")
+    if length is not None and not 1 <= length <= MAX_LENGTH:
+        raise _foreign(path, f"trained_length is {shown(length)}")
+    for part, known in (("plan", _PLAN), (EXPORT, _EXPORT)):
+        for key in known.keys() & data.get(part, {}).keys():
+            if not known[key](data[part][key]):
+                raise _foreign(path, f"{part}.{key} is {shown(data[part][key])}")
     digest = data["source_fingerprint"]
     source = _located(data["source"], path, digest)
     return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE))
+
+
+# --- what may stand in it
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value of a record is text."""
+    return isinstance(value, str)
+
+
+def is_figure(value: Any) -> bool:
+    """Return whether a value of a record is a figure: a finite number, or null where there is none."""
+    return value is None or is_number(value)
+
+
+# The keys of a check, as verification and export write it.
+CHECK: Mapping[str, Callable[[Any], bool]] = {
+    "name": is_text, "figure": is_figure, "limit": is_figure, "verdict": is_text, "detail": is_text,
+}  # fmt: skip
+
+
+def check_problem(value: Any) -> str:
+    """Return which key of a check is not as it is written, with its value; empty if it is a whole check."""
+    for key, holds in CHECK.items():
+        found = value.get(key, ABSENT) if isinstance(value, dict) else value
+        if not holds(found):
+            return f"{key} is {shown(found)}"
+    return ""
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_checks(value: Any) -> bool:
+    return isinstance(value, list) and not any(map(check_problem, value))
+
+
+# What is read of these parts without making a Plan of them; they may hold more, or less.
+_PLAN: Mapping[str, Callable[[Any], bool]] = {
+    "method": is_text, "reading": is_text, "suffix": is_text, "factor": is_number, "params": _is_object, "bakes": _is_texts,
+}  # fmt: skip
+_EXPORT: Mapping[str, Callable[[Any], bool]] = {
+    "outtype": is_text, "encoding": is_text, "bakes": _is_texts, "checks": _is_checks,
+}  # fmt: skip
 
 
 def write(made: Provenance, destination: Path) -> None:
@@ -217,6 +276,4 @@ def _hub_id(named: str) -> hub.HubId | None:
 
 
 def _foreign(path: Path, reason: str) -> CorruptFile:
-    return CorruptFile(
-        f"it is not a provenance file of ropetool ({reason})", where=str(path), try_="move it away, then run again"
-    )
+    return CorruptFile(f"it is not a provenance file of ropetool ({reason})", where=str(path), try_=_AWAY)
