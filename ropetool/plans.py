@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,21 @@ from typing import Any
 from ropetool import inspection, provenance
 from ropetool.baking import TensorEdit
 from ropetool.encodings import FileEdit
-from ropetool.errors import ConfigError
+from ropetool.errors import ConfigError, CorruptFile
 from ropetool.formats import hub
 from ropetool.formats.gguf import model_name
 from ropetool.formats.hf import read_object
-from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.hf.jsontext import ABSENT, is_text, shown
+from ropetool.formats.hf.typed import NUMBER, OBJECT, TEXT, Kind, checked, list_of, taken, whole
 from ropetool.readings import ORIGINAL
-from ropetool.spec import Regime, RopeTable
+from ropetool.spec import MAX_LENGTH, Regime, RopeTable
 
 SCHEMA = 1
 FORMATS = ("hf", "gguf")
 MAX_REASON = 300  # characters of a reason that quotes a value of the file
+# An edit of a row costs 16 bytes when it is carried out. The most rows known are 2 million: 126 layers of 16,384 queries
+# and 1,024 keys. Lists hold an entry for each tensor, note or runtime.
+MAX_HEIGHT, MAX_ROWS, MAX_LIST = 2**20, 2**22, 2**13
 BAKE = "bake"  # the method of a plan that leaves the context as it is
 
 
@@ -97,26 +101,24 @@ class Plan:
                     f"schema {shown(data['schema'])} for {shown(data['format'])}; this version reads {SCHEMA} for "
                     f"{' and '.join(FORMATS)}"
                 )
+            for key, kind in _KINDS.items():
+                checked(data[key], kind, key, "")
+            for key, kind in _BAKED_KINDS.items():
+                taken(data, key, kind, "", None)
             plan = cls(
-                format=_typed(data, "format", str),
-                family=_typed(data, "family", str), method=_typed(data, "method", str), factor=float(data["factor"]),
-                params=dict(data["params"]), reading=_typed(data, "reading", str),
-                trained_length=_typed(data, "trained_length", int),
-                max_position_embeddings=_typed(data, "max_position_embeddings", int),
-                runtimes=_texts(data["runtimes"], "runtimes"), config_style=_typed(data, "config_style", str),
-                tables=dict(data["tables"]), softmax_multiplier=float(data["softmax_multiplier"]),
-                edits=tuple(FileEdit.from_json(e) for e in data["edits"]),
-                candidates=tuple(Candidate(c["name"], c["rejected"]) for c in data["candidates"]),
-                notes=_texts(data["notes"], "notes"), suffix=_typed(data, "suffix", str),
-                bakes=_texts(data.get("bakes", []), "bakes"),
-                tensors=tuple(map(TensorEdit.from_json, data.get("tensors", ()))),
-                weight_files={str(k): str(v) for k, v in dict(data.get("weight_files", {})).items()},
-                bake_dtype=str(data.get("bake_dtype", "")),
+                format=data["format"], family=data["family"], method=data["method"], factor=float(data["factor"]),
+                params=data["params"], reading=data["reading"], trained_length=data["trained_length"],
+                max_position_embeddings=data["max_position_embeddings"], runtimes=tuple(data["runtimes"]),
+                config_style=data["config_style"], tables=data["tables"],
+                softmax_multiplier=float(data["softmax_multiplier"]), edits=tuple(map(FileEdit.from_json, data["edits"])),
+                candidates=tuple(map(_candidate, data["candidates"])), notes=tuple(data["notes"]), suffix=data["suffix"],
+                bakes=tuple(data.get("bakes") or ()), tensors=_tensor_edits(data.get("tensors") or ()),
+                weight_files=data.get("weight_files") or {}, bake_dtype=data.get("bake_dtype") or "",
             )  # fmt: skip
             plan.rope_tables()
             if Path(plan.suffix).name != plan.suffix:
                 raise ValueError(f"suffix {shown(plan.suffix)} is no part of a file name")
-        except (KeyError, TypeError, ValueError, OverflowError, ConfigError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, ConfigError, CorruptFile) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
                 f"it is no plan of ropetool ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
@@ -150,14 +152,50 @@ class Plan:
         return place.with_name(f"{name if made is None else provenance.unsuffixed(name, made)}-{self.suffix}{end}")
 
 
-def _typed(data: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = data[key]
-    if type(value) is not kind:
-        raise TypeError(f"{key} is {shown(value)}")
-    return value
+def _candidate(data: Any) -> Candidate:
+    return Candidate(*(taken(data, key, TEXT, "a candidate") for key in ("name", "rejected")))
 
 
-def _texts(value: Any, key: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise TypeError(f"{key} is {shown(value)}")
-    return tuple(value)
+def _tensor_edits(listed: Sequence[Any]) -> tuple[TensorEdit, ...]:
+    """Return the edits of tensors, whose rows become arrays when they are carried out.
+
+    Raises: CorruptFile for what is none, and for more rows than any model has; what TensorEdit.from_json raises.
+    """
+    found: list[TensorEdit] = []
+    seen: set[str] = set()
+    total = 0
+    for data in listed:
+        checked(data, OBJECT, "a tensor edit", "")
+        place = f"the edit of {shown(data.get('tensor'))}"
+        for key, kind in _TENSOR_KINDS.items():
+            taken(data, key, kind, place, None if key in _TENSOR_OPTIONAL else ABSENT)
+        found.append(TensorEdit.from_json({key: value for key, value in data.items() if value is not None}))
+        total += 0 if data["tensor"] in seen else data["height"]
+        seen.add(data["tensor"])
+        if total > MAX_ROWS:
+            raise CorruptFile(f"edits tensors of more than {MAX_ROWS:,} rows", where=place)
+    return tuple(found)
+
+
+_LENGTH = whole(1, MAX_LENGTH)
+_ROW = whole(0, MAX_HEIGHT)
+_TEXTS = list_of(TEXT, MAX_LIST)
+_PARAMS = Kind(
+    "an object whose names and texts are text",
+    lambda value: isinstance(value, dict) and all(is_text(v) for v in (*value, *value.values()) if isinstance(v, str)),
+)
+_KINDS = {
+    "family": TEXT, "method": TEXT, "factor": NUMBER, "params": _PARAMS, "reading": TEXT, "trained_length": _LENGTH,
+    "max_position_embeddings": _LENGTH, "runtimes": _TEXTS, "config_style": TEXT, "tables": OBJECT,
+    "softmax_multiplier": NUMBER, "edits": list_of(OBJECT, MAX_LIST), "candidates": list_of(OBJECT, MAX_LIST),
+    "notes": _TEXTS, "suffix": TEXT,
+}  # fmt: skip
+_BAKED_KINDS = {
+    "bakes": _TEXTS, "tensors": list_of(OBJECT, MAX_LIST), "bake_dtype": TEXT,
+    "weight_files": Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values()))),
+}  # fmt: skip
+_TENSOR_KINDS = {
+    "tensor": TEXT, "operation": TEXT, "height": _ROW, "starts": list_of(_ROW, MAX_HEIGHT), "length": _ROW,
+    "factors": list_of(NUMBER, MAX_HEIGHT), "order": list_of(_ROW, MAX_HEIGHT), "offset": NUMBER, "reason": TEXT,
+}  # fmt: skip
+_TENSOR_OPTIONAL = {"factors", "order", "offset", "reason"}

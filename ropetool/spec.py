@@ -18,6 +18,8 @@ from ropetool.errors import InvalidRope
 Array = npt.NDArray[np.float64]
 
 MAX_LENGTH = 2**31  # positions; beyond it no runtime has an integer for them
+# What any number of a rope may be multiplied by itself: beyond, float32 has no square of it, and float64 soon no product.
+SMALLEST, LARGEST = 1e-18, 1e18
 TABLE_TOLERANCE = 1e-6  # relative; two float64 tables from values as stored
 
 
@@ -29,6 +31,11 @@ def is_number(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def is_multiplier(value: object) -> bool:
+    """Return whether the value is a number from SMALLEST to LARGEST."""
+    return is_number(value) and SMALLEST <= value <= LARGEST  # type: ignore[operator]
 
 
 def frozen_table(values: Any) -> Array:
@@ -62,9 +69,10 @@ class Regime:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inv_freq", frozen_table(self.inv_freq))
-        if not is_number(self.attention_factor) or self.attention_factor <= 0:
+        if not is_multiplier(self.attention_factor):
             raise InvalidRope(
-                f"attention_factor is {self.attention_factor}; it multiplies cos and sin and must be above 0"
+                f"attention_factor is {self.attention_factor}; it multiplies cos and sin and must be above 0, a number from "
+                f"{SMALLEST:g} to {LARGEST:g}"
             )
 
     def agrees(self, other: Regime, tolerance: float = TABLE_TOLERANCE) -> bool:
@@ -179,8 +187,10 @@ class LayerRope:
             )
         if self.rotary_dim > self.head_dim:
             raise InvalidRope(f"rotary_dim {self.rotary_dim} is above head_dim {self.head_dim}")
-        if not is_number(self.softmax_multiplier) or self.softmax_multiplier <= 0:
-            raise InvalidRope(f"softmax_multiplier is {self.softmax_multiplier}; it must be a number above 0")
+        if not is_multiplier(self.softmax_multiplier):
+            raise InvalidRope(
+                f"softmax_multiplier is {self.softmax_multiplier}; it is a number from {SMALLEST:g} to {LARGEST:g}"
+            )
 
     @property
     def attention_factor(self) -> float:

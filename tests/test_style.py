@@ -306,7 +306,7 @@ def test_a_form_that_the_family_does_not_read_is_refused(case: str) -> None:
 def test_a_base_is_a_number_above_1(place: str, value: Any) -> None:
     outer, _, inner = place.partition(".")
     data = config("llama", "v4", **{"rope_theta": "remove", outer: {"rope_theta": value} if inner else value})
-    with pytest.raises(InvalidRope, match="is no base; it is a finite number above 1") as refusal:
+    with pytest.raises(InvalidRope, match=r"is no base; it is a finite number above 1, up to 1e\+18") as refusal:
         read(data, families.get("llama"), "config.json")
     assert refusal.value.where == f"config.json: {place}"
 
@@ -345,7 +345,7 @@ def test_a_pattern_in_letters_is_one_of_l_and_g(family: str, value: str) -> None
     "key", ["num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"]
 )
 def test_a_size_is_a_whole_number_that_a_model_can_have(key: str, value: Any) -> None:
-    with pytest.raises(InvalidRope, match="is not a whole number from 1 to 65536") as refusal:
+    with pytest.raises(InvalidRope, match=r"is not a whole number from 1 to (65536|4096)") as refusal:
         read(config("llama", "v4", **{key: value}), families.get("llama"), "config.json")
     assert refusal.value.where == f"config.json: {key}"
 

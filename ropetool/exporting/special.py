@@ -15,6 +15,7 @@ from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport
 from ropetool.formats.hf import read_optional_object
 from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.hf.typed import LIST, OBJECT, TEXT, checked, list_of, taken, whole
 from ropetool.formats.regular import read_regular
 
 SPECIAL_TOKENS_MAP_JSON = "special_tokens_map.json"
@@ -32,6 +33,7 @@ KNOWN_ENDS = frozenset({
     "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
     "<end_of_utterance>", "<eos>", "<turn|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "[e~[",
 })  # fmt: skip
+TOKEN_IDS = list_of(whole(0, 2**31 - 1), 16)
 MAX_TEMPLATE = 1 << 20  # bytes; the longest known has a twentieth
 
 
@@ -183,17 +185,16 @@ def _steps(part: Any, where: str) -> Iterator[Mapping[str, Any]]:
 def _template(step: Mapping[str, Any], where: str) -> tuple[list[int], list[int]]:
     """Return the ids before and behind the sequence in a template for one text."""
     parts: tuple[list[int], list[int]] = ([], [])
-    known = step.get("special_tokens")
+    place = f"{where}: post_processor"
+    known = taken(step, "special_tokens", OBJECT, place, {})
     seen = 0
-    try:
-        for piece in step["single"]:
-            if "Sequence" in piece:
-                seen += 1
-            else:
-                assert isinstance(known, Mapping)
-                parts[min(seen, 1)].extend(int(number) for number in known[piece["SpecialToken"]["id"]]["ids"])
-    except (KeyError, TypeError, ValueError, AssertionError):
-        raise CorruptFile("has a TemplateProcessing that is none", where=where) from None
+    for piece in taken(step, "single", LIST, place):
+        if "Sequence" in checked(piece, OBJECT, "a part of the template", place):
+            seen += 1
+            continue
+        name = taken(taken(piece, "SpecialToken", OBJECT, place), "id", TEXT, place)
+        ids = taken(taken(known, name, OBJECT, place), "ids", TOKEN_IDS, place)
+        parts[min(seen, 1)].extend(ids)
     if seen != 1:
         raise LossyExport(f"its template puts a text there {seen} times; llama.cpp does so once", where=where)
     return parts

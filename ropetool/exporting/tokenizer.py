@@ -29,6 +29,7 @@ from ropetool.exporting.tokenizer_vocabulary import Tokens, laid_out, numbered
 from ropetool.formats.gguf import Value, ValueType
 from ropetool.formats.hf import read_object, read_optional_object
 from ropetool.formats.hf.jsontext import Limits, uncollected
+from ropetool.formats.hf.typed import LIST, OBJECT, taken
 
 ADDED_TOKENS_JSON = "added_tokens.json"
 # Gemma's has 34 MB and 2.0 million values, a list and two texts for each of its 580,000 merges among them.
@@ -62,13 +63,11 @@ def _from_json(
     path: Path, config: Mapping[str, Any], tokenizer: Mapping[str, Any], rows: int
 ) -> tuple[dict[str, Value], tuple[str, ...]]:
     where = str(path / names.TOKENIZER_JSON)
-    model = tokenizer.get("model")
-    if not isinstance(model, Mapping):
-        raise CorruptFile("has no model", where=where)
+    model = taken(tokenizer, "model", OBJECT, where)
     if "type" not in model and "merges" in model:  # the tokenizers library of before wrote none, for BPE alone
         model = {**model, "type": "BPE"}
         tokenizer = {**tokenizer, "model": model}
-    added = tokenizer.get("added_tokens") or []
+    added = taken(tokenizer, "added_tokens", LIST, where, [])
     if model.get("type") == "Unigram" or (model.get("type") == "BPE" and model.get("byte_fallback") is True):
         pieces = pieces_of_json(path, tokenizer, where)
         tokens = laid_out(pieces.entries, added, rows, where, pieces=True)
@@ -100,7 +99,7 @@ def _added_beside(path: Path) -> list[Any]:
     decoder = (stated[1] if stated is not None else {}).get("added_tokens_decoder")
     if isinstance(decoder, Mapping):
         for number, token in decoder.items():
-            if not isinstance(token, Mapping) or not number.isdecimal():
+            if not isinstance(token, Mapping) or not (number.isdecimal() and len(number) < 10):
                 raise CorruptFile(f"has the added token {number!r}, which is none", where=str(path))
             found[int(number)] = {**token, "id": int(number)}
     return list(found.values())

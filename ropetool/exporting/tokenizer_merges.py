@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+MAX_STEPS = 1 << 26  # of joining pairs, half a microsecond each
+
 
 def merge_pairs(model: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the two parts of each merge; files have them as a list, or as text with one space between."""
@@ -24,8 +26,11 @@ def merges_make_every_token(tokenizer: Mapping[str, Any]) -> bool:
     Qwen 2's vocabulary; 588 tokens of Llama 3's come out in parts.
     """
     ranks = {pair: rank for rank, pair in enumerate(merge_pairs(tokenizer["model"]))}
-    added = {token.get("content") for token in tokenizer.get("added_tokens") or [] if isinstance(token, Mapping)}
-    longer = (text for text in tokenizer["model"]["vocab"] if len(text) > 1 and text not in added)
+    listed = [token.get("content") for token in tokenizer.get("added_tokens") or [] if isinstance(token, Mapping)]
+    added = {text for text in listed if isinstance(text, str)}
+    longer = [text for text in tokenizer["model"]["vocab"] if len(text) > 1 and text not in added]
+    if sum(len(text) ** 2 for text in longer) > MAX_STEPS:
+        return False  # no published vocabulary takes a quarter of it
     return all(len(_merged(text, ranks)) == 1 for text in longer)
 
 

@@ -6,10 +6,9 @@ llama.cpp knows two kinds: "llama", which joins the pair of the best score, and 
 from __future__ import annotations
 
 import base64
-import binascii
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,10 @@ from ropetool.exporting import tokenizer_model_file as model_file
 from ropetool.exporting.pretokenizer import steps_of
 from ropetool.exporting.tokenizer_bytes import check_bpe
 from ropetool.exporting.tokenizer_merges import pair_scores, pairs_without_merge
-from ropetool.exporting.tokenizer_vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, Entry, numbered
-from ropetool.formats.hf.jsontext import shown
+from ropetool.exporting.tokenizer_vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, Entry, check_lengths, numbered
+from ropetool.formats.hf.jsontext import ABSENT, is_text, shown
+from ropetool.formats.hf.typed import LIST, TEXT, taken
+from ropetool.spec import is_number
 
 SENTENCEPIECE_MODEL = "tokenizer.model"
 LLAMA, T5 = "llama", "t5"  # llama.cpp's names of the two kinds, tokenizer.ggml.model
@@ -92,8 +93,9 @@ def pieces_of_json(path: Path, tokenizer: Mapping[str, Any], where: str) -> Piec
         raise LossyExport("replaces characters or joins spaces before it splits text; llama.cpp does not", where=where)
     entries, notes = _scored(entries, model, path)
     notes += _spelled_out(tokenizer)
-    if model.get("unk_token") in entries:
-        entries[model["unk_token"]] = entries[model["unk_token"]]._replace(type=UNKNOWN)
+    unknown = taken(model, "unk_token", TEXT, where, "")
+    if unknown in entries:
+        entries[unknown] = entries[unknown]._replace(type=UNKNOWN)
     return Pieces(LLAMA, entries, spaces.prefix, notes=(*spaces.notes, *notes))
 
 
@@ -135,7 +137,7 @@ def _stated_scores(entries: Mapping[str, Entry], path: Path) -> dict[str, float]
 def _spelled_out(tokenizer: Mapping[str, Any]) -> list[str]:
     """Return notes on added tokens that are looked for in the text with its spaces spelled out, one more in front."""
     prepends = any(step["type"] == "Prepend" for step in steps_of(tokenizer.get("normalizer"), "normalizers", ""))
-    added = [token for token in tokenizer.get("added_tokens") or [] if isinstance(token, Mapping)]
+    added = [token for token in taken(tokenizer, "added_tokens", LIST, "", []) if isinstance(token, Mapping)]
     late = [token.get("content") for token in added if token.get("normalized") is True]
     return [
         f"token {text!r} is matched only behind a space (normalized), in llama.cpp anywhere"
@@ -149,12 +151,14 @@ def _spelled_out(tokenizer: Mapping[str, Any]) -> list[str]:
 
 def _unigram(tokenizer: Mapping[str, Any], where: str) -> Pieces:
     model = tokenizer["model"]
-    listed = model.get("vocab")
-    if not isinstance(listed, list) or not all(_is_scored(one) for one in listed):
-        raise CorruptFile("has no vocab of texts with scores", where=where)
+    listed = taken(model, "vocab", LIST, where)
+    wrong = next((one for one in listed if not _is_scored(one)), ABSENT)
+    if wrong is not ABSENT:
+        raise CorruptFile(f"has {shown(wrong)} in its vocab; a text and a finite number belong there", where=where)
+    check_lengths((text for text, _ in listed), where)
     _check_bytes(T5, model.get("byte_fallback") is True, where)
     unknown = model.get("unk_id")
-    if not isinstance(unknown, int) or not 0 <= unknown < len(listed):
+    if type(unknown) is not int or not 0 <= unknown < len(listed):
         raise LossyExport("has no unknown token, which llama.cpp's Unigram needs", where=where)
     entries = {text: Entry(number, float(score)) for number, (text, score) in enumerate(listed)}
     entries[listed[unknown][0]] = Entry(unknown, float(listed[unknown][1]), UNKNOWN)
@@ -178,7 +182,7 @@ def _merged(spaces: _Spaces, where: str) -> bool:
 
 
 def _is_scored(one: Any) -> bool:
-    return isinstance(one, Sequence) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], (int, float))
+    return isinstance(one, list) and len(one) == 2 and is_text(one[0]) and is_number(one[1])
 
 
 # --- spaces
@@ -209,9 +213,12 @@ def _normalised(found: _Spaces, step: Mapping[str, Any], where: str) -> _Spaces:
 
 
 def _charsmap(step: Mapping[str, Any], where: str) -> bytes:
+    text = taken(step, "precompiled_charsmap", TEXT, where, "")
+    if len(text) > 2 * model_file.MAX_CHARSMAP:
+        raise CorruptFile(f"has a precompiled_charsmap of {len(text):,} letters, more than are read", where=where)
     try:
-        return base64.b64decode(step.get("precompiled_charsmap") or b"", validate=True)
-    except (TypeError, ValueError, binascii.Error):
+        return base64.b64decode(text, validate=True)
+    except ValueError:  # binascii.Error is one
         raise CorruptFile("has a precompiled_charsmap that is no base64", where=where) from None
 
 

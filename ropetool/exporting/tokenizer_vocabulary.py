@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ropetool.errors import CorruptFile, LossyExport
-from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.hf.jsontext import is_text, shown
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # llama_token_type in llama.h
 SPACE = "\u2581"  # how SentencePiece spells a space
+MAX_TOKEN, MAX_LETTERS = 1 << 10, 1 << 22  # the longest known have 256 letters; Gemma's 262,144 tokens 1.8 million
 ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # as the stock converter writes; no text is split by them
 # Added tokens that are not marked special though models use them so; llama.cpp matches control tokens only where it is
 # asked to, all others in any text. The stock converter takes the same ones for control tokens.
@@ -42,10 +43,25 @@ class Tokens:
 
 def numbered(vocabulary: Mapping[str, Any], where: str) -> dict[str, Entry]:
     """Return the tokens of a vocabulary that maps texts to ids. Raises: CorruptFile if an id is none."""
+    check_lengths(vocabulary, where)
     for text, number in vocabulary.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise CorruptFile(f"gives {text!r} the id {shown(number)}; ids are whole numbers from 0", where=where)
     return {text: Entry(number) for text, number in vocabulary.items()}
+
+
+def check_lengths(texts: Iterable[str], where: str) -> None:
+    """Raise CorruptFile for tokens longer than any: what is asked of each takes time by the square of its length."""
+    letters = 0
+    for text in texts:
+        letters += len(text)
+        if len(text) > MAX_TOKEN or letters > MAX_LETTERS:
+            raise CorruptFile(
+                f"has a token of {len(text):,} letters, and {letters:,} up to there; at most {MAX_TOKEN:,} and "
+                f"{MAX_LETTERS:,} are read", where=where,
+            )  # fmt: skip
+        if not is_text(text):
+            raise CorruptFile(f"has the token {shown(text)}, half of a surrogate pair, which is no text", where=where)
 
 
 def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, where: str, *, pieces: bool) -> Tokens:
@@ -91,7 +107,7 @@ def _written(text: str | None, number: int, found: Mapping[str, Entry], pieces: 
 def _added(token: Any, where: str) -> tuple[str, int, bool]:
     text = token.get("content") if isinstance(token, Mapping) else None
     number = token.get("id") if isinstance(token, Mapping) else None
-    if not isinstance(text, str) or not text or not isinstance(number, int) or isinstance(number, bool) or number < 0:
+    if not is_text(text) or not text or not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise CorruptFile(f"has the added token {shown(token)}, which is none", where=where)
     return text, number, token.get("special") is True
 

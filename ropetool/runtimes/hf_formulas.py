@@ -186,7 +186,7 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
         return stated
     if family.unrotated_window_key:
         slides = part.get(family.unrotated_window_key) is True and part.get(names.SLIDING_WINDOW) is not None
-        rotating = _rotating(part, family, count)
+        rotating = set(_rotating(part, family, count))
         return [names.SLIDING_ATTENTION if slides and i not in rotating else names.FULL_ATTENTION for i in range(count)]
     pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
     if isinstance(pattern, str):

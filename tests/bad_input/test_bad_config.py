@@ -27,7 +27,7 @@ def scaled(**keys: Any) -> dict[str, Any]:
 
 
 LENGTH = "is no length; it is a whole number of tokens from 2 to 2147483648"
-THETA = "is no base; it is a finite number above 1"
+THETA = "is no base; it is a finite number above 1, up to 1e+18"
 POSITIVE = "is not a finite number above 0"
 WRONG_ONE = "remove the wrong one from config.json"
 OWN_FORM = "write rope_parameters in the family's own form"
@@ -66,7 +66,7 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     ),
     "a window as text": (but(sliding_window="64"), f'{C}: sliding_window: "64" {LENGTH}', ""),
     "layers without end": (
-        but(num_hidden_layers=2**40), f"{C}: num_hidden_layers: {2**40} is not a whole number from 1 to 65536", "",
+        but(num_hidden_layers=2**40), f"{C}: num_hidden_layers: {2**40} is not a whole number from 1 to 4096", "",
     ),
     "a head without end": (but(head_dim=2**40), f"{C}: head_dim: {2**40} is not a whole number from 1 to 65536", ""),
     "heads as text": (

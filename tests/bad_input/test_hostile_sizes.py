@@ -144,3 +144,34 @@ def test_the_largest_model_known_is_below_the_limits() -> None:
     assert (len(longest) + len("[4294967296,4294967296]},")) * MAX_TENSORS < MAX_HEADER
     line = f'    "model.layers.60.mlp.experts.383.down_proj.weight_packed": "{"model-00062-of-000062.safetensors"}",\n'
     assert len(line) * MAX_TENSORS < MAX_INDEX
+
+
+def field(number: int, content: bytes) -> bytes:
+    """Return a field of a protobuf message of fewer than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content
+
+
+MODEL_FILES = {
+    "empty pieces": (b"\x0a\x00" * 2**25, "it has more than 524,288 pieces"),
+    "fields of no use": (b"\x7a\x00" * 2**25, "it has more than 1,048,576 fields"),
+    "fields of the trainer": (field(2, b"\x78\x01" * 60) * 2**19, "it has more than 1,048,576 fields"),
+    "fields of a piece": (field(1, b"\x0a\x00" * 60) * 2**19, "it has more than 1,048,576 fields"),
+    "pieces": (field(1, b"\x0a\x04abcd\x15\x00\x00\x00\x00\x18\x01") * 2**21, "it has more than 524,288 pieces"),
+    "characters": (
+        b"\x0a\x00\x1a\x85\x80\x80\x10\x12\x80\x80\x80\x10" + bytes(2**25),
+        "its charsmap has 33,554,432 bytes",
+    ),
+}
+READ_MODEL_FILE = (
+    "import pathlib; from ropetool.exporting import tokenizer_model_file as model; "
+    "model.read_model_file(pathlib.Path(sys.argv[1]))"
+)
+
+
+@pytest.mark.parametrize("case", MODEL_FILES)
+def test_a_tokenizer_model_of_many_fields_is_refused_at_little_cost(case: str, tmp_path: Path) -> None:
+    content, message = MODEL_FILES[case]
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    code, errors = bounded(tmp_path / "tokenizer.model", program=READ_MODEL_FILE, seconds=BUSY)
+    assert code == 1
+    assert message in errors.splitlines()[-1]

@@ -89,3 +89,18 @@ def test_the_limits_bite(model: Path) -> None:
         patch.setattr("bounds.PROGRAM", "while True: pass")
         with pytest.raises(AssertionError, match="killed by signal"):
             bounded("inspect", model)
+
+
+def test_more_layers_than_any_model_has_cost_little(tmp_path: Path) -> None:
+    """Every list of a config has an entry for each layer: as many as are read are computed in no time."""
+    for layers, code, message in (
+        (2**16, 1, "num_hidden_layers: 65536 is not a whole number from 1 to 4096"),
+        (2**12, 0, ""),
+    ):
+        config = {**configs.config("gemma3_text", "v4"), "num_hidden_layers": layers}
+        config.pop("layer_types", None)
+        model = tmp_path / str(layers)
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+        found, errors = bounded("inspect", model)
+        assert (found, message in errors) == (code, True)

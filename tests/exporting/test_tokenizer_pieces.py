@@ -257,6 +257,7 @@ def test_a_unigram_that_keeps_spaces(tmp_path: Path) -> None:
 
 Change = Callable[[dict[str, Any]], object]
 BPE_REFUSED: list[tuple[str, Change, type[RopetoolError], str]] = [
+    ("an object", lambda d: d["model"].update(unk_token={"a": 1}), CorruptFile, "unk_token is .*; it must be text"),
     ("lower case", lambda d: d.update(normalizer={"type": "Lowercase"}), LossyExport, "normalises text by"),
     ("words", lambda d: d.update(pre_tokenizer={"type": "Whitespace"}), LossyExport, "splits text by"),
     ("joined spaces", lambda d: d.update(normalizer={"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}),
@@ -296,7 +297,9 @@ def test_tokens_that_are_matched_behind_a_space_are_noted(tmp_path: Path) -> Non
 UNIGRAM_REFUSED: list[tuple[str, Change, type[RopetoolError], str]] = [
     ("bytes", lambda d: d["model"].update(byte_fallback=True), LossyExport, "spells unknown letters by bytes"),
     ("no unknown", lambda d: d["model"].update(unk_id=None), LossyExport, "has no unknown token"),
-    ("no scores", lambda d: d["model"].update(vocab=["a"]), CorruptFile, "no vocab of texts with scores"),
+    ("a score too large", lambda d: d["model"]["vocab"][0].__setitem__(1, 10**400), CorruptFile, "in its vocab"),
+    ("a score that is none", lambda d: d["model"]["vocab"][0].__setitem__(1, float("nan")), CorruptFile, "in its vocab"),
+    ("no scores", lambda d: d["model"].update(vocab=["a"]), CorruptFile, "in its vocab; a text and a finite number belong there"),
     ("twice", lambda d: d["model"]["vocab"].append(["a", -1.0]), CorruptFile, "two tokens of one text"),
     ("tabs", lambda d: d.update(pre_tokenizer={"type": "WhitespaceSplit"}), LossyExport, "without a charsmap"),
     ("the end", lambda d: d.update(normalizer={"type": "Strip", "strip_right": True}), LossyExport, "without a charsmap"),
@@ -338,7 +341,7 @@ FILES_REFUSED: list[tuple[str, bytes, type[RopetoolError], str]] = [
     ("bytes", making.model_file(PIECES, 1), LossyExport, "spells unknown letters by bytes"),
     ("twice", making.model_file([*PIECES, PIECES[-1]], remove_extra_whitespaces=0), CorruptFile, "two pieces of one text"),
     ("cut off", PLAIN[:-3], CorruptFile, "it ends within"),
-    ("empty", b"", CorruptFile, "it has 0 pieces"),
+    ("empty", b"", CorruptFile, "it has no pieces"),
     ("text", b"{}", CorruptFile, "is no SentencePiece model"),
     ("a number", making.field(1, 7), CorruptFile, "a number where text"),
     ("a long number", b"\x08" + b"\xff" * 12, CorruptFile, "ends within a number"),

@@ -19,6 +19,7 @@ from ropetool.runtimes import llama_cpp_archs as keys
 from ropetool.runtimes.llama_cpp_archs import MAX_LAYERS
 from ropetool.spec import is_number
 
+MAX_VOCABULARY = 2**20  # Gemma has the most known, 262,208; a hostile one would be written row by row
 QUANTIZATION_CONFIG = "quantization_config"
 
 
@@ -37,7 +38,7 @@ def read_model(
         "hidden": count(config, Count(names.HIDDEN_SIZE), where), "heads": heads,
         "intermediate": count(config, Count("intermediate_size"), where),
         "kv_heads": _kv_heads(config, family, heads, where),
-        "vocabulary": count(config, Count("vocab_size"), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
+        "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
     stated = common | {name: count(config, one, where) for name, one in family.counts.items()}
     stated |= {

@@ -175,6 +175,11 @@ def _mismatch(message: str, place: str) -> PlanMismatch:
     return PlanMismatch(message, where=place, try_="make the plan again from this file")
 
 
+def is_text(value: Any) -> bool:
+    """Return whether this is text that a file can hold: JSON can escape half of a surrogate pair, which none can."""
+    return isinstance(value, str) and (value.isascii() or _SURROGATE.search(value) is None)
+
+
 def shown(value: Any) -> str:
     """Return a value as at most 80 characters for a message."""
     if value is ABSENT:

@@ -14,9 +14,10 @@ from ropetool import names
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.families import Family
 from ropetool.formats.hf.jsontext import ABSENT, Edit, shown
-from ropetool.spec import MAX_LENGTH, is_number
+from ropetool.spec import LARGEST, MAX_LENGTH, SMALLEST, is_multiplier, is_number
 
-MAX_SIZE = 2**16  # layers, heads, channels: no model has more, and a hostile count would cost memory
+MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
+MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,8 @@ def _canonical(rope_type: Any) -> Any:
 def _theta(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if not is_number(value) or value <= 1:
-        raise InvalidRope(f"{shown(value)} is no base; it is a finite number above 1", where=where)
+    if not is_number(value) or value <= 1 or _is_beyond(value):
+        raise InvalidRope(f"{shown(value)} is no base; it is a finite number above 1, up to {LARGEST:g}", where=where)
     return float(value)
 
 
@@ -160,8 +161,9 @@ def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
         value = part.get(key)
         if key == names.SLIDING_WINDOW_PATTERN and family.pattern_letters and _is_letters(value):
             continue
-        if value is not None and not _is_whole(value, 1, MAX_SIZE):
-            raise InvalidRope(f"{shown(value)} is not a whole number from 1 to {MAX_SIZE}", where=f"{where}: {key}")
+        most = MAX_LAYERS if key == names.NUM_HIDDEN_LAYERS else MAX_SIZE
+        if value is not None and not _is_whole(value, 1, most):
+            raise InvalidRope(f"{shown(value)} is not a whole number from 1 to {most}", where=f"{where}: {key}")
 
 
 def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
@@ -208,11 +210,21 @@ _POSITIVE = {
 _NOT_NEGATIVE = {
     names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,
 }  # fmt: skip
+_LISTS = {names.SHORT_FACTOR, names.LONG_FACTOR}
+
+
+def _is_beyond(value: Any) -> bool:
+    """Return whether this is a number above 0 whose square or product would be none."""
+    return is_number(value) and value > 0 and not is_multiplier(value)
 
 
 def _check_param(key: str, value: Any, where: str) -> None:
     if value is None:
         return  # transformers takes null for "not given", where a key may be left out
+    if key in _POSITIVE | _NOT_NEGATIVE | _LISTS:
+        beyond = next((v for v in (value if isinstance(value, list) else [value]) if _is_beyond(v)), None)
+        if beyond is not None:
+            raise InvalidRope(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {LARGEST:g}", where=where)
     if key in _POSITIVE and not (is_number(value) and value > 0):
         raise InvalidRope(f"{shown(value)} is not a finite number above 0", where=where)
     if key in _NOT_NEGATIVE and not (is_number(value) and value >= 0):
@@ -221,9 +233,7 @@ def _check_param(key: str, value: Any, where: str) -> None:
         _check_length(value, where)
     if key == names.TRUNCATE and not isinstance(value, bool):
         raise InvalidRope(f"{shown(value)} is neither true nor false", where=where)
-    if key in (names.SHORT_FACTOR, names.LONG_FACTOR) and not (
-        isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)
-    ):
+    if key in _LISTS and not (isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)):
         raise InvalidRope("it is a list of finite numbers above 0, one per rotary pair", where=where)
 
 
