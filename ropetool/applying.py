@@ -8,19 +8,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ropetool import families, inspection, names, provenance, publishing
+from ropetool import families, inspection, listings, names, provenance, publishing
 from ropetool.baking import BakedTensor, bake_tensors, marks
 from ropetool.baking.gguf_writing import bake_gguf, gguf_marks
 from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.families import Family
-from ropetool.formats import hub, linking, output
+from ropetool.formats import hub, linking
 from ropetool.formats.counting import counted
-from ropetool.formats.gguf import Patch, read_shards, shard_paths, write_patched
+from ropetool.formats.gguf import Patch, read_shards, write_patched
 from ropetool.formats.hf import (
     Checkpoint,
     Edit,
@@ -33,8 +33,11 @@ from ropetool.formats.hf import (
     style,
 )
 from ropetool.formats.hf.jsontext import shown
+from ropetool.formats.transaction import transaction
+from ropetool.gguf_outputs import gguf_output
 from ropetool.inspection import RuntimeReading
 from ropetool.plans import BAKE, Plan
+from ropetool.provenance import Provenance
 from ropetool.runtimes import GgufView
 from ropetool.serving import commands, gguf_lines, serving_lines
 from ropetool.spec import TABLE_TOLERANCE, RopeSet
@@ -51,7 +54,8 @@ class Applied:
     """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
 
     left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
-    serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file.
+    serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file. notes: what
+    became of files of others, and of those of dead processes.
     """
 
     output: Path
@@ -61,6 +65,7 @@ class Applied:
     baked: tuple[BakedTensor, ...] = ()
     serving: tuple[str, ...] = ()
     sidecars: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def apply(
@@ -94,10 +99,18 @@ def apply(
     weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint)
     placed: Counter[str] = Counter()
+    target = Path(target)
     anew = {*edited, *([publishing.CARD] if card is not None else [])}
     unchanged = [path for path in carried if str(path) not in anew]
     steps = _Steps(progress or _ignore, checkpoint.path, unchanged)
-    with output.staged(Path(target), checkpoint.path, force=force, directory=True) as stage, counted(steps.moved):
+    names_written = {*(path.as_posix() for path in carried), *anew, names.PROVENANCE_JSON, publishing.CARD}
+    may_replace = listings.directory_rule(names_written)
+    with (
+        transaction(target, checkpoint.path, force=force, directory=True, may_replace=may_replace) as made,
+        counted(steps.moved),
+    ):
+        stage = made.stage(target)
+        stage.mkdir()
         done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=steps.begin)
         written = {*edited, *(file.name for file in done.files)}
         for relative in (path for path in unchanged if str(path) not in written):
@@ -107,15 +120,18 @@ def apply(
             placed[linking.carry(checkpoint.path / relative, destination, copy=copy)] += 1
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
-        _write_provenance(plan, checkpoint.path, stage / names.PROVENANCE_JSON)
+        more = [names.PROVENANCE_JSON, *([publishing.CARD] if card is not None else [])]
+        record = _record(plan, checkpoint.path, listings.of_directory(stage, more))
+        provenance.write(record, stage / names.PROVENANCE_JSON)  # as seen from there, for a look at the output
         found = inspection.inspect(stage)
+        provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
         if card is not None:
-            made = _card(plan, checkpoint.path, card, command, serving_lines(found, Path(target).name))
-            publishing.write_card(stage / publishing.CARD, made)
+            text = _card(plan, checkpoint.path, card, command, serving_lines(found, target.name))
+            publishing.write_card(stage / publishing.CARD, text)
         steps.end()
     lines = serving_lines(found, str(target))
-    beside = () if card is None else (Path(target) / publishing.CARD,)
-    return Applied(Path(target), dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines), beside)
+    beside, notes = () if card is None else (target / publishing.CARD,), tuple(made.notes)
+    return Applied(target, dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes)
 
 
 class _Steps:
@@ -170,11 +186,10 @@ def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
         )  # fmt: skip
 
 
-def _write_provenance(plan: Plan, source: Path, destination: Path) -> None:
-    made = provenance.Provenance(
-        str(hub.absolute(source)), provenance.fingerprint(source), plan.trained_length, plan.to_json()
+def _record(plan: Plan, source: Path, files: Sequence[Mapping[str, Any]] = ()) -> Provenance:
+    return Provenance(
+        str(hub.absolute(source)), provenance.fingerprint(source), plan.trained_length, plan.to_json(), files=files
     )
-    provenance.write(made, destination)
 
 
 def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str]) -> str:
@@ -189,7 +204,7 @@ def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str])
 def _apply_gguf(
     plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
 ) -> Applied:  # fmt: skip
-    """Write the model's files, the unchanged ones linked; the first appears last, so that none looks whole too early."""
+    """Write the model's files, the unchanged ones linked."""
     headers = read_shards(source)
     view = GgufView.of(headers)
     check_old_values(plan.edits, view, str(headers[0].path))
@@ -197,37 +212,27 @@ def _apply_gguf(
     patch = patch_of(plan.edits)
     for runtime in plan.runtimes:
         _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
-    targets = shard_paths(target, len(headers))
-    for path in targets:
-        output.check_output(path, headers[0].path, force=force)
     placed, edited = Counter[str](), list[str]()
-    record = provenance.beside(targets[0])
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
-    # nothing is put in place before everything is written; the first file goes last
-    with ExitStack() as stack, counted(steps.moved):
-        stage = stack.enter_context(output.staged(record, headers[0].path, force=force or record.exists()))
-        _write_provenance(plan, headers[0].path, stage)
-        beside = _texts_beside(plan, headers[0].path, targets, command) if sidecars else {}
-        for place, text in beside.items():
-            stage = stack.enter_context(output.staged(place, headers[0].path, force=True))
-            publishing.write_card(stage, text)
-        files = list(zip(headers, targets, strict=True))
-        stages = [stack.enter_context(output.staged(path, header.path, force=force)) for header, path in files]
+    with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
+        stages = made.stage(len(headers))
         done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype, progress=steps.begin)
-        for (header, path), stage in zip(files, stages, strict=True):
+        for header, stage in zip(headers, stages, strict=True):
             if stage not in done.files:
                 steps.begin(header.path.name)
             if stage not in done.files and header is not headers[0]:
-                placed[linking.place(header.path, stage, copy=copy)] += 1
+                placed[linking.carry(header.path, stage, copy=copy)] += 1
                 continue
             if stage not in done.files:
                 write_patched(header, Patch(), stage)
-            edited.append(path.name)
+            edited.append(stage.name)
+        beside = _texts_beside(plan, headers[0].path, made.files, command) if sidecars else {}
+        made.finish(_record(plan, headers[0].path), beside)
         steps.end()
-    lines = gguf_lines(
-        str(targets[0]), plan.max_position_embeddings, publishing.modelfile_place(targets) if sidecars else None
-    )  # fmt: skip
-    return Applied(targets[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(beside))
+    lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
+    return Applied(
+        made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes
+    )
 
 
 def _texts_beside(plan: Plan, source: Path, targets: list[Path], command: str) -> dict[Path, str]:

@@ -21,8 +21,9 @@ from ropetool.errors import CheckpointError, CorruptFile, OutputError
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
 from ropetool.formats.hf.jsontext import shown
-from ropetool.formats.output import check_output, staged
+from ropetool.formats.output import check_output
 from ropetool.formats.regular import open_regular
+from ropetool.formats.transaction import staged
 from ropetool.inspection import first_file, is_gguf
 from ropetool.spec import MAX_LENGTH
 

@@ -30,7 +30,8 @@ _COMPARED = 60  # characters of a name; to compare is quadratic in them
 class RopetoolError(Exception):
     """An error that the user can act on.
 
-    `where` is the file, key or option at fault, `try_` a command or step that would work; both may be empty.
+    `where` is the file, key or option at fault, `try_` a command or step that would work; both may be empty. `notes` are
+    what else was done or seen before.
     """
 
     exit_code = 1
@@ -40,6 +41,7 @@ class RopetoolError(Exception):
         self.message = message
         self.where = where
         self.try_ = try_
+        self.notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from ropetool.spec import MAX_LENGTH, is_number
 SCHEMA = 1
 CERTIFICATE = "certificate"
 EXTENSION, EXPORT = "extension", "export"
+FILES, SET = "files", "set"
 _AWAY = "move it away, then run again"
 
 
@@ -35,7 +36,9 @@ class Provenance:
     In the file it is relative to the file, a hub id or a plain name, for outputs are published and moved.
     plan: how its positions came to be; empty for the export of a checkpoint that ropetool did not scale.
     trained_length: in tokens; None where such a checkpoint does not say it. export: the type of the matrices and the
-    encoding of the positions, of a file that `export` wrote. certificate: as it stands in the file, unchecked.
+    encoding of the positions, of a file that `export` wrote. certificate: as it stands in the file, unchecked. files:
+    all that was written, each with its name as seen from the record, and mostly its size. set_id: of the files of a GGUF
+    model, as listings.set_id has it.
     """
 
     source: str
@@ -44,6 +47,8 @@ class Provenance:
     plan: Mapping[str, Any]
     export: Mapping[str, Any] | None = None
     certificate: Any = None
+    files: Sequence[Mapping[str, Any]] = ()
+    set_id: str = ""
 
     @property
     def kind(self) -> str:
@@ -55,6 +60,7 @@ class Provenance:
         from ropetool import __version__
 
         more = {EXPORT: self.export, CERTIFICATE: self.certificate}
+        more |= {FILES: list(self.files) or None, SET: self.set_id or None}
         return {
             "schema": SCHEMA, "ropetool": __version__, "source": self.source,
             "source_fingerprint": self.source_fingerprint, "trained_length": self.trained_length, "plan": self.plan,
@@ -150,11 +156,15 @@ def lineage(checkpoint: Path) -> Iterator[Provenance]:
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
     kinds = {"source": str, "source_fingerprint": str, "trained_length": int, "plan": dict}
-    kinds |= {EXPORT: dict} if EXPORT in data else {}
+    kinds |= {key: kind for key, kind in {EXPORT: dict, FILES: list, SET: str}.items() if key in data}
     for key, kind in kinds.items():
         unknown_length = key == "trained_length" and EXPORT in data and data.get(key, ABSENT) is None
         if type(data.get(key)) is not kind and not unknown_length:
             raise _foreign(path, f"{key} is {shown(data.get(key, ABSENT))}")
+    for entry in data.get(FILES, ()):
+        size = entry.get("size", 0) if isinstance(entry, dict) else None
+        if type(size) is not int or type(entry.get("name")) is not str:
+            raise _foreign(path, f"{FILES} holds {shown(entry)}")
     length = data["trained_length"]
     if length is not None and not 1 <= length <= MAX_LENGTH:
         raise _foreign(path, f"trained_length is {shown(length)}")
@@ -164,7 +174,8 @@ def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
                 raise _foreign(path, f"{part}.{key} is {shown(data[part][key])}")
     digest = data["source_fingerprint"]
     source = _located(data["source"], path, digest)
-    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE))
+    files, set_id = tuple(data.get(FILES, ())), data.get(SET, "")
+    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files, set_id)
 
 
 # --- what may stand in it
@@ -216,13 +227,14 @@ _EXPORT: Mapping[str, Callable[[Any], bool]] = {
 }  # fmt: skip
 
 
-def write(made: Provenance, destination: Path) -> None:
-    """Write the file, in ASCII, so that a path that is no UTF-8 survives too.
+def write(made: Provenance, destination: Path, final: Path | None = None) -> None:
+    """Write the file, in ASCII, so that a path that is no UTF-8 survives too; `final` is its place once it is put there.
 
     Where its name for the source does not lead back to it, this machine keeps the place, apart from the output.
     """
-    named = _name_in(destination, Path(made.source))
-    if _located(named, destination, "") != made.source:
+    place = final or destination
+    named = _name_in(place, Path(made.source))
+    if _located(named, place, "") != made.source:
         machine.remember(made.source_fingerprint, Path(made.source))
     destination.write_text(json.dumps({**made.to_json(), "source": named}, indent=2) + "\n", encoding="ascii")
 

@@ -14,8 +14,8 @@ from typing import Any
 from ropetool import __version__, names
 from ropetool.escaping import command, escaped, words
 from ropetool.formats import hub
-from ropetool.formats.output import staged
 from ropetool.formats.regular import open_regular
+from ropetool.formats.transaction import staged
 from ropetool.plans import BAKE, Plan
 from ropetool.readings import CURRENT, ORIGINAL
 
@@ -73,7 +73,7 @@ def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, s
     What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone.
     """
     place = beside(files[0], CARD)
-    there = read_card(place)
+    there = read_card(place) if place.is_file() else ""
     found = {} if there is None else {place: grafted(there, card)}
     ollama = modelfile_place(files)
     if ollama is not None and _may_replace_modelfile(ollama):
@@ -295,8 +295,8 @@ def modelfile(file: str, context: int) -> str:
 
 
 def _may_replace_modelfile(place: Path) -> bool:
-    """Return whether nothing stands there, or a Modelfile that ropetool wrote and nobody has taken over."""
-    if not place.exists():
+    """Return whether no file stands there, or a Modelfile that ropetool wrote and nobody has taken over."""
+    if not place.is_file():
         return True
     with open_regular(place) as file:
         return file.read(len(MODELFILE_HEAD)) == MODELFILE_HEAD.encode()

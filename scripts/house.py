@@ -60,7 +60,7 @@ def audit(event, arguments):
         name = str(arguments[0])
         folder = os.path.basename(os.path.dirname(name))
         if not name.endswith("tokenizer_config.json"):
-            opens["output" if ".ropetool-" in folder else folder] += 1
+            opens["output" if ".ropetool-" in name else folder] += 1
 sys.addaudithook(audit)
 from ropetool.cli import main
 sys.setprofile(profile)

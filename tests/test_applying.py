@@ -281,13 +281,101 @@ def test_the_provenance_of_a_source_of_ours_is_replaced(source: Path, tmp_path: 
 def test_force_replaces_what_is_ours(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     extended(source, out)
-    (out / "stale.txt").write_text("from before")
     with pytest.raises(OutputError, match="exists already"):
         extended(source, out)
-    assert (out / "stale.txt").exists()
     ropetool.apply(ropetool.plan(source, "linear", factor=2), source, out, force=True)
     assert config_of(out)["rope_scaling"]["rope_type"] == "linear"
     assert files(out) == CARRIED | {"ropetool.json"}
+
+
+def without_list(out: Path) -> None:
+    record = json.loads((out / "ropetool.json").read_text())
+    del record["files"]
+    (out / "ropetool.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "without a list"])
+def test_force_replaces_what_a_record_lists_and_nothing_else(listed: bool, source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    extended(source, out)
+    if not listed:
+        without_list(out)
+    extended(source, out, force=True)
+    if not listed:
+        without_list(out)
+    (out / "assets" / "deep").mkdir()
+    for name in ("thesis.tex", "assets/deep/notes.txt"):
+        (out / name).write_text("years of work")
+    before = snapshot(tmp_path)
+    with pytest.raises(OutputError) as refused:
+        extended(source, out, force=True)
+    extra = "assets/deep/notes.txt, thesis.tex"
+    assert refused.value.message == (
+        f"exists already and holds what its record does not list: {extra}; --force does not replace it"
+    )
+    assert snapshot(tmp_path) == before
+    for number in range(9):
+        (out / f"run-{number}").mkdir()
+    with pytest.raises(OutputError, match="run-2, run-3 and 6 more;"):
+        extended(source, out, force=True)
+
+
+@pytest.mark.parametrize("text", ["{}", "", "[1]", '{"files": []}'])
+def test_a_folder_with_a_ropetool_json_of_others_is_never_replaced(text: str, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "ropetool.json").write_text(text)
+    (tmp_path / "theirs" / "config.json").write_text("years of work")
+    before = snapshot(tmp_path)
+    with pytest.raises(
+        OutputError, match=r"did not write \(its ropetool.json is another program's\); --force does not"
+    ):
+        extended(source, tmp_path / "theirs", force=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_record_that_lists_what_lies_elsewhere_removes_nothing_there(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    extended(source, out)
+    (tmp_path / "thesis.tex").write_text("years of work")
+    record = json.loads((out / "ropetool.json").read_text())
+    record["files"] += [{"name": "../thesis.tex"}, {"name": str(tmp_path / "thesis.tex")}]
+    (out / "ropetool.json").write_text(json.dumps(record))
+    extended(source, out, force=True)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_record_lists_all_files_of_the_output(source: Path, tmp_path: Path) -> None:
+    extended(source, tmp_path / "out")
+    made = provenance.read(tmp_path / "out")
+    assert made is not None
+    sizes = {entry["name"]: entry.get("size") for entry in made.files}
+    assert set(sizes) == CARRIED - {"assets"} | {"ropetool.json"}
+    assert (sizes.pop("README.md"), sizes.pop("ropetool.json")) == (None, None)
+    assert sizes == {name: (tmp_path / "out" / name).stat().st_size for name in sizes}
+
+
+def test_a_verification_that_was_killed_is_no_obstacle(source: Path, tmp_path: Path) -> None:
+    """It leaves a hidden folder of its own inside the output."""
+    out = tmp_path / "out"
+    extended(source, out)
+    left = out / ".ropetool.json.ropetool-abcdef"
+    (left / "new").mkdir(parents=True)
+    (left / "lock").touch()
+    extended(source, out, force=True)
+    assert files(out) == CARRIED | {"ropetool.json"}
+
+
+def test_what_a_killed_process_left_is_removed_and_named(source: Path, tmp_path: Path) -> None:
+    left = tmp_path / ".out.ropetool-abcdef"
+    (left / "new").mkdir(parents=True)
+    (left / "lock").touch()
+    written = extended(source, tmp_path / "out")
+    assert written.notes == (f"removed {left}, which a process that is gone had left",)
+    left.mkdir()
+    with pytest.raises(OutputError, match="exists already") as refused:
+        extended(source, tmp_path / "out")
+    assert refused.value.notes == written.notes
+    assert not left.exists()
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -325,7 +325,7 @@ def test_a_certificate_of_another_output_is_stale(output: Path, tmp_path: Path) 
     ("place", "message"),
     [
         ("model/c.json", "is inside the source"), ("model", "is the source"), ("nowhere/c.json", "does not exist"),
-        ("folder", "is a directory that ropetool did not write"),
+        ("folder", "is a directory, where a file is to be written"),
     ],
 )  # fmt: skip
 def test_a_place_where_nothing_may_be_written(place: str, message: str, tmp_path: Path) -> None:

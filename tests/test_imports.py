@@ -27,6 +27,7 @@ LAYERS = (
     ("formats", "runtimes"),
     (
         "provenance",
+        "listings",
         "baking",
         "encodings_gguf",
         "exported_layers",
@@ -42,6 +43,7 @@ LAYERS = (
         "plans",
         "serving",
         "publishing",
+        "gguf_outputs",
         "refusing",
         "planning",
         "bake_presumed",

@@ -352,11 +352,13 @@ def test_a_verification_of_the_export_is_told_beside_it(model: Path) -> None:
     assert certificate.state(Path("x.gguf")).name == certificate.PASSED
 
 
-def test_what_cannot_be_written_beside_an_export_stops_it_before(model: Path) -> None:
+def test_what_others_put_beside_an_export_stays(model: Path) -> None:
     Path("x.gguf.README.md").mkdir()
+    Path("x.gguf.Modelfile").write_text("FROM ./y.gguf\n")
     done = run("export", "model", "-o", "x.gguf")
-    assert (done.code, done.err.splitlines()[0][:26]) == (1, "Error: x.gguf.README.md: e")
-    assert not Path("x.gguf").exists()
+    assert done.code == 0
+    assert "Note: x.gguf.README.md is left as it is: no record of ropetool lists it\n" in done.err
+    assert (list(Path("x.gguf.README.md").iterdir()), text("x.gguf.Modelfile")) == ([], "FROM ./y.gguf\n")
 
 
 def test_a_card_that_is_too_long_is_carried_as_it_is(model: Path) -> None:

@@ -154,6 +154,8 @@ def _refuse(error: RopetoolError, arguments: list[str]) -> int:
     _say(f"Error: {error}")
     if error.try_:
         _say(f"Try: {error.try_}")
+    for note in error.notes:
+        _say(f"Note: {note}")
     return error.exit_code
 
 

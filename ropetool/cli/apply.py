@@ -46,7 +46,7 @@ def apply_command(
         print_json(applied_json(plan, written))
     else:
         show(applied_text(plan, written))
-        notes(plan.notes)
+        notes((*plan.notes, *written.notes))
 
 
 def applied(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, sidecars: bool = True) -> Applied:

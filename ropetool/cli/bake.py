@@ -105,7 +105,7 @@ def bake_command(
     show(applied_text(plan, written))
     if checks:
         show(checks_text(checks))
-    notes(plan.notes)
+    notes((*plan.notes, *written.notes))
 
 
 def bakes() -> list[str]:

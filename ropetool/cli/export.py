@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
     help="Write no model card and no Modelfile beside the file.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an existing file.")
+@click.option("--force", is_flag=True, help="Replace a file that ropetool wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def export_command(
     source: str, output: str | None, imatrix: str | None, as_json: bool, **choices: Any

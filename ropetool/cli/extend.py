@@ -167,7 +167,7 @@ def extend_command(
         )  # fmt: skip
     if not as_json:
         show(applied_text(plan, written))
-        notes(plan.notes)
+        notes((*plan.notes, *written.notes))
     code, found = chain.run(written.output, as_json)
     if as_json:
         print_json({**applied_json(plan, written), **found})
@@ -223,7 +223,8 @@ class _Chain:
 
     def check_place(self, source: Path, target: Path) -> None:
         """Refuse a file that may not be written, before the output is."""
-        from ropetool.formats.output import check_output
+        from ropetool.exporting import files
+        from ropetool.exporting.splitting import Limits
 
         if self.export is None:
             return
@@ -231,7 +232,7 @@ class _Chain:
         if output == file or output in file.parents:
             raise OutputError(f"it lies in the output, {target}", where=where, try_="give another FILE")
         try:
-            check_output(self.export, source, force=self.force)
+            notes(files.check(self.export, source, Limits(), force=self.force))
         except OutputError as error:
             raise OutputError(
                 error.message, where=where, try_=error.try_.replace("another -o", "another FILE")

@@ -129,20 +129,24 @@ def export_checkpoint(
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
         return compare(ready.host.path, file, outtype, lengths, tell)
 
+    def told(checks: tuple[Check, ...]) -> companions.Exporting:
+        checks = (*ready.checks, *checks)
+        return companions.Exporting(
+            ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command
+        )
+
     written = files.write(
         ready.target, ready.host.path, File(values, ready.layout, ready.encoding.tensors), choices,
-        lambda path, checks: provenance.write(_provenance(ready, trained, (*ready.checks, *checks)), path),
+        lambda checks: _provenance(ready, trained, (*ready.checks, *checks)),
+        lambda paths, checks: companions.texts(ready.host, paths, told(checks), found) if sidecars else {},
         compared if check else None, force=force, progress=tell,
     )  # fmt: skip
-    checks = (*ready.checks, *written.checks)
-    made = companions.Exporting(ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command)
-    beside = companions.write(ready.host, written.paths, made, found) if sidecars else ()
-    lines = companions.serving(written.paths, ready.context_length, sidecars=sidecars)
+    lines = companions.serving(written.paths, ready.context_length, written.sidecars)
     several = () if len(written.paths) == 1 else (f"split over {len(written.paths)} files, of which this is the first",)
     return Exported(
         written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
         ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes), ready.bakes,
-        checks, tuple(lines), beside,
+        (*ready.checks, *written.checks), tuple(lines), written.sidecars,
     )  # fmt: skip
 
 

@@ -1,18 +1,17 @@
 """What an export leaves beside the file: a model card, a Modelfile.
 
-Their text is publishing's; here they are filled from the source and put in their places.
+Their text is publishing's; here they are filled from the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ropetool import certificate, publishing
 from ropetool.formats import hub
-from ropetool.formats.output import check_output, staged
 from ropetool.hosts import HfHost
 from ropetool.results import PASS, Check
 from ropetool.serving import commands, gguf_lines
@@ -40,35 +39,32 @@ def fresh_certificate(host: HfHost) -> Mapping[str, Any] | None:
     return None if found.certificate is None or found.name == certificate.STALE else found.certificate.to_json()
 
 
-def check(target: Path, source: Path) -> None:
-    """Raise CheckpointError if what goes beside the file cannot be made or written: before an export of hours."""
+def check(source: Path) -> None:
+    """Raise CheckpointError if what goes beside the file cannot be made: before an export of hours."""
     publishing.read_card(source / publishing.CARD)
-    for name in (publishing.CARD, publishing.MODELFILE):
-        check_output(publishing.beside(target, name), source, force=True)
 
 
-def write(
+def texts(
     host: HfHost, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None
-) -> tuple[Path, ...]:
-    """Write the card and the Modelfile beside the files, and return their places."""
-    base = hub.origin(host.path)
+) -> dict[Path, str]:
+    """Return the card and the Modelfile of these files, by place."""
+    base, names = hub.origin(host.path), [Path(file.name) for file in files]
+    place = publishing.modelfile_place(names)
+    lines = serving(names, exporting.context_length, [] if place is None else [place])
     card = publishing.with_step(
         publishing.read_card(host.path / publishing.CARD) or "",
         publishing.exported_step(exporting.outtype, exporting.encoding, exporting.bakes, _passed(exporting.checks)),
-        exporting.command, commands(serving([Path(file.name) for file in files], exporting.context_length)),
+        exporting.command, commands(lines),
         base_model=base.repo if base else "", long=host.made is not None,
     )  # fmt: skip
     card = publishing.with_verification(card, found, of_source=True)
-    texts = publishing.texts_beside(files, card, exporting.context_length)
-    for place, text in texts.items():
-        with staged(place, host.path, force=True) as stage:
-            publishing.write_card(stage, text)
-    return tuple(texts)
+    return publishing.texts_beside(files, card, exporting.context_length)
 
 
-def serving(files: Sequence[Path], context: int, *, sidecars: bool = True) -> list[str]:
+def serving(files: Sequence[Path], context: int, sidecars: Collection[Path]) -> list[str]:
     """Return the lines that serve the model; with a Modelfile among the sidecars, Ollama's too."""
-    return gguf_lines(str(files[0]), context, publishing.modelfile_place(files) if sidecars else None)
+    place = publishing.modelfile_place(files)
+    return gguf_lines(str(files[0]), context, place if place in sidecars else None)
 
 
 def _passed(checks: Sequence[Check]) -> list[str]:

@@ -8,27 +8,26 @@ from __future__ import annotations
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from glob import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import current_thread, main_thread
 from types import FrameType
 
-from ropetool import provenance
-from ropetool.errors import OutputError, RopetoolError
+from ropetool import gguf_outputs, provenance
+from ropetool.errors import OutputError
 from ropetool.exporting import container, kquants, mxfp4
 from ropetool.exporting.container import File, Progress
 from ropetool.exporting.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
 from ropetool.exporting.splitting import Limits, split
 from ropetool.exporting.tensors import Layout, Placed, Source
-from ropetool.formats import linking
 from ropetool.formats.dtypes import STORAGE
 from ropetool.formats.gguf import model_name, read_header, shard_paths
 from ropetool.formats.hf import TensorInfo as Stored
-from ropetool.formats.output import check_output, output_error, staged
+from ropetool.formats.output import check_output, check_place
+from ropetool.provenance import Provenance
 from ropetool.results import Check
 from ropetool.verification.gate import KL
 
@@ -53,6 +52,7 @@ class Written:
     tensors: int
     nbytes: int
     checks: Checks
+    sidecars: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -67,15 +67,17 @@ def rounds(layout: Layout) -> bool:
     )
 
 
-def check(target: Path, source: Path, limits: Limits, *, force: bool) -> None:
+def check(target: Path, source: Path, limits: Limits, *, force: bool) -> tuple[str, ...]:
     """Return if the file may be written, or its parts, however many: before an export of hours.
 
+    What dead processes left of it is settled first, and told in notes.
     Raises: OutputError.
     """
+    notes = gguf_outputs.settled(target, source)
     if limits == Limits():
-        check_output(target, source, force=force)
-        return
-    check_output(shard_paths(target, 2)[0], source, force=True)  # for its folder
+        gguf_outputs.check([target], source, force=force)
+        return notes
+    check_place(shard_paths(target, 2)[0], source)
     for path in _parts_of(target):
         check_output(path, source, force=True)
         if not force:
@@ -83,6 +85,7 @@ def check(target: Path, source: Path, limits: Limits, *, force: bool) -> None:
                 "exists already, a part of a model of this name", where=str(path),
                 try_="give another -o, or --force, which replaces parts of the same number",
             )  # fmt: skip
+    return notes
 
 
 def _parts_of(target: Path) -> list[Path]:
@@ -92,39 +95,36 @@ def _parts_of(target: Path) -> list[Path]:
 
 
 def write(
-    target: Path, source: Path, file: File, choices: Choices, record: Callable[[Path, Checks], None],
-    compared: Callable[[Path, str], Checks] | None, *, force: bool, progress: Progress,
+    target: Path, source: Path, file: File, choices: Choices, record: Callable[[Checks], Provenance],
+    beside: Callable[[Sequence[Path], Checks], Mapping[Path, str]], compared: Callable[[Path, str], Checks] | None,
+    *, force: bool, progress: Progress,
 ) -> Written:  # fmt: skip
-    """Write the file, or its parts under the names that llama.cpp asks for; `record` writes the record to a path.
+    """Write the file, or its parts under the names that llama.cpp asks for, with a record and the texts beside it.
 
     compared: holds a file with matrices of this type against the checkpoint, before it gets its name.
     Raises: what container.write, kquants.quantise and `compared` do; OutputError if a file exists.
     """
     notes: tuple[str, ...] = ()
     found: Checks = ()
-    with _unwound_when_terminated(), ExitStack() as stack:  # nothing is put in place before all is written
-        if is_made_by_libllama(choices.outtype):
+    by_libllama = is_made_by_libllama(choices.outtype)
+    with _unwound_when_terminated(), gguf_outputs.gguf_output(target, source, force=force) as made:
+        if by_libllama:
             if not 0 < choices.limits.tensors < len(file.infos()):  # one file, as far as is known now
-                check_output(target, source, force=force)
-            file, found = stack.enter_context(_quantised(target, file, choices, record, compared, progress))
+                gguf_outputs.check([target], source, force=force)
+            file, found = _quantised(made.transaction.workspace(), file, choices, record, compared, progress)
             notes = _narrow_note(file.layout, choices.outtype)
         parts = split(file, choices.limits)
-        paths = shard_paths(target, len(parts))
-        beside = provenance.beside(paths[0])
-        stages = [stack.enter_context(staged(path, source, force=force)) for path in paths]
-        stage = stack.enter_context(staged(beside, source, force=force or beside.exists()))
+        stages = made.stage(len(parts))
         total, done = sum(part.size() for part in parts), 0
         for part, path in zip(parts, stages, strict=True):
             done += container.write(path, part, _shifted(progress, done, total), allow_nan=choices.allow_nan)
-        record(stage, found)
         if compared is not None:
-            with _named(paths, stages, stage) as first:
-                found += compared(
-                    first, choices.outtype if is_made_by_libllama(choices.outtype) else file.layout.outtype
-                )
-            record(stage, found)
-    notes += _leftovers_note(target, paths) if choices.limits != Limits() else ()
-    return Written(tuple(paths), sum(len(part.infos()) for part in parts), total, found, notes)
+            provenance.write(record(found), provenance.beside(stages[0]))  # which says what it is compared with
+            found += compared(stages[0], choices.outtype if by_libllama else file.layout.outtype)
+        made.finish(record(found), beside(made.files, found))
+    notes += _leftovers_note(target, made.files) if choices.limits != Limits() else ()
+    count = sum(len(part.infos()) for part in parts)
+    return Written(tuple(made.files), count, total, found, tuple(made.sidecars), (*notes, *made.notes))
 
 
 def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:
@@ -170,54 +170,30 @@ def _unwound_when_terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@contextmanager
-def _named(paths: Sequence[Path], stages: Sequence[Path], record: Path) -> Iterator[Path]:
-    """Yield the first of the files under their own names, which tell the parts of a model, before they have their place."""
-    with TemporaryDirectory(prefix=f".{paths[0].name}.ropetool-", dir=paths[0].parent) as folder:
-        found = [Path(folder, path.name) for path in paths]
-        for path, stage in zip((*found, provenance.beside(found[0])), (*stages, record), strict=True):
-            linking.place(stage, path)
-        try:
-            yield found[0]
-        except RopetoolError as error:
-            own = {str(path): str(target) for path, target in zip(found, paths, strict=True)}
-            error.where = own.get(error.where, error.where)  # the name that the user gave
-            raise
-
-
 def _shifted(progress: Progress, before: int, total: int) -> Progress:
     return lambda tensor, done, _: progress(tensor, before + done, total)
 
 
-@contextmanager
 def _quantised(
-    target: Path, file: File, choices: Choices, record: Callable[[Path, Checks], None],
+    folder: Path, file: File, choices: Choices, record: Callable[[Checks], Provenance],
     compared: Callable[[Path, str], Checks] | None, progress: Progress,
-) -> Iterator[tuple[File, Checks]]:  # fmt: skip
-    """Yield the same model with quantised matrices, which lie in a hidden folder beside the target until the end.
+) -> tuple[File, Checks]:  # fmt: skip
+    """Return the same model with quantised matrices, which lie in this folder.
 
     The file that is quantised is compared first: what a type of two bits costs would hide rows in the wrong order.
     """
-    try:
-        with TemporaryDirectory(prefix=f".{target.name}.ropetool-", dir=target.parent) as folder:
-            plain, small = Path(folder, "plain.gguf"), Path(folder, "quantised.gguf")
-            container.write(plain, file, progress)
-            checks: Checks = ()
-            if compared is not None:
-                record(provenance.beside(plain), checks)
-                found = compared(plain, file.layout.outtype)
-                checks = tuple(replace(one, name=f"{KL} before quantising") for one in found if one.name == KL)
-            progress("quantising", 0, 0)
-            kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
-            kquants.quantise(plain, small, choices.outtype, choices.imatrix, kept)
-            plain.unlink()
-            yield _read(small), checks
-    except OSError as error:
-        raise output_error(error, target) from error
-    except RopetoolError as error:
-        if ".ropetool-" in error.where:
-            error.where = str(target)  # the name that the user gave
-        raise
+    plain, small = folder / "plain.gguf", folder / "quantised.gguf"
+    container.write(plain, file, progress)
+    checks: Checks = ()
+    if compared is not None:
+        provenance.write(record(checks), provenance.beside(plain))
+        found = compared(plain, file.layout.outtype)
+        checks = tuple(replace(one, name=f"{KL} before quantising") for one in found if one.name == KL)
+    progress("quantising", 0, 0)
+    kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
+    kquants.quantise(plain, small, choices.outtype, choices.imatrix, kept)
+    plain.unlink()
+    return _read(small), checks
 
 
 def _read(path: Path) -> File:

@@ -94,9 +94,10 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
     layout = _layout(host, model, wish.outtype, rotation.interleaved, safe)
     written_as = wish.outtype if is_made_by_libllama(wish.outtype) else layout.outtype
     target = Path(output) if output is not None else _beside(host.path, written_as)
-    files.check(target, host.path, wish.limits, force=wish.force)  # before the tokenizer, which takes a second
+    # before the tokenizer, which takes a second
+    file_notes = files.check(target, host.path, wish.limits, force=wish.force)
     if wish.sidecars:
-        companions.check(target, host.path)
+        companions.check(host.path)
 
     general, card_notes = metadata.general_values(host.path, model, layout)
     values = general | metadata.model_values(model, layout)
@@ -104,7 +105,16 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
     tokenizer, token_notes = tokenizer_values(host.path, checkpoint.config, model.counts["vocabulary"])
     values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
     checks = (check_tokens(host.path, tokenizer, token_notes),) if wish.check else ()
-    notes = (*host.notes(), *layout.notes, *rotation.notes, *rope_notes, *token_notes, *card_notes, *name_notes)
+    notes = (
+        *host.notes(),
+        *layout.notes,
+        *rotation.notes,
+        *rope_notes,
+        *token_notes,
+        *card_notes,
+        *name_notes,
+        *file_notes,
+    )
     return Prepared(
         host, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
         rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,

@@ -1,36 +1,50 @@
-"""Outputs that appear whole or not at all: what may be written where, and the staging that keeps the promise.
+"""What may be written where, and what the system's refusals mean.
 
-Knows paths only, not what is written.
+Knows paths, not what is written; how an output gets there is transaction's concern.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
-from ropetool import names
-from ropetool.errors import OutputError, RopetoolError
+from ropetool.errors import OutputError
 from ropetool.escaping import command
 
+Rule = Callable[[Path], str]
+"""Returns why what stands at a path may not be replaced, as in "exists already and ...", empty if it may be."""
+
 _ELSEWHERE = "give another -o"
-_AT_FDCWD = -100
-_NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h: flags of renameat2
 
 
-# --- what may be written
+def anything(_: Path) -> str:
+    """Let all be replaced, of the kind that is written: for a caller that has looked at it, or knows it as its own."""
+    return ""
 
 
-def check_output(output: Path, source: Path, *, force: bool, directory: bool = False) -> None:
+def check_output(
+    output: Path, source: Path, *, force: bool, directory: bool = False, may_replace: Rule = anything
+) -> None:
     """Return if `output` may be written, as a file or as a directory.
 
-    `force` allows the place of a regular file, or of a directory that ropetool wrote, by one of the same kind; never
-    of the source.
+    `force` allows the place of a file or directory of the same kind that `may_replace` has nothing against; never of
+    the source.
+    Raises: OutputError.
+    """
+    check_place(output, source)
+    try:
+        if os.path.lexists(output):
+            _check_replaceable(output, force, directory, may_replace)
+    except OSError as error:  # a directory that may not be looked into
+        raise output_error(error, output) from error
+
+
+def check_place(output: Path, source: Path) -> None:
+    """Return if this is a place for an output, whatever stands there: in a folder, and apart from the source.
+
     Raises: OutputError.
     """
     if output.name in ("", ".."):
@@ -38,9 +52,7 @@ def check_output(output: Path, source: Path, *, force: bool, directory: bool = F
     try:
         _check_apart(output, source)
         _check_parent(output)
-        if os.path.lexists(output):
-            _check_replaceable(output, force, directory)
-    except OSError as error:  # a name that is too long, a directory that may not be looked into
+    except OSError as error:  # a name that is too long
         raise output_error(error, output) from error
 
 
@@ -67,24 +79,23 @@ def _check_parent(output: Path) -> None:
     raise OutputError(f"the directory {parent} does not exist", where=str(output), try_=command("mkdir", "-p", parent))
 
 
-def _check_replaceable(output: Path, force: bool, directory: bool) -> None:
-    refusal = ""
-    if output.is_symlink():
-        refusal = "is a symbolic link"
-    elif output.is_dir():
-        if not (output / names.PROVENANCE_JSON).is_file():
-            refusal = f"is a directory that ropetool did not write (it holds no {names.PROVENANCE_JSON})"
-        elif not directory:
-            refusal = "is a directory, where a file is to be written"
-    elif not output.is_file():
-        refusal = "is neither a file nor a directory"
-    elif directory:
-        refusal = "is a file, where a directory is to be written"
+def _check_replaceable(output: Path, force: bool, directory: bool, may_replace: Rule) -> None:
+    refusal = _other_kind(output, directory) or may_replace(output)
     if refusal:
         only = "; --force does not replace it" if force else ""
         raise OutputError(f"exists already and {refusal}{only}", where=str(output), try_=_ELSEWHERE)
     if not force:
         raise OutputError("exists already", where=str(output), try_=f"{_ELSEWHERE}, or --force to replace it")
+
+
+def _other_kind(output: Path, directory: bool) -> str:
+    if output.is_symlink():
+        return "is a symbolic link"
+    if output.is_dir():
+        return "" if directory else "is a directory, where a file is to be written"
+    if not output.is_file():
+        return "is neither a file nor a directory"
+    return "is a file, where a directory is to be written" if directory else ""
 
 
 def output_error(error: OSError, path: Path, *, need: int | None = None) -> OutputError:
@@ -99,126 +110,3 @@ def output_error(error: OSError, path: Path, *, need: int | None = None) -> Outp
         return OutputError("exists already", where=where, try_=_ELSEWHERE)
     reason = error.strerror or str(error)
     return OutputError(reason[:1].lower() + reason[1:], where=where, try_=_ELSEWHERE)
-
-
-# --- staging
-
-
-@contextmanager
-def staged(output: Path, source: Path, *, force: bool = False, directory: bool = False) -> Iterator[Path]:
-    """Yield a path beside `output` that takes its place once the body has ended without an error.
-
-    It is an empty directory, or the name of a file that the body creates. On any error, a keyboard interrupt
-    included, it is removed and `output` is as before; a killed process leaves at most a hidden `.NAME.ropetool-XXXXXX`.
-    Raises: OutputError if the output may not or cannot be written.
-    """
-    check_output(output, source, force=force, directory=directory)
-    stage = _hidden_beside(output)
-    try:
-        if directory:
-            stage.mkdir()
-        yield stage
-        _flush(stage)
-        check_output(output, source, force=force, directory=directory)  # again: writing may have taken minutes
-        _put(stage, output)
-    except BaseException as error:
-        with suppress(OSError):  # the error at hand says more than one about what is left of the stage
-            _remove(stage)
-        if isinstance(error, OSError):
-            raise output_error(error, _named_in(error, stage, output)) from error
-        if isinstance(error, RopetoolError):
-            error.where = error.where.replace(str(stage), str(output))  # the name that the user gave
-        raise
-
-
-def _named_in(error: OSError, stage: Path, output: Path) -> Path:
-    """Return the file that the error is about, by the name that it was to have."""
-    name = error.filename if isinstance(error.filename, str) else str(output)
-    return Path(name.replace(str(stage), str(output)))
-
-
-def _hidden_beside(output: Path) -> Path:
-    while True:
-        path = output.with_name(f".{output.name}.ropetool-{secrets.token_hex(3)}")
-        if not os.path.lexists(path):
-            return path
-
-
-def _flush(stage: Path) -> None:
-    """Bring everything that was written to the disk, so that no rename can overtake its data."""
-    if stage.is_dir():
-        for folder, _, files in os.walk(stage):
-            for name in files:
-                _sync(Path(folder, name))
-            _sync(Path(folder))
-    else:
-        _sync(stage)
-
-
-def _sync(path: Path) -> None:
-    # A linked file is the source's: flushing it could mean gigabytes that are not ours. Windows syncs no directory.
-    if os.name != "posix" or (path.is_file() and path.stat().st_nlink > 1):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems sync no directory
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _put(stage: Path, output: Path) -> None:
-    """Give `stage` the name `output`; what had that name is removed once the new one has it."""
-    replaced: Path | None = None
-    if not os.path.lexists(output):
-        if not _renameat2(stage, output, _NOREPLACE):
-            stage.rename(output)
-    elif stage.is_file() and output.is_file():
-        stage.replace(output)
-    elif _renameat2(stage, output, _EXCHANGE):
-        replaced = stage
-    else:
-        replaced = _rename_twice(stage, output)
-    _sync(output.parent)
-    if replaced is not None:
-        _remove(replaced)
-
-
-def _renameat2(old: Path, new: Path, flag: int) -> bool:
-    """Rename with a flag that plain rename lacks; return False where libc, kernel or file system does not have it."""
-    if sys.platform != "linux":
-        return False
-    import ctypes
-
-    try:
-        function = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:  # glibc before 2.28
-        return False
-    if function(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flag) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(new))
-
-
-def _rename_twice(stage: Path, output: Path) -> Path:
-    """Put `stage` at `output` and return where the old one is now; if that fails the old one is back."""
-    aside = _hidden_beside(output)
-    try:
-        output.rename(aside)
-        stage.rename(output)
-    except BaseException:
-        if not os.path.lexists(output):
-            aside.rename(output)
-        raise
-    return aside
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
@@ -15,7 +13,8 @@ from typing import Any
 
 from ropetool import __version__
 from ropetool.errors import MissingDependency, OutputError
-from ropetool.formats.output import check_output, output_error, staged
+from ropetool.formats.output import Rule, check_output, output_error
+from ropetool.formats.transaction import staged
 from ropetool.report import charts, drawing
 from ropetool.report.gate import gate_section, verdict_sentence
 from ropetool.report.grids import bands_section
@@ -41,7 +40,7 @@ def write_report(
     """
     check_folder(folder, force=force)
     files = render(result, command, serving)
-    with _refusals(folder), _in_its_place(folder), staged(folder, NO_SOURCE, directory=True) as stage:
+    with _refusals(folder), staged(folder, NO_SOURCE, force=True, directory=True, may_replace=_held(force)) as stage:
         for name, data in files.items():
             (stage / name).write_bytes(data)
     return [folder / name for name in files]
@@ -62,9 +61,19 @@ def check_folder(folder: Path, *, force: bool = False) -> None:
     with _refusals(folder):
         if not os.path.lexists(folder) or folder.name in ("", ".."):
             check_output(folder, NO_SOURCE, force=False, directory=True)
-        elif not _is_empty(folder) and not (force and _is_report(folder)):
-            reason = "is no report of ropetool, so that it is not replaced" if force else "is not empty"
+        elif reason := _held(force)(folder):
             raise OutputError(f"exists already and {reason}", where=str(folder), try_="give --report a new folder")
+
+
+def _held(force: bool) -> Rule:
+    """Return what says why a folder may not be replaced."""
+
+    def reason(folder: Path) -> str:
+        if _is_empty(folder) or (force and _is_report(folder)):
+            return ""
+        return "is no report of ropetool, so that it is not replaced" if force else "is not empty"
+
+    return reason
 
 
 def _is_empty(folder: Path) -> bool:
@@ -95,22 +104,6 @@ def _refusals(folder: Path) -> Iterator[None]:
         refusal = error
     refusal.try_ = refusal.try_.replace("an -o", "a --report").replace("another -o", "another --report")
     raise refusal
-
-
-@contextmanager
-def _in_its_place(folder: Path) -> Iterator[None]:
-    """Put a folder that is there aside while the body makes a new one; it is back if that fails, and gone if not."""
-    if not folder.exists():
-        yield
-        return
-    aside = folder.with_name(f".{folder.name}.ropetool-{secrets.token_hex(3)}")
-    folder.rename(aside)
-    try:
-        yield
-    except BaseException:
-        aside.rename(folder)
-        raise
-    shutil.rmtree(aside)
 
 
 def render(result: VerifyResult, command: str = "", serving: Sequence[str] = ()) -> dict[str, bytes]:

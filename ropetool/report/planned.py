@@ -114,6 +114,7 @@ def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
         "baked": [{**vars(tensor), "reasons": list(tensor.reasons)} for tensor in written.baked],
         "serving": list(written.serving), "sidecars": [str(path) for path in written.sidecars],
+        "notes": list(written.notes),
     }  # fmt: skip
 
 

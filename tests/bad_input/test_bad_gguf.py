@@ -250,17 +250,18 @@ def test_outputs_that_are_in_the_way(tmp_path: Path) -> None:
     error = f"{source}: is the source, {source}; the source is never written"
     refused(tmp_path, error, "give another -o", "extend", source, *EXTEND, "-o", source, "--force")
     (tmp_path / "mine.gguf").write_text("mine")
-    error = f"{tmp_path}/mine.gguf: exists already"
-    next_step = "give another -o, or --force to replace it"
-    refused(tmp_path, error, next_step, "extend", source, *EXTEND, "-o", tmp_path / "mine.gguf")
+    for options, more in (((), ""), (("--force",), "; --force does not replace it")):
+        error = f"{tmp_path}/mine.gguf: exists already and no record of ropetool lists it{more}"
+        arguments = ("extend", source, *EXTEND, "-o", tmp_path / "mine.gguf", *options)
+        refused(tmp_path, error, "give another -o", *arguments)
 
 
 def test_a_shard_in_the_way_stops_all(tmp_path: Path) -> None:
     first = model(tmp_path / "model.gguf", shards=2)
     second = tmp_path / "model-yarn-4x-00002-of-00002.gguf"
     second.write_text("mine")
-    step = "give another -o, or --force to replace it"
-    refused(tmp_path, f"{second}: exists already", step, "extend", first, *EXTEND)
+    error = f"{second}: exists already and no record of ropetool lists it"
+    refused(tmp_path, error, "give another -o", "extend", first, *EXTEND)
 
 
 def test_no_space_left(tmp_path: Path) -> None:

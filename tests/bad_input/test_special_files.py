@@ -51,7 +51,6 @@ READ = {
     "ropetool.json": ("model/ropetool.json", ("inspect", "{m}")),
     "plan": ("plan.json", APPLY),
     "importance matrix": ("imatrix", (*EXPORT, "--outtype", "q4_k_m", "--imatrix", "{r}/imatrix")),
-    "Modelfile": ("out.gguf.Modelfile", EXPORT),
     "second shard": ("g-00002-of-00002.gguf", ("inspect", "{r}/g-00001-of-00002.gguf")),
 }
 READ_TEXTS = (

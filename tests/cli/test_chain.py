@@ -239,7 +239,7 @@ def test_what_cannot_be_exported_is_told_before_the_verification(verifier: Verif
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("mine.gguf", "exists already\nTry: give another FILE, or --force to replace it"),
+        ("mine.gguf", "exists already and no record of ropetool lists it\nTry: give another FILE"),
         ("model/x.gguf", "is inside the source, model; the source is never written\nTry: give another FILE"),
         ("model-yarn-4x/x.gguf", "it lies in the output, {output}\nTry: give another FILE"),
         ("model-yarn-4x", "it lies in the output, {output}\nTry: give another FILE"),

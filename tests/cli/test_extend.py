@@ -153,6 +153,7 @@ def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -
             "vllm: vllm serve out --max-model-len 2048",
         ],
         "sidecars": ["out/README.md"],
+        "notes": [],
     }  # fmt: skip
 
 

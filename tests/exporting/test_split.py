@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +231,18 @@ def test_an_interruption_leaves_no_part(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         maker.export(source, tmp_path / "x.gguf", split_max_tensors=8, progress=stop)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_a_killed_export_left_is_settled_before_anything_is_refused(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "model")
+    parts = [tmp_path / f"x-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    left = tmp_path / ".x.gguf.ropetool-abcdef"
+    (left / "new").mkdir(parents=True)
+    (left / "lock").touch()
+    parts[1].write_bytes(b"of the killed one")
+    order = {parts[1].name: parts[1].stat().st_ino, parts[0].name: 1}
+    (left / "order.json").write_text(json.dumps({"put": order, "earlier": []}))
+    result = maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
+    assert f"removed {left}, which a process that is gone had left" in result.notes
+    assert parts[1].read_bytes()[:4] == b"GGUF"
+    assert not list(tmp_path.glob(".x*"))

@@ -422,10 +422,10 @@ def test_a_parent_that_may_not_be_written_is_refused(tmp_path: Path, monkeypatch
     folder = tmp_path / "report"
     folder.mkdir()
 
-    def denied(path: Path, target: Path) -> None:
+    def denied(path: Path, *_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(Path, "rename", denied)
+    monkeypatch.setattr(Path, "mkdir", denied)
     with pytest.raises(OutputError, match="permission denied") as refusal:
         write_report(sample.minimal(), folder)
     assert (refusal.value.where, refusal.value.try_) == (str(folder), "give another --report")
