@@ -130,6 +130,17 @@ def test_edits_that_would_let_a_class_fill_in_are_refused(tmp_path: Path) -> Non
         ropetool.plan(source, "ntk", factor=4, config_style="v4")
 
 
+def test_a_wrapper_inside_wrappers_is_refused_at_once(tmp_path: Path) -> None:
+    """Each level once multiplied the names that attention may have in the weights: 60 took all memory."""
+    data: dict[str, Any] = configs.config("llama", "v4")
+    for _ in range(60):
+        data = {"model_type": "llava", "text_config": data}
+    source = write_config(tmp_path / "m", data)
+    with pytest.raises(UnknownFamily, match="in its text_config, llava has no family of its own"):
+        ropetool.plan(source, "yarn", factor=4)
+    assert inspection.inspect(source).family is None
+
+
 def test_a_wrapper_without_its_text_model_is_refused(tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", {"model_type": "llava"})
     with pytest.raises(InvalidRope, match="llava keeps its rope keys in text_config, an object; it is null"):

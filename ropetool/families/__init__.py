@@ -240,7 +240,7 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
             where=f"{where}: {wrapper.text}.{key}", try_=f"state {key} in {wrapper.text} of config.json",
         )  # fmt: skip
     try:
-        family = of_config({**inner, "model_type": inner.get("model_type") or wrapper.default}, where)
+        family = get(text_type(config), where)  # a wrapper inside a wrapper has none
     except UnknownFamily as unknown:
         raise UnknownFamily(f"in its {wrapper.text}, {unknown.message}", where=where, try_=unknown.try_) from None
     return _inside(family, stated, wrapper)
@@ -259,14 +259,15 @@ def _inside(family: Family, stated: str, wrapper: Wrapper) -> Family:
 
 
 def text_type(config: Mapping[str, Any]) -> str:
-    """Return the model_type of the text model that a config.json describes, inside wrappers too; empty without one."""
+    """Return the model_type of the text model that a config.json describes, of a wrapper the one inside; empty without one."""
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
     wrapper = WRAPPERS.get(stated)
     inner = config.get(wrapper.text) if wrapper else None
-    if wrapper is None or not isinstance(inner, Mapping):
-        return wrapper.default if wrapper else stated
-    return text_type({**inner, "model_type": inner.get("model_type") or wrapper.default})
+    if wrapper is None:
+        return stated
+    within = (inner.get("model_type") if isinstance(inner, Mapping) else None) or wrapper.default
+    return within if isinstance(within, str) else ""
 
 
 def find_of(config: Mapping[str, Any]) -> Family | None:
