@@ -13,7 +13,10 @@ from pathlib import Path
 
 def cache() -> Path:
     """Return the folder of ropetool's cache: ROPETOOL_CACHE, else within XDG_CACHE_HOME, else within ~/.cache."""
-    folder = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    try:
+        folder = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    except RuntimeError:  # a user without a home, as in some containers: nothing is kept
+        folder = os.devnull
     return Path(os.environ.get("ROPETOOL_CACHE") or Path(folder) / "ropetool")
 
 

@@ -143,8 +143,11 @@ def measured(
                 target, limits=Limits(**limits), tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
             )  # fmt: skip
-    except KeyboardInterrupt:
-        if again:
+    except KeyboardInterrupt as error:
+        unkept = getattr(error, "unkept", "")
+        if unkept:
+            notes([f"what was measured is not kept: {unkept}"])
+        elif again:
             notes([f"what was measured is kept; {again} goes on"])
         raise
     if report is not None and parallel.rank() == 0:

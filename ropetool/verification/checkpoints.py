@@ -158,14 +158,22 @@ def _kept(
     prints = [certificate.fingerprint(path) if path else "" for path in (target, baseline)]
     journal = Journal(" ".join([*prints, fingerprint(documents), device, dtype]), resume=resume)
     if resume:
-        kept = f"{journal.rows} rows were kept" if journal.rows else "nothing was kept of such a run; it starts anew"
-        notes.append(kept)
+        why = journal.lost or journal.problem
+        anew = f"it starts anew: {why}" if why else "nothing was kept of such a run; it starts anew"
+        notes.append(f"{journal.rows} rows were kept" if journal.rows else anew)
     complete = False
     try:
         yield lambda runner, role: runner if role == AGAINST else JournaledRunner(runner, journal, role)
         complete = True
+    except KeyboardInterrupt as error:
+        error.unkept = journal.problem  # type: ignore[attr-defined]  # for the word that follows an interruption
+        raise
     finally:
-        journal.close(remove=complete or not journal.rows)
+        journal.close(remove=complete or not (journal.rows or journal.problem))
+    if journal.problem:
+        notes.append(
+            f"what was measured was kept in memory alone, so that --resume would not find it: {journal.problem}"
+        )
 
 
 def _certified(

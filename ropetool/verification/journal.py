@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TypeVar
 
 import numpy as np
 
 from ropetool import machine
 from ropetool.spec import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
+
+Found = TypeVar("Found")
 
 LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
 DIGEST = 8  # bytes behind the figures of a row
@@ -33,78 +36,108 @@ def folder() -> Path:
 class Journal:
     """The figures of one run: a target, a baseline and texts. A new one is empty unless it is to be resumed.
 
-    Where the folder cannot be written, or another process is at the same run, they are kept in memory alone. A file
-    that is damaged, or that ropetool did not make, is begun anew: what is not there is measured again.
+    Where they cannot be kept on disk, they are kept in memory alone, and the run goes on; a file that is damaged, or
+    that ropetool did not make, is begun anew: what is not there is measured again.
+
+    problem: why figures are in memory alone, empty if they are not. lost: why what was kept is not used.
     """
 
     def __init__(self, key: str, *, resume: bool) -> None:
         self.path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"
+        self.problem = self.lost = ""
+        self._memory: dict[bytes, bytes] = {}
         self._lock = self._locked()
-        if self._lock is not None and not resume:
-            self.path.unlink(missing_ok=True)
-        try:
-            self._base = _opened(":memory:" if self._lock is None else self.path)
-        except BROKEN:
-            self._base = self._begun_anew()
-
-    def _begun_anew(self) -> sqlite3.Connection:
-        """Return an empty journal in the place of a damaged one, or in memory where that fails too: the disk is full, say."""
-        try:
-            self.path.unlink(missing_ok=True)
-            return _opened(self.path)
-        except (OSError, *BROKEN):
-            return _opened(":memory:")
+        self._base = self._begun(resume) if self._lock is not None else None
 
     def _locked(self) -> IO[bytes] | None:
         """Return a file that keeps other processes away as long as it is open; None where that cannot be had."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self.path.with_suffix(".lock").open("wb")
-            import_module("fcntl").flock(lock, LOCK_EX | LOCK_NB)
-        except (OSError, ImportError):
+        except OSError as error:
+            self.problem = f"{self.path.parent} cannot be written ({error.strerror})"
             return None
-        return lock
+        try:
+            import_module("fcntl").flock(lock, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            self.problem = "another process is at the same run"
+        except (OSError, ImportError) as error:
+            self.problem = f"{self.path.parent} takes no locks ({error})"
+        else:
+            return lock
+        lock.close()
+        return None
+
+    def _begun(self, resume: bool) -> sqlite3.Connection | None:
+        """Return the journal on disk, a damaged one begun anew; None where it cannot be had: the disk is full, say."""
+        try:
+            if not resume:
+                self.path.unlink(missing_ok=True)
+            return _opened(self.path)
+        except (OSError, sqlite3.OperationalError) as error:
+            self.problem = f"{self.path}: {error}"
+        except BROKEN as error:
+            if not self.lost:
+                self.lost = f"what was kept is damaged ({error})"
+                return self._begun(False)
+            self.problem = f"{self.path} is damaged again ({error})"
+        return None
 
     @property
     def rows(self) -> int:
         """How many rows are kept."""
-        return int(self._tried(lambda base: base.execute("select count(*) from found").fetchone()[0]))
+        count = "select count(*) from found"
+        return len(self._memory) + int(self._read(lambda base: base.execute(count).fetchone()[0], 0))
 
     def get(self, key: bytes) -> Array | None:
         """Return the figures of a row, if they are there and as they were put."""
-        found = self._tried(lambda base: base.execute("select figures from found where key = ?", (key,)).fetchone())
-        raw = bytes(found[0]) if found and isinstance(found[0], bytes) else b""
-        figures = raw[:-DIGEST]
-        return np.frombuffer(figures, dtype=np.float64) if raw and raw == _sealed(key, figures) else None
+        select = "select figures from found where key = ?"
+        found = self._memory.get(key) or self._read(
+            lambda base: (base.execute(select, (key,)).fetchone() or [b""])[0], b""
+        )
+        figures = found[:-DIGEST] if isinstance(found, bytes) else b""
+        return np.frombuffer(figures, dtype=np.float64) if found and found == _sealed(key, figures) else None
 
     def put(self, keys: Sequence[bytes], figures: Array) -> None:
         """Keep the figures of some rows. Shapes: (rows, figures)."""
-        rows = [
-            (key, _sealed(key, np.ascontiguousarray(row, dtype=np.float64).tobytes()))
+        rows = {
+            key: _sealed(key, np.ascontiguousarray(row, dtype=np.float64).tobytes())
             for key, row in zip(keys, figures, strict=True)
-        ]
+        }
 
-        def insert(base: sqlite3.Connection) -> None:
+        def insert(base: sqlite3.Connection) -> bool:
             with base:
-                base.executemany("insert or replace into found values (?, ?)", rows)
+                base.executemany("insert or replace into found values (?, ?)", rows.items())
+            return True
 
-        self._tried(insert)
+        for _ in range(2):  # the second time where the first one found it damaged and began it anew
+            if not self.problem and self._read(insert, False):
+                return
+        self._memory |= rows
 
-    def _tried(self, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        """Return what the work returns; a journal that turns out to be damaged is begun anew, and the work done again."""
+    def _read(self, work: Callable[[sqlite3.Connection], Found], otherwise: Found) -> Found:
+        """Return what the work returns; a journal that turns out to be damaged is begun anew, and has nothing."""
+        if self._base is None:
+            return otherwise
         try:
             return work(self._base)
-        except BROKEN:
+        except sqlite3.OperationalError as error:  # a full disk, or one that fails: what is on it may still be good
+            self.problem = self.problem or f"{self.path}: {error}"
+        except BROKEN as error:
             self._base.close()
-            self._base = self._begun_anew()
-            return work(self._base)
+            again, self.lost = bool(self.lost), self.lost or f"what was kept is damaged ({error})"
+            self.problem = f"{self.path} is damaged again ({error})" if again else self.problem
+            self._base = None if again else self._begun(False)
+        return otherwise
 
     def close(self, *, remove: bool) -> None:
         """Close the journal, and remove it when the run is complete."""
-        self._base.close()
+        if self._base is not None:
+            self._base.close()
         if self._lock is not None:
             if remove:
-                self.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    self.path.unlink(missing_ok=True)
             self._lock.close()
 
 

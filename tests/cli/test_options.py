@@ -133,6 +133,14 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
     assert kept.format(line) in run("demo", "demo").err.splitlines()
     assert "is kept" not in run("demo").err
 
+    def interrupt_unkept(*_: object, **__: object) -> None:
+        error = KeyboardInterrupt()
+        error.unkept = "the disk is full"  # type: ignore[attr-defined]
+        raise error
+
+    monkeypatch.setattr("ropetool.verification.checkpoints.verify_checkpoint", interrupt_unkept)
+    assert "Note: what was measured is not kept: the disk is full" in run("verify", model).err.splitlines()
+
 
 # --- completion
 

@@ -17,6 +17,7 @@ from making import run
 
 import ropetool
 from ropetool.formats.hf import read_object
+from ropetool.verification.journal import Journal
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"
@@ -123,6 +124,33 @@ def test_an_interrupted_run_goes_on(folder: Path) -> None:
     assert kept >= 1
     whole = json.loads(run("verify", *arguments).out)
     assert resumed["lengths"] == whole["lengths"]
+
+
+def test_a_journal_that_cannot_serve_is_no_reason_to_stop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged one is begun anew, one that cannot be had is in memory alone; both are said."""
+    arguments = ["verify", "extended", *QUICK, "--lengths", "256", "--seed", "7", "--resume", "--json"]
+    places: list[Path] = []
+    begun = Journal._begun
+
+    def spoilt(journal: Journal, resume: bool) -> sqlite3.Connection | None:
+        places.append(journal.path)
+        if len(places) == 1:
+            journal.path.write_bytes(b"no database" * 100)
+        return begun(journal, resume)
+
+    monkeypatch.setattr(Journal, "_begun", spoilt)
+    damaged = run(*arguments)
+    assert (damaged.code, damaged.err.count("Error")) == (0, 0), damaged.err
+    assert "it starts anew: what was kept is damaged (" in " ".join(damaged.json["notes"])
+    assert not places[0].exists()  # the run is complete
+
+    (folder / "no folder").write_text("")
+    monkeypatch.setenv("ROPETOOL_CACHE", str(folder / "no folder"))
+    unkept = run(*arguments)
+    assert unkept.code == 0, unkept.err
+    for part in ("it starts anew: ", "was kept in memory alone", "cannot be written (Not a directory)"):
+        assert part in " ".join(unkept.json["notes"])
+    assert unkept.json["lengths"] == damaged.json["lengths"]
 
 
 def test_a_report_is_written_beside_the_result(folder: Path) -> None:

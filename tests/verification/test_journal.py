@@ -159,3 +159,78 @@ def test_a_journal_that_breaks_on_the_way_is_begun_anew() -> None:
     assert journal.rows == 4
     journal.close(remove=True)
     assert not journal.path.exists()
+
+
+# --- where nothing can be kept
+
+
+def full(monkeypatch: pytest.MonkeyPatch, pages: int) -> None:
+    """Let the disk be full after so many pages of a journal."""
+    opened = journals._opened
+
+    def limited(place: Path) -> sqlite3.Connection:
+        base = opened(place)
+        base.execute(f"pragma max_page_count = {pages}")
+        return base
+
+    monkeypatch.setattr(journals, "_opened", limited)
+
+
+def test_a_disk_that_fills_up_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Journal("run", resume=False)
+    JournaledRunner(Counting(), first, "target").score(ROWS[:2], 2)
+    first.close(remove=False)
+    full(monkeypatch, 1)  # no more than there is
+
+    second, runner = Journal("run", resume=True), Counting()
+    runner.most = 1000
+    many = [[row[0] + shift, *row[1:]] for shift in range(200) for row in ROWS]
+    found = JournaledRunner(runner, second, "target").score(many, 2)
+    assert "full" in second.problem
+    assert runner.computed == 798
+    assert (found.losses == Counting(1000).score(many, 2, ignore).losses).all()
+    assert second.rows == 800
+    JournaledRunner(runner, second, "target").score(many, 2)
+    assert runner.computed == 798  # memory serves
+    second.close(remove=False)
+    assert Journal("run", resume=True).rows >= 2
+
+
+def test_why_nothing_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Journal("run", resume=False)
+    assert first.problem == first.lost == ""
+    assert Journal("run", resume=False).problem == "another process is at the same run"
+    first.close(remove=True)
+    first.path.write_text("no database")
+    again = Journal("run", resume=True)
+    assert again.lost.startswith("what was kept is damaged (")
+    assert again.problem == ""
+    again.close(remove=True)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "file"))
+    assert "cannot be written (" in Journal("run", resume=False).problem
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("ROPETOOL_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    journal, runner = Journal("run", resume=True), Counting()
+    assert "cannot be written" in journal.problem
+    assert JournaledRunner(runner, journal, "target").score(ROWS, 2).losses.shape == (4, 2)
+    journal.close(remove=True)
+
+
+def test_a_path_that_is_a_folder_serves_memory(tmp_path: Path) -> None:
+    place = Journal("run", resume=False)
+    place.close(remove=True)
+    place.path.mkdir()
+    for resume in (True, False):
+        journal = Journal("run", resume=resume)
+        assert str(place.path) in journal.problem
+        assert JournaledRunner(Counting(), journal, "target").score(ROWS, 2).losses.shape == (4, 2)
+        assert journal.rows == 4
+        journal.close(remove=True)
