@@ -27,6 +27,7 @@ from ropetool.formats.hf import (
     Header,
     apply_edits,
     headers,
+    limits_of,
     open_checkpoint,
     parse_object,
     read_object,
@@ -268,7 +269,7 @@ def _edited_texts(plan: Plan, checkpoint: Checkpoint) -> dict[str, str]:
             )
         text = checkpoint.config_text if name == names.CONFIG_JSON else read_object(path)[0]
         edits = [Edit(edit.path, edit.old, edit.new) for edit in plan.edits if edit.file == name]
-        texts[name] = apply_edits(text, edits, str(path))
+        texts[name] = apply_edits(text, edits, str(path), limits_of(name))
     return texts
 
 

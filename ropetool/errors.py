@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MAX_QUOTED = 1900  # characters of a sentence, which may quote a name or a value of a file in full
 _COMPARED = 60  # characters of a name; to compare is quadratic in them
 
 
@@ -31,20 +32,24 @@ class RopetoolError(Exception):
     """An error that the user can act on.
 
     `where` is the file, key or option at fault, `try_` a command or step that would work; both may be empty. `notes` are
-    what else was done or seen before.
+    what else was done or seen before. A sentence or a place that quotes more of a file than anybody reads is cut.
     """
 
     exit_code = 1
 
     def __init__(self, message: str, *, where: str = "", try_: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.where = where
+        self.message = _cut(message)
+        self.where = _cut(where)
         self.try_ = try_
         self.notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
 class CheckpointError(RopetoolError):

@@ -28,7 +28,7 @@ from ropetool.exporting.tokenizer_pieces import (
 from ropetool.exporting.tokenizer_vocabulary import Tokens, laid_out, numbered
 from ropetool.formats.gguf import Value, ValueType
 from ropetool.formats.hf import read_object, read_optional_object
-from ropetool.formats.hf.jsontext import Limits, uncollected
+from ropetool.formats.hf.jsontext import Limits, shown, uncollected
 from ropetool.formats.hf.typed import LIST, OBJECT, taken
 
 ADDED_TOKENS_JSON = "added_tokens.json"
@@ -74,7 +74,7 @@ def _from_json(
         special = special_tokens(path, config, tokenizer, tokens.ids, where)
         return _piece_values(pieces, tokens) | _special_values(special), (*pieces.notes, *tokens.notes, *special.notes)
     if model.get("type") != "BPE":
-        raise LossyExport(f"is a {model.get('type')} tokenizer, neither BPE nor Unigram", where=where)
+        raise LossyExport(f"is a {shown(model.get('type'))} tokenizer, neither BPE nor Unigram", where=where)
     check_bpe(model, where)
     check_byte_level(tokenizer, where)
     pre, notes = recognise(tokenizer, where)

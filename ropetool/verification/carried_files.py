@@ -17,7 +17,7 @@ from ropetool.encodings import FileEdit
 from ropetool.errors import PlanMismatch
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.gguf.codec import shown as quoted
-from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, parse_object, read_object
+from ropetool.formats.hf import ABSENT, Edit, apply_edits, limits_of, open_checkpoint, parse_object, read_object
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.regular import open_regular
 from ropetool.runtimes import GgufView
@@ -79,10 +79,10 @@ def _file_difference(found: Path | None, source: Path, edits: Sequence[Edit]) ->
     if not edits:
         return "" if _equal(found, source) else " differs"
     try:
-        wanted = apply_edits(read_object(source)[0], edits, str(source))
+        wanted = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
     except PlanMismatch:
         return ": the plan's edits do not fit the file that it is compared with"
-    difference = _value_difference(parse_object(wanted, str(source)), read_object(found)[1], "")
+    difference = _value_difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
     return f": {difference}" if difference else ""
 
 

@@ -318,3 +318,12 @@ def test_a_plan_for_a_source_that_has_changed(model: Path, tmp_path: Path) -> No
     (model / "config.json").write_text(json.dumps({**BASE, "max_position_embeddings": 1024}))
     error = f"{C}: max_position_embeddings: is 1024, but the plan was made for 512"
     refused(tmp_path, error, "make the plan again from this file", "apply", model, tmp_path / "plan.json")
+
+
+def test_a_refusal_quotes_no_more_than_anybody_reads(model: Path) -> None:
+    index({"a.weight": "x" * 5000 + ".gguf"})(model)
+    done = run("inspect", model)
+    assert done.code == 1
+    assert len(done.err) < 2500
+    assert done.err.startswith(f"Error: {model}/model.safetensors.index.json: 'a.weight' is said to be in 'xxx")
+    assert done.err.rstrip().endswith("...")

@@ -397,7 +397,7 @@ def test_a_template_that_is_none_is_refused(template: Any, tmp_path: Path) -> No
 # --- broken and foreign tokenizers
 
 BROKEN: list[tuple[str, ChangeJson, type[RopetoolError], str]] = [
-    ("word pieces", lambda d: d["model"].update(type="WordPiece"), LossyExport, "is a WordPiece tokenizer, neither BPE nor"),
+    ("word pieces", lambda d: d["model"].update(type="WordPiece"), LossyExport, "is a \"WordPiece\" tokenizer, neither BPE nor"),
     ("unigram", lambda d: d["model"].update(type="Unigram"), CorruptFile, "vocab is .*; it must be a list"),
     ("no bytes", lambda d: d["model"].update(byte_fallback=True, ignore_merges=False), LossyExport, "has no tokens for some bytes"),
     ("other decoder", lambda d: d.update(decoder={"type": "Metaspace"}), LossyExport, "is not byte-level"),

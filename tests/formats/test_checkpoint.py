@@ -13,7 +13,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from ropetool.errors import CheckpointError, CorruptFile, MissingFile, NotACheckpoint, RopetoolError
-from ropetool.formats.hf import Checkpoint, headers, open_checkpoint, read_object, read_optional_object
+from ropetool.formats.hf import (
+    Checkpoint,
+    Edit,
+    apply_edits,
+    headers,
+    limits_of,
+    open_checkpoint,
+    read_object,
+    read_optional_object,
+)
 
 CONFIG = '{\r\n  "model_type": "llama",\r\n  "é": 1.0\r\n}\r\n'
 INDEX = "model.safetensors.index.json"
@@ -271,3 +280,18 @@ def test_a_broken_shard_is_refused_by_name(tmp_path: Path) -> None:
     path = sharded(tmp_path / "m")
     os.truncate(path / SHARDS[1], 20)
     assert header_refusal(open_checkpoint(path)).where == str(path / SHARDS[1])
+
+
+def test_the_index_of_a_large_model_can_be_edited(tmp_path: Path) -> None:
+    """As long as DeepSeek V3's, which has 8.9 MB for 91,991 tensors: a config of that length is refused."""
+    names = [f"model.layers.{n // 1500}.mlp.experts.{n}.down_proj.weight_scale_inv" for n in range(92_000)]
+    text = json.dumps({"metadata": {"total_size": 7}, "weight_map": dict.fromkeys(names, SHARDS[0])})
+    assert len(text) > 8 << 20
+    for name in (INDEX, "config.json"):
+        (tmp_path / name).write_text(text)
+    found = read_object(tmp_path / INDEX)[0]
+    assert found == text
+    edited = apply_edits(found, [Edit(("metadata", "total_size"), 7, 8)], INDEX, limits_of(INDEX))
+    assert edited == text.replace('"total_size": 7', '"total_size": 8')
+    with pytest.raises(CorruptFile, match="at most 8,388,608 are read"):
+        read_object(tmp_path / "config.json")

@@ -1,6 +1,13 @@
 """Hugging Face directories: config.json as text that is edited in place, safetensors headers, shards."""
 
-from ropetool.formats.hf.checkpoint import Checkpoint, headers, open_checkpoint, read_object, read_optional_object
+from ropetool.formats.hf.checkpoint import (
+    Checkpoint,
+    headers,
+    limits_of,
+    open_checkpoint,
+    read_object,
+    read_optional_object,
+)
 from ropetool.formats.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
 from ropetool.formats.hf.safetensors import DTYPE_BITS, Header, TensorInfo, read_header
 
@@ -13,6 +20,7 @@ __all__ = [
     "TensorInfo",
     "apply_edits",
     "headers",
+    "limits_of",
     "open_checkpoint",
     "parse_object",
     "read_header",

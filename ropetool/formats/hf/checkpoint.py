@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
-from ropetool.formats.hf.jsontext import SMALL, Limits, parse_object
+from ropetool.formats.hf.jsontext import LARGE, SMALL, Limits, parse_object
 from ropetool.formats.hf.members import Members
 from ropetool.formats.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
 from ropetool.formats.regular import open_regular, read_regular
@@ -91,12 +91,19 @@ def _nearby(path: Path) -> str:
     return f"give {word(found[0])}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
 
 
-def read_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]]:
+def limits_of(name: str) -> Limits:
+    """Return how much of a file of this name is read as text: a shard index may be longer than a config."""
+    return LARGE if name == names.SAFETENSORS_INDEX_JSON else SMALL
+
+
+def read_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str, Any]]:
     """Return the text of a JSON file, line ends as they are, and the object that it holds.
 
+    limits: by default limits_of its name.
     Raises: MissingFile, CorruptFile, or CheckpointError where it cannot be read.
     """
     where = str(path)
+    limits = limits or limits_of(path.name)
     try:
         text = read_regular(path, limits.chars).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -106,7 +113,7 @@ def read_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]
     return text, parse_object(text, where, limits)
 
 
-def read_optional_object(path: Path, limits: Limits = SMALL) -> tuple[str, dict[str, Any]] | None:
+def read_optional_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str, Any]] | None:
     """Return what read_object does, or None where there is no such file."""
     return read_object(path, limits) if os.path.lexists(path) else None
 

@@ -47,6 +47,8 @@ class Limits:
 
 # A config has a few kilobytes; this much of the worst is refused within 200 MB of memory and 2 seconds.
 SMALL = Limits(8 << 20, 200_000)
+# The index of 250,000 tensors, as many as are read, has 27 MB where its text is edited.
+LARGE = Limits(48_000_000, 600_000)
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,12 @@ def _deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
-def apply_edits(text: str, edits: Iterable[Edit], where: str) -> str:
+def apply_edits(text: str, edits: Iterable[Edit], where: str, limits: Limits = SMALL) -> str:
     """Return `text` with the edits made one after the other.
 
     Raises: PlanMismatch if a value is not the `old` of its edit; CorruptFile if the text is no JSON object.
     """
-    parse_object(text, where)
+    parse_object(text, where, limits)
     for edit in edits:
         text = _apply(text, edit, where)
     return text
