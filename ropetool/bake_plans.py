@@ -198,6 +198,7 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
         raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints only", where=str(path))
     files = read_shards(path)
     model = GgufView.of(files)
+    arch = inspection.architecture(model)
     _check_not_done(files[0].path, kind.name, wish)
     view = gguf_view(model)
     _check_layer_type(view, wish)
@@ -209,7 +210,7 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
         baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype,
         described(baked.tensors),
     )  # fmt: skip
-    return _plan("gguf", LLAMA_CPP, "GGUF", inspection.architecture(model), path, kind, wish, read, changed)
+    return _plan("gguf", LLAMA_CPP, "GGUF", arch, path, kind, wish, read, changed)
 
 
 @dataclass(frozen=True)

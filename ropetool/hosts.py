@@ -15,9 +15,10 @@ from ropetool.baking import Rest, TensorEdit, marks, rest_edits, rest_words, vie
 from ropetool.edits_gguf import edits_of, patch_of
 from ropetool.encodings import FileEdit, Way, config_edits, encodings
 from ropetool.encodings_gguf import gguf_encodings
-from ropetool.errors import CheckpointError, InvalidRope, LossyExport, UnknownFamily
+from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.escaping import command
 from ropetool.families import Family, TrainedLength
+from ropetool.formats import parts
 from ropetool.formats.gguf import GgufHeader, read_shards
 from ropetool.formats.hf import Checkpoint, Edit, apply_edits, headers, open_checkpoint, parse_object, style
 from ropetool.formats.hf.jsontext import shown
@@ -172,10 +173,7 @@ class HfHost:
     def open(cls, path: Path, config_style: str | None) -> HfHost:
         checkpoint = open_checkpoint(path)
         if checkpoint.pickle_only:
-            raise CheckpointError(
-                f"the weights are pickles ({checkpoint.pickles[0].name}), which ropetool never loads",
-                where=str(path), try_="convert them to safetensors first",
-            )  # fmt: skip
+            raise parts.pickled(str(path), checkpoint.pickles[0].name)
         headers(checkpoint)
         where = str(checkpoint.path / names.CONFIG_JSON)
         family = known_family(checkpoint.config, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from ropetool.disagreements import differences
 from ropetool.errors import InvalidRope
 from ropetool.exported_rope import RUNTIME, read_exported
 from ropetool.families import Family, TrainedLength
+from ropetool.formats import parts
 from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
 from ropetool.formats.hf.jsontext import shown
-from ropetool.formats.hub import HubId, hub_id, peek_checkpoint, peek_gguf
+from ropetool.formats.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
 from ropetool.formats.regular import open_regular
 from ropetool.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, WITHOUT_ROTATION
@@ -98,10 +100,14 @@ def is_gguf(path: Path) -> bool:
 def architecture(view: runtimes.GgufView) -> str:
     """Return the architecture that a GGUF file names.
 
-    Raises: InvalidRope if it names none.
+    Raises: InvalidRope if it names none; NotACheckpoint where the file is no language model.
     """
+    kind = ""
+    with suppress(runtimes.Refuses):
+        kind = view.read(parts.GENERAL_TYPE, ValueType.STR)
     try:
         found = view.read(ARCHITECTURE, ValueType.STR)
+        parts.check_gguf(kind, found, Path(view.where))
     except runtimes.Refuses as refusal:
         raise InvalidRope(str(refusal), where=view.where) from None
     if not found:
@@ -195,7 +201,9 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     family = families.find_of(config)
     notes = ["only config.json, no weights"] if checkpoint.config_only else []
     if checkpoint.pickle_only:
-        notes.append("the weights are pickles, which ropetool never loads; convert them to safetensors first")
+        base = origin(checkpoint.path)
+        line = parts.conversion(base.repo if base else str(checkpoint.path))
+        notes.append(f"the weights are pickles, which ropetool never loads; to have them as safetensors: {line}")
     stated = stated_rope_keys(config)
     if family is None:
         return Inspection(

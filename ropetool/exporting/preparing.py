@@ -23,11 +23,11 @@ from ropetool.exporting.tensors import Layout, lay_out
 from ropetool.exporting.tokenizer import tokenizer_values
 from ropetool.exporting.tokenizer_check import check_tokens
 from ropetool.formats import hub, linking
-from ropetool.formats.gguf import Value
+from ropetool.formats.gguf import Value, read_shards
 from ropetool.formats.hf import headers
 from ropetool.hosts import HfHost
 from ropetool.results import Check
-from ropetool.runtimes import HfView
+from ropetool.runtimes import GgufView, HfView
 
 SUFFIX = ".gguf"
 
@@ -123,6 +123,7 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
 
 def _is_gguf_already(source: Path) -> NotACheckpoint:
     """Return the refusal of a GGUF file, with what does what was meant: by its record, an export of its checkpoint."""
+    inspection.architecture(GgufView.of(read_shards(source)))  # what is no model is told as what it is
     made = provenance.record(inspection.first_file(source))
     if made is not None and made.kind == provenance.EXPORT and not provenance.source_problem(made):
         try_ = f"{command('ropetool', 'export', Path(made.source))}, its checkpoint"

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ropetool.errors import CheckpointError, ConfigError, MissingFile, NotACheckpoint
-from ropetool.names import CONFIG_JSON
+from ropetool.formats.parts import pickled
+from ropetool.names import CONFIG_JSON, PICKLE_SUFFIXES
 from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
 from ropetool.verification.torch_library import MAP, is_out_of_memory, library, quiet, torch_device, torch_dtype
 from ropetool.verification.torch_model import TorchModel
@@ -293,5 +294,8 @@ def _check_files(path: Path) -> None:
     """Raise unless the path is a directory with a config and safetensors; their contents are checked on loading."""
     if not (path / CONFIG_JSON).is_file():
         raise NotACheckpoint(f"there is no {CONFIG_JSON}; a checkpoint is a directory that holds one", where=str(path))
+    pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(PICKLE_SUFFIXES))
+    if not any(path.glob("*.safetensors")) and pickles:
+        raise pickled(str(path), pickles[0])
     if not any(path.glob("*.safetensors")):
         raise MissingFile("there are no safetensors weights, so nothing can be computed", where=str(path))

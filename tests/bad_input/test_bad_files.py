@@ -15,6 +15,8 @@ import configs
 import pytest
 from making import refused, run, safetensors, snapshot
 
+from ropetool.formats.parts import conversion
+
 BASE = configs.config("llama", "v4")
 EXTEND = ("--method", "yarn", "--factor", "4")
 C = "{m}/config.json"
@@ -98,7 +100,7 @@ FILES: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "pickles alone": (
         pickles_alone, "{m}: the weights are pickles (pytorch_model.bin), which ropetool never loads",
-        "convert them to safetensors first",
+        conversion("M/model").replace("M/model", "{m}"),
     ),
     "a tokenizer_config that is none": (
         put("tokenizer_config.json", "[]"), "{m}/tokenizer_config.json: holds []; a JSON object is needed", "",

@@ -199,7 +199,15 @@ def test_inspect_of_an_output_knows_the_trained_length(hub: Hub, tmp_path: Path)
 def test_a_repository_of_pickles_is_described(hub: Hub, demo: Path) -> None:
     for path in demo.glob("*.safetensors"):
         path.unlink()
-    assert any("pickles" in note for note in inspection.inspect("acme/demo").notes)
+    (note,) = [note for note in inspection.inspect("acme/demo").notes if "pickles" in note]
+    assert note.endswith(" acme/demo demo-safetensors")  # what fetches them too
+
+
+def test_an_adapter_on_the_hub_is_no_model(hub: Hub, demo: Path) -> None:
+    (demo / "config.json").rename(demo / "adapter_config.json")
+    for call in (inspection.inspect, local):
+        with pytest.raises(NotACheckpoint, match="acme/demo: is a PEFT adapter: changes to a model, not a model"):
+            call("acme/demo")
 
 
 def test_inspect_reads_the_header_of_a_gguf_file_by_range(hub: Hub, ggufs: Path) -> None:
@@ -410,8 +418,9 @@ def test_pickles_are_never_fetched(hub: Hub, demo: Path) -> None:
     (demo / "model.safetensors").unlink()
     shutil.rmtree(demo / "onnx")
     (demo / "consolidated.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"the weights are pickles \(pytorch_model.bin\)"):
-        local("acme/demo")
+    with pytest.raises(CheckpointError, match=r"the weights are pickles \(pytorch_model.bin\)") as caught:
+        local("acme/demo@main")
+    assert caught.value.try_.endswith(" acme/demo demo-safetensors")
     assert asked_for(hub) == set()
 
 

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
+from ropetool.formats import parts
 from ropetool.formats.hf.jsontext import LARGE, SMALL, Limits, parse_object
 from ropetool.formats.hf.members import Members
 from ropetool.formats.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
@@ -57,12 +58,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     text, config = read_object(path / names.CONFIG_JSON)
     tokenizer = read_optional_object(path / names.TOKENIZER_CONFIG_JSON)
     index = _read_index(path)
+    weights, pickles = _weights(path, index), tuple(sorted(_pickles(path)))
+    parts.check_directory(path, (*weights, *pickles), has_config=True)
     return Checkpoint(
         path, config, text,
         tokenizer_config=tokenizer[1] if tokenizer else None,
-        weights=_weights(path, index),
+        weights=weights,
         index=index,
-        pickles=tuple(sorted(_pickles(path))),
+        pickles=pickles,
     )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def _check_directory(path: Path) -> None:
         )  # fmt: skip
     config = path / names.CONFIG_JSON
     if not os.path.lexists(config):
+        parts.check_directory(path, (), has_config=False)
         raise NotACheckpoint(f"holds no {names.CONFIG_JSON}", where=where, try_=_nearby(path))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import (
-    CheckpointError,
     HubError,
     HubUnreachable,
     MissingDependency,
@@ -24,6 +23,7 @@ from ropetool.errors import (
     RopetoolError,
 )
 from ropetool.escaping import command
+from ropetool.formats import parts
 from ropetool.formats.gguf import shard_paths
 from ropetool.formats.hf.checkpoint import SUFFIX
 from ropetool.formats.hub.bounds import MAX_SIZE, guarded, within
@@ -147,16 +147,15 @@ def _checkpoint_files(asked: HubId, held: Listing) -> list[str]:
     check_checkpoint(asked, held)
     weights = weight_files(held.sizes)
     if not weights and pickles(held.sizes):
-        raise CheckpointError(
-            f"the weights are pickles ({pickles(held.sizes)[0]}), which ropetool never loads",
-            where=str(asked), try_="convert them to safetensors first",
-        )  # fmt: skip
+        raise parts.pickled(str(asked), pickles(held.sizes)[0], asked.repo)
     return [*weights, *(name for name in held.sizes if _is_text(name))]
 
 
 def check_checkpoint(asked: HubId, held: Listing) -> None:
     """Raise NotACheckpoint if the repository has no config.json; says which GGUF files it has."""
     if names.CONFIG_JSON not in held.sizes:
+        if parts.ADAPTER_CONFIG in held.sizes:
+            raise parts.adapter(str(asked))
         files = [name for name in held.sizes if name.endswith(".gguf")]
         try_ = command("ropetool", "inspect", str(HubId(asked.repo, asked.revision, files[0]))) if files else ""
         raise NotACheckpoint(f"it holds no {names.CONFIG_JSON}{_gguf_files(held)}", where=str(asked), try_=try_)
