@@ -142,8 +142,15 @@ def wordless(data: bytes, rng: random.Random) -> None:
     raise CorruptFile("")
 
 
+class Wordy(CorruptFile):
+    """Is not cut, as others are."""
+
+    def __str__(self) -> str:
+        return "x" * 5000
+
+
 def endless(data: bytes, rng: random.Random) -> None:
-    raise CorruptFile("x" * 5000)
+    raise Wordy("is broken")
 
 
 def good(data: bytes, rng: random.Random) -> None:

@@ -115,6 +115,8 @@ def start(arguments: Sequence[str], place: Path, prepare: Callable[[], None] | N
     if child == 0:
         try:
             body(arguments, place, output, prepare)()
+        except KeyboardInterrupt:  # between the end of the command and that of the process
+            os._exit(130)
         finally:
             os._exit(98)
     return Started(child, output)

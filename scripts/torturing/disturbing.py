@@ -141,15 +141,15 @@ def signal_later(stage: Stage, number: int, rng: random.Random) -> str:
     """Send a signal after a random time, and judge."""
     pause = rng.random() * _duration(stage)
     # Blocked until the command opens its first file: before that no program could have answered it in its own way.
-    running = start(stage.scene.arguments, stage.place, lambda: _unblock_at_work(stage.place, number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [number])
+    running = start(stage.scene.arguments, stage.place, lambda: _unblock_at_work(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     time.sleep(pause)
     os.kill(running.process, number)
     return _named(signal.Signals(number).name, _after_signal(stage, running.finish(), number))
 
 
-def _unblock_at_work(place: Path, number: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-
+def _unblock_at_work(number: int) -> None:
     def watch(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal waiting
         if waiting and event == "open" and "source/" in str(arguments[0]):
@@ -163,8 +163,8 @@ def _unblock_at_work(place: Path, number: int) -> None:
 def _after_signal(stage: Stage, ended: Ended, number: int) -> str:
     found = judging.seen(stage)
     problem = judging.untouched(stage) or judging.at_rest(stage, found, stage.before, stage.after)
-    if not problem and ended.code == 0:  # it came too late to matter
-        return "" if found == stage.after else "exit code 0, and nothing is done"
+    if not problem and found == stage.after and ended.code in (0, -number):  # it came when all was done
+        return ""
     return problem or judging.refused(ended, (CODES[signal.Signals(number)],))
 
 

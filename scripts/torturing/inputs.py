@@ -5,6 +5,7 @@ A child that dies is a finding too: the number of the input that it was at lies 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import mmap
@@ -13,6 +14,7 @@ import random
 import resource
 import signal
 import struct
+import threading
 import time
 import traceback
 import warnings
@@ -23,6 +25,7 @@ from torturing.readers import Reader
 
 SECONDS = 2.0  # of the processor, for one input
 MEMORY = 200 << 20  # bytes more than the process has before
+_ARENAS = -8  # malloc.h: M_ARENA_MAX
 _BACKSTOP = 20  # seconds of the processor without a word; code in C is not interrupted by a signal
 AT_ONCE = 20_000
 KEPT = 50  # bad inputs of a turn whose bytes are reported
@@ -48,7 +51,7 @@ def complaint(reader: Reader, data: bytes, rng: random.Random) -> tuple[str, str
         reader.read(data, rng)
     except RopetoolError as error:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        problem = _unclear(error)
+        problem = unclear(error)
         if problem:
             return problem, _place(error)
     except _TooLong as error:
@@ -63,7 +66,7 @@ def complaint(reader: Reader, data: bytes, rng: random.Random) -> tuple[str, str
     return (f"{spent:.1f} s", "time") if spent > SECONDS else ("", "")
 
 
-def _unclear(error: Exception) -> str:
+def unclear(error: Exception) -> str:
     """Say what is wrong with a refusal: it has to be a sentence of some length that can be written."""
     text = str(error)
     if len(text) > 4000:
@@ -138,6 +141,9 @@ def limit_this_process() -> None:
         raise _TooLong
 
     gc.freeze()
+    # What is counted is addresses: glibc sets 128 MB of them aside for each new thread, and its stack takes another 8.
+    getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_ARENAS, 1)
+    threading.stack_size(1 << 20)
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGPROF, too_long)
     with open("/proc/self/statm") as file:

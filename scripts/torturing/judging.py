@@ -113,8 +113,9 @@ def _directory(stage: Stage, name: str, visible: Files, hidden: Files) -> str:
         return "" if found in (old, new) else f"{name} is neither the old nor the new one"
     if old is None:
         return ""
-    asides = {path for path in hidden if "/" not in path}
-    if stage.scene.no_exchange and any(_below(hidden, path) == old for path in asides):
+    if stage.scene.no_exchange and any(
+        _below(hidden, path) == old for path, content in hidden.items() if content is None
+    ):
         return ""  # set aside, whole
     return f"the old {name} is gone"
 

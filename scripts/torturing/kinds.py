@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 import re
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ropetool.errors import RopetoolError
 from torturing import disturbing, inputs, tracing
 from torturing.disturbing import Bench
 from torturing.findings import Bad, Report, Skipped
@@ -143,7 +145,11 @@ class Inputs(Kind):
 
     def repeat(self, number: int) -> str:
         data, rng = inputs.made(self._reader, number, self._seed)
-        self._reader.read(data, rng)
+        try:
+            self._reader.read(data, rng)
+        except RopetoolError as error:
+            traceback.print_exc()
+            return inputs.unclear(error)
         return ""
 
 
@@ -158,15 +164,15 @@ def kinds(folder: Path, seed: int, groups: Sequence[str], start: int, stride: in
     if MUTATIONS in groups:
         known = readers(folder / "readers")
         whole = sum(reader.share for reader in known.values())
-        found += [Inputs(reader, 12 * reader.share / whole, seed, start, stride) for reader in known.values()]
+        found += [Inputs(reader, 10 * reader.share / whole, seed, start, stride) for reader in known.values()]
     return found
 
 
 def _of_scenes(bench: Bench) -> Iterator[tuple[str, str, float, Callable[[Stage, random.Random, int], str]]]:
     numbers, errors = tuple(disturbing.CODES), disturbing.ERRORS
     each = AtSteps(bench, lambda step: (None,), lambda stage, at, _: disturbing.kill_at(stage, at))
-    yield "SIGKILL at each step", KILLS, 4, each
-    yield "SIGKILL at random times", KILLS, 2, lambda stage, rng, _: disturbing.kill_later(stage, rng)
+    yield "SIGKILL at each step", KILLS, 6, each
+    yield "SIGKILL at random times", KILLS, 3, lambda stage, rng, _: disturbing.kill_later(stage, rng)
     yield "other signals at each step", KILLS, 1.5, AtSteps(bench, lambda step: numbers, disturbing.signal_at)
     yield (
         "other signals at random times",
