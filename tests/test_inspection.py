@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ from making import write_config, write_model
 import ropetool
 from ropetool import inspection
 from ropetool.errors import InvalidRope
+from ropetool.spec import Regime
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
@@ -81,8 +83,15 @@ def test_the_figures_of_a_yarn_model(tmp_path: Path) -> None:
 
 
 def test_a_pair_that_never_turns_has_no_wavelength(tmp_path: Path) -> None:
-    found = inspected(tmp_path, "llama", rope_theta=1e308, rope_scaling={"rope_type": "linear", "factor": 1e305})
-    assert inspection.to_json(found)["rope"]["full_attention"]["wavelength"][-1] is None
+    found = inspected(tmp_path, "llama")
+    assert found.rope is not None
+    entry = found.rope.entries["full_attention"]
+    inv_freq = [*entry.table.regimes[0].inv_freq[:-1], 0.0]  # no key of a config says it: bases and factors are bounded
+    still = dataclasses.replace(entry, table=dataclasses.replace(entry.table, regimes=(Regime(inv_freq),)))
+    rope = dataclasses.replace(found.rope, entries={"full_attention": still})
+    lengths = inspection.to_json(dataclasses.replace(found, rope=rope))["rope"]["full_attention"]["wavelength"]
+    assert lengths[-1] is None
+    assert None not in lengths[:-1]
 
 
 @pytest.mark.parametrize(
