@@ -166,7 +166,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("defect", IN_DIRECTORIES)
 def test_defects_of_a_directory_are_found_as_the_table_says(defect: str, extended: Path, tmp_path: Path) -> None:
-    broken = Path(shutil.copytree(extended, tmp_path / "broken"))
+    broken = Path(shutil.copytree(extended, extended.with_name(tmp_path.name)))  # its record names the source beside it
     IN_DIRECTORIES[defect](broken)
     recorded = recorded_way(broken)
     alone = alone_way(broken, baseline=extended.with_name("model"))
