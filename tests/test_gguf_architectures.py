@@ -20,7 +20,7 @@ from making import run, snapshot
 
 import ropetool
 from ropetool import inspection
-from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
+from ropetool.errors import InvalidRope, LossyExport, NotACheckpoint, UnknownFamily
 from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import RopeSet
@@ -204,13 +204,18 @@ def test_layers_without_positions_are_given_a_longer_context_by_hand() -> None:
     assert headers.values(source)["cohere2.context_length"][1] == 32768
 
 
-@pytest.mark.parametrize("arch", sorted(archs.UNDESCRIBED))
+@pytest.mark.parametrize("arch", sorted(set(archs.UNDESCRIBED) - {"clip"}))
 def test_what_is_not_described_is_refused_with_the_reason(arch: str) -> None:
     source = headers.write(Path("m.gguf"), arch)
     with pytest.raises(UnknownFamily) as refused:
         ropetool.plan(source, "yarn", factor=FACTOR)
     assert f'GGUF files of "{arch}" are not extended: llama.cpp {archs.UNDESCRIBED[arch]}' in refused.value.message
     assert run(*shlex.split(refused.value.try_.partition(",")[0])[1:]).code == 0
+
+
+def test_a_projector_is_called_one_before_its_architecture_is_asked_for() -> None:
+    with pytest.raises(NotACheckpoint, match="is a projector of images or sound"):
+        ropetool.plan(headers.write(Path("m.gguf"), "clip"), "yarn", factor=FACTOR)
 
 
 # --- facts that come from elsewhere than the file's tables

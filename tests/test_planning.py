@@ -429,8 +429,8 @@ BROKEN_PLANS = {
     "another format": (corrupted(format="onnx"), 'schema 1 for "onnx"'),
     "a key that is missing": (lambda data: data.pop("edits"), "'edits' is missing"),
     "a length as text": (corrupted(trained_length="512"), 'trained_length is "512"'),
-    "a length without end": (corrupted(factor=10**400), "int too large"),
-    "edits that are none": (corrupted(edits=[3]), "int"),
+    "a length without end": (corrupted(factor=10**400), "factor is 1000.* must be a finite number"),
+    "edits that are none": (corrupted(edits=[3]), r"edits is \[3\].* each an object"),
     "an edit of another file": (
         corrupted(edits=[{"file": "model.safetensors", "path": ["a"], "new": 1}]), "is no file that a plan edits",
     ),

@@ -331,7 +331,7 @@ def test_a_failure_at_the_last_file_leaves_nothing(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    for function in ("bake_gguf", "linking.place", "_write_provenance"):
+    for function in ("bake_gguf", "linking.place", "provenance.write"):
         with monkeypatch.context() as patch:
             patch.setattr(f"ropetool.applying.{function}", broken)
             with pytest.raises(KeyboardInterrupt):
