@@ -237,7 +237,7 @@ def test_defects_of_a_quantised_file_are_found_as_the_table_says(
     defect: str, kind: str, extended: Path, files: dict[str, tuple[Path, Path]], tmp_path: Path
 ) -> None:
     source, good = files[kind]
-    broken = Path(shutil.copyfile(good, tmp_path / "broken.gguf"))
+    broken = Path(shutil.copyfile(good, good.with_name(f"{tmp_path.name}.gguf")))
     shutil.copyfile(provenance.place(good), provenance.place(broken))
     IN_GGUF[defect](broken)
     recorded = recorded_way(broken)
