@@ -81,22 +81,15 @@ def modules(tree: Path) -> dict[str, Path]:
     }
 
 
-def classes(parsed: dict[str, ast.Module], wanted: set[str]) -> list[str]:
-    """Return module.Class of every class whose name is one of those wanted."""
+def definitions(
+    parsed: dict[str, ast.Module], kind: type[ast.ClassDef] | type[ast.FunctionDef], wanted: set[str]
+) -> list[str]:
+    """Return module.Name of every class or function whose name is one of those wanted."""
     return [
         f"{name.removeprefix('ropetool.')}.{node.name}"
         for name, tree in parsed.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef) and node.name in wanted
-    ]
-
-
-def functions(parsed: dict[str, ast.Module], wanted: set[str]) -> list[str]:
-    return [
-        f"{name.removeprefix('ropetool.')}.{node.name}"
-        for name, tree in parsed.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name in wanted
+        if isinstance(node, kind) and node.name in wanted
     ]
 
 
@@ -177,9 +170,18 @@ def main() -> None:
     rows = [
         ("modules, lines", f"{len(sizes)}, {sum(sizes.values())}"),
         ("modules at the root of the package", str(sum(name.count(".") == 1 for name in found))),
-        ("classes for a checkpoint", f"{len(names := classes(parsed, CHECKPOINTS))}: {', '.join(names)}"),
-        ("classes for a stored tensor", f"{len(names := classes(parsed, TENSORS))}: {', '.join(names)}"),
-        ("comparisons of two readings", f"{len(names := functions(parsed, COMPARISONS))}: {', '.join(names)}"),
+        (
+            "classes for a checkpoint",
+            f"{len(names := definitions(parsed, ast.ClassDef, CHECKPOINTS))}: {', '.join(names)}",
+        ),
+        (
+            "classes for a stored tensor",
+            f"{len(names := definitions(parsed, ast.ClassDef, TENSORS))}: {', '.join(names)}",
+        ),
+        (
+            "comparisons of two readings",
+            f"{len(names := definitions(parsed, ast.FunctionDef, COMPARISONS))}: {', '.join(names)}",
+        ),
         ("calls of is_gguf", f"{sum(asked.values())} in {len(asked)} modules"),
         ("import circles", "; ".join(" <-> ".join(ring) for ring in rings) or "none"),
     ]
