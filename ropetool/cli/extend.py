@@ -223,11 +223,11 @@ class _Chain:
 
     def check_place(self, source: Path, target: Path) -> None:
         """Refuse a file that may not be written, before the output is."""
+        if self.export is None:
+            return
         from ropetool.exporting import files
         from ropetool.exporting.splitting import Limits
 
-        if self.export is None:
-            return
         where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
         if output == file or output in file.parents:
             raise OutputError(f"it lies in the output, {target}", where=where, try_="give another FILE")
