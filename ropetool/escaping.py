@@ -49,7 +49,11 @@ def word(value: str | os.PathLike[str]) -> str:
 
 def _spell(found: re.Match[str]) -> str:
     # Octal has at most three digits, so that a digit behind it is not taken for a part of it.
-    return _NAMED.get(found[0]) or "".join(f"\\{byte:03o}" for byte in found[0].encode("utf-8", "surrogateescape"))
+    try:
+        spelled = found[0].encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a pair, from JSON: no file can have such a name
+        spelled = found[0].encode("utf-8", "surrogatepass")
+    return _NAMED.get(found[0]) or "".join(f"\\{byte:03o}" for byte in spelled)
 
 
 def command(*words: str | os.PathLike[str]) -> str:

@@ -144,9 +144,13 @@ def _inspect_view(view: runtimes.GgufView, path: Path) -> Inspection:
     readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
     made = provenance.record(path)
+    other = provenance.of_another(path, made)
+    made = None if other else made
     trained = _trained_of(made, trained_lengths(arch), decoded)
     kv = kv_cache.of_gguf(view, decoded) if decoded else {}
     notes = _gguf_notes(view, arch, decoded)
+    if other:
+        notes = (f"{provenance.place(path).name} {other}: it is left aside; move it away", *notes)
     return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, notes, made)
 
 

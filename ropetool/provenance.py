@@ -106,10 +106,24 @@ def read(checkpoint: Path) -> Provenance | None:
 
     The export of a checkpoint that ropetool did not scale has None too: to extend it is like extending that checkpoint.
 
-    Raises: CorruptFile if the file is not what ropetool writes.
+    Raises: CorruptFile if the file is not what ropetool writes, or is of another GGUF file.
     """
     found = record(checkpoint)
+    problem = of_another(checkpoint, found)
+    if problem:
+        raise CorruptFile(problem, where=str(place(checkpoint)), try_=_AWAY)
     return None if found is None or (found.kind == EXPORT and not found.plan) else found
+
+
+def of_another(checkpoint: Path, made: Provenance | None) -> str:
+    """Return why the record beside a GGUF file was written for another of this name; empty where nothing says so."""
+    if made is None or not checkpoint.is_file():
+        return ""
+    sizes = {entry["name"]: entry.get("size") for entry in made.files}
+    listed, size = sizes.get(checkpoint.name), checkpoint.stat().st_size
+    if listed in (None, size):
+        return ""
+    return f"is the record of another file of this name, of {listed:,} bytes, where {checkpoint.name} has {size:,}"
 
 
 def record(checkpoint: Path) -> Provenance | None:

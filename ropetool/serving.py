@@ -28,6 +28,13 @@ EMBEDDED = {
     "KoboldCpp": "koboldcpp --model {} --contextsize {}  # Context Size in its window, without custom RoPE",
     "LM Studio": "lms load --context-length {1}  # Context Length in its window, RoPE frequency base and scale left alone",
 }
+# The same by two numbers, where these say all: what KoboldCpp and LM Studio hand to llama.cpp's rope_freq_base and
+# rope_freq_scale (gpttype_adapter.cpp; lmstudio.ai/docs/typescript/api-reference/llm-load-model-config).
+BY_TWO_NUMBERS = {
+    "KoboldCpp": "koboldcpp --model {} --contextsize {} --ropeconfig {} {}",
+    "LM Studio": "Context Length {1}, RoPE Frequency Scale {2}, RoPE Frequency Base {3} in its window",
+}
+NO_FLAG = "no flag reaches it"
 OLLAMA = "ollama create {} -f {}"
 
 
@@ -60,6 +67,14 @@ def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[
 
 def _embedded_lines(shown: str, context: int) -> list[str]:
     return [f"{program}: {line.format(word(Path(shown)), context)}" for program, line in EMBEDDED.items()]
+
+
+def embedded_flags(path: Path, context: str, numbers: tuple[str, str] | None) -> list[str]:
+    """Return how the programs that hold llama.cpp serve a file otherwise than it says, by these numbers: base and scale."""
+    if numbers is None:
+        return [f"{', '.join(BY_TWO_NUMBERS)}: {NO_FLAG}: they take a base and a scale, and no more"]
+    base, scale = numbers
+    return [f"{program}: {line.format(word(path), context, scale, base)}" for program, line in BY_TWO_NUMBERS.items()]
 
 
 def _ollama_name(shown: str) -> str:

@@ -67,6 +67,11 @@ def test_a_name_that_is_no_utf8_reaches_the_shell_as_its_bytes(tmp_path: Path) -
     assert done.stdout == b"a\xff7"
 
 
+def test_half_of_a_surrogate_pair_is_spelled_too() -> None:
+    """JSON may hold one; no file can have such a name, but a refusal names it."""
+    assert word("a\ud800.safetensors") == "$'a\\355\\240\\200.safetensors'"
+
+
 def test_what_is_no_line_of_a_shell() -> None:
     assert words("") == []
     assert words("a 'b c'\\'d\"e\" $'f\\'\\101\\xg'") == ["a", "b c'de", "f'Axg"]

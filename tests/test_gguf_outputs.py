@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,24 @@ def test_a_list_of_another_kind_is_refused(key: str, value: Any, reason: str, so
     record.write_text(json.dumps({**json.loads(record.read_text()), key: value}))
     with pytest.raises(CheckpointError, match=reason):
         provenance.record(target)
+
+
+def test_the_record_of_another_file_is_not_taken_for_this_ones(source: Path, tmp_path: Path) -> None:
+    target = extended(source, tmp_path / "out.gguf").output
+    assert ropetool.inspect(target).made is not None
+    listed = target.stat().st_size
+    gguf_making.model(target, keys={"context_length": 4096, "rope.scaling.type": "none"})
+    assert target.stat().st_size != listed
+    found = ropetool.inspect(target)
+    assert found.made is None
+    assert found.trained_length == 4096
+    assert re.fullmatch(
+        r"out.gguf.ropetool.json is the record of another file of this name.* move it away", found.notes[0]
+    )
+    with pytest.raises(CheckpointError, match=f"is the record of another file of this name, of {listed:,} bytes"):
+        ropetool.plan(target, "linear", factor=2)
+    provenance.beside(target).unlink()
+    assert ropetool.plan(target, "linear", factor=2).trained_length == 4096
 
 
 # --- force

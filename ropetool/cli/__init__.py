@@ -87,8 +87,12 @@ def main(arguments: list[str] | None = None) -> None:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     _accept_any_name()
-    with signals.raised():
-        code = _outcome(arguments)
+    try:
+        with signals.raised():
+            code = _outcome(arguments)
+    except signals.Ended as ended:  # it came before the command began, or while its outcome was being said
+        _say(str(ended))
+        code = ended.exit_code
     sys.exit(code)
 
 
@@ -134,6 +138,14 @@ def local_source(source: str) -> Path:
     from ropetool.formats.hub import local
 
     return local(source, bars=sys.stderr.isatty())
+
+
+def config_alone(source: str) -> Path | None:
+    """Return where the config of a checkpoint on the hub lies, without its weights; None for any other source."""
+    from ropetool.formats.hub import config_folder, hub_id
+
+    asked = hub_id(source)
+    return None if asked is None else config_folder(asked)
 
 
 def command_line() -> str:

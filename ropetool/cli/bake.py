@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show, terminal_width
+from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.options import Name
 from ropetool.errors import ConfigError
 
@@ -83,8 +83,8 @@ def bake_command(
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
-    path = local_source(source)
     presume = dry_run and plan_out is None and not check
+    path = (config_alone(source) if presume else None) or local_source(source)
     plan = make_bake(path, what, presume=presume, gains=chosen, pairs=_pairs(pairs), **options)
     if check:
         check_possible(plan, path)

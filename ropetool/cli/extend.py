@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show, terminal_width
+from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.options import METHOD, RUNTIME, Factor, Length
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
@@ -127,7 +127,7 @@ def extend_command(
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chain = _Chain.of(options, dry_run)
-    peeked = _config_alone(source) if dry_run and plan_out is None else None
+    peeked = config_alone(source) if dry_run and plan_out is None else None
     path = peeked or local_source(source)
     chain.check_source(path)
 
@@ -172,14 +172,6 @@ def extend_command(
     if as_json:
         print_json({**applied_json(plan, written), **found})
     return code
-
-
-def _config_alone(source: str) -> Path | None:
-    """Return where the config of a checkpoint on the hub lies, without its weights; None for any other source."""
-    from ropetool.formats.hub import config_folder, hub_id
-
-    asked = hub_id(source)
-    return None if asked is None else config_folder(asked)
 
 
 def _for_servers(source: str) -> str:

@@ -23,12 +23,12 @@ from ropetool.formats.hf import ABSENT, Edit, apply_edits, parse_object
 from ropetool.hosts import GgufHost, HfHost, open_host
 from ropetool.plans import Plan
 from ropetool.report import server_flags
-from ropetool.runtimes import HfView, NotKnown, Refuses, Runtime, engine_formulas, llama_cpp
+from ropetool.runtimes import GgufView, HfView, NotKnown, Refuses, Runtime, engine_formulas, llama_cpp
+from ropetool.serving import NO_FLAG, embedded_flags
 from ropetool.spec import RopeSet
 
 # Rope keys go into one object; a share of rotating channels, which loading puts into it too, must come along.
 GATHERED = frozenset({*engine_formulas.SCALING_KEYS, names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT})
-NO_FLAG = "no flag reaches it"
 BAKED = "a part of it goes into the weights"
 
 
@@ -66,7 +66,7 @@ def flag_lines(plan: Plan, source: str | Path) -> list[str]:
     host = open_host(Path(source), plan.config_style if plan.format == "hf" else None)
     if isinstance(host, GgufHost):
         found = server_flags.Found(reason=BAKED) if plan.bakes else server_flags.of_file(host.view, plan)
-        return [_server_line(found, Path(source))]
+        return _server_lines(found, host.view, Path(source))
     assert isinstance(host, HfHost)
     target = host.read(plan.runtimes[0], plan.edits).rope
     if target is None or plan.bakes:
@@ -196,10 +196,12 @@ def _exported_line(plan: Plan, before: HfView, after: HfView) -> list[str]:
     same = {name for name in vectors if name in view.tensors and np.array_equal(vectors[name], view.vector(name))}
     vectors = {name: vector for name, vector in vectors.items() if name not in same}
     patch = Patch(changed, frozenset(view.values.keys() - wanted.values.keys()), vectors)
-    return [_server_line(server_flags.of_patch(view, patch, llama_cpp.decode(wanted), plan), Path("EXPORTED.gguf"))]
+    found = server_flags.of_patch(view, patch, llama_cpp.decode(wanted), plan)
+    return _server_lines(found, view, Path("EXPORTED.gguf"))
 
 
-def _server_line(found: server_flags.Found, path: Path) -> str:
+def _server_lines(found: server_flags.Found, view: GgufView, path: Path) -> list[str]:
     if found.reason:
-        return f"llama.cpp: {NO_FLAG}: {found.reason}"
-    return f"llama.cpp: {command('llama-server', '-m', path, *found.options)}"
+        return [f"llama.cpp: {NO_FLAG}: {found.reason}"]
+    server = f"llama.cpp: {command('llama-server', '-m', path, *found.options)}"
+    return [server, *embedded_flags(path, found.options[1], server_flags.base_and_scale(view, found.options))]

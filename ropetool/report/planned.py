@@ -12,8 +12,8 @@ from ropetool.escaping import escaped
 from ropetool.formats.hf import ABSENT
 from ropetool.plans import BAKE, SCHEMA, Plan
 from ropetool.readings import CURRENT, ORIGINAL, UNSCALED
-from ropetool.report.flags import NO_FLAG
 from ropetool.report.layout import columns, serving_text, sidecar_rows
+from ropetool.serving import NO_FLAG
 
 if TYPE_CHECKING:
     from ropetool.applying import Applied

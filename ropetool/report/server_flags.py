@@ -72,6 +72,31 @@ def of_patch(view: GgufView, patch: Patch, target: RopeSet, plan: Plan) -> Found
     return Found(reason=reason)
 
 
+def base_and_scale(view: GgufView, options: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the base and the scale of positions, as text, where these two and a context say all that the options do.
+
+    Programs that hold llama.cpp take no more (KoboldCpp's --ropeconfig, LM Studio's window); None where more is needed.
+    """
+    stated = dict(zip(options[::2], options[1::2], strict=True))
+    arch = str(view.read(keys.ARCHITECTURE, ValueType.STR))
+    kind = stated.pop("--rope-scaling", None)
+    scale = stated.pop("--rope-scale", None)
+    base = stated.pop("--rope-freq-base", None)
+    overrides = stated.pop("--override-kv", f"{arch}.{keys.CONTEXT_LENGTH}=").split(",")
+    stated.pop("-c", None)
+    if kind == "linear":
+        stated.pop(OPTIONS[keys.ORIGINAL_CONTEXT_LENGTH], None)  # a linear scale does not ask for it
+    linear = (view.read(f"{arch}.{keys.SCALING_TYPE}", ValueType.STR) or "linear") == "linear"
+    context_alone = len(overrides) == 1 and overrides[0].startswith(f"{arch}.{keys.CONTEXT_LENGTH}=")
+    if stated or not context_alone or not linear or kind not in (None, "linear"):
+        return None
+    factor = float(scale or view.read(f"{arch}.{keys.FACTOR}", ValueType.F32) or 1.0)
+    present = llama_cpp.decode(view).entries[names.FULL_ATTENTION].rope_theta
+    if base is None and present is None:
+        return None
+    return base or _text(Value.of(ValueType.F32, present)), _text(Value.of(ValueType.F32, 1 / factor))
+
+
 def _by_betas(view: GgufView, arch: str, target: RopeSet, plan: Plan) -> Found | None:
     """Return the options for a YaRN ramp with betas of its own, which no key of these files holds; None where it is not one.
 

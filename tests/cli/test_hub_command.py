@@ -148,6 +148,13 @@ def test_a_dry_run_fetches_weights_only_for_a_bake(what: str, hub: Hub, tmp_path
         assert set(hub.served) == {"config.json", "tokenizer_config.json"}
 
 
+def test_a_dry_run_of_a_bake_fetches_no_weights(hub: Hub) -> None:
+    done = good("bake", "acme/demo", "score", "--multiplier", "2", "--dry-run")
+    assert "the weights are not here" in done.err
+    assert hub.served["model.safetensors"] == 0
+    assert set(hub.served) == {"config.json", "tokenizer_config.json"}
+
+
 def test_a_dry_run_names_the_revision_for_servers(hub: Hub) -> None:
     flags = good("extend", "acme/demo@main", *PLANS["keys"].split(), "--dry-run", "--json").json["flags"]
     assert any("vllm serve acme/demo --revision main --max-model-len 1024" in line for line in flags)

@@ -327,3 +327,24 @@ def test_output_does_not_depend_on_the_locale(tmp_path: Path) -> None:
     assert done.stdout.isascii()
     assert json.loads(done.stdout)["rope"]["full_attention"]["head_dim"] == 32
     assert subprocess.run([*PROGRAM, "inspect", source], capture_output=True, env=environment).returncode == 0
+
+
+# Between taking the signals over and the command itself, and while its refusal is being said.
+AT_THE_EDGES = """
+import os, signal, sys
+from ropetool import cli
+stopped = cli.{place}
+def struck(*arguments):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return stopped(*arguments)
+cli.{place} = struck
+cli.main(["inspect", "nowhere"])
+"""
+
+
+@pytest.mark.parametrize("place", ["_outcome", "_refuse"])
+def test_a_signal_around_the_command_is_told_too(place: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_THE_EDGES.format(place=place)], capture_output=True, text=True, preexec_fn=as_a_shell_starts_it
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (129, "Ended by SIGHUP.")

@@ -65,8 +65,9 @@ def test_what_writes_counts_bytes(extended: Path, tmp_path: Path, arguments: lis
     assert any(line.startswith("flushing to the disk") for line in shown.drawn)
 
 
-def test_export_shows_the_check_after_writing(models: Path, tmp_path: Path) -> None:
-    shown = on_terminal("export", "model", "-o", tmp_path / "x.gguf", cwd=models, columns=60)
+@pytest.mark.parametrize("columns", [60, 120])
+def test_export_shows_the_check_after_writing(models: Path, tmp_path: Path, columns: int) -> None:
+    shown = on_terminal("export", "model", "-o", tmp_path / "x.gguf", cwd=models, columns=columns)
     well(shown)
     stages = list(dict.fromkeys(line.partition(" ━")[0].rstrip() for line in shown.drawn if BAR in line))
     assert any(line.startswith("token_embd.weight") and " MB" in line for line in shown.drawn)
@@ -75,9 +76,14 @@ def test_export_shows_the_check_after_writing(models: Path, tmp_path: Path) -> N
     assert any(line.startswith("comparing the logits") and " tokens" in line for line in shown.drawn)
 
 
-def test_verify(extended: Path) -> None:
-    suite = ["--suite", "quick", "--lengths", "64,256", "--segments", "8"]
-    shown = on_terminal("verify", "extended", *suite, cwd=extended, columns=60)
+SUITE = ["--suite", "quick", "--lengths", "64,256", "--segments", "8"]
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("arguments", [["verify", "extended", *SUITE], [*EXTEND, "--verify", "-o"]])
+def test_verify(extended: Path, tmp_path: Path, arguments: list[str], columns: int) -> None:
+    output = [tmp_path / "output"] if arguments[-1] == "-o" else []
+    shown = on_terminal(*arguments, *output, cwd=extended, columns=columns)
     well(shown)
     assert any(line.startswith("target") and " tokens/s" in line for line in shown.drawn)
 

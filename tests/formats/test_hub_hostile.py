@@ -312,3 +312,12 @@ def test_a_hostile_list_costs_little(case: str, hub: Hub, tmp_path: Path, monkey
     code, errors = bounded("inspect", "acme/demo")
     assert (code, errors.count("Error: "), "Traceback" in errors) == (1, 1, False), errors
     assert os.listdir(tmp_path / "cache" if (tmp_path / "cache").exists() else tmp_path)
+
+
+def test_small_files_come_by_http_alone() -> None:
+    """What hf_xet transfers would pass the hooks that bound an answer."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_DISABLE_XET
+    assert bounds.within(1, lambda: constants.HF_HUB_DISABLE_XET) is True
+    assert before is constants.HF_HUB_DISABLE_XET

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from placing import earlier_output, everything, small_source
 
 from ropetool.errors import OutputError
 from ropetool.formats.output import check_output
@@ -15,26 +16,7 @@ from ropetool.formats.transaction import staged
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    path = tmp_path / "work" / "source"
-    path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
-    return path
-
-
-def snapshot(root: Path) -> dict[str, str]:
-    """Return every path under `root` with what it is and holds."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        kind = f"-> {os.readlink(path)}" if path.is_symlink() else "folder" if path.is_dir() else path.read_text()
-        found[str(path.relative_to(root))] = kind
-    return found
-
-
-def earlier_output(path: Path) -> Path:
-    path.mkdir()
-    (path / "ropetool.json").write_text("{}")
-    (path / "old").write_text("old")
-    return path
+    return small_source(tmp_path)
 
 
 def others(path: Path) -> str:
@@ -109,11 +91,11 @@ def test_what_may_not_be_written_is_refused_before_anything_is(
 @pytest.mark.parametrize(("force", "kept"), [(False, ""), (True, KEPT)])
 def test_a_file_never_takes_the_place_of_a_directory(force: bool, kept: str, source: Path) -> None:
     target = earlier_output(source.parent / "ours")
-    before = snapshot(source.parent)
+    before = everything(source.parent)
     with pytest.raises(OutputError) as refused, staged(target, source, force=force):
         pytest.fail("the body ran")
     assert refused.value.message == NOT_A_FOLDER + kept
-    assert snapshot(source.parent) == before
+    assert everything(source.parent) == before
 
 
 def enter(target: Path, source: Path, *, force: bool) -> None:

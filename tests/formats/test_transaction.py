@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from placing import earlier_output, everything, small_source
 
 from ropetool.errors import CorruptFile, OutputError
 from ropetool.formats import renames, transaction
@@ -22,26 +23,7 @@ from ropetool.formats.transaction import staged
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    path = tmp_path / "work" / "source"
-    path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
-    return path
-
-
-def snapshot(root: Path) -> dict[str, str]:
-    """Return every path under `root` with what it is and holds."""
-    found = {}
-    for path in sorted(root.rglob("*")):
-        kind = f"-> {os.readlink(path)}" if path.is_symlink() else "folder" if path.is_dir() else path.read_text()
-        found[str(path.relative_to(root))] = kind
-    return found
-
-
-def earlier_output(path: Path) -> Path:
-    path.mkdir()
-    (path / "ropetool.json").write_text("{}")
-    (path / "old").write_text("old")
-    return path
+    return small_source(tmp_path)
 
 
 def fill(stage: Path) -> None:
@@ -75,7 +57,7 @@ def test_a_directory_appears_at_the_end(way: str, source: Path, monkeypatch: pyt
         hidden = stage.relative_to(target.parent).parts[0]
         assert hidden.startswith(".new.ropetool-")
         assert len(hidden) == len(".new.ropetool-") + 6
-    assert snapshot(target) == FILLED
+    assert everything(target) == FILLED
     assert sorted(os.listdir(source.parent)) == ["new", "source"]
     assert target.stat().st_mode == source.stat().st_mode  # as any new directory, not the private mode of tempfile
 
@@ -87,7 +69,7 @@ def test_an_earlier_output_is_replaced_whole(way: str, source: Path, monkeypatch
     with staged(target, source, force=True, directory=True) as stage:
         fill(stage)
         assert (target / "old").read_text() == "old"
-    assert snapshot(target) == FILLED
+    assert everything(target) == FILLED
     assert sorted(os.listdir(source.parent)) == ["ours", "source"]
 
 
@@ -114,7 +96,7 @@ def test_the_exchange_never_leaves_the_name_empty(source: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "rename", lambda *_: pytest.fail("a plain rename"))
     with staged(target, source, force=True, directory=True) as stage:
         fill(stage)
-    assert snapshot(target) == FILLED
+    assert everything(target) == FILLED
 
 
 def test_all_that_was_written_is_on_the_disk_before_the_rename(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +129,7 @@ def test_a_body_that_fails_leaves_everything_as_before(
 ) -> None:
     renaming(monkeypatch, way)
     target = earlier_output(source.parent / "ours") if force else source.parent / "new"
-    before = snapshot(source.parent)
+    before = everything(source.parent)
 
     def body() -> None:
         with staged(target, source, force=force, directory=True) as stage:
@@ -156,7 +138,7 @@ def test_a_body_that_fails_leaves_everything_as_before(
 
     with pytest.raises(type(failure)):
         body()
-    assert snapshot(source.parent) == before
+    assert everything(source.parent) == before
 
 
 @pytest.mark.parametrize(
@@ -213,7 +195,7 @@ def test_an_output_that_appears_meanwhile_is_not_replaced(
 
     with pytest.raises(OutputError, match="exists already"):
         body()
-    assert snapshot(target) == {"thesis.tex": "mine"}
+    assert everything(target) == {"thesis.tex": "mine"}
     assert sorted(os.listdir(source.parent)) == ["new", "source"]
 
 
@@ -241,7 +223,7 @@ def test_two_renames_bring_the_old_one_back_when_they_fail(
 ) -> None:
     renaming(monkeypatch, "plain")
     target = earlier_output(source.parent / "ours")
-    before = snapshot(source.parent)
+    before = everything(source.parent)
     real, calls = os.rename, []
 
     def rename(name: Path, to: Path) -> None:
@@ -254,7 +236,7 @@ def test_two_renames_bring_the_old_one_back_when_they_fail(
     expected = OutputError if isinstance(failure, OSError) else KeyboardInterrupt
     with pytest.raises(expected), staged(target, source, force=True, directory=True) as stage:
         fill(stage)
-    assert snapshot(source.parent) == before
+    assert everything(source.parent) == before
     assert len(calls) == (1 if failing == 1 else 3)
 
 
@@ -266,7 +248,7 @@ def test_a_kernel_that_does_not_know_the_exchange_is_worked_around(
     monkeypatch.setattr(renames, "_EXCHANGE", 1 << 30)
     with staged(target, source, force=True, directory=True) as stage:
         fill(stage)
-    assert snapshot(target) == FILLED
+    assert everything(target) == FILLED
     assert sorted(os.listdir(source.parent)) == ["ours", "source"]
 
 
@@ -338,7 +320,7 @@ def test_an_interrupt_at_the_end_leaves_the_old_output(
     owner: Any, name: str, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = earlier_output(source.parent / "ours")
-    before = snapshot(source.parent)
+    before = everything(source.parent)
     calls = []
 
     def interrupt(*_: Any) -> Any:
@@ -349,7 +331,7 @@ def test_an_interrupt_at_the_end_leaves_the_old_output(
     with pytest.raises(KeyboardInterrupt), staged(target, source, force=True, directory=True) as stage:
         fill(stage)
     assert calls
-    assert snapshot(source.parent) == before
+    assert everything(source.parent) == before
 
 
 # --- what a rule says of an earlier output
@@ -388,5 +370,5 @@ def test_what_the_rule_refuses_is_there_as_before(
     with pytest.raises(OutputError, match="exists already and holds thesis") as refused:
         body()
     assert refused.value.where == str(target)
-    assert snapshot(target) == {"old": "old", "ropetool.json": "{}", "thesis.tex": "mine"}
+    assert everything(target) == {"old": "old", "ropetool.json": "{}", "thesis.tex": "mine"}
     assert sorted(os.listdir(source.parent)) == ["ours", "source"]

@@ -125,6 +125,11 @@ def difference(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(a - b).max() / np.abs(b).max())
 
 
+def options_for_two(scale: str, base: str) -> dict[str, str]:
+    """Return the options that set the fields which two numbers set: the scale of positions, the base."""
+    return {"--rope-scale": str(1 / float(scale)), "--rope-freq-base": base}
+
+
 YARN_KEYS = {
     "rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.original_context_length": TRAINED,
     "context_length": 2 * TRAINED, "rope.scaling.attn_factor": 0.9,
@@ -148,7 +153,7 @@ def test_llama_cpp_computes_the_same_with_options_as_from_the_written_file(case:
     arch, keys, method, more = PLANS[case]
     source = Tiny(arch, {"context_length": TRAINED, **keys}).write(tmp_path / "source.gguf")
     made = ropetool.plan(source, method, target_length=TARGET, **more)
-    (line,) = flags.flag_lines(made, source)
+    line, *embedded = flags.flag_lines(made, source)
     options = options_of(line)
     output = tmp_path / "output.gguf"
     ropetool.apply(made, source, output)
@@ -156,6 +161,11 @@ def test_llama_cpp_computes_the_same_with_options_as_from_the_written_file(case:
     found, context = reached(lib, source, options)
     assert context >= TARGET  # llama-server gives a request no more than this
     assert difference(found, wanted) < 1e-5
+    assert (len(embedded) == 2) is (case in ("linear", "another base"))
+    if len(embedded) == 2:  # KoboldCpp hands both numbers to llama.cpp
+        scale, base = shlex.split(embedded[0])[-2:]
+        found, _ = reached(lib, source, {**options_for_two(scale, base), "-c": str(TARGET)})
+        assert difference(found, wanted) < 1e-5
     plain, _ = reached(lib, source, {"-c": str(TARGET)})
     assert difference(plain, wanted) > 20e-5  # without the options it is something else
 
@@ -168,6 +178,6 @@ def test_a_yarn_scale_that_is_not_the_files_sets_the_context(tmp_path: Path) -> 
     options = {"-c": "832", "--rope-scaling": "yarn", "--rope-scale": "1.625", "--yarn-orig-ctx": "512"}
     with defaults(lib, options), gguf_models.context(source, 832) as opened:
         assert lib.llama_model_n_ctx_train(lib.llama_get_model(opened)) == 831
-    (line,) = flags.flag_lines(ropetool.plan(source, "yarn", target_length=832), source)
+    line = flags.flag_lines(ropetool.plan(source, "yarn", target_length=832), source)[0]
     with defaults(lib, options_of(line)), gguf_models.context(source, 832) as opened:
         assert lib.llama_model_n_ctx_train(lib.llama_get_model(opened)) == 832

@@ -43,6 +43,7 @@ def test_what_a_dry_run_prints(tmp_path: Path) -> None:
         f"vllm: vllm serve {source} --max-model-len 2048 --hf-overrides {values}",
         f"sglang: python -m sglang.launch_server --model-path {source} --context-length 2048 --json-model-override-args {values}",
         "llama.cpp: llama-server -m EXPORTED.gguf -c 2048 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512",
+        "KoboldCpp, LM Studio: no flag reaches it: they take a base and a scale, and no more",
     ]
 
 
@@ -160,7 +161,7 @@ BASE = {"rope.freq_base": 10000.0}  # stated, as converters do
 def server(folder: Path, arch: str, keys: dict[str, Any], method: str, **options: Any) -> str:
     source = Tiny(arch, {"context_length": TRAINED, **BASE, **keys}).write(folder / "source.gguf")
     options = options if "target_length" in options else {"factor": 4, **options}
-    (line,) = flags.flag_lines(ropetool.plan(source, method, **options), source)
+    line = flags.flag_lines(ropetool.plan(source, method, **options), source)[0]
     assert line.startswith(("llama.cpp: llama-server -m ", "llama.cpp: no flag reaches it: "))
     return line.removeprefix(f"llama.cpp: llama-server -m {source} ").removeprefix("llama.cpp: ")
 
@@ -176,6 +177,32 @@ def test_options_of_llama_server(tmp_path: Path) -> None:
     assert server(tmp_path, "llama", {}, "yarn", params={"beta_fast": 8}) == (
         "-c 2048 --yarn-beta-fast 8 --yarn-beta-slow 1 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 512"
     )
+
+
+def embedded(folder: Path, arch: str, keys: dict[str, Any], method: str, **options: Any) -> list[str]:
+    """Return what the programs that hold llama.cpp are told."""
+    source = Tiny(arch, {"context_length": TRAINED, **BASE, **keys}).write(folder / "x.gguf")
+    lines = flags.flag_lines(ropetool.plan(source, method, factor=4, **options), source)[1:]
+    return [line.replace(str(source), "x.gguf") for line in lines]
+
+
+def test_what_takes_a_base_and_a_scale(tmp_path: Path) -> None:
+    assert embedded(tmp_path, "qwen2", {}, "linear") == [
+        "KoboldCpp: koboldcpp --model x.gguf --contextsize 2048 --ropeconfig 0.25 10000",
+        "LM Studio: Context Length 2048, RoPE Frequency Scale 0.25, RoPE Frequency Base 10000 in its window",
+    ]
+    (kobold, _) = embedded(tmp_path, "llama", {"rope.freq_base": 5e5}, "abf", params={"rope_theta": 1e6})
+    assert kobold.endswith(" --contextsize 2048 --ropeconfig 1 1000000")
+    (kobold, _) = embedded(tmp_path, "llama", {"rope.freq_base": 5e5}, "linear")
+    assert kobold.endswith(" --ropeconfig 0.25 500000")  # KoboldCpp's own default would be 10000
+
+
+def test_what_a_base_and_a_scale_cannot_say(tmp_path: Path) -> None:
+    no_more = ["KoboldCpp, LM Studio: no flag reaches it: they take a base and a scale, and no more"]
+    assert embedded(tmp_path, "llama", {}, "yarn") == no_more
+    assert embedded(tmp_path, "llama", {}, "yarn", params={"beta_fast": 8}) == no_more
+    assert embedded(tmp_path, "llama", SCALED, "ntk", reading="original") == no_more  # the file's yarn would stay
+    assert embedded(tmp_path, "llama", {"rope.scaling.type": "none"}, "linear") == no_more  # and with it no scale
 
 
 def test_what_only_a_file_holds(tmp_path: Path) -> None:

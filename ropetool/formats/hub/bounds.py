@@ -60,7 +60,11 @@ def within(most: int, work: Callable[[], Found]) -> Found:
 
 @contextmanager
 def guarded(most: int, thread: int | None = None) -> Iterator[None]:
-    """Hold every answer within the body to the bounds, or those of one thread; `most`: bytes of a file."""
+    """Hold every answer within the body to the bounds, or those of one thread; `most`: bytes of a file.
+
+    One thread asks for small files: they come by HTTP, for what hf_xet transfers passes no hook.
+    """
+    from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
     session: Any = get_session()
@@ -73,9 +77,12 @@ def guarded(most: int, thread: int | None = None) -> Iterator[None]:
 
     hooks.append(check)
     session.headers["accept-encoding"] = "identity"  # what is packed has no size
+    without_xet = constants.HF_HUB_DISABLE_XET
+    constants.HF_HUB_DISABLE_XET = without_xet or thread is not None
     try:
         yield
     finally:
+        constants.HF_HUB_DISABLE_XET = without_xet
         hooks.remove(check)
         if coding is None:
             del session.headers["accept-encoding"]
