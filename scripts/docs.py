@@ -164,7 +164,8 @@ def family_reference() -> str:
 def _wrappers() -> str:
     """Return a line for each config that hands over to a family."""
     rows = [
-        [name, f"`{w.text}`", w.default or "none", "yes" if w.in_v4 else "not known", ", ".join(f"`{k}`" for k in w.needs), w.source]
+        [name, f"`{w.text}`", (w.default or "none") + ", whatever it names" * w.fixed,
+         "yes" if w.in_v4 else "not known", ", ".join(f"`{k}`" for k in w.needs), w.source]
         for name, w in sorted(WRAPPERS.items())
     ]  # fmt: skip
     head = ["model_type", "text model in", "family where it names none", "in 4.57", "must state", "read from"]

@@ -20,7 +20,11 @@ from ropetool import families, inspection
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS
 
-PLACES = {"llava": "text_config", "internvl_chat": "llm_config", "deepseek_vl_v2": "language_config"}
+PLACES = {"llava": "text_config", "internvl_chat": "llm_config"}
+VICUNA = {  # the whole text_config of llava-hf/llava-1.5-7b-hf
+    "_name_or_path": "lmsys/vicuna-7b-v1.5", "architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096,
+    "model_type": "llama", "rms_norm_eps": 1e-05, "torch_dtype": "float16", "vocab_size": 32064,
+}  # fmt: skip
 
 
 def wrapped(wrapper: str, text: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -55,6 +59,55 @@ def test_a_wrapper_computes_what_the_bare_text_model_does(tmp_path: Path) -> Non
     tables = [ropetool.plan(source, "ntk", factor=4).tables for source in (bare, inside)]
     assert tables[0] == tables[1]
     assert set(tables[0]) == {"full_attention", "sliding_attention"}
+
+
+def test_sizes_that_the_class_has_by_default_are_left_out_of_published_files(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {"model_type": "llava", "text_config": VICUNA})
+    found = inspection.inspect(source)
+    assert found.rope is not None
+    entry = found.rope.entries["full_attention"]
+    assert (entry.head_dim, entry.rotary_dim, entry.layers) == (128, 128, tuple(range(32)))
+    assert found.cache_bytes(1) == 32 * 2 * 32 * 128 * 2
+    output = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "out").output
+    after = config_of(output)["text_config"]
+    assert {key for key in after if after[key] != VICUNA.get(key)} == {"rope_scaling", "max_position_embeddings"}
+    inner = configs.config("gemma3_text", "v5")
+    del inner["num_attention_heads"], inner["num_key_value_heads"]
+    gemma = write_config(tmp_path / "gemma", {"model_type": "gemma3", "text_config": inner})
+    assert inspection.inspect(gemma).cache_bytes(1) == 2 * 2 * 4 * inner["head_dim"] * 4
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "text"), [("kimi_vl", "deepseek_v3"), ("deepseek_vl_v2", "deepseek_v2")]
+)  # fmt: skip
+def test_classes_that_build_one_text_model_ask_for_no_name(wrapper: str, text: str, tmp_path: Path) -> None:
+    for number, stated in enumerate((text, "llama", None)):
+        source = write_config(tmp_path / str(number), wrapped(wrapper, text, model_type=stated))
+        found = inspection.inspect(source)
+        assert found.family is not None
+        assert (found.model_type, found.family.model_type, found.notes) == (
+            wrapper,
+            text,
+            ("only config.json, no weights",),
+        )
+        plan = ropetool.plan(source, "yarn", factor=4)
+        assert {edit.path[0] for edit in plan.edits} == {WRAPPERS[wrapper].text}
+    told = run("families", wrapper)
+    assert (told.code, f"is that of a {text}, whatever model_type it states" in told.err) == (1, True)
+
+
+@pytest.mark.parametrize("off", [False, None])
+def test_a_text_model_that_a_switch_makes_another_is_unknown(off: bool | None, tmp_path: Path) -> None:
+    """deepseek-ai/deepseek-vl2-tiny and DeepSeek-OCR: plain attention under the name of an MLA model."""
+    plain = {"use_mla": off, "kv_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
+    source = write_config(tmp_path / "m", wrapped("deepseek_vl_v2", "deepseek_v2", **plain))
+    with pytest.raises(UnknownFamily, match="in its language_config, the model family 'deepseek_v2 without use_mla'"):
+        ropetool.plan(source, "yarn", factor=4)
+    found = inspection.inspect(source)
+    assert (found.family, found.stated["language_config.max_position_embeddings"]) == (None, 512)
+    assert 'the family "deepseek_v2 without use_mla" (of the text model of "deepseek_vl_v2")' in found.notes[-1]
+    on = write_config(tmp_path / "on", wrapped("deepseek_vl_v2", "deepseek_v2", use_mla=True))
+    assert ropetool.plan(on, "yarn", factor=4).edits
 
 
 def test_a_wrapper_may_hold_another_name() -> None:
@@ -111,16 +164,25 @@ def test_an_unknown_text_model_is_named(tmp_path: Path) -> None:
     assert 'the family "phi4_vision_text" (of the text model of "llava") is unknown' in found.notes[-1]
 
 
-@pytest.mark.parametrize(("wrapper", "left_out"), [("voxtral", "head_dim"), ("glmasr", "rope_parameters")])
-def test_numbers_that_a_class_would_fill_in_must_be_stated(wrapper: str, left_out: str, tmp_path: Path) -> None:
-    inner = {"head_dim": 32, **configs.config("llama", "v5")}
-    whole = write_config(tmp_path / "whole", {"model_type": wrapper, "text_config": inner})
-    assert ropetool.plan(whole, "ntk", factor=4).edits
+@pytest.mark.parametrize(
+    ("wrapper", "text", "left_out"),
+    [
+        ("voxtral", "llama", "head_dim"), ("glmasr", "llama", "rope_parameters"),
+        ("deepseek_vl_v2", "deepseek_v2", "num_hidden_layers"),
+    ],
+)  # fmt: skip
+def test_numbers_that_a_class_would_fill_in_must_be_stated(
+    wrapper: str, text: str, left_out: str, tmp_path: Path
+) -> None:
+    key = WRAPPERS[wrapper].text
+    inner = {"head_dim": 32, **configs.config(text, "v5")}
+    whole = write_config(tmp_path / "whole", {"model_type": wrapper, key: inner})
+    assert ropetool.plan(whole, "linear", factor=4).edits
     del inner[left_out]
-    source = write_config(tmp_path / "m", {"model_type": wrapper, "text_config": inner})
+    source = write_config(tmp_path / "m", {"model_type": wrapper, key: inner})
     with pytest.raises(InvalidRope, match=f"a {wrapper} fills it in with a number of its own") as refused:
-        ropetool.plan(source, "ntk", factor=4)
-    assert refused.value.where.endswith(f"text_config.{left_out}")
+        ropetool.plan(source, "linear", factor=4)
+    assert refused.value.where.endswith(f"{key}.{left_out}")
 
 
 def test_edits_that_would_let_a_class_fill_in_are_refused(tmp_path: Path) -> None:

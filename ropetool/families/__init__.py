@@ -78,7 +78,9 @@ class Family:
     (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
     full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
     too (LLLG), beside layer_types. default_*: the values that the class assumes when the config is silent; None for
-    head_dim means hidden_size // num_attention_heads.
+    head_dim means hidden_size // num_attention_heads; default_sizes without num_key_value_heads: as many as there are
+    heads. one_key_head: boolean keys; all heads share one key and value where the first is on, as it is where it is
+    absent, and no other is.
     gguf_architecture: the name that GGUF files give it.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
@@ -116,6 +118,8 @@ class Family:
     v4_default_rope_theta: float = 10000.0
     default_max_position_embeddings: int = 2048
     default_original_max_position_embeddings: int | None = None
+    default_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    one_key_head: tuple[str, ...] = ()
     rotates: str = "all"
     temperature_key: str = ""
     off_key: str = ""
@@ -173,7 +177,7 @@ def _typed(hint: Any, value: Any, where: str) -> Any:
     if origin is dict:
         if not isinstance(value, dict):
             raise TypeError(f"{where}: {value!r} is no object")
-        return {key: float(v) for key, v in value.items()}
+        return {key: _typed(typing.get_args(hint)[1], v, f"{where}.{key}") for key, v in value.items()}
     record = next((kind for kind in typing.get_args(hint) if dataclasses.is_dataclass(kind)), None)
     if record is not None and isinstance(value, dict):
         return _record(record, value, where)
@@ -230,6 +234,10 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     wrapper = WRAPPERS.get(stated)
     if wrapper is None:
         return get(stated, where)
+    try:
+        family = get(text_type(config), where)  # a wrapper inside a wrapper has none
+    except UnknownFamily as unknown:
+        raise UnknownFamily(f"in its {wrapper.text}, {unknown.message}", where=where, try_=unknown.try_) from None
     inner = config.get(wrapper.text)
     inner = inner if isinstance(inner, Mapping) else {}
     missing = next((keys for keys in wrapper.needs if not any(key in inner for key in keys.split())), None)
@@ -239,10 +247,6 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
             f"is not stated, and a {stated} fills it in with a number of its own",
             where=f"{where}: {wrapper.text}.{key}", try_=f"state {key} in {wrapper.text} of config.json",
         )  # fmt: skip
-    try:
-        family = get(text_type(config), where)  # a wrapper inside a wrapper has none
-    except UnknownFamily as unknown:
-        raise UnknownFamily(f"in its {wrapper.text}, {unknown.message}", where=where, try_=unknown.try_) from None
     return _inside(family, stated, wrapper)
 
 
@@ -259,14 +263,20 @@ def _inside(family: Family, stated: str, wrapper: Wrapper) -> Family:
 
 
 def text_type(config: Mapping[str, Any]) -> str:
-    """Return the model_type of the text model that a config.json describes, of a wrapper the one inside; empty without one."""
+    """Return the model_type of the text model that a config.json describes, empty without one.
+
+    Of a wrapper it is that of the model inside, with the switch that makes another model of it where one does.
+    """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
     wrapper = WRAPPERS.get(stated)
-    inner = config.get(wrapper.text) if wrapper else None
     if wrapper is None:
         return stated
-    within = (inner.get("model_type") if isinstance(inner, Mapping) else None) or wrapper.default
+    inner = config.get(wrapper.text)
+    inner = inner if isinstance(inner, Mapping) else {}
+    within = wrapper.default if wrapper.fixed else inner.get("model_type") or wrapper.default
+    if wrapper.switch and not inner.get(wrapper.switch, True):
+        return f"{within} without {wrapper.switch}"
     return within if isinstance(within, str) else ""
 
 
@@ -291,10 +301,13 @@ def get(model_type: str, where: str = "") -> Family:
     """
     family = find(model_type)
     if model_type in WRAPPERS:
-        text, default = WRAPPERS[model_type].text, WRAPPERS[model_type].default
+        wrapper = WRAPPERS[model_type]
+        text, default = wrapper.text, wrapper.default
+        stated = f"the model_type in its {text} says which one it follows"
+        stated += f", {default} where it states none" if default else ""
         raise UnknownFamily(
-            f"{model_type} has no family of its own: the model_type in its {text} says which one it follows"
-            + (f", {default} where it states none" if default else ""),
+            f"{model_type} has no family of its own: "
+            + (f"its {text} is that of a {default}, whatever model_type it states" if wrapper.fixed else stated),
             where=where, try_=command("ropetool", "families", default) if find(default) else "ropetool families",
         )  # fmt: skip
     if family is None:

@@ -17,12 +17,16 @@ class Wrapper:
     """A config around that of a text model.
 
     text: the key of the inner config. default: the family that its class assumes where the inner config states no
-    model_type; empty where it stops. needs: keys that the inner config must state, for the class fills in numbers of its
-    own; of several words one. in_v4: whether transformers 4.57 has it, with the same rule. source: where it says so.
+    model_type; empty where it stops. fixed: the class builds that one whatever model_type is stated. switch: the boolean
+    key of the inner config that makes another model of it when it is off. needs: keys that the inner config must state,
+    for the class fills in numbers of its own; of several words one. in_v4: whether transformers 4.57 has it, with the
+    same rule. source: where it says so.
     """
 
     text: str = "text_config"
     default: str = ""
+    fixed: bool = False
+    switch: str = ""
     needs: tuple[str, ...] = ()
     in_v4: bool = False
     source: str = IN_V5
@@ -30,7 +34,7 @@ class Wrapper:
 
 def _alike(default: str, model_types: str, *, in_v4: bool, needs: tuple[str, ...] = ()) -> dict[str, Wrapper]:
     source = IN_BOTH if in_v4 else IN_V5
-    return {n: Wrapper("text_config", default, needs, in_v4, source.format(n)) for n in model_types.split()}
+    return {n: Wrapper(default=default, needs=needs, in_v4=in_v4, source=source.format(n)) for n in model_types.split()}
 
 
 SIZES = ("hidden_size", "num_hidden_layers", "num_key_value_heads", "max_position_embeddings")
@@ -61,11 +65,15 @@ WRAPPERS: dict[str, Wrapper] = {
     **_alike("gemma", "paligemma", in_v4=True),
     **_alike("lfm2", "lfm2_vl", in_v4=True),
     **_alike("persimmon", "fuyu", in_v4=True),
-    # Remote code, whose inner configs are those of transformers' classes.
+    # Remote code: internvl_chat builds transformers' own configs; the others have copies of DeepSeek's, whose model_type
+    # nothing reads. In that of deepseek_vl_v2 a model has 30 layers by default, and plain attention without use_mla.
     "internvl_chat": Wrapper("llm_config", source=ON_HUB.format("OpenGVLab/InternVL3-8B")),
-    "deepseek_vl_v2": Wrapper("language_config", source=ON_HUB.format("deepseek-ai/deepseek-vl2")),
-    "kimi_vl": Wrapper(source=ON_HUB.format("moonshotai/Kimi-VL-A3B-Instruct")),
-}
+    "deepseek_vl_v2": Wrapper(
+        "language_config", "deepseek_v2", fixed=True, switch="use_mla", needs=("num_hidden_layers",),
+        source=ON_HUB.format("deepseek-ai/deepseek-vl2"),
+    ),
+    "kimi_vl": Wrapper(default="deepseek_v3", fixed=True, source=ON_HUB.format("moonshotai/Kimi-VL-A3B-Instruct")),
+}  # fmt: skip
 
 # model_types under which files of a family are published, and the family; the remote code is a copy of its class.
 ALIASES: dict[str, str] = {

@@ -63,7 +63,7 @@ qwen3
   theta by default    10000 (full_attention)
   context by default  32768 tokens
   sliding window      if use_sliding_window
-  shipped 40960       32768: Qwen3 was trained at 32768 tokens and ships 40960 to leave room for a reply
+  shipped 40960       32768: Qwen3 was trained at 32768 tokens and ships 40960: 32768 for the reply and 8192 for the prompt
 """
 
 

@@ -70,6 +70,28 @@ def test_the_class_assumes_the_family_that_we_do(wrapper: str) -> None:
     assert families.find(found) is not None or wrapper in OTHERS
 
 
+@pytest.mark.parametrize("name", families.names())
+def test_the_default_sizes_are_those_of_the_class(name: str) -> None:
+    family = families.get(name)
+    kind = transformers.CONFIG_MAPPING["gemma3_text" if name == "gemma3" else name]  # whose text model gemma3 holds
+    found, sizes = kind(), dict(family.default_sizes)
+    heads = sizes["num_attention_heads"]
+    kv_heads = sizes.pop("num_key_value_heads", None)
+    assert {key: getattr(found, key) for key in sizes} == sizes
+    assert set(sizes) == {"hidden_size", "num_hidden_layers", "num_attention_heads"}
+    if hasattr(found, "num_key_value_heads"):  # without a number of its own the class takes that of the heads
+        assert kind(num_attention_heads=2 * heads).num_key_value_heads == (kv_heads or 2 * heads)
+
+
+@pytest.mark.parametrize("wrapper", [name for name in BUILT_IN if not WRAPPERS[name].needs and name != "fun_asr_nano"])
+def test_sizes_left_out_of_the_inner_config_are_those_of_the_family(wrapper: str, tmp_path: Path) -> None:
+    """But fun_asr_nano, which checks that its adaptor is as wide as a text model of the default size is not."""
+    inner = {"model_type": text_type(wrapper), "vocab_size": 64}
+    config = transformers.CONFIG_MAPPING[wrapper](text_config=inner).text_config
+    family = families.of_config({"model_type": wrapper, "text_config": inner})
+    assert {key: getattr(config, key) for key in family.default_sizes} == family.default_sizes
+
+
 @pytest.mark.parametrize("wrapper", [name for name in BUILT_IN if name not in NO_MODEL])
 def test_the_extended_text_model_rotates_by_the_planned_table(wrapper: str, tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", wrapped(wrapper))

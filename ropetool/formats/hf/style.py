@@ -40,6 +40,7 @@ class FileRope:
 def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
     """Return the object that holds the rope keys: config.json itself or its text_config.
 
+    transformers saves of an inner object only what differs from its class, so the sizes that it leaves out are filled in.
     Raises: InvalidRope if it is missing.
     """
     found: Any = config
@@ -49,7 +50,7 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
             raise InvalidRope(
                 f"{family.name} keeps its rope keys in {name}, an object; it is {shown(found)}", where=where
             )
-    result: Mapping[str, Any] = found
+    result: Mapping[str, Any] = {**family.default_sizes, **found} if family.text_path else found
     return result
 
 
