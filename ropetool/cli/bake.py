@@ -12,6 +12,8 @@ from ropetool.cli import config_alone, local_source, notes, print_json, show, te
 from ropetool.cli.options import Name
 from ropetool.errors import ConfigError
 
+MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
+
 
 @click.command("bake")
 @click.argument("source", type=click.Path())
@@ -119,10 +121,14 @@ def _pairs(text: str) -> tuple[int, ...]:
     try:
         for part in filter(None, text.split(",")):
             first, _, last = part.partition("-")
-            stretch = range(int(first), int(last or first) + 1)
-            if not stretch:
+            start, end = int(first), int(last or first) + 1
+            if start >= end:
                 raise ValueError
-            found += stretch
+            if len(found) + end - start > MAX_PAIRS:
+                raise ConfigError(
+                    f"{text!r} names more than {MAX_PAIRS} pairs, and no head has so many", where="--pairs"
+                )
+            found += range(start, end)
     except ValueError:
         raise ConfigError(f"{text!r} is no list of pairs; write 0,60-63", where="--pairs") from None
     return tuple(found)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import click
 
 from ropetool.cli import print_json, show
 from ropetool.cli.options import FAMILY, METHOD, RUNTIME
+from ropetool.errors import UnknownName
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print them, or the one, as JSON.")
+
+
+@contextmanager
+def _without_option(command: str) -> Iterator[None]:
+    """Take from a refusal of a name the option of other commands: here the name is an argument."""
+    try:
+        yield
+    except UnknownName as error:
+        raise type(error)(error.message, try_=f"ropetool {command}") from None
 
 
 @click.command("methods")
@@ -18,7 +31,8 @@ def methods_command(name: str | None, as_json: bool) -> None:
     from ropetool import methods
     from ropetool.report.lists import listed, method_json, method_text, overview
 
-    chosen = [methods.get(n) for n in (methods.names() if name is None else [name])]
+    with _without_option("methods"):
+        chosen = [methods.get(n) for n in (methods.names() if name is None else [name])]
     if as_json:
         print_json(listed("methods", map(method_json, chosen)))
     else:
@@ -49,7 +63,8 @@ def runtimes_command(name: str | None, as_json: bool) -> None:
     from ropetool import runtimes
     from ropetool.report.lists import listed, overview, runtime_json, runtime_text
 
-    chosen = [runtimes.get(n) for n in (runtimes.names() if name is None else [name])]
+    with _without_option("runtimes"):
+        chosen = [runtimes.get(n) for n in (runtimes.names() if name is None else [name])]
     if as_json:
         print_json(listed("runtimes", [runtime_json(one, runtimes.all_of(one.name)) for one in chosen]))
     else:

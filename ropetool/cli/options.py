@@ -74,7 +74,7 @@ class Factor(_Type):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
         try:
-            return float(value.strip().removesuffix("x") if isinstance(value, str) else value)
+            return float(value.strip().lower().removesuffix("x") if isinstance(value, str) else value)
         except ValueError:
             self.fail(f"{value!r} is no factor; write 4 or 4x", param, ctx)
 

@@ -176,6 +176,9 @@ def test_refusals_say_what_to_do(folder: Path) -> None:
     refused(
         folder, "--pairs: 'x' is no list of pairs; write 0,60-63", "", "bake", "extended", "drop-pairs", "--pairs", "x"
     )
+    for pairs in ("0-9999999999", "0-65535,1", f"1-{10**30}"):
+        error = f"--pairs: '{pairs}' names more than 65536 pairs, and no head has so many"
+        refused(folder, error, "", "bake", "extended", "drop-pairs", "--pairs", pairs, "--mode", "still")
     refused(folder, "ropetool bake: pair-gain needs --gain", "ropetool bake --help", "bake", "extended", "pair-gain")
     refused(folder, "--gain 3: it is neither a JSON list nor a file of at most 4,194,304 bytes", "", "bake", "extended",
             "pair-gain", "--gain", "3")  # fmt: skip

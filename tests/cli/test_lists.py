@@ -126,3 +126,20 @@ def test_what_the_json_says() -> None:
     (vllm,) = run("runtimes", "vllm", "--json").json["runtimes"]
     assert vllm["formats"] == ["hf"]
     assert [one["name"] for one in vllm["releases"]] == [one.name for one in runtimes.all_of("vllm")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["methods", "yran"], "no method is called 'yran' (did you mean yarn?)"),
+        (["runtimes", "nope"], "no runtime is called 'nope'; known: exllamav3, "),
+        (["runtimes", "vllm@0.9"], "vllm 0.9 is not known; known: 0.25, "),
+    ],
+)
+def test_an_unknown_name_is_not_blamed_on_an_option_of_other_commands(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.code, done.out) == (2, "")
+    error, hint = done.err.splitlines()
+    assert error.startswith(f"Error: {message}")
+    assert hint == f"Try: ropetool {arguments[0]}"
+    assert run(*hint.removeprefix("Try: ropetool ").split()).code == 0
