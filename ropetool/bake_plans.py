@@ -185,9 +185,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
     if bare:
         changed = _Changed((), tuple(edits), {}, notes, dtype, with_rows(made.tensors))
     else:
-        changed = _Changed(
-            made.tensors, tuple(edits), marks(made.tensors, weights), notes, dtype, described(made.tensors)
-        )
+        changed = _Changed(made.tensors, tuple(edits), marks(made.tensors, weights), notes, dtype, _words(made.tensors))
     return _plan(host.format, host.runtime, host.style, host.name, path, kind, wish, read, changed)
 
 
@@ -208,7 +206,7 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
     read = inspection.understood(inspection.read_view(LLAMA_CPP, model.after(baked.patch)), str(path), "file")
     changed = _Changed(
         baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype,
-        described(baked.tensors),
+        _words(baked.tensors),
     )  # fmt: skip
     return _plan("gguf", LLAMA_CPP, "GGUF", arch, path, kind, wish, read, changed)
 
@@ -223,6 +221,11 @@ class _Changed:
     notes: tuple[str, ...]
     bake_dtype: str
     words: tuple[str, ...]
+
+
+def _words(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
+    """Return the reasons in words; a tensor that holds queries and keys, which an edit each touches, counts once."""
+    return described(list({(edit.reason, edit.tensor): edit for edit in edits}.values()))
 
 
 def _kind(what: str) -> Kind:

@@ -62,10 +62,16 @@ def _in_use(config: Mapping[str, object], stage: Stage) -> bool:
 
 
 def with_rows(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
-    """Return the reasons in words, each with the names of its tensors, layers as *, and how many of their rows change."""
-    touched: dict[tuple[str, str, int, int], int] = {}
+    """Return the reasons in words, each with the names of its tensors, layers as *, and how many of their rows change.
+
+    Queries and keys in one tensor are one tensor with the rows of both.
+    """
+    rows_of: dict[tuple[str, str, int], set[int]] = {}
     for edit in edits:
-        kind = edit.reason, re.sub(r"\.\d+\.", ".*.", edit.tensor), edit.rows.size, edit.height
+        rows_of.setdefault((edit.reason, edit.tensor, edit.height), set()).update(edit.rows.tolist())
+    touched: dict[tuple[str, str, int, int], int] = {}
+    for (reason, tensor, height), rows in rows_of.items():
+        kind = reason, re.sub(r"\.\d+\.", ".*.", tensor), len(rows), height
         touched[kind] = touched.get(kind, 0) + 1
     return tuple(
         f"{reason}: {name} ({count}), {f'all {height}' if rows == height else f'{rows} of {height}'} rows of each"

@@ -72,3 +72,21 @@ def test_a_plan_from_a_config_alone_is_not_carried_out(tmp_path: Path) -> None:
     with pytest.raises(LossyExport, match="weights"):
         apply(plan, source, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "rows"),
+    [
+        ("gpt_neox", "gpt_neox.layers.*.attention.query_key_value.weight (2)", "512 of 768 rows of each"),
+        ("phi3", "model.layers.*.self_attn.qkv_proj.weight (2)", "192 of 256 rows of each"),
+    ],
+)
+def test_a_tensor_of_queries_and_keys_counts_once(name: str, tensor: str, rows: str, tmp_path: Path) -> None:
+    source = models.write(tmp_path / "model", models.MODELS[name])
+    what = f"the score of full_attention times 2.25: {tensor}"
+    (words,) = make_bake(source, "score", multiplier=2.25, side="both").bakes
+    assert words.startswith(what)
+    for path in source.glob("*.safetensors*"):
+        path.unlink()
+    (words,) = make_bake(source, "score", presume=True, multiplier=2.25, side="both").bakes
+    assert words == f"{what}, {rows}"
