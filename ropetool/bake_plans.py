@@ -5,6 +5,7 @@ Chooses nothing by itself: where a change belongs in the weights is for baking t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,12 @@ class Wish:
         """Return what differs from the defaults, as plain data."""
         changed = {name: value for name, value in vars(self).items() if value != getattr(Wish, name)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
+
+    def options(self) -> list[str]:
+        """Return the words of a command line that states the same, but for switches."""
+        values = {**self.stated(), "pairs": ",".join(map(str, self.pairs))}
+        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+        return [word for name, text in texts.items() if text for word in (_option(name), text)]
 
 
 @dataclass(frozen=True)
@@ -164,9 +171,11 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
         raise LossyExport(f"{what} is a bake of GGUF files only", where=str(path))
     bare = host.checkpoint.config_only and not wish.config_only
     if bare and not presume:
+        line = command("ropetool", "bake", path, what, *wish.options(), "--dry-run")
         raise LossyExport(
-            "there are no weights to bake into", where=str(path), try_="--dry-run, which shows what would change"
-        )
+            "there are no weights to bake into", where=str(path),
+            try_=f"{line}, which shows what would change; --check and --plan-out need the weights",
+        )  # fmt: skip
     _check_not_done(path, what, wish)
     view = view_of(host.checkpoint, host.family)
     if bare:

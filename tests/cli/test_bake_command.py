@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -195,14 +196,40 @@ def test_a_dry_run_needs_no_weights(folder: Path, tmp_path: Path) -> None:
         "  attention factor 1.20794 of full_attention: model.layers.*.self_attn.k_proj.weight (4), all 128 rows of each\n"
     )
     assert "Note: the weights are not here: the tensors are those that the config asks for" in done.err
-    for options in ((), ("--dry-run", "--plan-out", str(tmp_path / "plan.json"))):
+    line = f"ropetool bake {bare} attention-factor --side both --dry-run"
+    for options in ((), ("--dry-run", "--plan-out", str(tmp_path / "plan.json")), ("--dry-run", "--check")):
         refused(
             folder,
             f"{bare}: there are no weights to bake into",
-            "--dry-run, which shows what would change",
+            f"{line}, which shows what would change; --check and --plan-out need the weights",
             "bake",
             str(bare),
             "attention-factor",
+            "--side",
+            "both",
             *options,
         )
     assert not (tmp_path / "plan.json").exists()
+    assert run(*line.split()[1:]).code == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "options"),
+    [
+        ("pair-gain", ["--gain", json.dumps([1.0, 0.1 + 0.2] * 16)]),
+        ("score", ["--multiplier", "1.1"]),
+        ("drop-pairs", ["--pairs", "0,30-31", "--mode", "mute"]),
+    ],
+)
+def test_the_dry_run_of_a_config_alone_is_suggested_with_every_option(
+    folder: Path, tmp_path: Path, what: str, options: list[str]
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((folder / "extended" / "config.json").read_bytes())
+    error = run("bake", bare, what, *options).err
+    program, *words = shlex.split(error.splitlines()[1].removeprefix("Try: ").partition(", which shows")[0])
+    assert (program, words[-1]) == ("ropetool", "--dry-run")
+    suggested, asked = run(*words), run("bake", bare, what, *options, "--dry-run")
+    assert suggested.code == 0
+    assert suggested == asked
