@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool.errors import CheckpointError, NotACheckpoint
+from ropetool.errors import CheckpointError, NotACheckpoint, RopetoolError
 from ropetool.escaping import command, escaped
+from ropetool.formats.gguf import ValueType, read_header
 
 GENERAL_TYPE = "general.type"
+GENERAL_ARCHITECTURE = "general.architecture"
 ADAPTER_CONFIG = "adapter_config.json"  # of PEFT
 ADAPTER_WEIGHTS = {"adapter_model.safetensors", "adapter_model.bin"}
 ADAPTER_BYTES = 1 << 20  # of its config; a list of modules is short
@@ -69,9 +71,19 @@ def check_gguf(kind: str | None, architecture: str | None, path: Path) -> None:
 
 
 def _language_model(projector: Path) -> Path | None:
-    """Return another model of the same folder, as projectors lie beside theirs."""
-    found = [file for file in sorted(projector.parent.glob("*.gguf")) if "mmproj" not in file.name.lower()]
-    return next((file for file in found if file.name != projector.name), None)
+    """Return the model of the same folder, as projectors lie beside theirs; None unless there is one such file only."""
+    others = [file for file in projector.parent.glob("*.gguf") if file.name != projector.name]
+    candidates = [file for file in others if "mmproj" not in file.name.lower()]
+    return candidates[0] if len(candidates) == 1 and _is_model(candidates[0]) else None
+
+
+def _is_model(path: Path) -> bool:
+    """Return whether the header of a GGUF file says that it is a model."""
+    with suppress(RopetoolError, OSError):
+        header = read_header(path)
+        kind, architecture = (header.get(key, ValueType.STR) for key in (GENERAL_TYPE, GENERAL_ARCHITECTURE))
+        return kind in (None, "model") and architecture is not None and architecture not in PARTS
+    return False
 
 
 def check_directory(path: Path, weights: Iterable[Path], *, has_config: bool) -> None:

@@ -131,6 +131,30 @@ def test_a_projector_knows_the_model_beside_it(tmp_path: Path) -> None:
     assert f"Try: ropetool inspect '{model}', the language model" in done.err
 
 
+LORA_KEYS = {"general.architecture": "llama", "general.type": "adapter"}
+MODEL_KEYS = {"general.architecture": "llama", "general.type": "model"}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        [LORA_KEYS], [{"general.architecture": "clip"}], [{"general.type": "imatrix"}], [MODEL_KEYS, MODEL_KEYS],
+        [MODEL_KEYS, LORA_KEYS], [b"GGUF"], [b""],
+    ],
+    ids=["a LoRA adapter", "another projector", "an importance matrix", "two models", "a model and another", "cut", "empty"],
+)  # fmt: skip
+def test_a_projector_names_no_file_that_may_not_be_its_model(
+    tmp_path: Path, beside: list[dict[str, str] | bytes]
+) -> None:
+    path = part(tmp_path / "mmproj.gguf", {"general.architecture": "clip", "general.type": "mmproj"})
+    for number, content in enumerate(beside):
+        other = tmp_path / f"other-{number}.gguf"
+        other.write_bytes(content) if isinstance(content, bytes) else part(other, content)
+    assert run("inspect", path).err.splitlines()[1] == (
+        "Try: ropetool inspect LANGUAGE-MODEL.gguf, the language model, which takes this file as it is"
+    )
+
+
 def test_a_type_that_is_no_text_says_nothing(tmp_path: Path) -> None:
     view = GgufView.of(read_shards(part(tmp_path / "x.gguf", {"general.architecture": "llama"})))
     odd = view.values | {"general.type": Value.of(ValueType.U32, 7)}
