@@ -312,6 +312,9 @@ _KINDS = {
     "verdict": str, "suite": str, "longest": int, "checks": list, "text_fingerprint": str, "versions": dict,
     "command": str, "made": str, "fingerprint": str, "full_hash": bool,
 }  # fmt: skip
+_WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
+MAX_COMMAND = 100_000  # characters, with all its paths
 _VERDICTS = (PASS, FAIL, NOT_RUN, NOT_ASKED)
 
 
@@ -322,6 +325,12 @@ def _problem(data: Any) -> str:
     for key, kind in _KINDS.items():
         if type(data.get(key, ABSENT)) is not kind:
             return f"{key} is {shown(data.get(key, ABSENT))}"
+    if not _WORD.fullmatch(data["suite"]):
+        return f"suite is {shown(data['suite'])}"
+    if not _TIME.fullmatch(data["made"]):
+        return f"made is {shown(data['made'])}"
+    if len(data["command"]) > MAX_COMMAND:
+        return f"command is of {len(data['command']):,} characters"
     for number, check in enumerate(data["checks"]):
         problem = provenance.check_problem(check)
         if not problem and check["verdict"] not in _VERDICTS:

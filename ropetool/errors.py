@@ -22,6 +22,7 @@ RopetoolError                 anything a user can mend; carries `where` and `try
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 MAX_QUOTED = 1900  # characters of a sentence, which may quote a name or a value of a file in full
@@ -46,6 +47,10 @@ class RopetoolError(Exception):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
+
+    def without_folders(self) -> str:
+        """Return the error with the last name of its place alone, for what others read: no folder of this machine."""
+        return f"{os.path.basename(self.where)}: {self.message}" if self.where else self.message
 
 
 def _cut(text: str) -> str:

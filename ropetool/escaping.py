@@ -73,8 +73,8 @@ def words(line: str) -> list[str]:
 
     Raises: ValueError for any other.
     """
-    found, end = [], 0
-    while line[end:].strip():
+    found, end, all_of_it = [], 0, len(line.rstrip())
+    while end < all_of_it:
         match = _WORD.match(line, end)
         if match is None:
             raise ValueError(f"no word of a shell at letter {end}")

@@ -53,6 +53,7 @@ class Host(Protocol):
     where: the file that holds the rope keys. style: how they are written. name: what the model is called in it, a
     model_type or an architecture. by_hand: how to state another context
     where nothing else is to change. trained_length: the shipped lengths that are not those trained on.
+    builds_on_tables: whether its keys or tensors can say a table that comes on top of another.
     """
 
     @property
@@ -73,6 +74,8 @@ class Host(Protocol):
     def made(self) -> Provenance | None: ...
     @property
     def style(self) -> str: ...
+    @property
+    def builds_on_tables(self) -> bool: ...
 
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
         """Return what the runtime makes of the checkpoint with these edits."""
@@ -168,6 +171,7 @@ class HfHost:
     made: Provenance | None
     format: str = "hf"
     runtime: str = "transformers"
+    builds_on_tables: bool = True
 
     @classmethod
     def open(cls, path: Path, config_style: str | None) -> HfHost:
@@ -275,6 +279,10 @@ class GgufHost:
     format: str = "gguf"
     runtime: str = "llama.cpp"
     style: str = "GGUF"
+
+    @property
+    def builds_on_tables(self) -> bool:
+        return self.arch.vectors
 
     @classmethod
     def open(cls, path: Path) -> GgufHost:

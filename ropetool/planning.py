@@ -69,7 +69,7 @@ def make_plan(
         if kept is not None:
             break
     else:
-        raise _refusal(search, chosen, ways, tried)
+        raise _refusal(search, ways, tried)
     edits = [*way.edits, *host.length_edits(derived.max_position_embeddings)]
 
     def serves(several: Sequence[str]) -> bool:
@@ -106,6 +106,7 @@ class _Search:
         temperature_scope: str | None = None,
     ) -> None:
         self.host, self.decoded, self.wanted, self.wish = host, decoded, wanted, wish
+        self.attention_factor = attention_factor
         method = methods.get(wish.method)
         self.entry = entry = decoded.entries[names.FULL_ATTENTION]
         self.start = start = find_start(host, decoded, wish)
@@ -133,17 +134,17 @@ class _Search:
         return {name: value for name, value in self.stated("auto").items() if value != own[name]}
 
     def would_serve(self, other: Alternative) -> bool:
-        """Return whether another wish could be written for the same runtimes."""
+        """Return whether another wish could be written, for its runtimes or the same ones."""
+        wanted = other.runtimes or self.wanted
         try:
-            search = _Search(
-                self.host, self.decoded, self.wanted, other.wish, dict(other.params), other.attention_factor
-            )
-            return _serves(self.host, search.ways(), search.target, self.wanted)
+            host = open_host(self.host.path, other.style) if other.style else self.host
+            search = _Search(host, self.decoded, wanted, other.wish, dict(other.params), other.attention_factor)
+            return _serves(host, search.ways(), search.target, wanted)
         except RopetoolError:
             return False
 
 
-def _refusal(search: _Search, method: Method, ways: Sequence[Way], tried: list[Candidate]) -> LossyExport:
+def _refusal(search: _Search, ways: Sequence[Way], tried: list[Candidate]) -> LossyExport:
     host, wanted = search.host, search.wanted
     if host.format == "gguf":
         return lossy_gguf(
@@ -152,7 +153,9 @@ def _refusal(search: _Search, method: Method, ways: Sequence[Way], tried: list[C
     quarrel = _quarrel(host, ways, search.target, wanted)
     if quarrel:
         tried = [Candidate(way.name, _attempt(host, way, search.target, quarrel)[1]) for way in ways]
-    return lossy(host, method, wanted, tried, quarrel)
+    rest = _agreeing(host, ways, search.target, wanted) if quarrel else ()
+    asked = Alternative(search.wish, search.changed(), search.attention_factor, tuple(wanted))
+    return lossy(host, asked, search.goal, search.start.reading, tried, quarrel, rest, search.would_serve)
 
 
 def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
@@ -240,6 +243,15 @@ def _quarrel(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[
             return (runtime,)
     pairs = itertools.combinations(wanted, 2)
     return next((pair for pair in pairs if not _serves(host, ways, target, pair)), ())
+
+
+def _agreeing(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return as many of the runtimes, the first ones before the later, as one file serves."""
+    kept: tuple[str, ...] = ()
+    for runtime in wanted:
+        if _serves(host, ways, target, [*kept, runtime]):
+            kept = (*kept, runtime)
+    return kept
 
 
 def _serves(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> bool:

@@ -223,8 +223,12 @@ def _fenced(text: str, indent: str = "") -> str:
     return "\n".join(f"{indent}{line}" for line in (f"{fence}sh", *text.splitlines(), fence))
 
 
+_MARKUP = re.compile(r"[\\`|*\[\]]")
+
+
 def _cell(text: Any) -> str:
-    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;")
+    """Return text for a cell of a table, which shows it letter by letter: no markup of Markdown or HTML is in force."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(escaped(" ".join(str(text).split())).split())).replace("<", "&lt;")
 
 
 def _figure(value: Any) -> str:

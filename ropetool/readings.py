@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropetool import names
@@ -184,12 +184,18 @@ class _Scaled:
         )  # fmt: skip
 
     def _likely(self) -> str:
-        """Return the command that works where the other does not: for a target inside the context, a table by a rule."""
+        """Return the command that works where the other does not.
+
+        For a target inside the context, a table by a rule, and where keys say what to do with one base alone.
+        """
         target = self.wish.target_length
         assert self.entry.table is not None
-        if (target is not None and target < self.context) or self.entry.table.rule is not None:
-            return _from_original(self.host.path, self.entry, self.original, self.context, self.wish).command
-        return self.wish.command(self.host.path, "--from", CURRENT)
+        if self.host.builds_on_tables and (target is None or target >= self.context) and self.entry.table.rule is None:
+            return self.wish.command(self.host.path, "--from", CURRENT)
+        wish = self.wish
+        if not self.host.builds_on_tables:
+            wish = replace(wish, factor=None, target_length=wish.reach(self.context))
+        return _from_original(self.host.path, self.entry, self.original, self.context, wish).command
 
     def from_original(self) -> Start:
         made, entry = self.made, self.entry

@@ -13,7 +13,7 @@ from ropetool import names, runtimes
 from ropetool.encodings import IN_WEIGHTS
 from ropetool.errors import LossyExport
 from ropetool.hosts import Host
-from ropetool.methods import Goal, Method
+from ropetool.methods import Goal
 from ropetool.plans import Candidate
 from ropetool.readings import CURRENT, ORIGINAL, Wish
 from ropetool.runtimes import llama_cpp_archs as archs
@@ -24,39 +24,61 @@ PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BET
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another wish, with the parameters and the attention factor that go with it."""
+    """Another wish, with the parameters and the attention factor that go with it.
+
+    runtimes: that it is for; style: the config style of its output; empty as they were asked for.
+    """
 
     wish: Wish
     params: Mapping[str, Any]
-    attention_factor: str = "auto"
+    attention_factor: str | float = "auto"
+    runtimes: tuple[str, ...] = ()
+    style: str = ""
 
     @property
     def options(self) -> list[str]:
         """The words of its command line besides those of the wish."""
-        factor = [] if self.attention_factor == "auto" else ["--attention-factor", self.attention_factor]
-        return [*(word for name, value in self.params.items() for word in ("-p", name, _word(value))), *factor]
+        source = [] if self.wish.reading is None else ["--from", self.wish.reading]
+        params = [word for name, value in self.params.items() for word in ("-p", name, _word(value))]
+        factor = [] if self.attention_factor == "auto" else ["--attention-factor", _word(self.attention_factor)]
+        length = self.wish.original_length
+        counted = [] if length is None else ["--original-length", str(length)]
+        wanted = [word for name in runtimes.folded(self.runtimes) for word in ("--for", name)]
+        return [*source, *params, *factor, *counted, *wanted, *(["--config-style", self.style] if self.style else [])]
 
 
 def lossy(
-    host: Host, method: Method, wanted: Sequence[str], tried: Sequence[Candidate], quarrel: Sequence[str]
+    host: Host,
+    asked: Alternative,
+    goal: Goal,
+    reading: str,
+    tried: Sequence[Candidate],
+    quarrel: Sequence[str],
+    rest: Sequence[str],
+    serves: Callable[[Alternative], bool],
 ) -> LossyExport:
-    """Return the refusal of a Hugging Face checkpoint; quarrel: the runtime that no file serves, or the two."""
+    """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
+
+    asked: what was, with all its runtimes. quarrel: the runtime that no file serves, or the two. rest: those of the
+    runtimes that one file serves. reading: that of the start.
+    """
+    wanted, wish = asked.runtimes, asked.wish
     reasons = _reasons(tried) or "no rope keys can say it"
     if quarrel:
         who = f"no file serves {quarrel[0]}" if len(quarrel) == 1 else f"no one file serves {' and '.join(quarrel)}"
         reasons = f"{who}: {reasons}"
-    if host.style == names.V5 and "transformers-v4" in wanted:
-        would_work = "--config-style both"
-    elif method.name == "dynamic":
-        would_work = "-p freeze N, a fixed table"
-    elif quarrel:
-        rest = runtimes.folded([name for name in wanted if name != quarrel[-1]])
-        would_work = f"without {quarrel[-1]}: {' '.join(f'--for {name}' for name in rest)}"
-    else:
-        would_work = "fewer runtimes with --for, or another method"
+    others = [replace(asked, style=names.BOTH)] if host.style == names.V5 and "transformers-v4" in wanted else []
+    if wish.method == "dynamic":
+        others.append(replace(asked, params={**asked.params, "freeze": goal.target_length}))
+    if rest:
+        others.append(replace(asked, runtimes=tuple(rest)))
+    others += [replace(other, runtimes=wanted) for other in _alternatives(wish, goal, reading, asked.params)]
+    chosen = next(filter(serves, others), None)
+    if chosen is not None and chosen.runtimes == (host.runtime,):  # which is the default
+        chosen = replace(chosen, runtimes=())
     return LossyExport(
-        f"{method.name} cannot be written in {host.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
-        where=host.where, try_=would_work,
+        f"{wish.method} cannot be written in {host.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
+        where=host.where, try_="" if chosen is None else chosen.wish.command(host.path, *chosen.options),
     )  # fmt: skip
 
 
@@ -85,13 +107,10 @@ def lossy_gguf(
         what += " on top of the present table"
     others = list(_alternatives(wish, goal, reading, changed))
     chosen = next(filter(serves, others), others[0])
-    more = [] if chosen.wish.reading is None else ["--from", chosen.wish.reading]
-    more += chosen.options
-    if wish.original_length is not None:
-        more += ["--original-length", str(wish.original_length)]
     return LossyExport(
-        f"{arch.name} files cannot hold {what}: {why}", where=host.where, try_=chosen.wish.command(host.path, *more)
-    )
+        f"{arch.name} files cannot hold {what}: {why}", where=host.where,
+        try_=chosen.wish.command(host.path, *chosen.options),
+    )  # fmt: skip
 
 
 def _alternatives(wish: Wish, goal: Goal, reading: str, changed: Mapping[str, Any]) -> Iterator[Alternative]:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,22 @@ def test_a_name_that_is_no_utf8_reaches_the_shell_as_its_bytes(tmp_path: Path) -
 def test_half_of_a_surrogate_pair_is_spelled_too() -> None:
     """JSON may hold one; no file can have such a name, but a refusal names it."""
     assert word("a\ud800.safetensors") == "$'a\\355\\240\\200.safetensors'"
+
+
+def test_a_long_line_is_read_in_linear_time() -> None:
+    """Letters that are looked at, by the size of the line: twice for twice as many words."""
+
+    class Counted(str):
+        copied = 0
+
+        def __getitem__(self, key: Any) -> str:
+            found = super().__getitem__(key)
+            Counted.copied += len(found)
+            return found
+
+    line = Counted("a " * 20_000)
+    assert len(words(line)) == 20_000
+    assert Counted.copied <= 2 * len(line)
 
 
 def test_what_is_no_line_of_a_shell() -> None:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import gguf_headers as headers
+import gguf_making
 import numpy as np
 import pytest
 from making import run, snapshot
@@ -264,3 +265,25 @@ def test_shipped_lengths_are_carried_over_from_the_families(arch: str) -> None:
     plan = ropetool.plan(source, "yarn", factor=4)
     assert (plan.trained_length, plan.max_position_embeddings) == (32768, 131072)
     assert inspection.inspect(source).trained_length == 32768
+
+
+@pytest.mark.parametrize("arch", [*NORM_AFTER, *LEAKS, "glm-dsa", "gemma4", "deepseek2", "olmo2", "llama"])
+def test_the_lines_that_inspect_prints_can_be_carried_out(arch: str) -> None:
+    headers.write(Path("m.gguf"), arch)
+    lines = run("inspect", "m.gguf").out.partition("\nto extend it to ")[2].splitlines()
+    (line,) = [line for line in lines if line.strip().startswith("ropetool extend ")]
+    done = run(*shlex.split(line)[1:], "--dry-run")
+    assert done.code == 0, (line, done.err)
+
+
+def test_what_the_ambiguity_of_a_scaled_file_advises_can_be_carried_out() -> None:
+    """Keys say what to do with one base: yarn on top of yarn needs vectors, which only llama reads of these two."""
+    scaling = {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.original_context_length": 512}
+    for arch, way in (("qwen2", "original"), ("llama", "current")):
+        gguf_making.model(Path(f"{arch}.gguf"), arch, {**scaling, "context_length": 1024})
+        refused = run("extend", f"{arch}.gguf", "--method", "yarn", "--factor", "2")
+        line = refused.err.splitlines()[1].removeprefix("Try: ")
+        assert f"--from {way}" in line
+        done = run(*shlex.split(line)[1:], "--dry-run")
+        assert done.code == 0, (line, done.err)
+        assert "new context 2048" in done.out

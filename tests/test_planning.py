@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from pathlib import Path
@@ -14,6 +15,7 @@ from making import TOKENIZER_CONFIG, config_of, run, write_config, write_model
 
 import ropetool
 from ropetool.errors import AmbiguousRope, ConfigError, InvalidRope, LossyExport
+from ropetool.escaping import words
 from ropetool.planning import Plan
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -285,14 +287,46 @@ def test_what_no_encoding_holds_is_refused_with_every_reason(tmp_path: Path) -> 
     source = llama(tmp_path)
     with pytest.raises(LossyExport, match=r"dynamic keys: transformers: attention factor 1 instead of 1.5$") as refusal:
         ropetool.plan(source, "dynamic", factor=4, attention_factor=1.5)
-    assert refusal.value.try_ == "-p freeze N, a fixed table"
+    assert refusal.value.try_ == (
+        f"ropetool extend {source} --method dynamic --factor 4 -p freeze 2048 --attention-factor 1.5"
+    )
     with pytest.raises(
         LossyExport, match=r"in v5 style for transformers-v4: yarn keys, .* a full table as .*: transformers-v4: att"
     ) as refusal:
         ropetool.plan(source, "yarn", factor=4, config_style="v5", for_runtimes=["transformers-v4"])
-    assert refusal.value.try_ == "--config-style both"
+    assert refusal.value.try_ == (
+        f"ropetool extend {source} --method yarn --factor 4 --for transformers-v4 --config-style both"
+    )
     plan = ropetool.plan(source, "yarn", factor=4, config_style="both", for_runtimes=["transformers-v4"])
     assert tried(plan) == [("yarn keys", "")]
+
+
+ALONE = ("transformers", "transformers-v4", "mlx-lm", "vllm", "sglang", "exllamav3", "llama.cpp")
+OFTEN_REFUSED = ("cohere", "gemma2", "glm4", "phi3", "olmo3", "deepseek_v3", "qwen3_moe")
+
+
+def advice(source: Path, method: str, names: tuple[str, ...]) -> str:
+    """Return the command line that a refusal advises; empty where it is planned, or refused for another reason."""
+    asked = {"attention_factor": 1.5} if method == "dynamic" else {}
+    try:
+        ropetool.plan(source, method, factor=4, for_runtimes=names, **asked)
+    except LossyExport as refusal:
+        return refusal.try_
+    except ConfigError:  # such as longrope without lists
+        return ""
+    return ""
+
+
+@pytest.mark.parametrize("family", OFTEN_REFUSED)
+def test_what_a_refusal_advises_can_be_planned(family: str, tmp_path: Path) -> None:
+    """Advice that is refused in its turn is none: each command line is carried out."""
+    source = write_config(tmp_path / "m", configs.config(family, "v4"))
+    several = [*itertools.combinations(ALONE, 1), ALONE[:5]]
+    lines = {advice(source, method, names) for method in ("yarn", "dynamic", "longrope") for names in several} - {""}
+    assert lines
+    for line in lines:
+        done = run(*words(line)[1:], "--dry-run")
+        assert done.code == 0, (line, done.err)
 
 
 def test_longrope_lists_of_the_source_serve_the_original_reading_only(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -14,6 +15,7 @@ import gguf_making
 import pytest
 import yaml
 from making import run, write_model
+from markdown_it import MarkdownIt
 
 import ropetool
 from ropetool import certificate, publishing
@@ -39,6 +41,18 @@ def front(card: str) -> dict[str, Any]:
 
 def made(card: str, step: str = "It was done.", command: str = "ropetool extend x", **options: Any) -> str:
     return with_step(card, step, command, ["llama-server -m x.gguf -c 8"], **{"long": True, **options})
+
+
+def test_a_hostile_check_is_letters_in_the_table() -> None:
+    hostile = "\x1b]0;x\x07 `a` \\| [b](http://c) ![d](e) <script> *f*"
+    card = with_verification(made(""), {**CERTIFICATE, "checks": [{**CHECK, "detail": hostile}]})
+    (row,) = [line for line in card.splitlines() if line.startswith("| ratio")]
+    assert "\x1b" not in row
+    rendered = MarkdownIt("commonmark").enable("table").render(card)
+    table = rendered.partition("<table>")[2].partition("</table>")[0]
+    assert table.count("<td") == 5
+    assert not {"a", "img", "script", "em", "code"} & set(re.findall(r"<([a-z]+)", table))
+    assert html.unescape(re.findall(r"<td[^>]*>(.*?)</td>", table)[-1]) == hostile.translate({27: "\\x1b", 7: "\\x07"})
 
 
 # --- front matter

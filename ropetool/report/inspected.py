@@ -199,11 +199,13 @@ def _steps_text(found: Inspection, decoded: RopeSet, target_length: int | None, 
     target = target_length or 2 * decoded.max_position_embeddings
     wish = Wish(METHOD, None, target, None, None)
     # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
+    factor = found.format != "gguf" or archs.get(found.model_type).takes_factor
     no_vectors = found.format == "gguf" and not archs.get(found.model_type).vectors
     text = ""
     for step in steps(found.source, decoded, found.made, found.trained_length, wish):
         if not (step.reading == CURRENT and no_vectors):
-            text += columns([(_lengths(step),)], width=width) + columns([(step.command,)], indent=4)
+            line = step.command if factor else f"{step.command} --attention-factor none"
+            text += columns([(_lengths(step),)], width=width) + columns([(line,)], indent=4)
     return f"\nto extend it to {target} tokens\n{text}" if text else ""
 
 

@@ -140,6 +140,11 @@ class Architecture:
         return (8.0, 1.0) if self.name == "grok" else (32.0, 1.0)
 
     @property
+    def takes_factor(self) -> bool:
+        """Whether any factor on cos and sin can be had without one on the whole score."""
+        return not self.norm_after and not (self.mla and YARN_LOG_MULTIPLIER not in self.keys)
+
+    @property
     def limit(self) -> str:
         """What stands against some tables here, in words; empty where nothing does."""
         if self.norm_after:

@@ -154,7 +154,7 @@ def _readable(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except RopetoolError as error:
-        return Check(name, None, None, FAIL, str(error))
+        return Check(name, None, None, FAIL, error.without_folders())
 
 
 # --- tables

@@ -6,6 +6,7 @@ Builds rotary modules from the config alone; reads no weights and runs no remote
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def check_rotation(target: Path) -> Check:
     except MissingDependency as error:
         return Check(ROTATION, None, None, NOT_RUN, f"{error.message}: {error.try_}")
     except (CheckpointError, ConfigError) as error:
-        return Check(ROTATION, None, None, FAIL, str(error))
+        return Check(ROTATION, None, None, FAIL, error.without_folders())
 
 
 def _by_llama_cpp(target: Path) -> Check:
@@ -62,7 +63,7 @@ def _by_transformers(target: Path) -> Check:
                 )
             figure, place = largest_difference(torch, model, reading.rope)
     except _BUILD_ERRORS as error:
-        sentence = " ".join(str(error).split()) or type(error).__name__
+        sentence = " ".join(str(error).split()).replace(os.path.abspath(target), target.name) or type(error).__name__
         return _failed(f"transformers {transformers.__version__} cannot build it: {sentence:.300}")
     verdict = PASS if figure <= TORCH_TOLERANCE else FAIL
     detail = f"transformers {transformers.__version__} rotates by our table" if verdict == PASS else place

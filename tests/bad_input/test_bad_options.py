@@ -122,7 +122,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
         f"{C}: yarn cannot be written in v5 style for transformers-v4: yarn keys, yarn keys in full, a full table as "
         "longrope lists: transformers-v4: attention factor 1 instead of 1.13863; with the rest in the weights: "
         "transformers-v4: pair 8 turns 4 times as fast as asked",
-        "--config-style both", 1,
+        "ropetool extend {m} --method yarn --factor 4 --for transformers-v4 --config-style both", 1,
     ),
 }  # fmt: skip
 

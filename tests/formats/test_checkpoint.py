@@ -229,6 +229,14 @@ def test_a_shard_outside_the_directory_is_refused(shard: str, tmp_path: Path) ->
     assert error.message == f"'c' is said to be in {shard!r}; shards are .safetensors files of the same directory"
 
 
+def test_an_index_with_members_without_end_is_refused(tmp_path: Path) -> None:
+    """Each name is kept, to see one that comes twice."""
+    path = sharded(tmp_path / "m")
+    (path / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[0]}, **{f"%{n}": 1 for n in range(80)}}))
+    with pytest.raises(CorruptFile, match="has more than 64 members beside 'weight_map'"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("weight_map", [[], {}, None, {"a": 1}, "x"])
 def test_an_index_without_a_map_is_refused(weight_map: Any, tmp_path: Path) -> None:
     path = make(tmp_path / "m", {INDEX: {"weight_map": weight_map}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha1
@@ -159,6 +160,37 @@ def test_a_download_is_cut_at_the_largest_size_that_was_stated(hub: Hub, monkeyp
     with pytest.raises(HubError, match="sends more than the 6,955,520 bytes"):
         local("acme/demo")
     assert hub.served["flood"] < 8 * 16 << 20  # several files at a time
+
+
+LOCAL = """
+from ropetool.errors import HubError
+from ropetool.formats.hub import local
+try:
+    local("acme/demo")
+except HubError as error:
+    print(error.message)
+"""
+
+
+def test_the_client_of_earlier_releases_is_bounded_too(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 1.0 each thread has a session of its own, and downloads run in threads."""
+    python = os.environ.get("ROPETOOL_V4_PYTHON")
+    if not python:
+        pytest.skip("ROPETOOL_V4_PYTHON names no interpreter with transformers 4.57 and an earlier huggingface_hub")
+    raw(monkeypatch, "resolve", flood)
+    environment = {
+        **os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(Path("cache").absolute()),
+        "PYTHONPATH": str(Path(ropetool.__file__).parents[1]),
+    }  # fmt: skip
+    done = subprocess.run([python, "-c", LOCAL], env=environment, capture_output=True, text=True, timeout=120)
+    assert "sends more than the 6,955,520 bytes" in done.stdout, done.stderr
+    assert hub.served["flood"] < 8 * 16 << 20
+
+
+@pytest.mark.parametrize("revision", ["/bin/ls", "a/../b", "..", "a//b"])
+def test_a_revision_that_is_a_path_is_refused(revision: str, hub: Hub) -> None:
+    """The local cache takes it for the name of a file in its folder of references."""
+    refused("names a revision that is no branch, tag or commit", f"acme/demo@{revision}")
 
 
 def test_a_range_that_is_answered_by_all_is_cut(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import ropetool
 from ropetool.results import Check
 from ropetool.verification import tensor_bytes
 from ropetool.verification.readback import read_back, same_tables
+from ropetool.verification.rotary import check_rotation
 
 HEADS, HEAD_DIM, HIDDEN = 4, 32, 128
 LAYER_0, LAYER_1 = "model.layers.0.self_attn", "model.layers.1.self_attn"
@@ -273,6 +274,15 @@ def test_wrong_files(defect: str, output: Path) -> None:
     check = only_red(read_back(output), "files")
     assert check.detail.endswith(detail)
     assert check.figure == 1.0
+
+
+@pytest.mark.parametrize("broken", ["source", "output"])
+def test_what_cannot_be_read_is_named_without_its_folder(broken: str, source: Path, output: Path) -> None:
+    """Details go into records and cards, which travel."""
+    (source.with_name(broken) / "tokenizer_config.json").write_text("{")
+    details = [check.detail for check in (*read_back(output), check_rotation(output))]
+    assert any("tokenizer_config.json: is not valid JSON" in detail for detail in details)
+    assert not [detail for detail in details if str(source.parent) in detail]
 
 
 def test_indentation_and_notes_beside_the_model_are_no_difference(output: Path) -> None:

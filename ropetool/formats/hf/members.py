@@ -15,6 +15,7 @@ from ropetool.errors import CorruptFile
 from ropetool.formats.hf.jsontext import unique
 
 MAX_MEMBER = 2 << 20  # characters; the longest known is a __metadata__ with a tenth
+MAX_BESIDE = 64  # members of an object of which one is wanted; an index has two in all
 MAX_NAME = 1 << 10  # characters; the longest tensor names known have a tenth
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[ \t\n\r]*")
@@ -69,6 +70,8 @@ class Members:
                 name = self._name()
                 if name in seen:
                     raise self.error(f"names {name!r} twice")
+                if len(seen) == MAX_BESIDE:
+                    raise self.error(f"has more than {MAX_BESIDE} members beside {wanted!r}")
                 seen.add(name)
                 if name == wanted and self._peek() == "{":
                     yield from self.members()

@@ -65,25 +65,49 @@ def guarded(most: int, thread: int | None = None) -> Iterator[None]:
     One thread asks for small files: they come by HTTP, for what hf_xet transfers passes no hook.
     """
     from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    session: Any = get_session()
-    hooks = session.event_hooks["response"] if hasattr(session, "event_hooks") else session.hooks["response"]
-    coding = session.headers.get("accept-encoding")
 
     def check(response: Any, *_: Any, **__: Any) -> None:
         if thread in (None, threading.get_ident()):
             _check(response, most)
 
-    hooks.append(check)
-    session.headers["accept-encoding"] = "identity"  # what is packed has no size
     without_xet = constants.HF_HUB_DISABLE_XET
     constants.HF_HUB_DISABLE_XET = without_xet or thread is not None
     try:
-        yield
+        with _hooked(check):
+            yield
     finally:
         constants.HF_HUB_DISABLE_XET = without_xet
-        hooks.remove(check)
+
+
+@contextmanager
+def _hooked(check: Callable[..., None]) -> Iterator[None]:
+    """Have huggingface_hub show every answer to `check`, and ask for none that is packed: what is packed has no size."""
+    from huggingface_hub import utils
+
+    if hasattr(utils, "configure_http_backend"):  # before 1.0: a session of requests for each thread, by this factory
+        http: Any = import_module("huggingface_hub.utils._http")
+        factory = http._GLOBAL_BACKEND_FACTORY
+
+        def hooked() -> Any:
+            session = factory()
+            session.hooks["response"].append(check)
+            session.headers["accept-encoding"] = "identity"
+            return session
+
+        utils.configure_http_backend(hooked)
+        try:
+            yield
+        finally:
+            utils.configure_http_backend(factory)
+        return
+    session: Any = utils.get_session()
+    coding = session.headers.get("accept-encoding")
+    session.event_hooks["response"].append(check)
+    session.headers["accept-encoding"] = "identity"
+    try:
+        yield
+    finally:
+        session.event_hooks["response"].remove(check)
         if coding is None:
             del session.headers["accept-encoding"]
         else:

@@ -127,7 +127,10 @@ def on_disk(asked: HubId) -> Path | None:
     except ImportError:
         return None
     first = asked.file or names.CONFIG_JSON
-    found = try_to_load_from_cache(asked.repo, first, revision=asked.revision or None)
+    try:
+        found = try_to_load_from_cache(asked.repo, first, revision=asked.revision or None)
+    except (OSError, ValueError):  # a reference that cannot be read, or is no text
+        return None
     if not isinstance(found, str):
         return None
     return Path(Path(found).parents[len(PurePosixPath(first).parts) - 1], asked.file)
