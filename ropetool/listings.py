@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ropetool import names, provenance
 from ropetool.errors import RopetoolError
-from ropetool.formats.hidden import is_abandoned
+from ropetool.formats.hidden import set_aside
 from ropetool.formats.output import Rule
 from ropetool.provenance import Provenance
 
 _ENDS = 1 << 20  # bytes at either end of a file: the head of a GGUF file holds its keys
+_BLOCK, _BLOCKS = 4 << 10, 8  # of a weight file: a fine-tuned one often has the size, head and tail that it had
+_WEIGHTS = ".safetensors"
 _SHOWN = 5
 NOT_LISTED = "no record of ropetool lists it"
 
@@ -26,9 +28,29 @@ NOT_LISTED = "no record of ropetool lists it"
 
 
 def of_directory(directory: Path, more: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the files of a directory with their sizes, and by name alone those that are still to come."""
-    found = {name: (directory / name).stat().st_size for name in sorted(_files(directory)) if name not in more}
-    return [{"name": name, "size": size} for name, size in found.items()] + [{"name": name} for name in sorted(more)]
+    """Return the files of a directory with their sizes, and by name alone those that are still to come.
+
+    Those with weights have a sample of their content too.
+    """
+    found = [_entry(directory, name) for name in sorted(_files(directory)) if name not in more]
+    return found + [{"name": name} for name in sorted(more)]
+
+
+def _entry(directory: Path, name: str) -> dict[str, Any]:
+    path = directory / name
+    entry = {"name": name, "size": path.stat().st_size}
+    return entry | {"sample": _sample(path)} if name.endswith(_WEIGHTS) and path.is_file() else entry
+
+
+def _sample(file: Path) -> str:
+    """Return a digest of blocks spread evenly over a file."""
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        last = max(0, os.fstat(opened.fileno()).st_size - _BLOCK)
+        for number in range(_BLOCKS):
+            opened.seek(last * number // (_BLOCKS - 1))
+            digest.update(opened.read(_BLOCK))
+    return f"blocks:{digest.hexdigest()[:32]}"
 
 
 def of_files(files: Iterable[Path], more: Collection[str] = ()) -> list[dict[str, Any]]:
@@ -54,6 +76,7 @@ def set_id(files: Sequence[Path]) -> str:
 def directory_rule(written: Collection[str]) -> Rule:
     """Return the rule for directories: one may be replaced if a valid record in it lists all that it holds.
 
+    A file of weights has to be as the record says: somebody may have trained it since.
     written: the names that stand for the list in a record that has none.
     """
 
@@ -63,11 +86,23 @@ def directory_rule(written: Collection[str]) -> Rule:
         made = _valid(directory)
         if made is None:
             return f"is a directory that ropetool did not write (its {names.PROVENANCE_JSON} is another program's)"
-        listed = {entry["name"] for entry in made.files} or set(written)
-        others = sorted(_files(directory) - listed)
-        return f"holds what its record does not list: {_shown(others)}" if others else ""
+        listed = {entry["name"]: entry for entry in made.files} or {name: {"name": name} for name in written}
+        held = _files(directory)
+        others = sorted(held - listed.keys())
+        if others:
+            return f"holds what its record does not list: {_shown(others)}"
+        changed = [
+            name for name in sorted(held) if name.endswith(_WEIGHTS) and not _is_as_listed(directory, listed[name])
+        ]
+        return f"holds weights that are not those that its record lists: {_shown(changed)}" if changed else ""
 
     return rule
+
+
+def _is_as_listed(directory: Path, entry: Mapping[str, Any]) -> bool:
+    """Return whether a file has the size and the sample of its entry, as far as that has them."""
+    now = _entry(directory, entry["name"])
+    return all(now.get(key, listed) == listed for key, listed in entry.items())
 
 
 def files_rule(files: Sequence[Path], written: Collection[Path]) -> Rule:
@@ -115,7 +150,9 @@ def _files(directory: Path) -> set[str]:
 
 def _walk(directory: Path) -> Iterator[Path]:
     for path in directory.iterdir():
-        if is_abandoned(path):
+        earlier = set_aside(path)
+        if earlier is not None:  # what else the dead have left is rubbish
+            yield from earlier
             continue
         if path.is_symlink() or not path.is_dir():
             yield path

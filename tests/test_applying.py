@@ -236,6 +236,35 @@ def test_a_link_that_leads_out_is_refused_by_name(
     assert private.stat().st_nlink == 1
 
 
+@pytest.mark.parametrize("arranged", ["the folder of blobs", "a folder in it"])
+def test_a_link_in_place_of_a_folder_of_blobs_is_no_way_out(arranged: str, source: Path, tmp_path: Path) -> None:
+    """Anybody can lay out a tree as a cache of the hub is laid out, and have its blobs be a link to any folder."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "id_ed25519").write_text("secret")
+    inside = in_a_cache(source)
+    blobs = inside.parent.parent / "blobs"
+    if arranged == "the folder of blobs":
+        blobs.rmdir()
+        blobs.symlink_to(private)
+        (inside / "NOTICE.txt").symlink_to("../../blobs/id_ed25519")
+    else:
+        (blobs / "more").symlink_to(private)
+        (inside / "NOTICE.txt").symlink_to("../../blobs/more/id_ed25519")
+    plan = ropetool.plan(inside, "yarn", factor=4)
+    with pytest.raises(CheckpointError, match=r"is a link that leads out of the checkpoint, to .*/private/id_ed25519"):
+        ropetool.apply(plan, inside, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cache_that_lies_on_another_disk_is_followed(source: Path, tmp_path: Path) -> None:
+    inside = in_a_cache(source, "tokenizer.json")
+    (tmp_path / "hub").rename(tmp_path / "disk")
+    (tmp_path / "hub").symlink_to("disk")
+    extended(inside, tmp_path / "out")
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
 def test_a_link_through_another_place_back_into_the_checkpoint_is_carried(source: Path, tmp_path: Path) -> None:
     (tmp_path / "detour").symlink_to(source / "README.md")
     (source / "NOTICE.txt").symlink_to(tmp_path / "detour")
@@ -318,6 +347,37 @@ def test_force_replaces_what_a_record_lists_and_nothing_else(listed: bool, sourc
         (out / f"run-{number}").mkdir()
     with pytest.raises(OutputError, match="run-2, run-3 and 6 more;"):
         extended(source, out, force=True)
+
+
+def longer(file: Path) -> None:
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+def trained(file: Path) -> None:
+    """Change every tensor of a weight file, whose size and header stay."""
+    data = bytearray(file.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    data[begin:] = bytes(byte ^ 1 for byte in data[begin:])
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("change", [longer, trained])
+def test_force_does_not_replace_weights_that_were_trained_since(
+    change: Callable[[Path], None], source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, out, copy=True)
+    plain = (out / SHARD).read_bytes()
+    change(out / SHARD)
+    before = snapshot(tmp_path)
+    with pytest.raises(OutputError) as refused:
+        extended(source, out, force=True)
+    assert refused.value.message == (
+        f"exists already and holds weights that are not those that its record lists: {SHARD}; --force does not replace it"
+    )
+    assert snapshot(tmp_path) == before
+    (out / SHARD).write_bytes(plain)
+    extended(source, out, force=True)
 
 
 @pytest.mark.parametrize("text", ["{}", "", "[1]", '{"files": []}'])

@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import configs
 import gguf_making
 import pytest
-from making import snapshot
+from making import snapshot, write_model
 
 import ropetool
 from ropetool import listings, provenance
@@ -192,6 +193,35 @@ def test_a_record_whose_file_is_gone_needs_no_force(source: Path, tmp_path: Path
     target.unlink()
     extended(source, target, 4)
     assert record_of(target).plan["factor"] == 4
+
+
+def test_force_on_a_folder_keeps_what_a_kill_in_it_has_set_aside(source: Path, tmp_path: Path) -> None:
+    """The hidden folder of a dead process may hold the only copy of a model."""
+    model = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    out = ropetool.apply(ropetool.plan(model, "linear", factor=2), model, tmp_path / "out").output
+    mine = extended(source, out / "mine.gguf").output
+    before = mine.read_bytes()
+    killed = """
+import os, sys
+import ropetool
+from ropetool.formats import renames
+renames.Order.put_all = lambda order: os._exit(9)
+source, target = sys.argv[1:]
+ropetool.apply(ropetool.plan(source, "linear", factor=4), source, target, force=True)
+"""
+    assert subprocess.run([sys.executable, "-c", killed, source, mine]).returncode == 9
+    assert not mine.exists()
+    for name in (*SIDECARS, ""):  # as if they had been moved elsewhere
+        mine.with_name(mine.name + name).unlink(missing_ok=True)
+    (left,) = out.glob(".mine.gguf.ropetool-*")
+    with pytest.raises(OutputError, match=f"holds what its record does not list: {left.name}/old/") as refused:
+        ropetool.apply(ropetool.plan(model, "linear", factor=4), model, out, force=True)
+    assert f"{left.name}/old/mine.gguf" in refused.value.message
+    assert (left / "old" / "mine.gguf").read_bytes() == before
+    extended(source, out / "mine.gguf", 4, force=True)
+    for path in out.glob("mine.gguf*"):
+        path.unlink()
+    ropetool.apply(ropetool.plan(model, "linear", factor=4), model, out, force=True)
 
 
 # --- what others wrote beside it

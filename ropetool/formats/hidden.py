@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
-from ropetool.errors import OutputError
-from ropetool.formats.renames import JOURNAL, Order
+from ropetool.errors import CheckpointError, OutputError
+from ropetool.formats.renames import JOURNAL, Order, earlier_files
 
 if sys.platform != "win32":
     import fcntl
@@ -35,7 +35,7 @@ def hidden_start(output: Path) -> Path:
 def settle(output: Path) -> list[str]:
     """Roll back what dead processes began on this output, remove what they left, and return notes of it.
 
-    The folder of a living process, of this one too, is left alone.
+    The folder of a living process, of this one too, is left alone, and so is one that cannot be rolled back.
     """
     notes = []
     for hidden in sorted(output.parent.glob(escape(hidden_start(output).name) + "??????")):
@@ -46,8 +46,8 @@ def settle(output: Path) -> list[str]:
                 continue
             try:
                 returned = clear(hidden)
-            except OSError as error:
-                notes.append(f"{hidden} is of a process that is gone, and cannot be removed: {error.strerror}")
+            except (OSError, CheckpointError) as error:
+                notes.append(f"{hidden} is of a process that is gone, and {why_kept(hidden, error)}")
                 continue
             notes.append(f"removed {hidden}, which a process that is gone had left")
             if returned:
@@ -55,16 +55,36 @@ def settle(output: Path) -> list[str]:
     return notes
 
 
-def is_abandoned(path: Path) -> bool:
-    """Return whether a path is a hidden folder that a dead process left."""
+def set_aside(path: Path) -> list[Path] | None:
+    """Return the earlier files in a hidden folder that a dead process left; None for any other path.
+
+    They may be the only copy, until the output is settled.
+    """
     if not _HIDDEN.fullmatch(path.name):
-        return False
+        return None
     with _taken_over(path) as dead:
-        return dead
+        return earlier_files(path) if dead else None
+
+
+def why_kept(hidden: Path, error: OSError | CheckpointError) -> str:
+    """Return why `clear` has left a hidden folder, and whether earlier files are in it, as the end of a sentence."""
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    earlier = ", with the earlier files, which the next run puts back" if _may_hold_earlier(hidden) else ""
+    return f"was left{earlier}: it cannot be removed ({reason})"
+
+
+def _may_hold_earlier(hidden: Path) -> bool:
+    try:
+        return bool(earlier_files(hidden))
+    except OSError:
+        return True
 
 
 def clear(hidden: Path) -> list[str]:
-    """Roll back what is not done, remove the folder, and return the names of what has its place again."""
+    """Roll back what is not done, remove the folder, and return the names of what has its place again.
+
+    Raises: OSError or CheckpointError, and all is left that may be the only copy, if that cannot be rolled back.
+    """
     order = Order.read(hidden)
     returned = order.roll_back() if order is not None and not order.is_done() else []
     for path in hidden.iterdir():

@@ -41,8 +41,10 @@ def check_within(path: Path, root: Path) -> None:
     Raises: CheckpointError for one elsewhere: what a link happens to reach is not the model's, and may be private.
     """
     real = Path(os.path.realpath(path))
-    homes = [os.path.realpath(home) for home in (root, hub.blobs(root)) if home is not None]
-    if not any(Path(home) in real.parents for home in homes):
+    homes, blobs = [Path(os.path.realpath(root))], hub.blobs(root)
+    if blobs is not None:  # the folder of that name itself: a link in its place could lead anywhere
+        homes.append(Path(os.path.realpath(blobs.parent), blobs.name))
+    if not any(home in real.parents for home in homes):
         raise CheckpointError(
             f"is a link that leads out of the checkpoint, to {real}", where=str(path),
             try_="remove the link, or put the file itself there if it belongs to the model",

@@ -8,42 +8,64 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ropetool.errors import CorruptFile, MissingFile
+from ropetool.formats.regular import read_regular
+
 NEW, OLD = "new", "old"  # folders inside a hidden one: what is going to be put, what was taken away
 JOURNAL = "order.json"
+_MAX_JOURNAL = 4 << 20  # bytes: 20,000 parts, with names of 40 letters
 _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h: flags of renameat2
 
 
+Identity = tuple[int, int, int]
+"""What a file keeps when it is renamed: inode, size and time of change in nanoseconds. Of a directory the inode alone."""
+
+
 @dataclass(frozen=True)
 class Order:
-    """A journal. put: the inode of each staged file by name, in order. earlier: what is taken away before, by name."""
+    """A journal. put: the identity of each staged file by name, in order. earlier: what is taken away before, by name."""
 
     hidden: Path
-    put: Mapping[str, int]
+    put: Mapping[str, Identity]
     earlier: tuple[str, ...]
 
     @classmethod
     def read(cls, hidden: Path) -> Order | None:
-        """Return the journal of a hidden folder, or None if no name had changed yet."""
+        """Return the journal of a hidden folder, or None if no name had changed yet, or all of them had.
+
+        Raises: CheckpointError if it cannot be read; CorruptFile if it is none, and there are earlier files to put back.
+        """
         try:
-            data = json.loads((hidden / JOURNAL).read_text(encoding="ascii"))
-            put, earlier = dict(data["put"]), tuple(data["earlier"])
-        except (OSError, ValueError, KeyError, TypeError):  # it was being written
+            raw = read_regular(hidden / JOURNAL, _MAX_JOURNAL)
+        except MissingFile:
             return None
-        if not put or not all(isinstance(name, str) and Path(name).name == name for name in (*put, *earlier)):
+        order = cls._parsed(hidden, raw)
+        if order is None and earlier_files(hidden):  # one that was being written has taken nothing away
+            raise CorruptFile("is not a journal of ropetool", where=str(hidden / JOURNAL))
+        return order
+
+    @classmethod
+    def _parsed(cls, hidden: Path, raw: bytes) -> Order | None:
+        try:
+            data = json.loads(raw)
+            put = {name: (int(inode), int(size), int(time)) for name, (inode, size, time) in data["put"].items()}
+            earlier = tuple(data["earlier"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        return cls(hidden, put, earlier)
+        return cls(hidden, put, earlier) if put and all(map(_is_name, (*put, *earlier))) else None
 
     def write(self) -> None:
         """Bring the journal to the disk."""
         path = self.hidden / JOURNAL
-        path.write_text(json.dumps({"put": dict(self.put), "earlier": list(self.earlier)}), encoding="ascii")
+        path.write_text(json.dumps({"put": dict(self.put), "earlier": self.earlier}), encoding="ascii")
         sync(path)
         sync(self.hidden)
 
@@ -52,9 +74,16 @@ class Order:
         return self.hidden.parent
 
     def is_done(self) -> bool:
-        """Return whether the last file has its name, which makes the others count."""
+        """Return whether the last file has got its name, which makes the others count.
+
+        It is no longer where it was staged then, whatever has become of that name since.
+        """
         last = list(self.put)[-1]
-        return inode(self.folder / last) == self.put[last]
+        stage = self.hidden / NEW / last
+        if not os.path.lexists(stage):
+            return True
+        exchanged = identity(stage)[0] != self.put[last][0]  # the one whose place it has lies there
+        return exchanged and not earlier_files(self.hidden)
 
     def take_away(self, names: Sequence[str]) -> None:
         """Move files of the earlier output into the hidden folder."""
@@ -94,10 +123,13 @@ class Order:
         return self.hidden / OLD / name
 
     def roll_back(self) -> list[str]:
-        """Take back what was put and return the names of the earlier files that are in their places again."""
+        """Take back what was put and return the names of the earlier files that are in their places again.
+
+        A file that somebody has changed or written since, under a name of ours, is left alone.
+        """
         for name in reversed(list(self.put)):
             stage, place = self.hidden / NEW / name, self.folder / name
-            if inode(place) != self.put[name]:
+            if not os.path.lexists(place) or identity(place) != self.put[name]:
                 continue
             if os.path.lexists(stage):
                 _exchange(stage, place)  # as it was put
@@ -117,9 +149,27 @@ class Order:
         (self.hidden / JOURNAL).unlink(missing_ok=True)
 
 
-def inode(path: Path) -> int:
-    """Return what tells a file under whatever name, 0 if there is none."""
-    return os.lstat(path).st_ino if os.path.lexists(path) else 0
+def identity(path: Path) -> Identity:
+    """Return what tells a file, or a link, under whatever name."""
+    found = os.lstat(path)
+    if stat.S_ISDIR(found.st_mode):  # its size and time are those of the last file that came or went in it
+        return found.st_ino, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def earlier_files(hidden: Path) -> list[Path]:
+    """Return the files in a hidden folder that were taken away from their places.
+
+    Raises: OSError if that cannot be seen.
+    """
+    try:
+        return sorted((hidden / OLD).iterdir())
+    except FileNotFoundError:
+        return []
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name != ".." and "\0" not in name and Path(name).name == name
 
 
 def _rename_new(old: Path, new: Path) -> None:

@@ -9,7 +9,7 @@ What holds at every moment, whoever is killed or refused by the system:
   only one. Under its name stands the whole earlier output, or nothing, or the whole new one: the earlier one is taken away
   before any other name changes, the new one is put last. So no loader finds a mix, and no file a record of another.
 - An output that is one file or one directory takes the place of an earlier one in a single step where the system has one.
-- Before the first name changes, the order goes to a journal in the hidden folder, with the inode of each staged file. An
+- Before the first name changes, the order goes to a journal in the hidden folder, with what tells each staged file. An
   error, or the next run on the output after a kill, reads there what has been put, takes that back, and gives the earlier
   files their names again; unless the last one was put: then all of it was.
 - A process holds a lock on its hidden folder while it lives, so that only what the dead left is removed, and one on the
@@ -25,10 +25,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ropetool.errors import OutputError, RopetoolError
-from ropetool.formats.hidden import alone_in, clear, hidden_name, hidden_start, make_hidden, settle
+from ropetool.errors import CheckpointError, OutputError, RopetoolError
+from ropetool.formats.hidden import alone_in, clear, hidden_name, hidden_start, make_hidden, settle, why_kept
 from ropetool.formats.output import Rule, anything, check_output, check_place, output_error
-from ropetool.formats.renames import NEW, Order, flush, inode
+from ropetool.formats.renames import NEW, Order, flush, identity
 
 _WORK = "work"
 
@@ -177,9 +177,8 @@ class Transaction:
             return
         try:
             clear(self._hidden)
-        except OSError as error:  # that at hand, if there is one, says more
-            kept = ", with the earlier files, which the next run puts back" if Order.read(self._hidden) else ""
-            self.notes.append(f"{self._hidden} was left{kept}: it cannot be removed ({error.strerror})")
+        except (OSError, CheckpointError) as error:  # that at hand, if there is one, says more
+            self.notes.append(f"{self._hidden} {why_kept(self._hidden, error)}")
 
     def _inside(self, name: str) -> Path:
         assert self._hidden is not None, "the transaction is not open"
@@ -193,8 +192,8 @@ class Transaction:
     def _order(self) -> Order:
         paths = [place.path for place in self._places]
         earlier = [path for path in (*reversed(paths), *self._withdrawn) if os.path.lexists(path)]
-        inodes = {path.name: inode(self._inside(NEW) / path.name) for path in paths}
-        return Order(self._inside(""), inodes, tuple(path.name for path in earlier))
+        put = {path.name: identity(self._inside(NEW) / path.name) for path in paths}
+        return Order(self._inside(""), put, tuple(path.name for path in earlier))
 
     def _rename(self, order: Order) -> None:
         last = self._places[-1].path

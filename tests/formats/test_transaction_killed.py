@@ -19,6 +19,7 @@ import pytest
 
 from ropetool.errors import OutputError
 from ropetool.formats import hidden, renames
+from ropetool.formats import transaction as transaction_module
 from ropetool.formats.transaction import staged, transaction
 
 # What each kind of output consists of, the file that loaders open first; and what is written before its names change.
@@ -383,8 +384,127 @@ def test_what_only_has_such_a_name_is_left_alone(name: str, tmp_path: Path) -> N
     assert snapshot(tmp_path) == {**before, "out": "new"}
 
 
+def killed_between(folder: Path, names: list[str]) -> Path:
+    """Replace an earlier output of these names, killed when it was taken away and one part put; return what was left."""
+    for name in names:
+        put(folder / name, "parts", "old")
+    program = """
+import os, sys
+from pathlib import Path
+from ropetool.formats import renames
+from ropetool.formats.transaction import transaction
+real = renames._rename_new
+renames._rename_new = lambda old, new: (real(old, new), os._exit(9))
+folder = Path(sys.argv[1])
+with transaction(folder / "out", folder / "source", force=True) as made:
+    for name in sys.argv[2:]:
+        made.stage(folder / name).write_text("new")
+"""
+    (folder / "source").mkdir(exist_ok=True)
+    done = subprocess.run([sys.executable, "-c", program, folder, *KINDS["parts"]])
+    assert done.returncode == 9
+    (left,) = folder.glob(".out.ropetool-*")
+    return left
+
+
+UNREADABLE = {
+    "EIO": errno.EIO, "EMFILE": errno.EMFILE, "EACCES": errno.EACCES,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_where_a_journal_cannot_be_read_the_earlier_files_are_kept_for_a_run_that_can(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = killed_between(tmp_path, KINDS["parts"])
+    before = snapshot(tmp_path)
+    real = os.open
+
+    def failing(path: Any, *args: Any, **options: Any) -> int:
+        if os.fspath(path) == str(left / "order.json"):
+            raise OSError(code, os.strerror(code), os.fspath(path))
+        return real(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", failing)
+        notes = hidden.settle(tmp_path / "out")
+    assert notes == [
+        f"{left} is of a process that is gone, and was left, with the earlier files, which the next run puts back: it cannot "
+        f"be removed ({left / 'order.json'}: cannot be read: {os.strerror(code)})"
+    ]
+    assert snapshot(tmp_path) == before
+    hidden.settle(tmp_path / "out")
+    assert snapshot(tmp_path) == {"source": None, **dict.fromkeys(sorted(KINDS["parts"]), "old")}
+
+
+def a_pipe(journal: Path) -> None:
+    journal.unlink()
+    os.mkfifo(journal)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "cut off": lambda journal: journal.write_text(journal.read_text()[:-9]),
+    "nested": lambda journal: journal.write_text("[" * 200_000),
+    "long": lambda journal: os.truncate(journal, 5 << 20),
+    "of an earlier version": lambda journal: journal.write_text('{"put": {"out-1": 7}, "earlier": ["out-1"]}'),
+    "a number for a list": lambda journal: journal.write_text('{"put": {"out-1": [1, 2, 3]}, "earlier": 7}'),
+    "a folder above": lambda journal: journal.write_text('{"put": {"out-1": [1, 2, 3]}, "earlier": [".."]}'),
+    "a name that is none": lambda journal: journal.write_text('{"put": {"out-1": [1, 2, 3]}, "earlier": ["a\\u0000"]}'),
+    "a pipe": a_pipe,
+    "a folder": lambda journal: (journal.unlink(), journal.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_journal_ends_nothing_and_the_earlier_files_stay(damage: str, tmp_path: Path) -> None:
+    left = killed_between(tmp_path, KINDS["parts"])
+    DAMAGE[damage](left / "order.json")
+    put(tmp_path / "out-2", "parts", "mine")
+    before = {name: text for name, text in snapshot(tmp_path).items() if "/old" in name or name == "out-2"}
+    with transaction(tmp_path / "other", tmp_path / "source", hidden_name="out") as made:
+        made.stage(tmp_path / "other").write_text("new")
+    (note,) = made.notes
+    assert "with the earlier files" in note
+    assert str(left / "order.json") in note
+    assert before.items() <= snapshot(tmp_path).items()
+    assert (tmp_path / "other").read_text() == "new"
+
+
+@pytest.mark.parametrize("change", ["other content", "same size"])
+def test_a_file_of_the_user_with_the_inode_of_a_staged_one_is_left_alone(change: str, tmp_path: Path) -> None:
+    """The system gives the inode of a removed file to the next one; here it is kept by writing in place."""
+    left = killed_between(tmp_path, [])
+    (placed,) = (tmp_path / name for name in KINDS["parts"] if (tmp_path / name).exists())
+    inode = placed.stat().st_ino
+    placed.write_text("mine, and long" if change == "other content" else "own")
+    os.utime(placed, ns=(10**18, 10**18))
+    assert placed.stat().st_ino == inode
+    notes = hidden.settle(tmp_path / "out")
+    assert notes == [f"removed {left}, which a process that is gone had left"]
+    assert snapshot(tmp_path) == {"source": None, placed.name: placed.read_text()}
+    assert placed.read_text() in ("mine, and long", "own")
+
+
+def test_what_was_done_stays_done_whatever_became_of_it(tmp_path: Path) -> None:
+    """Killed when all had its name: a later change of the last file is no reason to take the others back."""
+    (tmp_path / "source").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(renames.Order, "forget", lambda order: (_ for _ in ()).throw(ZeroDivisionError))
+        patch.setattr(renames.Order, "roll_back", lambda order: [])
+        patch.setattr(transaction_module.Transaction, "close", lambda made: os.close(made._lock))
+        with pytest.raises(ZeroDivisionError):
+            attempt(tmp_path, "parts")
+    (tmp_path / "out-1").write_text("mine")
+    (tmp_path / "out-3").unlink()
+    before = {name: text for name, text in snapshot(tmp_path).items() if not name.startswith(".")}
+    hidden.settle(tmp_path / "out")
+    assert snapshot(tmp_path) == before
+    assert before["out-1"] == "mine"
+    assert before["out.json"] == "new"
+
+
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"put": {"../thesis.tex": 1}, "earlier": []}', '{"put": 3, "earlier": []}']
+    "text", ["", "{", "[]", '{"put": {"../thesis.tex": [1, 1, 1]}, "earlier": []}', '{"put": 3, "earlier": []}']
 )
 def test_a_journal_that_is_none_moves_nothing(text: str, tmp_path: Path) -> None:
     work = tmp_path / "work"
