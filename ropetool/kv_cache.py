@@ -8,14 +8,14 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import InvalidRope
+from ropetool.exported_layers import layers_of
 from ropetool.families import Family
 from ropetool.formats.hf import style
 from ropetool.runtimes import GgufView, Refuses
 from ropetool.runtimes.llama_cpp_archs import HEAD_COUNT, HEAD_COUNT_KV
-from ropetool.runtimes.llama_cpp_layers import Model
+from ropetool.runtimes.llama_cpp_layers import Model, head_dim, value_dim, window_of
 from ropetool.spec import RopeSet
 
-UNROTATED = "without rotation"
 DTYPE_BYTES = {"float32": 4, "float64": 8}  # a cache is kept in the weights' type, otherwise two bytes
 
 
@@ -40,8 +40,10 @@ def of_gguf(view: GgufView, decoded: RopeSet) -> dict[str, KvCache]:
     try:
         model = Model.of(view)
         for layer_type, entry in decoded.entries.items():
+            sliding = layer_type.startswith(names.SLIDING_ATTENTION)
+            channels = head_dim(model, sliding) + value_dim(model, sliding)
             heads = sum(_key_heads(model, layer) for layer in entry.layers)
-            found[layer_type] = KvCache(heads * 2 * entry.head_dim * 2, entry.sliding_window)
+            found[layer_type] = KvCache(heads * channels * 2, window_of(model) if sliding else None)
     except Refuses as refusal:
         raise InvalidRope(str(refusal), where=view.where) from None
     return found
@@ -53,20 +55,26 @@ def _key_heads(model: Model, layer: int) -> int:
 
 
 def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
-    """Return the cache of each kind of layer, as transformers keeps it: in the type of the weights."""
+    """Return the cache of the layers that look all the way back and of those that slide, in the weights' type."""
     part = style.section(config, family, names.CONFIG_JSON)
     dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
-    size = DTYPE_BYTES.get(str(dtype), 2)
-    found = {}
-    for layer_type, entry in decoded.entries.items():
-        if family.mla:
-            channels = (part.get(names.KV_LORA_RANK) or 512) + entry.rotary_dim
-        else:
-            heads = part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0
-            channels = 2 * heads * entry.head_dim
-        found[layer_type] = KvCache(len(entry.layers) * channels * size, entry.sliding_window)
-    rotating = sum(len(entry.layers) for entry in decoded.entries.values())
-    still = int(part.get(names.NUM_HIDDEN_LAYERS) or 0) - rotating
-    if found and still > 0:  # layers without positions keep keys and values too, and look all the way back
-        found[UNROTATED] = KvCache(still * channels * size, None)
-    return found
+    entry = decoded.entries[names.FULL_ATTENTION]
+    if family.mla:
+        channels = (part.get(names.KV_LORA_RANK) or 512) + entry.rotary_dim
+    else:
+        channels = 2 * _heads(part, family) * entry.head_dim
+    per_layer = channels * DTYPE_BYTES.get(str(dtype), 2)
+    layers = layers_of(config, family, decoded, names.CONFIG_JSON)
+    kinds = {
+        names.FULL_ATTENTION: (layers.count - len(layers.sliding), None),
+        names.SLIDING_ATTENTION: (len(layers.sliding), layers.window),
+    }
+    return {kind: KvCache(count * per_layer, window) for kind, (count, window) in kinds.items() if count}
+
+
+def _heads(part: Mapping[str, Any], family: Family) -> int:
+    """Return how many key heads transformers keeps."""
+    shared, *others = family.one_key_head or ("",)
+    if shared and part.get(shared, True) and not any(part.get(key) for key in others):
+        return 1
+    return part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0

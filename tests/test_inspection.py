@@ -104,6 +104,13 @@ def test_a_pair_that_never_turns_has_no_wavelength(tmp_path: Path) -> None:
         ("mistral", {"sliding_window": 100}, 1024, 1024 * 100),
         # the sliding layer keeps 64 tokens, the full one all
         ("gemma3_text", {}, 1024, 512 * 64 + 512 * 4096),
+        # every second layer keeps 64 tokens, under one table
+        ("gpt_oss", {"sliding_window": 64}, 1024, 512 * 64 + 512 * 4096),
+        ("gemma2", {"sliding_window": 64}, 1024, 512 * 64 + 512 * 4096),
+        ("gemma2", {"sliding_window": 64, "layer_types": 2 * ["full_attention"]}, 1024, 1024 * 4096),
+        # one key head for all, unless the heads have their own or groups that transformers spreads out
+        ("falcon", {}, 512, 512 * 4096), ("falcon", {"multi_query": False}, 2048, 2048 * 4096),
+        ("falcon", {"new_decoder_architecture": True}, 2048, 2048 * 4096),
         # 2 layers x (latent of 32 + decoupled key of 32 channels) x 4 bytes
         ("deepseek_v3", {}, 512, 512 * 4096),
     ],

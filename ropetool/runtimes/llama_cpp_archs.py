@@ -23,6 +23,10 @@ HEAD_COUNT = "attention.head_count"
 HEAD_COUNT_KV = "attention.head_count_kv"
 KEY_LENGTH = "attention.key_length"
 KEY_LENGTH_SWA = "attention.key_length_swa"
+VALUE_LENGTH = "attention.value_length"
+VALUE_LENGTH_SWA = "attention.value_length_swa"
+KEY_LENGTH_MLA = "attention.key_length_mla"
+VALUE_LENGTH_MLA = "attention.value_length_mla"
 SLIDING_WINDOW = "attention.sliding_window"
 SLIDING_WINDOW_PATTERN = "attention.sliding_window_pattern"
 ROPE_PATTERN = "attention.rope_pattern"
@@ -60,7 +64,8 @@ MAX_LAYERS = 512
 TYPES = {
     **dict.fromkeys(
         (CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, HEAD_COUNT, HEAD_COUNT_KV, KEY_LENGTH,
-         KEY_LENGTH_SWA, SLIDING_WINDOW, SLIDING_WINDOW_PATTERN, RECURRENT_LAYERS, ATTENTION_INTERVAL, TEMPERATURE_LENGTH,
+         KEY_LENGTH_SWA, VALUE_LENGTH, VALUE_LENGTH_SWA, KEY_LENGTH_MLA, VALUE_LENGTH_MLA, SLIDING_WINDOW,
+         SLIDING_WINDOW_PATTERN, RECURRENT_LAYERS, ATTENTION_INTERVAL, TEMPERATURE_LENGTH,
          DIMENSION_COUNT, DIMENSION_COUNT_SWA, ORIGINAL_CONTEXT_LENGTH),
         ValueType.U32,
     ),
@@ -77,6 +82,7 @@ TYPES = {
 ALWAYS_LOADED = (
     CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, FREQ_BASE, SCALING_TYPE, FACTOR, ATTN_FACTOR,
     ORIGINAL_CONTEXT_LENGTH, FINETUNED, ALPHA, DIMENSION_COUNT, DIMENSION_COUNT_SWA, KEY_LENGTH, KEY_LENGTH_SWA,
+    VALUE_LENGTH, VALUE_LENGTH_SWA,
 )  # fmt: skip
 READ_BY_ALL = frozenset({
     CONTEXT_LENGTH, FREQ_BASE, SCALING_TYPE, FACTOR, SCALE_LINEAR, ATTN_FACTOR, ORIGINAL_CONTEXT_LENGTH,
@@ -249,6 +255,7 @@ WHOLE_HEADS = _words(
     seed_oss smallthinker smollm3 starcoder2 talkie xverse"""
 )
 MLA = frozenset({"deepseek2", "deepseek32", "mistral4", "glm-dsa"})
+READS_MLA_LENGTHS = MLA | {"kimi-linear", "kimi-k3", "glm5-next"}  # with them the cache holds the latent keys alone
 NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talkie"})
 GRANITE = frozenset({"granite", "granitemoe", "granitehybrid"})  # rope.scaling.finetuned = false: no rotation
 HUNYUAN = frozenset({"hunyuan-dense", "hunyuan_vl"})

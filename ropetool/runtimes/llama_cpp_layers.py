@@ -189,6 +189,24 @@ def head_dim(model: Model, sliding: bool = False) -> int:
         return 0
     channels = model.get(archs.KEY_LENGTH, model.need(archs.EMBEDDING_LENGTH) // heads)
     channels = model.get(archs.KEY_LENGTH_SWA, channels) if sliding else channels
+    return _bounded(channels)
+
+
+def value_dim(model: Model, sliding: bool = False) -> int:
+    """Return how many channels of a value head the cache keeps; 0 where MLA makes the values from the keys.
+
+    Raises: Refuses for a number that no model can have.
+    """
+    heads = model.per_layer(archs.HEAD_COUNT, 0)
+    latent = (archs.KEY_LENGTH_MLA, archs.VALUE_LENGTH_MLA)
+    if not heads or (model.arch.name in archs.READS_MLA_LENGTHS and all(model.get(suffix) for suffix in latent)):
+        return 0
+    channels = model.get(archs.VALUE_LENGTH, model.need(archs.EMBEDDING_LENGTH) // heads)
+    channels = model.get(archs.VALUE_LENGTH_SWA, channels) if sliding else channels
+    return _bounded(channels)
+
+
+def _bounded(channels: int) -> int:
     if channels > MAX_CHANNELS:
         raise Refuses(f"a head of {channels} channels; none has more than {MAX_CHANNELS}")
     return int(channels)

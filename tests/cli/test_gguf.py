@@ -176,7 +176,7 @@ def headers_only(path: Path, arch: str, **keys: Any) -> Path:
     """Write a file without tensors: keys of blocks and heads, numbers as u32 or lists of them."""
     writer = gguf.GGUFWriter(path, arch)
     for key, value in keys.items():
-        whole = "context_length" in key or not key.startswith("rope")
+        whole = key.endswith(("context_length", "dimension_count")) or not key.startswith("rope")
         kind = gguf.GGUFValueType.UINT32 if whole else gguf.GGUFValueType.FLOAT32
         name = f"{arch}.{key.replace('__', '.')}"
         if isinstance(value, list):
@@ -204,6 +204,35 @@ def test_key_heads_may_differ_by_layer(heads: Any, per_token: int) -> None:
     assert done.json["notes"] == [
         "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
     ]
+
+
+LITE = {
+    "block_count": 27, "context_length": 4096, "embedding_length": 2048, "attention__head_count": 16,
+    "rope__dimension_count": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arch", "keys", "per_token"),
+    [
+        # DeepSeek-V2-Lite: keys of latent and decoupled channels alone; in files of old, keys and values of every head
+        ("deepseek2", {**LITE, "attention__head_count_kv": 1, "attention__key_length": 576,
+                       "attention__value_length": 512, "attention__key_length_mla": 192,
+                       "attention__value_length_mla": 128}, 27 * 576 * 2),
+        ("deepseek2", {**LITE, "attention__head_count_kv": 16, "attention__key_length": 192,
+                       "attention__value_length": 128}, 27 * 16 * (192 + 128) * 2),
+        # of other architectures those keys say nothing
+        ("llama", {**HEADS, "attention__key_length_mla": 32, "attention__value_length_mla": 32}, 4 * 4 * 2 * 64 * 2),
+        ("llama", {**HEADS, "attention__value_length": 32}, 4 * 4 * (64 + 32) * 2),
+        ("llama", {**HEADS, "attention__key_length": 32}, 4 * 4 * (32 + 64) * 2),  # values: embedding_length / heads
+        ("mimo2", {**HEADS, "attention__sliding_window": 128, "attention__sliding_window_pattern": [1, 1, 1, 0],
+                   "attention__key_length_swa": 80, "attention__value_length_swa": 40},
+         3 * 4 * (80 + 40) * 2 + 4 * 2 * 64 * 2),
+    ],
+)  # fmt: skip
+def test_the_cache_keeps_keys_and_values_of_their_own_widths(arch: str, keys: dict[str, Any], per_token: int) -> None:
+    headers_only(Path("m.gguf"), arch, **keys)
+    assert run("inspect", "m.gguf", "--json").json["kv_cache_bytes"]["per_token"] == per_token
 
 
 def test_key_heads_of_a_wrong_type_are_named() -> None:

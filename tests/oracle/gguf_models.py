@@ -211,18 +211,30 @@ def llama_row_logits(path: Path, row: Sequence[int], n_ctx: int = TARGET) -> np.
     with context(path, n_ctx) as opened:
         for start in range(0, len(row), BATCH):
             piece = row[start : start + BATCH]
-            batch = lib.llama_batch_init(len(piece), 0, 1)
-            batch.n_tokens = len(piece)
-            for at, token in enumerate(piece):
-                batch.token[at], batch.pos[at], batch.n_seq_id[at] = token, start + at, 1
-                batch.seq_id[at][0], batch.logits[at] = 0, 1
-            code = lib.llama_decode(opened, batch)
-            lib.llama_batch_free(batch)
-            if code != 0:
-                raise ValueError(f"llama_decode returns {code}")
+            _decode_row(opened, piece, start)
             raw = lib.llama_get_logits(opened)
             found.append(np.ctypeslib.as_array(raw, (len(piece), VOCABULARY)).astype(np.float64))
     return np.concatenate(found)
+
+
+def llama_kept_bytes(path: Path, row: Sequence[int]) -> int:
+    """Return what the memory of a row of up to 64 tokens takes: keys and values in float32, and a note on each cell."""
+    with context(path, TARGET) as opened:
+        _decode_row(opened, row, 0)
+        return int(library().llama_state_seq_get_size(opened, 0))
+
+
+def _decode_row(opened: Any, piece: Sequence[int], start: int) -> None:
+    lib = library()
+    batch = lib.llama_batch_init(len(piece), 0, 1)
+    batch.n_tokens = len(piece)
+    for at, token in enumerate(piece):
+        batch.token[at], batch.pos[at], batch.n_seq_id[at] = token, start + at, 1
+        batch.seq_id[at][0], batch.logits[at] = 0, 1
+    code = lib.llama_decode(opened, batch)
+    lib.llama_batch_free(batch)
+    if code != 0:
+        raise ValueError(f"llama_decode returns {code}")
 
 
 def _decode(opened: Any, indices: range) -> np.ndarray:

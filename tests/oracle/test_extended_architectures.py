@@ -17,7 +17,7 @@ import pytest
 from exporting import family_models as models
 from exporting import maker
 from gguf import GGUFValueType
-from gguf_models import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny, llama_row_logits, numpy_logits
+from gguf_models import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny, llama_kept_bytes, llama_row_logits, numpy_logits
 
 import ropetool
 from ropetool import inspection
@@ -76,6 +76,15 @@ def test_an_extended_file_computes_what_transformers_does(
     wanted = models.torch_logits(by_hand(source, family, method, tmp_path / "hf"))
     assert models.apart(wanted, models.llama_logits(output)) < TOLERANCE
     assert models.apart(wanted, models.llama_logits(file)) > 20 * TOLERANCE  # what an extension that is ignored gives
+
+
+@pytest.mark.parametrize("family", EXPORTED)
+def test_the_cache_is_as_large_as_llama_cpp_keeps_it(family: str, sources: dict[str, Path]) -> None:
+    """A note of 12 bytes stands beside each token, in each of the caches of full and of sliding layers."""
+    file = sources[family].with_suffix(".gguf")
+    found = inspection.inspect(file)
+    per_token = (llama_kept_bytes(file, range(1, 33)) - llama_kept_bytes(file, range(1, 17))) / 16
+    assert per_token == 2 * found.cache_bytes(1) + 12 * len(found.kv_bytes)
 
 
 # --- without an export: one layer, in float64
