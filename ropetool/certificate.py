@@ -207,9 +207,7 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
     if held.baseline is not None and new.baseline is None:
         words += ["--baseline", held.baseline]
-    return (
-        f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: {escaping.command(*words)}"
-    )
+    return f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: `{escaping.command(*words)}`"
 
 
 def wider(held: Certificate, new: Certificate) -> str:

@@ -207,7 +207,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     if checkpoint.pickle_only:
         base = origin(checkpoint.path)
         line = parts.conversion(base.repo if base else str(checkpoint.path))
-        notes.append(f"the weights are pickles, which ropetool never loads; to have them as safetensors: {line}")
+        notes.append(f"the weights are pickles, which ropetool never loads; to have them as safetensors: `{line}`")
     stated = stated_rope_keys(config)
     if family is None:
         return Inspection(

@@ -537,9 +537,9 @@ def test_what_would_replace_it_is_told(output: Path) -> None:
     assert why.startswith(
         "the certificate of 2026-01-02 stays, for it is wider: the standard suite and not the quick one"
     )
-    assert why.endswith(f"; to replace it: {command}")
+    assert why.endswith(f"; to replace it: `{command}`")
     assert kept(output, made(output, lengths=(1024,), baseline=None)).endswith(
-        f"; to replace it: {command} --baseline model"
+        f"; to replace it: `{command} --baseline model`"
     )
 
 

@@ -79,7 +79,7 @@ def _verify(source: Path, target: Path, *, kept: bool) -> VerifyResult:
 
     options = ["--suite", "quick", "--lengths", ",".join(map(str, LENGTHS))]
     click.echo(f"$ {command('ropetool', 'verify', target.name, *options)}")
-    again = command("ropetool", "verify", target, "--baseline", source, *options, "--resume")
+    again = f"`{command('ropetool', 'verify', target, '--baseline', source, *options, '--resume')}`"
     result = run_verify(target, baseline=source, lengths=LENGTHS, suite="quick", again=again if kept else "")
     click.echo()
     return result

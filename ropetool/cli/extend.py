@@ -265,7 +265,7 @@ def _verified(output: Path, suite: str, as_json: bool) -> VerifyResult:
     """Return the result of a verification, shown as `ropetool verify` shows it."""
     from ropetool.cli.verify import measured, run_verify
 
-    again = command("ropetool", "verify", output, "--suite", suite, "--resume")
+    again = f"`{command('ropetool', 'verify', output, '--suite', suite, '--resume')}`"
     if as_json:
         return measured(output, quiet=True, suite=suite, again=again)
     click.echo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from ropetool.escaping import escaped
 
 BESIDE = 30  # characters that the last column needs to be wrapped in its place
+_QUOTED = re.compile("`[^`]*`")
+_SPACE = "\0"  # where no line ends; text that is shown has no other
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2, width: int | None = None) -> str:
@@ -35,12 +38,16 @@ def columns(rows: Sequence[Sequence[str]], indent: int = 2, width: int | None = 
 
 
 def wrapped(text: str, width: int, first: str = "", indent: int = 2) -> str:
-    """Return the text in lines of at most this width, `first` in front of the first, the others indented."""
+    """Return the text in lines of at most this width, `first` in front of the first, the others indented.
+
+    What stands in backquotes stays on one line, however long it is: it is a command, to be copied.
+    """
+    whole = _QUOTED.sub(lambda found: found[0].replace(" ", _SPACE), text)
     lines = textwrap.wrap(
-        text, max(width, indent + 1), initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
+        whole, max(width, indent + 1), initial_indent=first, subsequent_indent=" " * indent, break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
-    return "".join(f"{line}\n" for line in lines) or f"{first.rstrip()}\n"
+    return "".join(f"{line}\n" for line in lines).replace(_SPACE, " ") or f"{first.rstrip()}\n"
 
 
 def sidecar_rows(paths: Sequence[Path]) -> list[tuple[str, str]]:

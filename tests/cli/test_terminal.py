@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from making import run
+from making import run, write_config
 from terminals import Shown, on_terminal
 
 import ropetool
@@ -114,6 +116,18 @@ def test_a_note_stands_above_the_progress(models: Path, columns: int) -> None:
     well(shown)
     assert shown.screen[0].startswith("Note: [bold]a note[/] which is long")
     assert "".join(shown.screen).count("which") == 20
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_the_command_of_a_note_can_be_copied(tmp_path: Path, columns: int) -> None:
+    folder = write_config(tmp_path / "pickles only", (DEMO / "config.json").read_text())
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+    shown = on_terminal("inspect", folder, columns=columns)
+    found = re.search("safetensors:\\s+`(.+)`", shown.written)
+    assert found is not None
+    program, option, code, source, output = shlex.split(found[1])
+    assert (program, option, source, output) == ("python", "-c", str(folder), "pickles only-safetensors")
+    compile(code, "the note", "exec")
 
 
 @pytest.mark.parametrize("arguments", [["diff", "model", "copy"], [*EXTEND, "-o"]])

@@ -81,7 +81,7 @@ def test_a_narrower_run_leaves_a_wider_certificate_and_card_but_a_failing_one_do
     assert (done.code, done.json["certificate"]["written"]) == (0, False)
     why = done.json["certificate"]["kept"]
     assert (
-        "it is wider: lengths 512 besides; to replace it: ropetool verify wide --suite quick --lengths 64,256,512"
+        "it is wider: lengths 512 besides; to replace it: `ropetool verify wide --suite quick --lengths 64,256,512`"
         in why
     )
     assert f"Note: {why}" in done.err.splitlines()

@@ -39,3 +39,17 @@ def test_a_word_that_is_longer_than_a_line_stays_whole() -> None:
     assert path in columns([("output", path)], width=40).splitlines()[-1]
     assert wrapped("", 40, "Note: ") == "Note:\n"
     assert wrapped("one two three", 12, "Note: ") == "Note: one\n  two three\n"
+
+
+@pytest.mark.parametrize("width", [20, 30, 80])
+def test_a_command_in_backquotes_stays_on_one_line(width: int) -> None:
+    """So that it can be copied: a line end in the middle of it would end it, or stand in a quoted word."""
+    command = "`python -c 'import sys;  print(sys.argv)' " + "word " * 30 + "'a b'`"
+    lines = wrapped(f"these words may be broken anywhere: {command}, and these words too", width, "Note: ").splitlines()
+    (line,) = (line for line in lines if "`" in line)
+    assert command in line
+    assert len(lines) > 1
+    assert max(len(one) for one in lines if one is not line) <= width
+    assert "\0" not in "".join(lines)
+    (cell,) = (one for one in columns([("reason", f"see {command}")], width=40).splitlines() if "`" in one)
+    assert command in cell
