@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropetool import families, kv_cache, names, provenance, rope, runtimes
-from ropetool.disagreements import differences
+from ropetool import families, kv_cache, names, provenance, runtimes
 from ropetool.errors import InvalidRope
 from ropetool.exported_rope import RUNTIME, read_exported
 from ropetool.families import Family, TrainedLength
@@ -22,9 +20,8 @@ from ropetool.formats.hub import HubId, hub_id, origin, peek_checkpoint, peek_gg
 from ropetool.formats.regular import open_regular
 from ropetool.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp_archs import ARCHITECTURE, WITHOUT_ROTATION
-from ropetool.spec import LayerRope, RopeSet
+from ropetool.spec import RopeSet
 
-SCHEMA = 1
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 
 
@@ -301,76 +298,3 @@ def _trained_of(
         return length
     shipped = {t.max_position_embeddings: t.trained for t in lengths}
     return shipped.get(length, length) if length is not None else None
-
-
-def to_json(inspection: Inspection, target_length: int | None = None) -> dict[str, Any]:
-    """Return the inspection as `inspect --json` prints it."""
-    decoded = inspection.rope
-    target = target_length or (decoded.max_position_embeddings if decoded else None)
-    return {
-        "schema": SCHEMA,
-        "source": str(inspection.source),
-        "format": inspection.format,
-        "family": inspection.family.model_type if inspection.family else None,
-        "arch": inspection.model_type,
-        "trained_length": inspection.trained_length,
-        "stated": _without_nan(inspection.stated),
-        "rope": {t: _entry_json(e, decoded, inspection) for t, e in decoded.entries.items()} if decoded else {},
-        "runtimes": {r.name: _reading_json(r, decoded) for r in inspection.readings},
-        "kv_cache_bytes": {
-            "per_token": sum(kind.per_token for kind in inspection.kv_bytes.values()),
-            "at_target": inspection.cache_bytes(target) if target else None,
-        },
-        "notes": list(inspection.notes),
-    }
-
-
-def _without_nan(value: Any) -> Any:
-    """Return the value with NaN and the infinities as text: some files have them, JSON does not."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(inner) for inner in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _entry_json(entry: LayerRope, decoded: RopeSet, inspection: Inspection) -> dict[str, Any]:
-    data: dict[str, Any] = {
-        "rope_type": entry.rope_type, "rope_theta": entry.rope_theta, "head_dim": entry.head_dim,
-        "rotary_dim": entry.rotary_dim, "layout": entry.layout, "factor": entry.factor,
-        "attention_factor": entry.attention_factor, "score_rotary": entry.score_rotary,
-        "score_plain": entry.score_plain,
-        "temperature": {"beta": entry.temperature.beta, "length": entry.temperature.length} if entry.temperature else None,
-        "sliding_window": entry.sliding_window, "max_position_embeddings": decoded.max_position_embeddings,
-        "original_max_position_embeddings": entry.original_max_position_embeddings, "layers": list(entry.layers),
-    }  # fmt: skip
-    if entry.table is None:
-        return {**data, "regimes": [], "inv_freq": [], "wavelength": [], "turns": []}
-    last = entry.table.regimes[-1].inv_freq
-    length = inspection.trained_length or decoded.max_position_embeddings
-    return {
-        **data,
-        "regimes": [
-            {"up_to": r.up_to, "inv_freq": r.inv_freq.tolist(), "attention_factor": r.attention_factor}
-            for r in entry.table.regimes
-        ],
-        "inv_freq": last.tolist(),
-        "wavelength": [w if math.isfinite(w) else None for w in rope.wavelengths(last).tolist()],
-        "turns": rope.turns(last, length).tolist(),
-    }
-
-
-def _reading_json(reading: RuntimeReading, decoded: RopeSet | None) -> dict[str, Any]:
-    if reading.rope is None:
-        return {"refuses": reading.refuses} if reading.known else {"not_known": reading.refuses}
-    return {
-        "context_length": reading.rope.max_position_embeddings,
-        "differs": differences(decoded, reading.rope) if decoded else [],
-        "layers": {
-            t: {
-                "inv_freq": e.table.regimes[-1].inv_freq.tolist() if e.table else [],
-                "attention_factor": e.attention_factor,
-            }
-            for t, e in reading.rope.entries.items()
-        },
-    }

@@ -20,6 +20,7 @@ import pytest
 import ropetool
 from ropetool import inspection
 from ropetool.cli import COMMANDS, group
+from ropetool.report.inspected import inspection_json
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"
@@ -242,7 +243,7 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def test_the_json_of_inspect_is_documented() -> None:
-    assert key_tree(documented("inspect --json")) == key_tree(inspection.to_json(inspection.inspect(DEMO)))
+    assert key_tree(documented("inspect --json")) == key_tree(inspection_json(inspection.inspect(DEMO)))
 
 
 def test_the_json_of_extend_is_documented(extended: tuple[Path, Any]) -> None:

@@ -15,6 +15,7 @@ from making import write_config, write_model
 import ropetool
 from ropetool import inspection
 from ropetool.errors import InvalidRope
+from ropetool.report.inspected import inspection_json, inspection_text
 from ropetool.spec import Regime
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
@@ -39,6 +40,7 @@ TOP = {
     "notes",
     "stated",
     "trained_length",
+    "trained_length_is",
 }
 ENTRY = {
     "rope_type", "rope_theta", "head_dim", "rotary_dim", "layout", "factor", "attention_factor", "score_rotary",
@@ -49,7 +51,7 @@ ENTRY = {
 
 def test_the_schema(tmp_path: Path) -> None:
     found = inspected(tmp_path, "gemma3_text", rope_scaling={"rope_type": "linear", "factor": 4.0})
-    data = inspection.to_json(found, 4096)
+    data = inspection_json(found, 4096)
     assert set(data) == TOP
     assert set(data["rope"]) == {"full_attention", "sliding_attention"}
     for entry in data["rope"].values():
@@ -65,7 +67,7 @@ def test_the_schema(tmp_path: Path) -> None:
 
 def test_the_figures_of_a_yarn_model(tmp_path: Path) -> None:
     found = inspected(tmp_path, "llama", rope_scaling={**YARN, "attention_factor": 1.5}, max_position_embeddings=2048)
-    data = inspection.to_json(found)
+    data = inspection_json(found)
     entry = data["rope"]["full_attention"]
     assert (entry["rope_type"], entry["rope_theta"], entry["factor"]) == ("yarn", 10000.0, 4.0)
     assert (entry["head_dim"], entry["rotary_dim"], entry["layout"], entry["layers"]) == (32, 32, "half", [0, 1])
@@ -89,7 +91,7 @@ def test_a_pair_that_never_turns_has_no_wavelength(tmp_path: Path) -> None:
     inv_freq = [*entry.table.regimes[0].inv_freq[:-1], 0.0]  # no key of a config says it: bases and factors are bounded
     still = dataclasses.replace(entry, table=dataclasses.replace(entry.table, regimes=(Regime(inv_freq),)))
     rope = dataclasses.replace(found.rope, entries={"full_attention": still})
-    lengths = inspection.to_json(dataclasses.replace(found, rope=rope))["rope"]["full_attention"]["wavelength"]
+    lengths = inspection_json(dataclasses.replace(found, rope=rope))["rope"]["full_attention"]["wavelength"]
     assert lengths[-1] is None
     assert None not in lengths[:-1]
 
@@ -116,14 +118,14 @@ def test_a_pair_that_never_turns_has_no_wavelength(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_the_memory_of_the_cache(family: str, changes: Any, per_token: int, at_4096: int, tmp_path: Path) -> None:
-    data = inspection.to_json(inspected(tmp_path, family, **changes), 4096)
+    data = inspection_json(inspected(tmp_path, family, **changes), 4096)
     assert data["kv_cache_bytes"] == {"per_token": per_token, "at_target": at_4096}
 
 
 def test_the_target_is_the_stated_context_unless_another_is_asked_for(tmp_path: Path) -> None:
     found = inspected(tmp_path, "llama")
-    assert inspection.to_json(found)["kv_cache_bytes"]["at_target"] == 1024 * 512
-    assert inspection.to_json(found, 600)["kv_cache_bytes"]["at_target"] == 1024 * 600
+    assert inspection_json(found)["kv_cache_bytes"]["at_target"] == 1024 * 512
+    assert inspection_json(found, 600)["kv_cache_bytes"]["at_target"] == 1024 * 600
 
 
 # --- lengths
@@ -158,7 +160,7 @@ def test_an_unknown_family_is_shown_as_written(tmp_path: Path) -> None:
         "rope_scaling": {"long_factor": [1.0, float("inf")]}, "text_config": {"rotary_pct": 0.25},
     }  # fmt: skip
     found = inspection.inspect(write_config(tmp_path / "model", data))
-    printed = inspection.to_json(found)
+    printed = inspection_json(found)
     json.dumps(printed, allow_nan=False)
     assert (printed["family"], printed["arch"], printed["rope"], printed["runtimes"]) == (None, "phi9", {}, {})
     assert printed["stated"] == {
@@ -182,16 +184,33 @@ def test_no_model_type_is_no_family(model_type: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "length", "what"),
+    [
+        ({}, 512, "trained"),
+        ({"rope_scaling": YARN, "max_position_embeddings": 2048}, 512, "original"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, None, None),
+        ({"head_dim": 31}, None, None),
+    ],
+)
+def test_what_the_length_is(tmp_path: Path, changes: dict[str, Any], length: int | None, what: str | None) -> None:
+    """A model that came scaled may have been trained further: its original length need not be all that it has seen."""
+    data = inspection_json(inspected(tmp_path, "llama", **changes))
+    assert (data["trained_length"], data["trained_length_is"]) == (length, what)
+    text = inspection_text(inspected(tmp_path / "again", "llama", **changes), None)
+    assert (f"  {what} length " in text) == (what is not None)
+
+
 def test_a_runtime_that_stops_is_listed_with_its_reason(tmp_path: Path) -> None:
     found = inspected(tmp_path, "llama", partial_rotary_factor=0.5)
-    data = inspection.to_json(found)
+    data = inspection_json(found)
     assert set(data["runtimes"]["transformers"]) == {"context_length", "differs", "layers"}
     refusal = "RuntimeError: partial_rotary_factor 0.5 narrows the table, llama rotates whole heads"
     assert data["runtimes"]["transformers-v4"] == {"refuses": refusal}
 
 
 def test_a_file_that_no_runtime_loads_has_no_table(tmp_path: Path) -> None:
-    data = inspection.to_json(inspected(tmp_path, "llama", head_dim=31))
+    data = inspection_json(inspected(tmp_path, "llama", head_dim=31))
     assert (data["family"], data["rope"], data["trained_length"]) == ("llama", {}, None)
     assert "head_dim is 31" in data["runtimes"]["transformers"]["refuses"]
 

@@ -17,6 +17,7 @@ from making import run, write_config
 import ropetool
 from ropetool import families, inspection, runtimes
 from ropetool.errors import LossyExport, UnknownRuntime
+from ropetool.report.inspected import inspection_json
 from ropetool.runtimes import HfView, NotKnown, Refuses
 from ropetool.runtimes.base import Releases, numbers
 from ropetool.spec import RopeSet
@@ -193,7 +194,7 @@ def test_releases_that_read_alike_are_one_stretch() -> None:
 
 def test_the_json_says_the_same(tmp_path: Path) -> None:
     data = {**configs.config("mixtral", "v4"), "head_dim": 32, "max_position_embeddings": 2048, "rope_scaling": YARN}
-    found = inspection.to_json(inspection.inspect(write_config(tmp_path / "a", data)))["runtimes"]
+    found = inspection_json(inspection.inspect(write_config(tmp_path / "a", data)))["runtimes"]
     assert found["transformers"]["differs"] == []
     assert found["sglang@0.5.16"]["differs"] == [
         "table: 14 of 16 pairs differ: distances look up to 4x longer",
@@ -207,7 +208,7 @@ def test_a_runtime_that_is_not_known_is_said_so(tmp_path: Path) -> None:
     text = listed(tmp_path / "a")
     where = text.index("  not known  sglang")
     assert text[where + 1].startswith("             - positions beyond factor x original length, 2048")
-    assert "not_known" in inspection.to_json(found)["runtimes"]["sglang@0.5.15"]
+    assert "not_known" in inspection_json(found)["runtimes"]["sglang@0.5.15"]
 
 
 # --- plans

@@ -28,11 +28,11 @@ def inspect_command(source: str, target_length: int | None, as_json: bool) -> No
     ropetool inspect Qwen/Qwen3-8B
     """
     from ropetool import inspection
-    from ropetool.report.inspected import inspection_text
+    from ropetool.report.inspected import inspection_json, inspection_text
 
     found = inspection.inspect(source)
     if as_json:
-        print_json(inspection.to_json(found, target_length))
+        print_json(inspection_json(found, target_length))
     else:
         show(inspection_text(found, target_length, terminal_width()))
         notes(found.notes)

@@ -1,9 +1,12 @@
-"""The inspection as text for a terminal."""
+"""The inspection as text for a terminal, and as JSON."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +20,7 @@ from ropetool.report.layout import columns
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 
+SCHEMA = 1
 AGREES = "as above"
 TRAINED, STATED = "trained", "stated"
 METHOD = "yarn"  # the only one that reaches its target without training
@@ -231,3 +235,82 @@ def _size(count: int) -> str:
         if count >= size:
             return f"{count / size:.2f} {unit}"
     return f"{count} bytes"
+
+
+# --- as JSON
+
+
+def inspection_json(found: Inspection, target_length: int | None = None) -> dict[str, Any]:
+    """Return the inspection as `inspect --json` prints it."""
+    decoded = found.rope
+    target = target_length or (decoded.max_position_embeddings if decoded else None)
+    return {
+        "schema": SCHEMA,
+        "source": str(found.source),
+        "format": found.format,
+        "family": found.family.model_type if found.family else None,
+        "arch": found.model_type,
+        "trained_length": found.trained_length,
+        "trained_length_is": _Measure.of(found, decoded).what if decoded and found.trained_length else None,
+        "stated": _without_nan(found.stated),
+        "rope": {t: _entry_json(e, decoded, found) for t, e in decoded.entries.items()} if decoded else {},
+        "runtimes": {r.name: _reading_json(r, decoded) for r in found.readings},
+        "kv_cache_bytes": {
+            "per_token": sum(kind.per_token for kind in found.kv_bytes.values()),
+            "at_target": found.cache_bytes(target) if target else None,
+        },
+        "notes": list(found.notes),
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    """Return the value with NaN and the infinities as text: some files have them, JSON does not."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _entry_json(entry: LayerRope, decoded: RopeSet, found: Inspection) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "rope_type": entry.rope_type, "rope_theta": entry.rope_theta, "head_dim": entry.head_dim,
+        "rotary_dim": entry.rotary_dim, "layout": entry.layout, "factor": entry.factor,
+        "attention_factor": entry.attention_factor, "score_rotary": entry.score_rotary,
+        "score_plain": entry.score_plain,
+        "temperature": {"beta": entry.temperature.beta, "length": entry.temperature.length} if entry.temperature else None,
+        "sliding_window": entry.sliding_window, "max_position_embeddings": decoded.max_position_embeddings,
+        "original_max_position_embeddings": entry.original_max_position_embeddings, "layers": list(entry.layers),
+    }  # fmt: skip
+    if entry.table is None:
+        return {**data, "regimes": [], "inv_freq": [], "wavelength": [], "turns": []}
+    last = entry.table.regimes[-1].inv_freq
+    length = found.trained_length or decoded.max_position_embeddings
+    return {
+        **data,
+        "regimes": [
+            {"up_to": r.up_to, "inv_freq": r.inv_freq.tolist(), "attention_factor": r.attention_factor}
+            for r in entry.table.regimes
+        ],
+        "inv_freq": last.tolist(),
+        "wavelength": [w if math.isfinite(w) else None for w in rope.wavelengths(last).tolist()],
+        "turns": rope.turns(last, length).tolist(),
+    }
+
+
+def _reading_json(reading: RuntimeReading, decoded: RopeSet | None) -> dict[str, Any]:
+    if not reading.known:
+        return {"not_known": reading.refuses}
+    if reading.rope is None:
+        return {"refuses": reading.refuses} if reading.stops else {"differs": [reading.refuses]}
+    return {
+        "context_length": reading.rope.max_position_embeddings,
+        "differs": differences(decoded, reading.rope) if decoded else [],
+        "layers": {
+            t: {
+                "inv_freq": e.table.regimes[-1].inv_freq.tolist() if e.table else [],
+                "attention_factor": e.attention_factor,
+            }
+            for t, e in reading.rope.entries.items()
+        },
+    }

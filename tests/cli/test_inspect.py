@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,9 @@ def test_only_a_runtime_that_stops_refuses() -> None:
     reason = "llama.cpp ignores the sliding window of 64 tokens and attends to the whole context of 512"
     assert f"  DIFFERS   llama.cpp\n            - {reason}\n" in out
     assert "refuses" not in out
+    (differs,) = run("inspect", "windowed", "--json").json["runtimes"]["llama.cpp"].pop("differs")
+    assert differs.startswith(reason)
+    assert "refuses" not in json.dumps(run("inspect", "windowed", "--json").json["runtimes"])
 
 
 def test_what_a_class_would_assume_is_not_known() -> None:

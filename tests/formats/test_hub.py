@@ -29,6 +29,7 @@ from ropetool.errors import (
 )
 from ropetool.formats.gguf import HeaderGoesOn, parse_header, read_header
 from ropetool.formats.hub import HubId, absolute, beside, hub_id, local, name_of, origin, peeking
+from ropetool.report.inspected import inspection_json
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 
@@ -75,7 +76,7 @@ def shards(folder: Path) -> list[str]:
 
 def told(source: str | Path, **changes: Any) -> dict[str, Any]:
     """Return what inspect finds, but for the name of the source."""
-    return {**inspection.to_json(inspection.inspect(source)), "source": "", **changes}
+    return {**inspection_json(inspection.inspect(source)), "source": "", **changes}
 
 
 def asked_for(hub: Hub) -> set[str]:

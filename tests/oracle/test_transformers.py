@@ -21,6 +21,7 @@ import pytest
 import ropetool
 from ropetool import families, inspection
 from ropetool.errors import LossyExport, RopetoolError
+from ropetool.report.inspected import inspection_json
 
 PROBE = Path(__file__).with_name("rotary_probe.py")
 LENGTHS = [256, 512, 513, 1024, 2048]
@@ -354,7 +355,7 @@ def test_all_real_configs_survive_inspect(tmp_path: Path) -> None:
     for name in names:
         source = write(tmp_path / name, json.loads((REAL / f"{name}.json").read_text()))
         found = inspection.inspect(source)
-        data = inspection.to_json(found, 262144)
+        data = inspection_json(found, 262144)
         json.dumps(data, allow_nan=False)
         assert (found.family is not None) == (name in REAL_FAMILIES)
         if found.family is None:
