@@ -160,6 +160,8 @@ def _gguf_notes(view: runtimes.GgufView, arch: str, decoded: RopeSet | None) -> 
         )
     if arch in WITHOUT_ROTATION:
         notes.append(without_positions(arch))
+    elif decoded is not None and all(entry.table is None for entry in decoded.entries.values()):
+        notes.append(without_positions(f"this {arch} file"))
     elif view.tensors and decoded is not None and not any("rope" in name for name in (*view.values, *view.tensors)):
         notes.append(
             "no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs"

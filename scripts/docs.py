@@ -326,6 +326,8 @@ def _pairs(arch: Architecture) -> str:
         return "does not rotate"
     if arch.name in archs.HALF_WITH_SECTIONS:
         return f"{arch.layout}; half with {_code(archs.DIMENSION_SECTIONS)}"
+    if arch.layer_count:
+        return f"{arch.layout} with {arch.layer_count} layers; does not rotate with any other number"
     return arch.layout
 
 

@@ -19,6 +19,7 @@ CONTEXT, THETA, SLIDING_THETA, WINDOW, LAYERS = 8192, 1e6, 1e4, 1024, 8
 HEAD, LATENT, ROTARY = 128, 576, 64  # a head; what MLA keeps as a key, and what of it rotates
 
 MLA = {"deepseek2", "deepseek32", "mistral4", "glm-dsa"}
+DEPTHS = {"baichuan": 32}  # with any other number of layers it does not rotate (src/models/baichuan.cpp)
 STATELY = {"lfm2", "lfm2moe", "plamo2", "granitehybrid"}  # layers without key heads keep a state
 # Layers that slide, by what rope.scaling.factor, ext_factor and attn_factor do to them (src/models/*.cpp).
 # exaone4 has them only with 64 layers, and then its full ones do not rotate.
@@ -33,11 +34,11 @@ NORM_BEHIND = {"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talki
 
 
 def write(path: Path, arch: str, **more: tuple[str, Any]) -> Path:
-    """Write a header: 8 layers, of which every fourth is a full one where the architecture has sliding layers."""
+    """Write a header: 8 layers unless it must be another number, every fourth a full one where there are sliding ones."""
     writer = gguf.GGUFWriter(path, arch)
     mla = arch in MLA
     numbers = {
-        "context_length": CONTEXT, "embedding_length": 8 * HEAD, "block_count": LAYERS, "attention.head_count": 8,
+        "context_length": CONTEXT, "embedding_length": 8 * HEAD, "block_count": DEPTHS.get(arch, LAYERS), "attention.head_count": 8,
         "attention.key_length": LATENT if mla else HEAD, "rope.dimension_count": ROTARY if mla else HEAD,
     }  # fmt: skip
     for key, number in numbers.items():

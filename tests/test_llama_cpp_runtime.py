@@ -409,6 +409,13 @@ def test_an_architecture_without_rotation_has_no_table() -> None:
     assert (entry.rope_type, entry.table, entry.rotary_dim, entry.layers) == ("none", None, 0, (0, 1))
 
 
+def test_a_number_of_layers_may_decide_whether_they_rotate() -> None:
+    for layers, kind in ((8, "none"), (32, "default"), (33, "none"), (40, "none")):
+        assert decode("baichuan", {archs.BLOCK_COUNT: layers}).entries[FULL].rope_type == kind
+    drafting = {archs.BLOCK_COUNT: 33, archs.NEXTN_LAYERS: 1}
+    assert decode("baichuan", drafting).entries[FULL].rope_type == "default"
+
+
 def test_layers_without_rotation_stand_apart() -> None:
     found = decode("smollm3", {archs.BLOCK_COUNT: 8}).entries
     assert {t: e.layers for t, e in found.items()} == {FULL: (0, 1, 2, 4, 5, 6), FULL + UNROTATED: (3, 7)}
@@ -624,8 +631,9 @@ def differs(a: RopeSet | str, b: RopeSet | str) -> bool:
 def has_effect(arch: str, suffix: str) -> bool:
     """Return whether a change of the key is seen in any of three files: yarn, without a ramp, and without a factor."""
     others = ({}, {archs.SCALING_TYPE: None}, {archs.FACTOR: None, archs.SCALING_TYPE: None})
+    common = {**COMMON, archs.BLOCK_COUNT: archs.get(arch).layer_count or COMMON[archs.BLOCK_COUNT]}
     return any(
-        differs(outcome(arch, {**COMMON, **other}), outcome(arch, {**COMMON, **other, suffix: PERTURBED[suffix]}))
+        differs(outcome(arch, {**common, **other}), outcome(arch, {**common, **other, suffix: PERTURBED[suffix]}))
         for other in others
     )
 

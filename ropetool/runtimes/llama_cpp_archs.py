@@ -122,7 +122,8 @@ class Architecture:
 
     layout: half or interleaved, empty where nothing rotates. keys: those that change what it computes, beyond
     READ_BY_ALL. vectors: whether its graph divides by frequency vectors. whole_heads: rope.dimension_count must be
-    the head's. rotating: which layers rotate: all, sliding, or a step. norm_after: queries and keys are normalised
+    the head's. rotating: which layers rotate: all, sliding, or a step. layer_count: the only number of layers with
+    which any does. norm_after: queries and keys are normalised
     after the rotation, which takes any factor on cos and sin away.
     """
 
@@ -133,6 +134,7 @@ class Architecture:
     whole_heads: bool = False
     sliding: Sliding | None = None
     rotating: str = "all"
+    layer_count: int | None = None
     norm_after: bool = False
 
     @property
@@ -309,6 +311,9 @@ ROTATING = {
     "muse-glimmer": "sliding",
     "maple": "sliding",
 }
+# With 40 layers a file is taken for the model with ALiBi, with any other number for one without positions
+# (baichuan.cpp:77).
+LAYER_COUNTS = {"baichuan": 32}
 _YARN_KEYS = frozenset({YARN_BETA_FAST, YARN_BETA_SLOW})
 KEYS = {
     "grok": _YARN_KEYS | {YARN_EXT_FACTOR, YARN_ATTN_FACTOR},
@@ -336,7 +341,7 @@ def _architecture(name: str, layout: str) -> Architecture:
     return Architecture(
         name, layout, KEYS.get(name, frozenset()) | _sliding_keys(name, sliding),
         vectors=name in FREQS or name in LISTS, whole_heads=name in WHOLE_HEADS, sliding=sliding,
-        rotating=ROTATING.get(name, "all"), norm_after=name in NORM_AFTER,
+        rotating=ROTATING.get(name, "all"), layer_count=LAYER_COUNTS.get(name), norm_after=name in NORM_AFTER,
     )  # fmt: skip
 
 

@@ -164,6 +164,8 @@ def sliding_layers(model: Model, count: int) -> frozenset[int]:
 
 def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
     arch, window = model.arch, window_of(model)
+    if arch.layer_count not in (None, layer_count(model)):
+        return False
     if arch.rotating == "step":
         return (layer + 1) % 4 != 0
     if arch.rotating == "sliding step":

@@ -96,7 +96,8 @@ class Tiny:
     """A model to write: rope keys without the architecture in front, frequency vectors by name, and its tokens.
 
     A key may be a pair of a GGUF type and a value. Without tokens the file has no vocabulary. in_front: the tensors of
-    a layer before the one that attends, for architectures that cannot do without; it must add nothing.
+    a layer before the one that attends, for architectures that cannot do without; it must add nothing. layers: how many
+    times the one that attends stands in the file.
     """
 
     arch: str
@@ -106,13 +107,14 @@ class Tiny:
     merges: tuple[str, ...] = ()
     bos: int | None = None
     in_front: Mapping[str, np.ndarray] = field(default_factory=dict)
+    layers: int = 1
 
     def write(self, path: Path, quantised: bool = False, **shards: Any) -> Path:
         """Write the file, its matrices as Q8_0 if asked; `shards` are GGUFWriter's options for splitting."""
         writer = gguf.GGUFWriter(path, self.arch, **shards)
         writer.add_embedding_length(HIDDEN)
         writer.add_feed_forward_length(INNER)
-        writer.add_block_count(2 if self.in_front else 1)
+        writer.add_block_count(self.layers + bool(self.in_front))
         writer.add_head_count(HEADS)
         writer.add_head_count_kv(KV_HEADS)
         writer.add_layer_norm_rms_eps(EPSILON)
@@ -123,9 +125,9 @@ class Tiny:
             type_, given = value if isinstance(value, tuple) else (KEY_TYPES[key], value)
             writer.add_key_value(f"{self.arch}.{key}", given, type_)
         layer = weights(self.arch, len(self.tokens) or VOCABULARY)
-        if self.in_front:
-            layer = {name.replace("blk.0.", "blk.1."): tensor for name, tensor in layer.items()} | dict(self.in_front)
-        for name, tensor in {**layer, **self.vectors}.items():
+        numbers = range(bool(self.in_front), self.layers + bool(self.in_front))
+        all_layers = {name.replace("blk.0.", f"blk.{n}."): tensor for n in numbers for name, tensor in layer.items()}
+        for name, tensor in {**all_layers, **self.in_front, **self.vectors}.items():
             narrow = quantised and tensor.ndim == 2 and tensor.shape[1] % 32 == 0
             data = gguf.quants.quantize(tensor, GGMLQuantizationType.Q8_0) if narrow else tensor
             writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType.Q8_0 if narrow else None)

@@ -21,7 +21,7 @@ from gguf_models import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny, llama_kept_byt
 
 import ropetool
 from ropetool import inspection
-from ropetool.errors import LossyExport
+from ropetool.errors import InvalidRope, LossyExport
 from ropetool.runtimes import llama_cpp_archs as archs
 from ropetool.spec import LayerRope, Regime
 
@@ -79,9 +79,12 @@ def test_an_extended_file_computes_what_transformers_does(
 
 
 @pytest.mark.parametrize("family", EXPORTED)
-def test_the_cache_is_as_large_as_llama_cpp_keeps_it(family: str, sources: dict[str, Path]) -> None:
+def test_the_cache_is_as_large_as_llama_cpp_keeps_it(family: str, sources: dict[str, Path], tmp_path: Path) -> None:
     """A note of 12 bytes stands beside each token, in each of the caches of full and of sliding layers."""
     file = sources[family].with_suffix(".gguf")
+    if family == "deepseek_v3":  # in that of the fixture the latent is as wide as the decoupled key
+        source = models.write(tmp_path / "model", family, {"kv_lora_rank": 48})
+        maker.export(source, file := tmp_path / "wide.gguf", outtype="f32")
     found = inspection.inspect(file)
     per_token = (llama_kept_bytes(file, range(1, 33)) - llama_kept_bytes(file, range(1, 17))) / 16
     assert per_token == 2 * found.cache_bytes(1) + 12 * len(found.kv_bytes)
@@ -165,3 +168,24 @@ def test_a_leaking_factor_is_refused_where_llama_cpp_would_leak_it(tmp_path: Pat
     file = headers.write(tmp_path / "header.gguf", "gemma3")
     with pytest.raises(LossyExport, match="sliding layers rotate by the same factor"):
         ropetool.plan(file, "yarn", factor=4, attention_factor=1.3)
+
+
+@pytest.mark.parametrize("layers", [8, 32, 40])
+def test_baichuan_rotates_with_32_layers_alone(layers: int, tmp_path: Path) -> None:
+    """llama.cpp takes 40 layers for the model with ALiBi, and gives those of any other number no positions at all."""
+    row = ROW[:48]
+    near, far = (
+        Tiny("baichuan", {archs.FREQ_BASE: theta}, layers=layers).write(tmp_path / f"{theta:g}.gguf")
+        for theta in (1e4, 1e6)
+    )
+    apart = models.apart(llama_row_logits(near, row), llama_row_logits(far, row))
+    entry = next(iter(inspection.inspect(near).rope.entries.values()))  # type: ignore[union-attr]
+    if layers == 32:
+        assert (apart > 20 * TOLERANCE, entry.rope_type) == (True, "default")
+        output = ropetool.apply(ropetool.plan(near, "linear", factor=4), near, tmp_path / "out.gguf").output
+        assert models.apart(llama_row_logits(near, row), llama_row_logits(output, row)) > 20 * TOLERANCE
+        return
+    assert (apart, entry.rope_type, entry.layers) == (0, "none", tuple(range(layers)))
+    assert "this baichuan file has no rotary positions" in inspection.inspect(near).notes[0]
+    with pytest.raises(InvalidRope, match="its full-attention layers do not rotate"):
+        ropetool.plan(near, "linear", factor=4)
