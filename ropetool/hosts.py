@@ -245,11 +245,7 @@ class HfHost:
         elif self.checkpoint.pickles:
             left = ", ".join(path.name for path in self.checkpoint.pickles)
             notes.append(f"pickles are left behind: {left}")
-        if "auto_map" in self.checkpoint.config:
-            notes.append(
-                "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class"
-            )
-        return tuple(notes)
+        return (*notes, *inspection.remote_code(self.checkpoint.config, self.family))
 
 
 def check_whole_heads(checkpoint: Checkpoint, family: Family, where: str) -> None:

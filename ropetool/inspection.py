@@ -12,6 +12,7 @@ from ropetool import families, kv_cache, names, provenance, runtimes
 from ropetool.errors import InvalidRope
 from ropetool.exported_rope import RUNTIME, read_exported
 from ropetool.families import Family, TrainedLength
+from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.formats import parts
 from ropetool.formats.gguf import Value, ValueType, read_shards
 from ropetool.formats.hf import Checkpoint, open_checkpoint, style
@@ -213,6 +214,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
             checkpoint.path, "hf", model_type, None, None, None, stated, (), {},
             (*notes, _why_as_written(model_type, families.text_type(config))),
         )  # fmt: skip
+    notes += remote_code(config, family)
     style.read(config, family, where)
     readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes(family))
     decoded = next((r.rope for r in readings if r.rope is not None), None)
@@ -223,6 +225,21 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         checkpoint.path, "hf", model_type, family, decoded, _trained_of(made, family.trained_length, decoded), stated, readings,
         kv_cache.of_config(config, family, decoded) if decoded else {}, tuple(notes), made,
     )  # fmt: skip
+
+
+def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
+    """Say of a model that names code of its own for which class the readings hold; nothing of any other."""
+    wrapper = WRAPPERS.get(family.stated)
+    if family.stated in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
+        return (
+            f"transformers has no class for {family.stated}, only the remote code of its repository, which ropetool never "
+            f"runs: what is said here holds for the built-in class of {family.model_type}",
+        )
+    if "auto_map" in config:
+        return (
+            "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class",
+        )
+    return ()
 
 
 def _why_as_written(model_type: str, inner: str) -> str:

@@ -85,11 +85,8 @@ def test_classes_that_build_one_text_model_ask_for_no_name(wrapper: str, text: s
         source = write_config(tmp_path / str(number), wrapped(wrapper, text, model_type=stated))
         found = inspection.inspect(source)
         assert found.family is not None
-        assert (found.model_type, found.family.model_type, found.notes) == (
-            wrapper,
-            text,
-            ("only config.json, no weights",),
-        )
+        assert (found.model_type, found.family.model_type) == (wrapper, text)
+        assert len(found.notes) == 2  # no weights, and remote code
         plan = ropetool.plan(source, "yarn", factor=4)
         assert {edit.path[0] for edit in plan.edits} == {WRAPPERS[wrapper].text}
     told = run("families", wrapper)
@@ -108,6 +105,34 @@ def test_a_text_model_that_a_switch_makes_another_is_unknown(off: bool | None, t
     assert 'the family "deepseek_v2 without use_mla" (of the text model of "deepseek_vl_v2")' in found.notes[-1]
     on = write_config(tmp_path / "on", wrapped("deepseek_vl_v2", "deepseek_v2", use_mla=True))
     assert ropetool.plan(on, "yarn", factor=4).edits
+
+
+REMOTE = (
+    "transformers has no class for {}, only the remote code of its repository, which ropetool never runs: what is said here "
+    "holds for the built-in class of {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        (wrapped("kimi_vl", "deepseek_v3"), REMOTE.format("kimi_vl", "deepseek_v3")),
+        (wrapped("internvl_chat", "qwen3"), REMOTE.format("internvl_chat", "qwen3")),
+        ({**configs.config("deepseek_v3", "v4"), "model_type": "kimi_k2"}, REMOTE.format("kimi_k2", "deepseek_v3")),
+        (
+            {**configs.config("llama", "v4"), "auto_map": {"AutoModel": "code.Model"}},
+            "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class",
+        ),
+        (wrapped("llava"), None),
+        (configs.config("llama", "v4"), None),
+    ],
+)
+def test_readings_say_when_they_are_not_of_the_code_that_runs(
+    config: dict[str, Any], note: str | None, tmp_path: Path
+) -> None:
+    source = write_config(tmp_path / "m", config)
+    for notes in (inspection.inspect(source).notes, ropetool.plan(source, "yarn", factor=4).notes):
+        assert [one for one in notes if "remote code" in one] == ([note] if note else [])
 
 
 def test_a_wrapper_may_hold_another_name() -> None:

@@ -5,6 +5,7 @@ Every type of wrapper that the installed transformers has and that ropetool hand
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from making import write_config
 
 import ropetool
 from ropetool import families, inspection
-from ropetool.families.wrappers import WRAPPERS
+from ropetool.families.wrappers import ALIASES, WRAPPERS
 from ropetool.verification.readback import read_back
 from ropetool.verification.rotary import TORCH_TOLERANCE, check_rotation, largest_difference
 from ropetool.verification.torch_library import quiet
@@ -68,6 +69,12 @@ def test_the_class_assumes_the_family_that_we_do(wrapper: str) -> None:
     if wrapper != "exaone4_5":  # which assumes it only where the whole text_config is absent
         assert found == WRAPPERS[wrapper].default
     assert families.find(found) is not None or wrapper in OTHERS
+
+
+def test_the_names_that_only_remote_code_has_are_said_to_be_such() -> None:
+    handed = [dataclasses.replace(families.get("llama"), stated=name) for name in (*WRAPPERS, *ALIASES)]
+    noted = {family.stated for family in handed if inspection.remote_code({}, family)}
+    assert noted == {*WRAPPERS, *ALIASES} - set(transformers.CONFIG_MAPPING)
 
 
 @pytest.mark.parametrize("name", families.names())
