@@ -228,8 +228,8 @@ def _apply_gguf(
                 write_patched(header, Patch(), stage)
             edited.append(stage.name)
         beside = _texts_beside(plan, headers[0].path, made.files, command) if sidecars else {}
-        made.finish(_record(plan, headers[0].path), beside)
         steps.end()
+        made.finish(_record(plan, headers[0].path), beside)
     lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
     return Applied(
         made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes

@@ -21,7 +21,7 @@ from ropetool.errors import CheckpointError, CorruptFile, OutputError
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
 from ropetool.formats.hf.jsontext import shown
-from ropetool.formats.output import check_output
+from ropetool.formats.output import Rule, check_output
 from ropetool.formats.regular import open_regular
 from ropetool.formats.transaction import staged
 from ropetool.inspection import first_file, is_gguf
@@ -170,21 +170,37 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
     """Put the certificate into the provenance file, whose other keys keep their text, or into `place`.
 
     Returns the file that was written; None, and nothing is written, for a checkpoint of others without a `place`.
-    Raises: what check_place does; OutputError if it cannot be written.
+    Raises: what check_place does; OutputError if it cannot be written, or is of other bytes since another command wrote
+    the checkpoint anew.
     """
-    if place is not None:
-        check_place(path, place)
     file = place or provenance.place(first_file(path))
-    found = read_optional_object(file)
-    if found is None and place is None:
-        return None
-    text, data = found or (f'{{\n  "schema": {SCHEMA}\n}}\n', {})
-    edit = Edit((provenance.CERTIFICATE,), data.get(provenance.CERTIFICATE, ABSENT), certificate.to_json())
     # The provenance lies inside a directory that ropetool made, so the file to keep apart from is its config.
     source = path / names.CONFIG_JSON if place is None and path.is_dir() else path
-    with staged(file, source, force=True) as stage:
-        stage.write_text(apply_edits(text, [edit], str(file)), encoding="utf-8", newline="")
-    return file
+    while True:
+        if place is not None:
+            check_place(path, place)
+        found = read_optional_object(file)
+        if found is None and place is None:
+            return None
+        text, data = found or (f'{{\n  "schema": {SCHEMA}\n}}\n', {})
+        edit = Edit((provenance.CERTIFICATE,), data.get(provenance.CERTIFICATE, ABSENT), certificate.to_json())
+        try:
+            with staged(file, source, force=True, may_replace=_only(found)) as stage:
+                stage.write_text(apply_edits(text, [edit], str(file)), encoding="utf-8", newline="")
+            return file
+        except OutputError:
+            if read_optional_object(file) == found:
+                raise
+        if fingerprint(path, certificate.full_hash) != certificate.fingerprint:
+            raise OutputError(
+                "was written anew by another command while this certificate was made, of the files that were there",
+                where=str(file), try_=escaping.command("ropetool", "verify", path, "--suite", certificate.suite),
+            )  # fmt: skip
+
+
+def _only(found: tuple[str, dict[str, Any]] | None) -> Rule:
+    """Return the rule that a file may be replaced as it was read, and not after another command has written it."""
+    return lambda path: "" if read_optional_object(path) == found else "has changed meanwhile"
 
 
 def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
@@ -222,9 +238,10 @@ def wider(held: Certificate, new: Certificate) -> str:
         more.append("all of it ran")
     if _rank(held.suite) > _rank(new.suite):
         more.append(f"the {held.suite} suite and not the {new.suite} one")
-    if set(held.lengths) > set(new.lengths):
-        more.append(f"lengths {', '.join(map(str, sorted({*held.lengths} - {*new.lengths})))} besides")
-    elif not held.lengths and held.longest > new.longest:
+    besides = sorted({*held.lengths} - {*new.lengths})
+    if besides and len({*held.lengths}) > len({*new.lengths}):
+        more.append(f"lengths {', '.join(map(str, besides))} besides")
+    elif held.longest > new.longest:
         more.append(f"up to {held.longest} tokens and not {new.longest}")
     if held.baseline is not None and new.baseline is None:
         more.append(f"the baseline {held.baseline}")

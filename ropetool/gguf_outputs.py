@@ -102,6 +102,7 @@ class GgufOutput:
 
     def finish(self, made: Provenance, beside: Mapping[Path, str]) -> None:
         """Write the record, which lists all, and these texts; what others wrote under such a name stays."""
+        self.transaction.flush()
         free = self.force or not self.files[0].exists()
         listed = list(self.staged)
         for place, text in beside.items():
@@ -116,8 +117,9 @@ class GgufOutput:
         files = listings.of_files(listed, [record.name])
         made = replace(made, files=files, set_id=listings.set_id(self.staged))
         provenance.write(made, self.transaction.stage(record, force=free), record)
-        for path in listings.leftovers(self.files[0], [record, *self.files, *beside]):
-            self.transaction.withdraw(path)
+        if self.force:
+            for path in listings.leftovers(self.files[0], [record, *self.files, *beside]):
+                self.transaction.withdraw(path)
 
     def _is_of_others(self, place: Path) -> bool:
         regular = place.is_file() and not place.is_symlink()

@@ -131,9 +131,10 @@ def files_rule(files: Sequence[Path], written: Collection[Path]) -> Rule:
 def leftovers(first: Path, written: Collection[Path]) -> list[Path]:
     """Return what stood beside an earlier file of this name by its record, is as it was, and is not written again."""
     made = _valid(first)
-    beside = [] if made is None else [e for e in made.files if e["name"].startswith(f"{first.name}.")]
-    found = ((first.with_name(entry["name"]), entry.get("size")) for entry in beside)
-    return [p for p, size in found if p not in written and p.is_file() and p.stat().st_size == size]
+    sizes = {} if made is None else {entry["name"]: entry.get("size") for entry in made.files}
+    beside = (name for name in sizes if name.startswith(f"{first.name}.") and Path(name).name == name)
+    found = (path for path in map(first.with_name, beside) if path not in written)
+    return [path for path in found if os.path.isfile(path) and path.stat().st_size == sizes[path.name]]
 
 
 def _valid(checkpoint: Path) -> Provenance | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import machine, names
-from ropetool.errors import CorruptFile, NotACheckpoint
+from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint
 from ropetool.formats import hub
 from ropetool.formats.hf import ABSENT, read_optional_object
 from ropetool.formats.hf.jsontext import SMALL, shown
@@ -83,21 +83,28 @@ def fingerprint(checkpoint: Path) -> str:
 
     Of a GGUF file it is the size, the time and the first MiB, which holds the rope keys. Cheap on purpose: it says
     whether a source is still the one that an output was made from.
+    Raises: CheckpointError if a file cannot be read.
     """
-    if checkpoint.is_file():
-        status = checkpoint.stat()
-        with open_regular(checkpoint) as file:
-            digest = hashlib.sha256(file.read(2**20))
-        digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
-    return _directory_fingerprint(checkpoint)
+    try:
+        return (_file_fingerprint if checkpoint.is_file() else _directory_fingerprint)(checkpoint)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(error.filename or checkpoint)) from error
+
+
+def _file_fingerprint(file: Path) -> str:
+    status = file.stat()
+    with open_regular(file) as opened:
+        digest = hashlib.sha256(opened.read(2**20))
+    digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def _directory_fingerprint(directory: Path) -> str:
     digest = hashlib.sha256(read_regular(directory / names.CONFIG_JSON, SMALL.chars))
     for path in sorted(directory.glob("*.safetensors")):
-        status = path.stat()
-        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+        if path.exists():  # a link to nowhere is left behind, and holds nothing
+            status = path.stat()
+            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -152,7 +159,10 @@ def source_problem(made: Provenance) -> str:
     source = Path(made.source)
     if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # of any text: pathlib's may raise
         return "is not there any more"
-    return "" if fingerprint(source) == made.source_fingerprint else "has changed"
+    try:
+        return "" if fingerprint(source) == made.source_fingerprint else "has changed"
+    except CheckpointError:
+        return "cannot be read"
 
 
 def lineage(checkpoint: Path) -> Iterator[Provenance]:

@@ -271,6 +271,54 @@ def test_a_failure_while_writing_leaves_the_file(output: Path, monkeypatch: pyte
     assert snapshot(output) == before
 
 
+def while_it_is_written(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Let other commands do this once between the reading of a record and the writing of its new text."""
+    real, works = certificate.apply_edits, [work]
+
+    def late(*args: Any) -> str:
+        text = real(*args)
+        if works:
+            works.pop()()
+        return text
+
+    monkeypatch.setattr(certificate, "apply_edits", late)
+
+
+def test_a_record_that_another_command_writes_meanwhile_is_not_put_back(
+    gguf_output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, first = gguf_output.with_name("m.gguf"), made(gguf_output)
+
+    def again() -> None:
+        ropetool.apply(ropetool.plan(source, "yarn", factor=8), source, gguf_output, force=True)
+
+    while_it_is_written(monkeypatch, again)
+    with pytest.raises(
+        OutputError, match="was written anew by another command while this certificate was made"
+    ) as refused:
+        write(gguf_output, first)
+    assert refused.value.where == str(provenance.beside(gguf_output))
+    assert refused.value.try_ == f"ropetool verify {gguf_output} --suite quick"
+    found = provenance.read(gguf_output)
+    assert found is not None
+    assert (found.plan["factor"], found.certificate) == (8, None)
+    assert state(gguf_output).name == certificate.NONE
+
+
+def test_of_two_certificates_at_a_time_the_last_one_stands_in_a_whole_record(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = output / "ropetool.json"
+
+    def rewritten() -> None:
+        record.write_text(json.dumps({**json.loads(record.read_text()), "note": "of another command"}))
+
+    while_it_is_written(monkeypatch, rewritten)
+    write(output, made(output))
+    assert json.loads(record.read_text())["note"] == "of another command"
+    assert read(output) == made(output)
+
+
 def test_a_split_model_has_one_certificate(tmp_path: Path) -> None:
     source = gguf_model(tmp_path / "m.gguf", shards=2)
     first = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "out.gguf").output
@@ -506,7 +554,8 @@ AGAINST = {**PASSED, "name": certificate.SAME_TABLES}
     [
         ({}, {"suite": "quick"}, "the standard suite and not the quick one"), ({}, {"lengths": (256, 2048)}, "lengths 512 besides"),
         ({}, {"baseline": None}, "the baseline model"), ({}, {}, ""), ({}, {"suite": "full"}, ""),
-        ({}, {"lengths": (64, 256, 512, 2048)}, ""), ({}, {"lengths": (64, 2048)}, ""), ({"suite": "own"}, {"suite": "quick"}, ""),
+        ({}, {"lengths": (64, 256, 512, 2048)}, ""), ({}, {"lengths": (64, 2048)}, "lengths 256, 512 besides"),
+        ({"suite": "own"}, {"suite": "quick"}, ""),
         ({}, {"suite": "full", "lengths": (256,)}, "lengths 512, 2048 besides"),
         ({}, {"suite": "quick", "lengths": (256,), "baseline": None},
          "the standard suite and not the quick one, lengths 512, 2048 besides, the baseline model"),
@@ -517,6 +566,10 @@ AGAINST = {**PASSED, "name": certificate.SAME_TABLES}
         ({"verdict": "partial", "checks": (NOT_RUN,)}, {"suite": "quick", "lengths": (256,)}, ""),
         ({"verdict": "partial", "checks": (NOT_RUN,)}, {"suite": "quick", "verdict": "partial", "checks": (NOT_RUN,)},
          "the standard suite and not the quick one"),
+        ({"lengths": (256, 2048)}, {"lengths": (512,), "longest": 512}, "lengths 256, 2048 besides"),
+        ({"lengths": (2048,)}, {"lengths": (256, 512), "longest": 512}, "up to 2048 tokens and not 512"),
+        ({"lengths": (256, 512), "longest": 512}, {"lengths": (1024, 2048)}, ""),
+        ({"lengths": (256, 2048)}, {"lengths": (512,), "longest": 512, "verdict": "fail", "checks": (FAILED,)}, ""),
         ({"lengths": (), "longest": 2048}, {"longest": 1024}, "up to 2048 tokens and not 1024"),
         ({"lengths": (), "longest": 2048}, {"longest": 2048}, ""),
         ({"checks": (PASSED, AGAINST)}, {}, "compared with another file of the model"), ({}, {"checks": (PASSED, AGAINST)}, ""),

@@ -19,6 +19,7 @@ from making import snapshot, write_model
 import ropetool
 from ropetool import listings, provenance
 from ropetool.errors import CheckpointError, OutputError
+from ropetool.formats import transaction
 from ropetool.formats.gguf import read_header, shard_paths
 
 SIDECARS = [".Modelfile", ".README.md", ".ropetool.json"]
@@ -179,7 +180,16 @@ def test_a_record_that_lists_a_neighbour_takes_nothing_of_it(source: Path, tmp_p
     target = extended(source, tmp_path / "out.gguf").output
     record = provenance.beside(target)
     data = json.loads(record.read_text())
-    for name in ("thesis.tex", "in/m.gguf", "../thesis.tex"):
+    names = (
+        "thesis.tex",
+        "in/m.gguf",
+        "../thesis.tex",
+        "out.gguf./../../x",
+        "out.gguf.\0",
+        f"out.gguf.{'x' * 300}",
+        "out.gguf.\ud800",
+    )
+    for name in (*names, "out.gguf.Modelfile"):  # the last one twice
         data["files"].append({"name": name, "size": 4})
     (tmp_path / "thesis.tex").write_text("mine")
     record.write_text(json.dumps(data))
@@ -193,6 +203,19 @@ def test_a_record_whose_file_is_gone_needs_no_force(source: Path, tmp_path: Path
     target.unlink()
     extended(source, target, 4)
     assert record_of(target).plan["factor"] == 4
+
+
+def test_without_force_nothing_that_is_not_written_again_goes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = extended(source, tmp_path / "out.gguf").output
+    target.rename(tmp_path / "moved.gguf")
+    modelfile = tmp_path / "out.gguf.Modelfile"
+    text = modelfile.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr("ropetool.publishing.texts_beside", lambda *_: {})
+        extended(source, target, 4)
+    assert modelfile.read_text() == text
 
 
 def test_force_on_a_folder_keeps_what_a_kill_in_it_has_set_aside(source: Path, tmp_path: Path) -> None:
@@ -250,6 +273,33 @@ def test_what_others_wrote_beside_a_file_stays(kind: str, name: str, force: bool
     assert place.name not in listed
     extended(source, tmp_path / "out.gguf", 4, force=True)
     assert not place.is_file() or place.read_text() == "# Written by ropetool, says the thief"
+
+
+@pytest.mark.parametrize("kind", ["extend", "export"])
+def test_what_others_write_beside_a_file_while_it_is_flushed_stays_and_the_output_too(
+    kind: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To flush a large model takes minutes."""
+    card, real = tmp_path / "out.gguf.README.md", transaction.flush
+
+    def flush(folder: Path) -> None:
+        if (folder / "out.gguf").exists():
+            card.write_text("mine")
+        real(folder)
+
+    monkeypatch.setattr(transaction, "flush", flush)
+    if kind == "extend":
+        notes: Any = extended(source, tmp_path / "out.gguf").notes
+    else:
+        model = Path(ropetool.__file__).parent / "demo" / "model"
+        notes = ropetool.export(model, tmp_path / "out.gguf", check=False).notes
+    assert f"{card} is left as it is: no record of ropetool lists it" in notes
+    assert card.read_text() == "mine"
+    assert card.name not in [entry["name"] for entry in record_of(tmp_path / "out.gguf").files]
+    monkeypatch.undo()
+    if kind == "extend":
+        extended(source, tmp_path / "out.gguf", 4, force=True)
+        assert card.read_text() == "mine"
 
 
 def test_what_the_earlier_output_had_and_the_new_one_has_not_goes_unless_it_was_changed(

@@ -12,7 +12,7 @@ import pytest
 from making import write_model
 
 from ropetool import provenance
-from ropetool.errors import CorruptFile
+from ropetool.errors import CheckpointError, CorruptFile
 from ropetool.provenance import Provenance
 
 GOOD = {"schema": 1, "source": "/m", "source_fingerprint": "ab", "trained_length": 512, "plan": {"method": "yarn"}}
@@ -53,6 +53,25 @@ def test_a_certificate_is_kept(tmp_path: Path) -> None:
     made = Provenance("/m", "ab", 512, {"method": "yarn"}, certificate={"verdict": "fail"})
     assert provenance.read(put(tmp_path, made.to_json())) == made
     assert "certificate" not in Provenance("/m", "ab", 512, {"method": "yarn"}).to_json()
+
+
+def test_a_source_that_the_system_does_not_give_is_named(tmp_path: Path) -> None:
+    """Of a record that somebody has written: this file is a regular one, and no byte of it at 0 can be read."""
+    source = Path("/proc/self/mem")
+    with pytest.raises(CheckpointError, match="cannot be read") as refused:
+        provenance.fingerprint(source)
+    assert refused.value.where == str(source)
+    assert provenance.source_problem(Provenance(str(source), "ab", 512, {})) == "cannot be read"
+
+
+def test_a_link_to_nowhere_among_the_weights_decides_nothing(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    before = provenance.fingerprint(model)
+    (model / "consolidated.safetensors").symlink_to("nowhere")
+    assert provenance.fingerprint(model) == before
+    (model / "consolidated.safetensors").unlink()
+    (model / "consolidated.safetensors").write_bytes(b"here")
+    assert provenance.fingerprint(model) != before
 
 
 def test_a_path_that_is_no_utf8_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,8 +109,9 @@ def write(
     by_libllama = is_made_by_libllama(choices.outtype)
     with _unwound_when_terminated(), gguf_outputs.gguf_output(target, source, force=force) as made:
         if by_libllama:
-            if not 0 < choices.limits.tensors < len(file.infos()):  # one file, as far as is known now
-                gguf_outputs.check([target], source, force=force)
+            expected = _expected(target, file, choices.limits)
+            if expected:
+                gguf_outputs.check(expected, source, force=force)
             file, found = _quantised(made.transaction.workspace(), file, choices, record, compared, progress)
             notes = _narrow_note(file.layout, choices.outtype)
         parts = split(file, choices.limits)
@@ -125,6 +126,13 @@ def write(
     notes += _leftovers_note(target, made.files) if choices.limits != Limits() else ()
     count = sum(len(part.infos()) for part in parts)
     return Written(tuple(made.files), count, total, found, tuple(made.sidecars), (*notes, *made.notes))
+
+
+def _expected(target: Path, file: File, limits: Limits) -> list[Path]:
+    """Return the files that a model will have once it is quantised, none where its size has a say in their number."""
+    if limits.nbytes and 0 < limits.tensors < len(file.infos()):
+        return []
+    return shard_paths(target, len(split(file, Limits(tensors=limits.tensors))))
 
 
 def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:

@@ -133,9 +133,13 @@ class Transaction:
         folder.mkdir(exist_ok=True)
         return folder
 
+    def flush(self) -> None:
+        """Bring what is staged to the disk, which may take minutes: so that what is decided after it stays true."""
+        flush(self._inside(NEW))
+
     def commit(self) -> None:
         """Bring all to the disk and give the staged files their names; what fails is rolled back."""
-        flush(self._inside(NEW))
+        self.flush()
         with alone_in(self._output.parent):
             for place in self._places:
                 self._check(place)  # again: writing may have taken hours

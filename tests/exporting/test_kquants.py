@@ -399,6 +399,20 @@ def test_what_exists_is_found_before_the_work(
         maker.export(source, tmp_path / "x.gguf", outtype="q4_k_m", **limits)
 
 
+@pytest.mark.parametrize("taken", ["x-00002-of-00003.gguf", "x-00001-of-00003.gguf.ropetool.json"])
+def test_parts_of_others_are_found_before_the_work_with_force_too(
+    taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = maker.checkpoint(tmp_path / "model", **WIDE)
+    for name in (taken, "x-00001-of-00003.gguf"):
+        (tmp_path / name).write_bytes(b"precious")
+    monkeypatch.delattr(kquants, "quantise")
+    with pytest.raises(OutputError, match="--force does not replace it") as refused:
+        maker.export(source, tmp_path / "x.gguf", outtype="q4_k_m", split_max_tensors=8, force=True)
+    assert refused.value.where == str(tmp_path / "x-00001-of-00003.gguf")
+    assert (tmp_path / taken).read_bytes() == b"precious"
+
+
 def test_libllama_gets_the_processors_that_this_process_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
