@@ -22,7 +22,6 @@ from ropetool.runtimes.llama_cpp_archs import Architecture
 from ropetool.spec import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
 
 Vector = npt.NDArray[np.float32]
-BETAS = (32.0, 1.0)  # the ends of YaRN's ramp where no key says others
 
 # Every key that scales a rotation: what an encoding does not state must not be in the file beside it.
 SCALING_KEYS = (
@@ -223,9 +222,9 @@ def _yarn_factor(target: RopeSet, arch: str, regime: Regime, rope_theta: float, 
 def betas(target: RopeSet, arch: str) -> tuple[float, float]:
     """Return the ends of YaRN's ramp that a file of this architecture can have for the target."""
     if keys.YARN_BETA_FAST not in keys.get(arch).keys:
-        return BETAS
-    params = rotating_entry(target).params
-    return float(params.get(names.BETA_FAST) or BETAS[0]), float(params.get(names.BETA_SLOW) or BETAS[1])
+        return keys.BETAS
+    params, (fast, slow) = rotating_entry(target).params, keys.BETAS
+    return float(params.get(names.BETA_FAST) or fast), float(params.get(names.BETA_SLOW) or slow)
 
 
 def _is_yarn(inv_freq: Array, source: Source, factor: float, ends: tuple[float, float]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 _CONTROL = "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 _IN_DATA = re.compile(f"[{_CONTROL}]")
 _IN_LINES = re.compile(f"(?!\n)[{_CONTROL}]")
+WHOLE = 1e16  # from here on a float has no digits for the units
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
@@ -59,6 +60,12 @@ def _spell(found: re.Match[str]) -> str:
 def command(*words: str | os.PathLike[str]) -> str:
     """Return a command line of these words."""
     return " ".join(map(word, words))
+
+
+def number(value: float) -> str:
+    """Return a number as a command line takes it, with all its digits; a whole one without a point."""
+    whole = float(value).is_integer() and abs(value) < WHOLE
+    return str(int(value)) if whole else repr(value)
 
 
 # A part of a word: in $'...', in quotes, behind a backslash, or bare.

@@ -13,7 +13,7 @@ from typing import NoReturn
 from ropetool import exported_layers, names, runtimes
 from ropetool.encodings_gguf import GgufEncoding, gguf_encodings, rotating_entry
 from ropetool.errors import ConfigError, LossyExport, RopetoolError
-from ropetool.escaping import command
+from ropetool.escaping import command, number
 from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.runtimes import GgufView, HfView, NotHeld, NotKnown, Refuses
 from ropetool.runtimes import llama_cpp_archs as keys
@@ -204,7 +204,7 @@ def _lossy(target: RopeSet, arch: str, rejected: list[str], where: str) -> Lossy
     if fixed and arch in REARCH:
         remedy = f"{command('ropetool', 'export', source, '--rearch', REARCH[arch][0])}, whose files hold any table"
     else:
-        factor = f"{entry.factor or 1:g}"
+        factor = number(entry.factor or 1)
         remedy = command("ropetool", "extend", source, "--method", "yarn", "--factor", factor, "--from", "original")
     return LossyExport(f"{arch} files cannot hold {what}: {'; '.join(rejected)}", where=where, try_=remedy)
 

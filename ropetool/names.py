@@ -12,8 +12,6 @@ TOKENIZER_JSON = "tokenizer.json"
 SAFETENSORS_INDEX_JSON = "model.safetensors.index.json"
 PROVENANCE_JSON = "ropetool.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-# Pickles that hold a trainer's state, not weights: carried along like any file, never loaded.
-TRAINER_STATE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "scaler.pt", "rng_state")
 PICKLE_INDEX_JSON = "pytorch_model.bin.index.json"
 
 # --- config.json

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ropetool import names
 from ropetool.errors import AmbiguousRope, InvalidRope
-from ropetool.escaping import command
+from ropetool.escaping import command, number
 from ropetool.hosts import Host
 from ropetool.methods import Source
 from ropetool.provenance import Provenance
@@ -43,7 +43,7 @@ class Wish:
     def command(self, source: str | Path, *more: str) -> str:
         """Return the command line of this wish on that source."""
         how = (
-            ("--factor", f"{self.factor:g}" if float(f"{self.factor:g}") == self.factor else repr(self.factor))
+            ("--factor", number(self.factor))
             if self.factor is not None
             else ("--target-length", str(self.target_length))
         )

@@ -12,6 +12,7 @@ from typing import Any
 from ropetool import names, runtimes
 from ropetool.encodings import IN_WEIGHTS
 from ropetool.errors import LossyExport
+from ropetool.escaping import number
 from ropetool.hosts import Host
 from ropetool.methods import Goal
 from ropetool.plans import Candidate
@@ -146,4 +147,4 @@ def _word(value: Any) -> str:
     """Return a parameter as the command line takes it; a list by its length."""
     if isinstance(value, list):
         return f"of {len(value)} divisors"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).lower() if isinstance(value, bool) else number(value) if isinstance(value, float) else str(value)

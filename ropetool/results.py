@@ -244,11 +244,6 @@ class VerifyResult:
         """0 for a pass, 3 for a fail, 1 for partial."""
         return {"pass": 0, "fail": 3, "partial": 1}[self.verdict]
 
-    @property
-    def worst_ratio(self) -> float | None:
-        """The largest ratio over all lengths."""
-        return max((entry.ratio for entry in self.lengths), default=None)
-
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""
         return {"schema": SCHEMA, "verdict": self.verdict, **_plain(dataclasses.asdict(self))}

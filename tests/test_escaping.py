@@ -15,7 +15,7 @@ import pytest
 
 import ropetool
 from ropetool.cli import COMMANDS
-from ropetool.escaping import command, escaped, visible, word, words
+from ropetool.escaping import command, escaped, number, visible, word, words
 
 NAMES = (
     "plain.gguf", "with blank", "$(touch x) ;a.gguf", "it's", 'say "a"', "back\\slash", "`touch x`", "*?[a]", "~", "#a", "-o",
@@ -95,6 +95,18 @@ def test_what_is_no_line_of_a_shell() -> None:
     for line in ("'a", 'a "b', "$'a\\'"):
         with pytest.raises(ValueError, match="no word"):
             words(line)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (4, "4"), (4.0, "4"), (1e6, "1000000"), (0.1 + 0.2, "0.30000000000000004"), (12.3456789, "12.3456789"), (-0.0, "0"),
+        (1e18, "1e+18"), (1e-18, "1e-18"), (1e300, "1e+300"), (float("inf"), "inf"), (float("nan"), "nan"),
+    ],
+)  # fmt: skip
+def test_a_number_keeps_its_digits(value: float, text: str) -> None:
+    assert number(value) == text
+    assert float(text) == value or value != value
 
 
 def test_a_path_is_never_taken_for_an_option() -> None:

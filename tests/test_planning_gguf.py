@@ -187,6 +187,10 @@ LOSSY: dict[str, tuple[str, dict[str, Any], str, str]] = {
         "yarn", {"params": {"beta_fast": 16}}, "beta_fast 16: llama.cpp reads neither yarn_beta_fast nor rope_freqs for this "
         "architecture", "--method yarn --factor 4",
     ),
+    "a beta of many digits": (
+        "yarn", {"params": {"beta_fast": 16.0000001}}, "beta_fast 16.0000001: llama.cpp reads neither yarn_beta_fast nor "
+        "rope_freqs for this architecture", "--method yarn --factor 4",
+    ),
     "both betas": (
         "yarn", {"params": {"beta_fast": 16, "beta_slow": 2}}, "beta_fast 16, beta_slow 2: llama.cpp reads neither "
         "yarn_beta_fast nor yarn_beta_slow nor rope_freqs for this architecture", "--method yarn --factor 4",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ropetool.encodings import METADATA, TENSORS, FileEdit
-from ropetool.escaping import escaped
+from ropetool.escaping import escaped, number
 from ropetool.formats.hf import ABSENT
 from ropetool.plans import BAKE, SCHEMA, Plan
 from ropetool.readings import CURRENT, ORIGINAL, UNSCALED
@@ -67,7 +67,7 @@ def _goal(plan: Plan) -> list[tuple[str, str]]:
     # Whether a model that came scaled was trained further with its scaling is not in its files.
     before = "trained" if plan.reading == UNSCALED else "original"
     return [
-        ("method", f"{plan.method}, factor {_number(plan.factor)}{_params(plan.params)}"),
+        ("method", f"{plan.method}, factor {number(plan.factor)}{_params(plan.params)}"),
         ("lengths", f"{before} {plan.trained_length}, new context {plan.max_position_embeddings}"),
         ("from", BASES.get(plan.reading, plan.reading)),
     ]
@@ -123,7 +123,7 @@ def _no_edits(plan: Plan) -> str:
 
 
 def _params(params: Mapping[str, Any]) -> str:
-    return "".join(f", {name} {_value(value)}" for name, value in params.items())
+    return "".join(f", {name} {number(v) if isinstance(v, float) else _value(v)}" for name, v in params.items())
 
 
 def _change(edit: FileEdit) -> str:
@@ -156,8 +156,3 @@ def _divisors(vector: Any) -> str:
 
 def _value(value: Any) -> str:
     return "(absent)" if value is ABSENT else json.dumps(value, ensure_ascii=False)
-
-
-def _number(value: float) -> str:
-    """Return a number with all its digits, a whole one without a point."""
-    return str(int(value)) if value == int(value) else repr(value)

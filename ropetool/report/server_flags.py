@@ -34,8 +34,7 @@ NEUTRAL = {
 }  # fmt: skip
 KINDS = {ValueType.STR: "str", ValueType.F32: "float", ValueType.U32: "int"}
 
-
-BETAS = {names.BETA_FAST: 32.0, names.BETA_SLOW: 1.0}
+BETAS = dict(zip((names.BETA_FAST, names.BETA_SLOW), keys.BETAS, strict=True))
 
 
 class Found(NamedTuple):

@@ -11,7 +11,10 @@ from functools import cache
 
 from ropetool.formats.gguf import ValueType
 from ropetool.formats.gguf.codec import shown
+from ropetool.rope import FAR_TURNS, NEAR_TURNS
 from ropetool.runtimes.base import NotKnown
+
+BETAS = (NEAR_TURNS, FAR_TURNS)  # the ends of YaRN's ramp where no key says others
 
 # --- spellings: keys carry the architecture's name and a dot in front
 ARCHITECTURE = "general.architecture"
@@ -145,7 +148,7 @@ class Architecture:
     @property
     def betas(self) -> tuple[float, float]:
         """The ends of YaRN's ramp where the file states none."""
-        return (8.0, 1.0) if self.name == "grok" else (32.0, 1.0)
+        return (8.0, 1.0) if self.name == "grok" else BETAS
 
     @property
     def takes_factor(self) -> bool:

@@ -87,6 +87,8 @@ def test_a_dry_run_prints_what_was_asked_for_in_full() -> None:
     )
     assert f"  method    longrope, factor 3.4133333333, long_factor {json.dumps(divisors)}\n" in done.out
     assert "..." not in done.out
+    done = run("extend", "model", *YARN, "-p", "beta_fast", "16", "-p", "beta_slow", "1.25", "--dry-run")
+    assert "  method    yarn, factor 4, beta_fast 16, beta_slow 1.25\n" in done.out
 
 
 def test_on_a_terminal_lines_keep_its_width_but_for_what_is_copied() -> None:

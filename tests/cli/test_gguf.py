@@ -144,7 +144,7 @@ def test_a_plan_file_is_applied_under_the_name_that_extend_would_give() -> None:
 
 
 SCHEMA = {
-    "schema", "source", "format", "family", "arch", "trained_length", "stated", "rope", "runtimes", "kv_cache_bytes",
+    "schema", "source", "format", "family", "arch", "trained_length", "trained_length_is", "stated", "rope", "runtimes", "kv_cache_bytes",
     "notes",
 }  # fmt: skip
 ENTRY = {
