@@ -19,7 +19,7 @@ from ropetool.edits_gguf import check_old_values, patch_of
 from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.families import Family
 from ropetool.formats import hub, linking
-from ropetool.formats.counting import counted
+from ropetool.formats.counting import counted, nobody
 from ropetool.formats.gguf import Patch, read_shards, write_patched
 from ropetool.formats.hf import (
     Checkpoint,
@@ -90,7 +90,7 @@ def apply(
     path = hub.local(source)
     if plan.format == "gguf":
         return _apply_gguf(
-            plan, path, Path(target), force=force, copy=copy, command=command, sidecars=sidecars, tell=progress or _ignore
+            plan, path, Path(target), force=force, copy=copy, command=command, sidecars=sidecars, tell=progress or nobody
         )  # fmt: skip
     checkpoint = open_checkpoint(path)
     card = publishing.read_card(checkpoint.path / publishing.CARD) if sidecars else None
@@ -103,7 +103,7 @@ def apply(
     target = Path(target)
     anew = {*edited, *([publishing.CARD] if card is not None else [])}
     unchanged = [path for path in carried if str(path) not in anew]
-    steps = _Steps(progress or _ignore, checkpoint.path, unchanged)
+    steps = _Steps(progress or nobody, checkpoint.path, unchanged)
     names_written = {*(path.as_posix() for path in carried), *anew, names.PROVENANCE_JSON, publishing.CARD}
     may_replace = listings.directory_rule(names_written)
     with (
@@ -158,10 +158,6 @@ class _Steps:
     def end(self) -> None:
         """Say that all is written, and is being brought to the disk."""
         self._tell("flushing to the disk", 0, 0)
-
-
-def _ignore(file: str, done: int, total: int) -> None:
-    """Be told of progress, and do nothing."""
 
 
 def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ropetool import listings, provenance, publishing
 from ropetool.formats.gguf import model_name, shard_paths
-from ropetool.formats.hidden import alone_in, settle
+from ropetool.formats.hidden import settle
 from ropetool.formats.output import Rule, check_output, check_place
 from ropetool.formats.transaction import Transaction, transaction
 from ropetool.provenance import Provenance
@@ -37,8 +37,7 @@ def settled(target: Path, source: Path) -> tuple[str, ...]:
     Raises: OutputError if this is no place for an output.
     """
     check_place(target, source)
-    with alone_in(target.parent):
-        return tuple(settle(target.with_name(_hidden_name(target))))
+    return tuple(settle(target.with_name(_hidden_name(target))))
 
 
 def _hidden_name(target: Path) -> str:

@@ -19,6 +19,7 @@ from ropetool.comparison.reading import Matrix, differing_bytes, same_bytes
 from ropetool.comparison.sides import Opened, opened
 from ropetool.diffs import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Side, TensorDiff
 from ropetool.formats import hub
+from ropetool.formats.counting import nobody
 from ropetool.relations import (
     CHANGED,
     CONVERTED,
@@ -44,7 +45,7 @@ def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -
     """
     first, second = opened(hub.local(a)), opened(hub.local(b))
     found = facts.compare_facts(first, second)
-    tensors = _tensors(first, second, found, progress or _ignore)
+    tensors = _tensors(first, second, found, progress or nobody)
     by_name = {tensor.name: tensor for tensor in tensors}
     nets = scores.net_scores(first, found.a, found.b, by_name) if found.a and found.b and tensors else ()
     return Diff(
@@ -205,7 +206,3 @@ def _fit(a: Matrix, b: Matrix, order: Ints | None, offset: float) -> RowFit:
 
 def _keys(matrix: Matrix) -> Keys:
     return np.concatenate([row_keys(matrix.read(*part)) for part in matrix.chunks()])
-
-
-def _ignore(tensor: str, done: int, total: int) -> None:
-    """Be told of progress, and do nothing."""

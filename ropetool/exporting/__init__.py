@@ -22,6 +22,7 @@ from ropetool.exporting.outtypes import AUTO, check_outtype
 from ropetool.exporting.preparing import Prepared, Wish, prepare
 from ropetool.exporting.splitting import limits_of
 from ropetool.formats import hub
+from ropetool.formats.counting import nobody
 from ropetool.provenance import Provenance
 from ropetool.results import Check
 from ropetool.stamps import stamp
@@ -123,7 +124,7 @@ def export_checkpoint(
     values = {**ready.values, **stamp(ready.host.made, ready.bakes, found)}
     values |= kquants.stated(matrix, entries) if matrix is not None else {}
     trained = _trained_length(ready)
-    tell = progress or _ignore
+    tell = progress or nobody
 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
@@ -192,7 +193,3 @@ def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Ch
         str(hub.absolute(host.path)), provenance.fingerprint(host.path), trained_length, host.made.plan if host.made else {},
         export=export | {name: value for name, value in more.items() if value},
     )  # fmt: skip
-
-
-def _ignore(tensor: str, done: int, total: int) -> None:
-    """Be told of progress, and do nothing."""

@@ -13,11 +13,11 @@ from contextvars import ContextVar
 Moved = Callable[[int], None]
 
 
-def _nobody(nbytes: int) -> None:
-    """Be told, and do nothing."""
+def nobody(*_: object) -> None:
+    """Be told of progress, and do nothing."""
 
 
-_listener: ContextVar[Moved] = ContextVar("listener", default=_nobody)
+_listener: ContextVar[Moved] = ContextVar("listener", default=nobody)
 
 
 def moved(nbytes: int) -> None:

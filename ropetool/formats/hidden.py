@@ -36,23 +36,24 @@ def settle(output: Path) -> list[str]:
     """Roll back what dead processes began on this output, remove what they left, and return notes of it.
 
     The folder of a living process, of this one too, is left alone, and so is one that cannot be rolled back.
+    Raises: what alone_in does.
     """
     notes = []
-    for hidden in sorted(output.parent.glob(escape(hidden_start(output).name) + "??????")):
-        if not _HIDDEN.fullmatch(hidden.name):
-            continue
-        with _taken_over(hidden) as dead:
-            if not dead:
-                continue
-            try:
-                returned = clear(hidden)
-            except (OSError, CheckpointError) as error:
-                notes.append(f"{hidden} is of a process that is gone, and {why_kept(hidden, error)}")
-                continue
-            notes.append(f"removed {hidden}, which a process that is gone had left")
-            if returned:
-                notes.append(f"put back {', '.join(returned)}, which it had taken away")
+    with alone_in(output.parent):
+        for hidden in sorted(output.parent.glob(escape(hidden_start(output).name) + "??????")):
+            if _HIDDEN.fullmatch(hidden.name):
+                with _taken_over(hidden) as dead:
+                    notes += _settled(hidden) if dead else []
     return notes
+
+
+def _settled(hidden: Path) -> list[str]:
+    try:
+        returned = clear(hidden)
+    except (OSError, CheckpointError) as error:
+        return [f"{hidden} is of a process that is gone, and {why_kept(hidden, error)}"]
+    removed = f"removed {hidden}, which a process that is gone had left"
+    return [removed, *([f"put back {', '.join(returned)}, which it had taken away"] if returned else [])]
 
 
 def set_aside(path: Path) -> list[Path] | None:
@@ -113,7 +114,7 @@ def make_hidden(hidden: Path) -> tuple[bool, int | None]:
     except FileNotFoundError:  # a process that settles took it for that of a dead one, before it had a lock
         return False, None
     held = _try_lock(lock)
-    if held and _same(lock, hidden / _LOCK):
+    if held and is_open_as(lock, hidden / _LOCK):
         return True, lock
     os.close(lock)
     return held is None, None
@@ -132,7 +133,7 @@ def _taken_over(hidden: Path) -> Iterator[bool]:
         yield isinstance(error, FileNotFoundError) and _is_empty(hidden)
         return
     try:
-        yield _try_lock(lock) is True and _same(lock, hidden / _LOCK)
+        yield _try_lock(lock) is True and is_open_as(lock, hidden / _LOCK)
     finally:
         os.close(lock)
 
@@ -157,7 +158,8 @@ def _try_lock(descriptor: int) -> bool | None:
     return True
 
 
-def _same(descriptor: int, path: Path) -> bool:
+def is_open_as(descriptor: int, path: Path) -> bool:
+    """Return whether a path still is the file of this descriptor: whoever removes a lock may do so before it is taken."""
     return os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))
 
 

@@ -102,8 +102,7 @@ class Transaction:
 
     def open(self) -> None:
         """Settle what dead processes left, and make the hidden folder."""
-        with alone_in(self._output.parent):
-            self.notes += settle(self._called_after)
+        self.notes += settle(self._called_after)
         if self._directory:
             self._check(_Place(self._output, self._force))
         done = False

@@ -16,6 +16,7 @@ from typing import IO, TypeVar
 import numpy as np
 
 from ropetool import machine
+from ropetool.formats.hidden import is_open_as
 from ropetool.spec import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
@@ -64,7 +65,10 @@ class Journal:
         except (OSError, ImportError) as error:
             self.problem = f"{self.path.parent} takes no locks ({error})"
         else:
-            return lock
+            if is_open_as(lock.fileno(), Path(lock.name)):
+                return lock
+            lock.close()  # a run that ended meanwhile has removed it
+            return self._locked()
         lock.close()
         return None
 
@@ -131,13 +135,13 @@ class Journal:
         return otherwise
 
     def close(self, *, remove: bool) -> None:
-        """Close the journal, and remove it when the run is complete."""
+        """Close the journal, remove its lock, and the journal too when the run is complete."""
         if self._base is not None:
             self._base.close()
         if self._lock is not None:
-            if remove:
+            for path in ([self.path] if remove else []) + [Path(self._lock.name)]:
                 with suppress(OSError):
-                    self.path.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
             self._lock.close()
 
 

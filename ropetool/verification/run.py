@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from ropetool.errors import ConfigError
 from ropetool.formats import hub
+from ropetool.formats.counting import nobody
 from ropetool.results import Check, DivergenceResult, VerifyResult
 from ropetool.verification import estimate, gate, suites
 from ropetool.verification.corpus import read_corpus
@@ -109,7 +110,7 @@ def verify(
     def make(path: Path) -> Runner:
         return runner(path, device=device, dtype=dtype, report=notes.append)
 
-    tell = progress or _ignore
+    tell = progress or nobody
     with ExitStack() as stack:
         runners = {role: stack.enter_context(closing(make(path))) for role, path in paths.items()}
         around = runners if wrap is None else {role: wrap(made, role) for role, made in runners.items()}
@@ -277,10 +278,6 @@ def _judged(
     if divergence is not None and against is not None:
         checks += gate.kl_checks(divergence, own, against.quantised, limits)
     return checks
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Be told of progress, and do nothing."""
 
 
 def _check(lengths: Sequence[int], trained_length: int, segments: int) -> None:

@@ -370,6 +370,21 @@ def test_names_change_in_one_process_at_a_time(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "out-3").read_text() == "new"
 
 
+def test_what_the_dead_left_is_settled_by_one_process_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = killed_between(tmp_path, KINDS["parts"])
+    monkeypatch.setattr(hidden, "_PATIENCE", 0.05)
+    lock = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(OutputError, match="another process is changing names in it"):
+            hidden.settle(tmp_path / "out")
+    finally:
+        os.close(lock)
+    assert left.is_dir()
+
+
 @pytest.mark.parametrize("name", [".out.ropetool-notes1", ".out.ropetool-abcdef", ".other.ropetool-abcdef"])
 def test_what_only_has_such_a_name_is_left_alone(name: str, tmp_path: Path) -> None:
     """A file, a folder without our lock, the folder of another output."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,6 +114,37 @@ def test_a_second_run_of_the_same_kind_leaves_the_first_ones_figures_alone(tmp_p
     assert first.rows == 4
     first.close(remove=False)
     assert Journal("run", resume=True).rows == 4
+
+
+@pytest.mark.parametrize("remove", [False, True])
+def test_no_lock_stays(remove: bool, tmp_path: Path) -> None:
+    journal = Journal("run", resume=False)
+    (lock,) = tmp_path.rglob("*.lock")
+    assert lock.exists()
+    journal.close(remove=remove)
+    assert [path.suffix for path in tmp_path.rglob("*.*")] == ([] if remove else [".sqlite"])
+
+
+def test_a_lock_that_is_removed_before_it_is_taken_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that ends at this moment: two more must not both believe that they are alone."""
+    real, removed = fcntl.flock, list[Path]()
+
+    def late(lock: Any, flags: int) -> None:
+        if not removed:
+            removed.append(Path(lock.name))
+            removed[0].unlink()
+        real(lock, flags)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    first = Journal("run", resume=False)
+    assert (first.problem, removed[0].exists()) == ("", True)
+    second = Journal("run", resume=False)
+    assert second.problem == "another process is at the same run"
+    second.close(remove=True)
+    first.close(remove=True)
+    assert not list(tmp_path.rglob("*.*"))
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
