@@ -17,7 +17,7 @@ from glob import escape
 from pathlib import Path
 
 from ropetool.errors import CheckpointError, OutputError
-from ropetool.formats.renames import JOURNAL, Order, earlier_files
+from ropetool.formats.renames import JOURNAL, OLD, Order, earlier_files
 
 if sys.platform != "win32":
     import fcntl
@@ -69,6 +69,8 @@ def set_aside(path: Path) -> list[Path] | None:
 
 def why_kept(hidden: Path, error: OSError | CheckpointError) -> str:
     """Return why `clear` has left a hidden folder, and whether earlier files are in it, as the end of a sentence."""
+    if isinstance(error, FileExistsError):
+        return f"was left, with the earlier files in {hidden / OLD}: other files have their names"
     reason = error.strerror if isinstance(error, OSError) else str(error)
     earlier = ", with the earlier files, which the next run puts back" if _may_hold_earlier(hidden) else ""
     return f"was left{earlier}: it cannot be removed ({reason})"

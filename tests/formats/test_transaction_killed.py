@@ -452,6 +452,19 @@ def test_where_a_journal_cannot_be_read_the_earlier_files_are_kept_for_a_run_tha
     assert snapshot(tmp_path) == {"source": None, **dict.fromkeys(sorted(KINDS["parts"]), "old")}
 
 
+def test_earlier_files_whose_names_are_taken_stay_and_are_named(tmp_path: Path) -> None:
+    """Written by a run that could not read the journal, say, or by the user."""
+    left = killed_between(tmp_path, KINDS["parts"])
+    put(tmp_path / "out-1", "parts", "mine")
+    for _ in range(2):
+        assert hidden.settle(tmp_path / "out") == [
+            f"{left} is of a process that is gone, and was left, with the earlier files in {left / 'old'}: other files have "
+            "their names"
+        ]
+    assert (tmp_path / "out-1").read_text() == "mine"
+    assert (left / "old" / "out-1").read_text() == "old"
+
+
 def a_pipe(journal: Path) -> None:
     journal.unlink()
     os.mkfifo(journal)
