@@ -201,7 +201,7 @@ def test_a_repository_of_pickles_is_described(hub: Hub, demo: Path) -> None:
     for path in demo.glob("*.safetensors"):
         path.unlink()
     (note,) = [note for note in inspection.inspect("acme/demo").notes if "pickles" in note]
-    assert note.endswith(" acme/demo demo-safetensors")  # what fetches them too
+    assert note.endswith(" acme/demo demo-safetensors`")  # what fetches them too
 
 
 def test_an_adapter_on_the_hub_is_no_model(hub: Hub, demo: Path) -> None:
