@@ -5,14 +5,13 @@ The source is only read; an old value that is no longer there stops everything b
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import families, inspection, listings, names, provenance, publishing
+from ropetool import families, identity, inspection, listings, names, provenance, publishing
 from ropetool.baking import BakedTensor, bake_tensors, marks
 from ropetool.baking.gguf_writing import bake_gguf, gguf_marks
 from ropetool.edits_gguf import check_old_values, patch_of
@@ -36,12 +35,12 @@ from ropetool.formats.hf import (
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.transaction import transaction
 from ropetool.gguf_outputs import gguf_output
+from ropetool.identity import Identity
 from ropetool.inspection import RuntimeReading
 from ropetool.plans import BAKE, Plan
 from ropetool.provenance import Provenance
 from ropetool.runtimes import GgufView
 from ropetool.serving import commands, gguf_lines, serving_lines
-from ropetool.spec import TABLE_TOLERANCE, RopeSet
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
 _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
@@ -97,6 +96,7 @@ def apply(
     family = _family(plan, checkpoint)
     edited = _edited_texts(plan, checkpoint)
     _check_outcome(plan, checkpoint, family, edited)
+    _check_identity(plan, identity.of_checkpoint(checkpoint), checkpoint.path)
     weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint)
     placed: Counter[str] = Counter()
@@ -209,6 +209,7 @@ def _apply_gguf(
     patch = patch_of(plan.edits)
     for runtime in plan.runtimes:
         _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
+    _check_identity(plan, identity.of_gguf(headers, view.values, plan.family), headers[0].path)
     placed, edited = Counter[str](), list[str]()
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
     with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
@@ -279,23 +280,23 @@ def _check_outcome(plan: Plan, checkpoint: Checkpoint, family: Family, texts: Ma
 
 
 def _check_reading(plan: Plan, reading: RuntimeReading, where: str) -> None:
-    if reading.rope is None or not _as_planned(plan, reading.rope):
+    if plan.target is None:
         raise PlanMismatch(
-            f"with the plan's edits {reading.name} would not compute the plan's table: another key has changed",
+            "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
             where=where, try_=_PLAN_AGAIN,
+        )  # fmt: skip
+    differences = [reading.refuses] if reading.rope is None else plan.target.differences(reading.rope)
+    if differences:
+        raise PlanMismatch(
+            f"with the plan's edits {reading.name} would not compute what was planned "
+            f"({'; '.join(map(str, differences))}): another key has changed", where=where, try_=_PLAN_AGAIN,
         )  # fmt: skip
 
 
-def _as_planned(plan: Plan, found: RopeSet) -> bool:
-    tables = {t: entry.table for t, entry in found.entries.items() if entry.table and entry.table.rule is None}
-    planned = plan.rope_tables()
-    softmax = found.entries[names.FULL_ATTENTION].softmax_multiplier
-    return (
-        found.max_position_embeddings == plan.max_position_embeddings
-        and math.isclose(softmax, plan.softmax_multiplier, rel_tol=TABLE_TOLERANCE)
-        and tables.keys() == planned.keys()
-        and all(table.agrees(planned[layer_type]) for layer_type, table in tables.items())
-    )
+def _check_identity(plan: Plan, now: Identity, where: Path) -> None:
+    changed = plan.identity.change(now) if plan.identity is not None else ""
+    if changed:
+        raise PlanMismatch(f"{changed} changed since the plan was made", where=str(where), try_=_PLAN_AGAIN)
 
 
 def _sorted_out(checkpoint: Checkpoint) -> tuple[list[Path], tuple[str, ...]]:

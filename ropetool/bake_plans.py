@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import inspection, names, provenance
+from ropetool import identity, inspection, names, provenance
 from ropetool.bake_presumed import presumed, remarks, with_rows
 from ropetool.baking import Bake, TensorEdit, View, described, drop_pairs, growth, marks, view_of
 from ropetool.baking import bakes as hf
@@ -29,12 +29,14 @@ from ropetool.formats import hub
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import Checkpoint, Header, headers, read_optional_object
 from ropetool.hosts import HfHost, adapter_notes
-from ropetool.planning import dissenters, tables_of
+from ropetool.identity import Identity
+from ropetool.planning import dissenters
 from ropetool.plans import BAKE, Plan
 from ropetool.readings import CURRENT
 from ropetool.runtimes import GgufView, folded
 from ropetool.spec import RopeSet
 from ropetool.stamps import removal
+from ropetool.targets import tables_of
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
 LAYOUTS = ("half", "interleaved")
@@ -195,7 +197,8 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
         changed = _Changed((), tuple(edits), {}, notes, dtype, with_rows(made.tensors))
     else:
         changed = _Changed(made.tensors, tuple(edits), marks(made.tensors, weights), notes, dtype, _words(made.tensors))
-    return _plan(host.format, host.runtime, host.style, host.name, path, kind, wish, read, changed)
+    now = host.identity()
+    return _plan(host.format, host.runtime, host.style, host.name, path, kind, wish, read, changed, now)
 
 
 def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
@@ -217,7 +220,8 @@ def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
         baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype,
         _words(baked.tensors),
     )  # fmt: skip
-    return _plan("gguf", LLAMA_CPP, "GGUF", arch, path, kind, wish, read, changed)
+    now = identity.of_gguf(files, model.values, arch)
+    return _plan("gguf", LLAMA_CPP, "GGUF", arch, path, kind, wish, read, changed, now)
 
 
 @dataclass(frozen=True)
@@ -309,7 +313,7 @@ def index_edits(
 
 def _plan(
     file_format: str, runtime: str, style: str, family: str, path: Path, kind: Kind, wish: Wish, read: RopeSet,
-    changed: _Changed,
+    changed: _Changed, now: Identity,
 ) -> Plan:  # fmt: skip
     softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
     trained = inspection.inspect(path).trained_length or read.max_position_embeddings
@@ -317,6 +321,7 @@ def _plan(
         file_format, family, BAKE, 1.0, {"bake": kind.name, **wish.stated()}, CURRENT, trained,
         read.max_position_embeddings, (runtime,), style, tables_of(read), softmax, changed.edits, (), changed.notes,
         "baked", changed.words, changed.tensors, changed.weight_files, changed.bake_dtype,
+        read, now,
     )  # fmt: skip
 
 

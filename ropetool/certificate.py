@@ -16,13 +16,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ropetool import escaping, names, provenance
+from ropetool import escaping, identity, names, provenance
 from ropetool.errors import CheckpointError, CorruptFile, OutputError
 from ropetool.formats.gguf import read_shards
 from ropetool.formats.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
 from ropetool.formats.hf.jsontext import shown
 from ropetool.formats.output import Rule, check_output
-from ropetool.formats.regular import open_regular
 from ropetool.formats.transaction import staged
 from ropetool.inspection import first_file, is_gguf
 from ropetool.spec import MAX_LENGTH
@@ -33,9 +32,7 @@ NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
 SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
 SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
 
-BLOCK = 64 << 10  # bytes
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
-_CHUNK = 1 << 20
 # What decides the tokens; transformers reads the last four beside an older tokenizer.
 _TEXTS = (
     names.CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, names.TOKENIZER_JSON, names.TOKENIZER_CONFIG_JSON,
@@ -113,15 +110,11 @@ def fingerprint(path: Path, full: bool = False) -> str:
     digest = hashlib.sha256()
     for label, file, data_start in _parts(Path(path)):
         try:
-            with open_regular(file) as opened:
-                size = os.fstat(opened.fileno()).st_size
-                digest.update(os.fsencode(f"{label}\0{size}\0"))
-                for begin, end in _spans(size, size if full else data_start):
-                    opened.seek(begin)
-                    for at in range(begin, end, _CHUNK):
-                        digest.update(opened.read(min(_CHUNK, end - at)))
+            size = file.stat().st_size
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
+        digest.update(os.fsencode(f"{label}\0{size}\0"))
+        identity.feed(digest, file, identity.spans(size, size if full else data_start, BLOCKS))
     return f"{'sha256' if full else 'sampled'}:{digest.hexdigest()}"
 
 
@@ -134,15 +127,6 @@ def _parts(path: Path) -> Iterator[tuple[str, Path, int | None]]:
     checkpoint = open_checkpoint(path)
     yield from ((name, path / name, None) for name in _TEXTS if (path / name).is_file())
     yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.weights)
-
-
-def _spans(size: int, data_start: int | None) -> list[tuple[int, int]]:
-    """Return which bytes count: all, or everything before the data and blocks of the data, its ends among them."""
-    if data_start is None or size - data_start <= (BLOCKS + 2) * BLOCK:
-        return [(0, size)]
-    last = size - BLOCK
-    blocks = [data_start + (last - data_start) * number // (BLOCKS + 1) for number in range(BLOCKS + 2)]
-    return [(0, data_start), *((begin, begin + BLOCK) for begin in blocks)]
 
 
 # --- the file

@@ -174,9 +174,7 @@ def _difference(target: RopeSet, view: GgufView) -> str:
         found = runtimes.get(RUNTIME).decode(view)
     except (Refuses, RopetoolError) as refusal:
         return f"llama.cpp refuses with {refusal}"
-    if found.max_position_embeddings != target.max_position_embeddings:
-        return f"context {found.max_position_embeddings} instead of {target.max_position_embeddings}"
-    return target.disagreement(found)
+    return "; ".join(map(str, target.differences(found)))
 
 
 def _list_notes(target: RopeSet) -> tuple[str, ...]:

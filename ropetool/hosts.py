@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ropetool import families, inspection, names, provenance
+from ropetool import families, identity, inspection, names, provenance
 from ropetool.baking import Rest, TensorEdit, marks, rest_edits, rest_words, view_of
 from ropetool.edits_gguf import edits_of, patch_of
 from ropetool.encodings import FileEdit, Way, config_edits, encodings
@@ -22,6 +22,7 @@ from ropetool.formats import parts
 from ropetool.formats.gguf import GgufHeader, read_shards
 from ropetool.formats.hf import Checkpoint, Edit, apply_edits, headers, open_checkpoint, parse_object, style
 from ropetool.formats.hf.jsontext import shown
+from ropetool.identity import Identity
 from ropetool.inspection import RuntimeReading
 from ropetool.methods import Derived
 from ropetool.provenance import Provenance
@@ -90,6 +91,9 @@ class Host(Protocol):
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
     ) -> list[Way]:
         """Return the ways to write the target, in order of preference."""
+
+    def identity(self) -> Identity:
+        """Return what tells whether the source is still this one."""
 
     def bake(self, rests: Mapping[str, Rest]) -> Baking:
         """Return the edits of weights that carry what the keys leave to them.
@@ -224,6 +228,9 @@ class HfHost:
             for name, keys, baked in encodings(entry, derived, trained_length, self.family)
         ]
 
+    def identity(self) -> Identity:
+        return identity.of_checkpoint(self.checkpoint)
+
     def bake(self, rests: Mapping[str, Rest]) -> Baking:
         words = rest_words(rests)
         if self.checkpoint.config_only:
@@ -328,6 +335,9 @@ class GgufHost:
         assert entry.rope_theta is not None
         found = gguf_encodings(_with_betas(target, derived), self.name, entry.rope_theta, factor)
         return [Way(encoding.name, edits_of(encoding, self.name, self.view)) for encoding in found]
+
+    def identity(self) -> Identity:
+        return identity.of_gguf(self.headers, self.view.values, self.name)
 
     def bake(self, rests: Mapping[str, Rest]) -> Baking:
         raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.where)

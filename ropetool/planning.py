@@ -22,8 +22,9 @@ from ropetool.plans import Candidate, Plan
 from ropetool.readings import CURRENT, Wish, find_start
 from ropetool.refusing import Alternative, lossy, lossy_gguf
 from ropetool.spec import LayerRope, RopeSet, RopeTable
+from ropetool.targets import tables_of
 
-__all__ = ["Candidate", "Plan", "make_plan", "tables_of"]
+__all__ = ["Candidate", "Plan", "make_plan"]
 
 ROTARY, SCORE = SCOPES = ("rotary", "score")
 
@@ -85,7 +86,7 @@ def make_plan(
         start.reading, start.trained_length, derived.max_position_embeddings, wanted, host.style,
         tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, tuple(edits), tuple(tried),
         notes, _suffix(chosen, goal, target_length, typed),
-        kept.baking.words, kept.baking.tensors, kept.baking.weight_files,
+        kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=host.identity(),
     )  # fmt: skip
 
 
@@ -280,9 +281,7 @@ def _difference(found: RuntimeReading, target: RopeSet) -> str:
         if not found.known:
             return f"not known: {found.refuses}"
         return f"stops with {found.refuses}" if found.stops else found.refuses
-    if found.rope.max_position_embeddings != target.max_position_embeddings:
-        return f"context {found.rope.max_position_embeddings} instead of {target.max_position_embeddings}"
-    return target.disagreement(found.rope)
+    return "; ".join(map(str, target.differences(found.rope)))
 
 
 def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:
@@ -294,18 +293,6 @@ def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_le
         decoded, entries={**decoded.entries, **changed},
         max_position_embeddings=derived.max_position_embeddings, original_max_position_embeddings=trained_length,
     )  # fmt: skip
-
-
-def tables_of(target: RopeSet) -> dict[str, Any]:
-    """Return the target tables as plain data, by layer type; one that follows the length has no regimes to state."""
-    return {
-        layer_type: [
-            {"up_to": r.up_to, "attention_factor": r.attention_factor, "inv_freq": r.inv_freq.tolist()}
-            for r in entry.table.regimes
-        ]
-        for layer_type, entry in target.entries.items()
-        if entry.table is not None and entry.table.rule is None
-    }
 
 
 def _length_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:

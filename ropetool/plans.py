@@ -17,10 +17,13 @@ from ropetool.formats.gguf import model_name
 from ropetool.formats.hf import read_object
 from ropetool.formats.hf.jsontext import ABSENT, is_text, shown
 from ropetool.formats.hf.typed import NUMBER, OBJECT, TEXT, Kind, checked, list_of, taken, whole
+from ropetool.identity import Identity
 from ropetool.readings import ORIGINAL
-from ropetool.spec import MAX_LENGTH, Regime, RopeTable
+from ropetool.spec import MAX_LENGTH, RopeSet, RopeTable
+from ropetool.targets import rope_tables, target_json, target_of
 
-SCHEMA = 1
+SCHEMA = 2
+SCHEMAS = (1, SCHEMA)  # the first knows tables and lengths alone
 FORMATS = ("hf", "gguf")
 MAX_REASON = 300  # characters of a reason that quotes a value of the file
 # An edit of a row costs 16 bytes when it is carried out. The most rows known are 2 million: 126 layers of 16,384 queries
@@ -41,8 +44,10 @@ class Candidate:
 class Plan:
     """What will be written, and why: everything that `apply` needs and a reader wants to check.
 
-    tables: what every runtime asked for will compute, by layer type, with the regimes of each; a table that follows
-    the length has none. softmax_multiplier: what the whole score is multiplied by (MLA). bakes: what goes into weights,
+    target: what every runtime asked for will compute; None in a plan of an earlier version, which has its tables and
+    softmax_multiplier alone. tables: those of the target by layer type, with the regimes of each; a table that follows
+    the length has none. softmax_multiplier: what the whole score is multiplied by (MLA). identity: of the source, but for
+    positions. bakes: what goes into weights,
     in words; tensors: the same as edits, empty where the source has no weights at hand. weight_files: the files that
     they touch, with what tells whether each is still the same. bake_dtype: what scaled tensors are stored in, empty for
     their own type.
@@ -68,18 +73,27 @@ class Plan:
     tensors: tuple[TensorEdit, ...] = ()
     weight_files: Mapping[str, str] = field(default_factory=dict)
     bake_dtype: str = ""
+    target: RopeSet | None = field(default=None, compare=False)  # its arrays are compared by `differences`
+    identity: Identity | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain data, the form of a plan file."""
         return {
-            "schema": SCHEMA, "format": self.format, "family": self.family, "method": self.method, "factor": self.factor,
+            "schema": SCHEMAS[0] if self.target is None else SCHEMA, "format": self.format, "family": self.family,
+            "method": self.method, "factor": self.factor,
             "params": dict(self.params), "reading": self.reading, "trained_length": self.trained_length,
             "max_position_embeddings": self.max_position_embeddings, "runtimes": list(self.runtimes),
             "config_style": self.config_style, "tables": self.tables,
             "softmax_multiplier": self.softmax_multiplier, "edits": [edit.to_json() for edit in self.edits],
             "candidates": [{"name": c.name, "rejected": c.rejected} for c in self.candidates],
-            "notes": list(self.notes), "suffix": self.suffix, **self._baked_json(),
+            "notes": list(self.notes), "suffix": self.suffix, **self._baked_json(), **self._target_json(),
         }  # fmt: skip
+
+    def _target_json(self) -> dict[str, Any]:
+        target = {} if self.target is None else {"target": target_json(self.target)}
+        if self.identity is None:
+            return target
+        return {**target, "identity": {"settings": dict(self.identity.settings), "weights": self.identity.weights}}
 
     def _baked_json(self) -> dict[str, Any]:
         if not self.bakes:
@@ -96,13 +110,15 @@ class Plan:
         Raises: ConfigError if it is not one.
         """
         try:
-            if data["schema"] != SCHEMA or data["format"] not in FORMATS:
+            if data["schema"] not in SCHEMAS or data["format"] not in FORMATS:
                 raise ValueError(
-                    f"schema {shown(data['schema'])} for {shown(data['format'])}; this version reads {SCHEMA} for "
-                    f"{' and '.join(FORMATS)}"
+                    f"schema {shown(data['schema'])} for {shown(data['format'])}; this version reads "
+                    f"{' and '.join(map(str, SCHEMAS))} for {' and '.join(FORMATS)}"
                 )
             for key, kind in _KINDS.items():
                 checked(data[key], kind, key, "")
+            for key in ("target", "identity") if data["schema"] == SCHEMA else ():
+                checked(data[key], OBJECT, key, "")
             for key, kind in _BAKED_KINDS.items():
                 taken(data, key, kind, "", None)
             plan = cls(
@@ -114,6 +130,8 @@ class Plan:
                 candidates=tuple(map(_candidate, data["candidates"])), notes=tuple(data["notes"]), suffix=data["suffix"],
                 bakes=tuple(data.get("bakes") or ()), tensors=_tensor_edits(data.get("tensors") or ()),
                 weight_files=data.get("weight_files") or {}, bake_dtype=data.get("bake_dtype") or "",
+                target=target_of(data["target"], data["tables"]) if data["schema"] == SCHEMA else None,
+                identity=_identity(data["identity"]) if data["schema"] == SCHEMA else None,
             )  # fmt: skip
             plan.rope_tables()
             if Path(plan.suffix).name != plan.suffix:
@@ -136,10 +154,7 @@ class Plan:
 
     def rope_tables(self) -> dict[str, RopeTable]:
         """Return `tables` as data that can be compared."""
-        return {
-            layer_type: RopeTable(tuple(Regime(r["inv_freq"], r["attention_factor"], r["up_to"]) for r in regimes))
-            for layer_type, regimes in self.tables.items()
-        }
+        return rope_tables(self.tables)
 
     def output_beside(self, source: Path) -> Path:
         """Return the default output, called after method and reach: beside the source as it was named, never in a hub cache.
@@ -150,6 +165,11 @@ class Plan:
         name, end = (model_name(place), place.suffix) if self.format == "gguf" else (place.name, "")
         made = provenance.read(inspection.first_file(source)) if self.reading == ORIGINAL else None
         return place.with_name(f"{name if made is None else provenance.unsuffixed(name, made)}-{self.suffix}{end}")
+
+
+def _identity(data: Any) -> Identity:
+    place = "identity"
+    return Identity(taken(data, "settings", _STATED, place), taken(data, "weights", TEXT, place))
 
 
 def _candidate(data: Any) -> Candidate:
@@ -190,9 +210,10 @@ _KINDS = {
     "softmax_multiplier": NUMBER, "edits": list_of(OBJECT, MAX_LIST), "candidates": list_of(OBJECT, MAX_LIST),
     "notes": _TEXTS, "suffix": TEXT,
 }  # fmt: skip
+_STATED = Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values())))
 _BAKED_KINDS = {
     "bakes": _TEXTS, "tensors": list_of(OBJECT, MAX_LIST), "bake_dtype": TEXT,
-    "weight_files": Kind("an object of texts", lambda value: isinstance(value, dict) and all(map(is_text, value.values()))),
+    "weight_files": _STATED,
 }  # fmt: skip
 _TENSOR_KINDS = {
     "tensor": TEXT, "operation": TEXT, "height": _ROW, "starts": list_of(_ROW, MAX_HEIGHT), "length": _ROW,

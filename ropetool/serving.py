@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 from ropetool import runtimes
-from ropetool.disagreements import differences
 from ropetool.escaping import word
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.inspection import Inspection, RuntimeReading
@@ -93,9 +92,9 @@ def commands(lines: list[str]) -> list[str]:
 def _line(program: str, reading: RuntimeReading, found: Inspection, shown: str) -> str:
     if reading.rope is None or found.rope is None:
         return f"cannot be told: {reading.refuses}" if not reading.known else f"does not load it: {reading.refuses}"
-    reasons = differences(found.rope, reading.rope)
+    reasons = found.rope.differences(reading.rope)
     if reasons:
-        return f"would compute something else: {'; '.join(reasons)}"
+        return f"would compute something else: {'; '.join(map(str, reasons))}"
     return serving_line(program, shown, found.rope.max_position_embeddings).partition(": ")[2]
 
 

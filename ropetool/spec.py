@@ -21,6 +21,8 @@ MAX_LENGTH = 2**31  # positions; beyond it no runtime has an integer for them
 # What any number of a rope may be multiplied by itself: beyond, float32 has no square of it, and float64 soon no product.
 SMALLEST, LARGEST = 1e-18, 1e18
 TABLE_TOLERANCE = 1e-6  # relative; two float64 tables from values as stored
+SEEN = 1.005  # what three digits show
+CONTEXT = "max_position_embeddings"
 
 
 def is_number(value: object) -> bool:
@@ -157,6 +159,25 @@ class Temperature:
 
 
 @dataclass(frozen=True, eq=False)
+class Difference:
+    """What one reading computes otherwise than another: which field, both values, in words, and what that does.
+
+    layer_type: of which layers, empty where there is one kind alone, or for all.
+    """
+
+    field: str
+    first: Any
+    other: Any
+    words: str
+    effect: str = ""
+    layer_type: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.layer_type}: " if self.layer_type else ""
+        return f"{where}{self.words}{f': {self.effect}' if self.effect else ''}"
+
+
+@dataclass(frozen=True, eq=False)
 class LayerRope:
     """What one kind of layer computes: its table, and everything else that scales or masks the score.
 
@@ -207,45 +228,38 @@ class LayerRope:
         """What multiplies the part of the score that is not rotated."""
         return self.softmax_multiplier
 
-    def disagreement(self, other: LayerRope, tolerance: float = TABLE_TOLERANCE) -> str:
-        """Return in a few words how the score differs from the other's, or an empty string."""
-        if (self.table is None) != (other.table is None):
-            return "one rotates, the other does not"
+    def within(self, context: int) -> LayerRope:
+        """Return the same without a window that no text of this context leaves."""
+        window = self.sliding_window
+        return replace(self, sliding_window=None) if window is not None and window >= context else self
+
+    def differences(self, other: LayerRope) -> tuple[Difference, ...]:
+        """Return what the other computes otherwise; how a file says it does not count."""
         if self.layers != other.layers:
-            return "it concerns other layers"
-        if self.table is not None and other.table is not None and not self.table.agrees(other.table, tolerance):
-            return _table_difference(self.table, other.table, tolerance)
+            words = f"other layers, {len(other.layers)} instead of {len(self.layers)}"
+            return (Difference("layers", self.layers, other.layers, words, "they are rotated by another table"),)
+        if self.table is None or other.table is None:
+            if self.table is other.table:
+                return ()
+            words, effect = "one rotates, the other does not", "positions are lost or made up"
+            return (Difference("table", self.table, other.table, words, effect),)
+        found = _of_tables(self.table, other.table)
         if self.layout != other.layout:
-            return f"layout {other.layout} instead of {self.layout}"
-        wanted, found = self.softmax_multiplier, other.softmax_multiplier
-        if not math.isclose(wanted, found, rel_tol=tolerance):
-            return f"the whole score is multiplied by {found:.6g} instead of {wanted:.6g}"
+            words, effect = (
+                f"layout {other.layout} instead of {self.layout}",
+                "other channels are paired, the text is noise",
+            )
+            found.append(Difference("layout", self.layout, other.layout, words, effect))
+        ours, theirs = self.softmax_multiplier, other.softmax_multiplier
+        if not math.isclose(ours, theirs, rel_tol=TABLE_TOLERANCE):
+            words = f"the whole score is multiplied by {theirs:.6g} instead of {ours:.6g}"
+            effect = f"attention is {'sharper' if theirs > ours else 'flatter'}"
+            found.append(Difference("softmax_multiplier", ours, theirs, words, effect))
         grows = self.temperature
-        if not (other.temperature is None if grows is None else grows.agrees(other.temperature, tolerance)):
-            return "the position temperature differs"
-        windows = other.sliding_window, self.sliding_window
-        if windows[0] != windows[1]:
-            theirs, ours = (f"a sliding window of {w}" if w else "no sliding window" for w in windows)
-            return f"{theirs} instead of {ours}"
-        return ""
-
-
-def _table_difference(a: RopeTable, b: RopeTable, tolerance: float) -> str:
-    if a.is_fixed != b.is_fixed or len(a.regimes) != len(b.regimes):
-        return "the table depends on the length in another way"
-    for wanted, found in zip(a.regimes, b.regimes, strict=True):
-        if wanted.up_to != found.up_to:
-            return f"the table changes at {found.up_to} tokens instead of {wanted.up_to}"
-        if wanted.inv_freq.shape != found.inv_freq.shape:
-            return f"{found.inv_freq.size} rotary pairs instead of {wanted.inv_freq.size}"
-        if not math.isclose(wanted.attention_factor, found.attention_factor, rel_tol=tolerance):
-            return f"attention factor {found.attention_factor:.6g} instead of {wanted.attention_factor:.6g}"
-        with np.errstate(divide="ignore", invalid="ignore"):
-            speed = np.where(found.inv_freq == wanted.inv_freq, 1.0, found.inv_freq / wanted.inv_freq)
-        pair = int(np.argmax(np.abs(speed - 1)))
-        if abs(speed[pair] - 1) > tolerance:
-            return f"pair {pair} turns {speed[pair]:.6g} times as fast as asked"
-    return "the rule that follows the length differs"
+        if not (other.temperature is None if grows is None else grows.agrees(other.temperature)):
+            words, effect = "the position temperature differs", "attention far into a text is sharper or flatter"
+            found.append(Difference("temperature", grows, other.temperature, words, effect))
+        return (*found, *_of_windows(self.sliding_window, other.sliding_window))
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,16 +274,95 @@ class RopeSet:
     max_position_embeddings: int
     original_max_position_embeddings: int | None
 
-    def disagreement(self, other: RopeSet, tolerance: float = TABLE_TOLERANCE) -> str:
-        """Return in a few words what the other computes differently, or an empty string."""
+    def differences(self, other: RopeSet) -> tuple[Difference, ...]:
+        """Return what the other computes otherwise, its context first."""
+        found = _of_contexts(self.max_position_embeddings, other.max_position_embeddings)
         if set(self.entries) != set(other.entries):
-            return f"layer types {sorted(other.entries)} instead of {sorted(self.entries)}"
+            words = f"layer types {sorted(other.entries)} instead of {sorted(self.entries)}"
+            return (*found, Difference("layer_types", sorted(self.entries), sorted(other.entries), words))
+        several = len(self.entries) > 1
         for layer_type, entry in self.entries.items():
-            reason = entry.disagreement(other.entries[layer_type], tolerance)
-            if reason:
-                return f"{layer_type}: {reason}" if len(self.entries) > 1 else reason
-        return ""
+            more = entry.differences(other.entries[layer_type])
+            found += [replace(one, layer_type=layer_type) for one in more] if several else more
+        return tuple(found)
+
+    def disagreement(self, other: RopeSet) -> str:
+        """Return the differences beside the context in words, or an empty string."""
+        return "; ".join(str(one) for one in self.differences(other) if one.field != CONTEXT)
 
     def with_entry(self, layer_type: str, entry: LayerRope) -> RopeSet:
         """Return a copy with one kind of layer replaced."""
         return replace(self, entries={**self.entries, layer_type: entry})
+
+
+# --- differences, of what LayerRope and RopeSet hold
+
+
+def _of_contexts(ours: int, theirs: int) -> list[Difference]:
+    effect = "stops earlier" if theirs < ours else "takes longer texts"
+    return [] if ours == theirs else [Difference(CONTEXT, ours, theirs, f"context {theirs} instead of {ours}", effect)]
+
+
+def _of_windows(ours: int | None, theirs: int | None) -> list[Difference]:
+    if ours == theirs:
+        return []
+    if theirs is None:
+        words, effect = f"no sliding window instead of {ours} tokens", "looks back to the beginning"
+    else:
+        words, effect = f"a sliding window of {theirs} tokens instead of {ours or 'none'}", "looks no further back"
+    return [Difference("sliding_window", ours, theirs, words, effect)]
+
+
+def _of_tables(ours: RopeTable, theirs: RopeTable) -> list[Difference]:
+    """Return how tables differ, by the regime for the longest sequences; another one speaks where that does not."""
+    if ours.agrees(theirs):
+        return []
+    a, b = ours.regimes[-1], theirs.regimes[-1]
+    found = []
+    if ours.is_fixed != theirs.is_fixed or len(ours.regimes) != len(theirs.regimes):
+        found.append(Difference("table", ours, theirs, _by_length(ours, theirs), "some lengths get another"))
+    if a.inv_freq.size != b.inv_freq.size:
+        words = f"{b.inv_freq.size} rotary pairs instead of {a.inv_freq.size}"
+        found.append(Difference("inv_freq", a.inv_freq, b.inv_freq, words, "other channels turn"))
+    else:
+        found += _of_pairs(a.inv_freq, b.inv_freq)
+    if not math.isclose(a.attention_factor, b.attention_factor, rel_tol=TABLE_TOLERANCE):
+        scores = (b.attention_factor / a.attention_factor) ** 2
+        words = f"attention factor {b.attention_factor:.6g} instead of {a.attention_factor:.6g}"
+        effect = f"scores of the rotated channels times {scores:.6g}"
+        found.append(Difference("attention_factor", a.attention_factor, b.attention_factor, words, effect))
+    if found:
+        return found
+    limits = [table.regimes[0].up_to for table in (ours, theirs)]
+    if limits[0] is None:
+        words = "the rule that follows the length differs"
+    elif limits[0] == limits[1]:
+        words = f"the table up to {limits[0]} tokens differs"
+    else:
+        words = f"the table changes at {limits[1]} tokens instead of {limits[0]}"
+    return [Difference("table", ours, theirs, words)]
+
+
+def _by_length(ours: RopeTable, theirs: RopeTable) -> str:
+    if theirs.is_fixed:
+        return "one table for all lengths instead of one that follows the length"
+    if ours.is_fixed:
+        return "a table that follows the length instead of one for all"
+    return "the table follows the length in another way"
+
+
+def _of_pairs(ours: Array, theirs: Array) -> list[Difference]:
+    """Return how many pairs turn faster or slower: k times as fast is a distance k times as long."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speed = np.where(ours == theirs, 1.0, theirs / ours)
+        count = int(np.sum(np.abs(ours - theirs) > TABLE_TOLERANCE * np.maximum(ours, theirs)))
+        longer, shorter = float(np.max(speed)), float(np.max(1 / speed))
+    if not count:
+        return []
+    by_way = {"longer": longer, "shorter": shorter}
+    told = {way: by for way, by in by_way.items() if by > SEEN} or {
+        max(by_way, key=by_way.__getitem__): max(by_way.values())
+    }
+    ways = [f"{by:.3g}x {way}" if by > SEEN else f"{by:.7g}x {way}" for way, by in told.items()]
+    words, effect = f"table: {count} of {ours.size} pairs differ", f"distances look up to {' or '.join(ways)}"
+    return [Difference("inv_freq", ours, theirs, words, effect)]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import gguf
+import gguf_making
 import pytest
 from making import config_of, snapshot, write_config, write_model
 
@@ -289,7 +291,12 @@ def test_the_provenance_says_where_from_and_how(source: Path, tmp_path: Path) ->
     assert made is not None
     assert (made.source, made.trained_length) == (str(source), 512)
     assert made.source_fingerprint == provenance.fingerprint(source)
-    assert Plan.from_json(made.plan, "here") == plan
+    read = Plan.from_json(made.plan, "here")
+    assert read == plan
+    assert read.to_json() == plan.to_json() == made.plan
+    assert read.target is not None
+    assert plan.target is not None
+    assert read.target.differences(plan.target) == ()
     data = json.loads((tmp_path / "out" / "ropetool.json").read_text())
     assert (data["schema"], data["ropetool"]) == (1, ropetool.__version__)
 
@@ -462,14 +469,26 @@ def without_tokenizer(source: Path) -> None:
     (source / "tokenizer_config.json").unlink()
 
 
+def trained(source: Path) -> None:
+    path = next(source.glob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+
+
 STALE = {
     "an edited value": (changed(max_position_embeddings=1024), "is 1024, but the plan was made for 512"),
     "a value that was absent": (changed(rope_scaling={"rope_type": "linear", "factor": 2.0}), "the plan was made for null"),
     "another family": (changed(model_type="mistral"), 'the plan is for a llama, this is a "mistral"'),
     "no family": (changed(model_type=None), "the plan is for a llama, this is a null"),
     # no edit names these two, but they change what the edited file says
-    "another base": (changed(rope_theta=500000.0), "would not compute the plan's table: another key has changed"),
-    "another head": (changed(head_dim=64), "would not compute the plan's table: another key has changed"),
+    "another base": (changed(rope_theta=500000.0), r"would not compute what was planned \(table: 15 of 16 pairs differ: .*another key"),
+    "another head": (changed(head_dim=64), r"would not compute what was planned \(32 rotary pairs instead of 16: .*another key"),
+    # nor these, and no table shows them
+    "another norm": (changed(rms_norm_eps=1e-3), "rms_norm_eps changed since the plan was made"),
+    "several settings": (
+        changed(hidden_act="gelu", intermediate_size=80, vocab_size=97, mlp_bias=True, attention_bias=True, head_scale=2),
+        "attention_bias, head_scale, hidden_act, intermediate_size and 2 more settings changed since the plan was made",
+    ),
+    "other weights": (trained, "weights changed since the plan was made"),
     "a file that is gone": (without_tokenizer, "the plan edits tokenizer_config.json, which is not there"),
 }  # fmt: skip
 
@@ -487,10 +506,48 @@ def test_a_source_that_has_changed_is_refused(case: str, source: Path, tmp_path:
 
 def test_a_change_that_concerns_nothing_is_accepted(source: Path, tmp_path: Path) -> None:
     plan = ropetool.plan(source, "yarn", factor=4)
-    changed(torch_dtype="bfloat16", vocab_size=97)(source)
+    changed(torch_dtype="bfloat16", transformers_version="9", use_cache=False)(source)
     ropetool.apply(plan, source, tmp_path / "out")
-    assert config_of(tmp_path / "out")["vocab_size"] == 97
+    assert config_of(tmp_path / "out")["use_cache"] is False
     assert config_of(tmp_path / "out")["rope_scaling"]["factor"] == 4.0
+
+
+def test_a_window_that_is_switched_on_afterwards_is_refused(tmp_path: Path) -> None:
+    """No edit names it and no table shows it: the layers would look back 1024 tokens instead of 2048."""
+    switched_off = {"use_sliding_window": False, "sliding_window": 1024, "max_window_layers": 0}
+    source = write_config(tmp_path / "m", {**configs.config("qwen2", "v4"), **switched_off})
+    plan = ropetool.plan(source, "yarn", factor=4)
+    changed(max_window_layers=1)(source)  # of a window that is off
+    ropetool.apply(plan, source, tmp_path / "out")
+    changed(use_sliding_window=True)(source)
+    words = r"would not compute what was planned \(.*sliding.*\): another key has changed"
+    with pytest.raises(PlanMismatch, match=words):
+        ropetool.apply(Plan.from_json(plan.to_json(), "here"), source, tmp_path / "out", force=True)
+
+
+def test_a_plan_of_an_earlier_version_is_read_and_not_carried_out(source: Path, tmp_path: Path) -> None:
+    """It states tables and lengths alone, so nothing tells whether the source is still what it was."""
+    data = ropetool.plan(source, "yarn", factor=4).to_json()
+    early = Plan.from_json({k: v for k, v in {**data, "schema": 1}.items() if k not in ("target", "identity")}, "here")
+    assert early.rope_tables().keys() == {"full_attention"}
+    assert early.to_json()["schema"] == 1
+    with pytest.raises(PlanMismatch, match="of an earlier version") as refused:
+        ropetool.apply(early, source, tmp_path / "out")
+    assert refused.value.try_ == "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
+
+
+def test_a_gguf_of_other_settings_or_weights_is_refused(tmp_path: Path) -> None:
+    source = gguf_making.model(tmp_path / "m.gguf")
+    plan = Plan.from_json(ropetool.plan(source, "yarn", factor=4).to_json(), "here")
+    kept = source.read_bytes()
+    gguf_making.model(source, keys={"logit_scale": (gguf.GGUFValueType.FLOAT32, 2.0)})
+    with pytest.raises(PlanMismatch, match="logit_scale changed since the plan was made"):
+        ropetool.apply(plan, source, tmp_path / "out.gguf")
+    source.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    with pytest.raises(PlanMismatch, match="weights changed since the plan was made"):
+        ropetool.apply(plan, source, tmp_path / "out.gguf")
+    source.write_bytes(kept)
+    ropetool.apply(plan, source, tmp_path / "out.gguf")
 
 
 def test_another_multiplier_of_the_whole_score_is_refused(tmp_path: Path) -> None:

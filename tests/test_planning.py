@@ -253,8 +253,7 @@ def test_keys_that_a_runtime_would_not_read_are_rejected_with_the_reason(tmp_pat
     plan = ropetool.plan(source, "yarn", factor=4, params={"truncate": False})
     (first, reason), *_, kept = tried(plan)
     assert first == "yarn keys"
-    assert reason.startswith("transformers: full_attention: pair ")
-    assert "times as fast as asked" in reason
+    assert reason.startswith("transformers: full_attention: table: 6 of 16 pairs differ: distances look up to ")
     assert kept == ("a full table as longrope lists", "")
     assert edits(plan)["rope_parameters.full_attention.rope_type"] == "longrope"
     flat = ropetool.plan(llama(tmp_path), "yarn", factor=4, params={"truncate": False})
@@ -265,7 +264,10 @@ def test_keys_that_a_runtime_would_not_read_are_rejected_with_the_reason(tmp_pat
 def test_linear_keys_cannot_hold_an_attention_factor(tmp_path: Path) -> None:
     plan = ropetool.plan(llama(tmp_path), "linear", factor=4, attention_factor=1.2)
     assert tried(plan) == [
-        ("linear keys", "transformers: attention factor 1 instead of 1.2"),
+        (
+            "linear keys",
+            "transformers: attention factor 1 instead of 1.2: scores of the rotated channels times 0.694444",
+        ),
         ("a full table as longrope lists", ""),
     ]
     written = edits(plan)["rope_scaling"]
@@ -285,13 +287,15 @@ def test_yarn_on_mla_writes_the_multiplier_of_the_whole_score(family: str, tmp_p
 
 def test_what_no_encoding_holds_is_refused_with_every_reason(tmp_path: Path) -> None:
     source = llama(tmp_path)
-    with pytest.raises(LossyExport, match=r"dynamic keys: transformers: attention factor 1 instead of 1.5$") as refusal:
+    with pytest.raises(
+        LossyExport, match=r"dynamic keys: transformers: attention factor 1 instead of 1.5: sco"
+    ) as refusal:
         ropetool.plan(source, "dynamic", factor=4, attention_factor=1.5)
     assert refusal.value.try_ == (
         f"ropetool extend {source} --method dynamic --factor 4 -p freeze 2048 --attention-factor 1.5"
     )
     with pytest.raises(
-        LossyExport, match=r"in v5 style for transformers-v4: yarn keys, .* a full table as .*: transformers-v4: att"
+        LossyExport, match=r"in v5 style for transformers-v4: yarn keys, .* a full table as .*: transformers-v4: table"
     ) as refusal:
         ropetool.plan(source, "yarn", factor=4, config_style="v5", for_runtimes=["transformers-v4"])
     assert refusal.value.try_ == (
@@ -458,9 +462,13 @@ def corrupted(**changes: Any) -> Any:
     return lambda data: data.update(changes)
 
 
+def of_layer(**changes: Any) -> Any:
+    return lambda data: data["target"]["layers"]["full_attention"].update(changes)
+
+
 BROKEN_PLANS = {
-    "another schema": (corrupted(schema=2), 'schema 2 for "hf"; this version reads 1 for hf'),
-    "another format": (corrupted(format="onnx"), 'schema 1 for "onnx"'),
+    "another schema": (corrupted(schema=3), 'schema 3 for "hf"; this version reads 1 and 2 for hf'),
+    "another format": (corrupted(format="onnx"), 'schema 2 for "onnx"'),
     "a key that is missing": (lambda data: data.pop("edits"), "'edits' is missing"),
     "a length as text": (corrupted(trained_length="512"), 'trained_length is "512"'),
     "a length without end": (corrupted(factor=10**400), "factor is 1000.* must be a finite number"),
@@ -478,6 +486,16 @@ BROKEN_PLANS = {
         corrupted(tables={"full_attention": [{"up_to": None, "attention_factor": 1.0, "inv_freq": [-1.0]}]}),
         "finite and not negative",
     ),
+    "no target": (corrupted(target=None), "target is null"),
+    "a target without layers": (corrupted(target={"max_position_embeddings": 9}), "layers is absent"),
+    "a layer that is none": (corrupted(target={"max_position_embeddings": 9, "layers": {"full_attention": 3}}), "full_attention is 3"),
+    "a layer of another layout": (of_layer(layout="diagonal"), "layout is 'diagonal'; it is half or interleaved"),
+    "layers without end": (of_layer(layers=[0] * 70_000), "layers is .* at most 65,536 values"),
+    "a window below 1": (of_layer(sliding_window=0), "sliding_window is 0"),
+    "a temperature that is none": (of_layer(temperature=[1]), "temperature is"),
+    "a rule of lists": (of_layer(rule={"name": [[1]], "regimes": []}), "name is"),
+    "no identity": (corrupted(identity=[]), r"identity is \[\]"),
+    "an identity of numbers": (corrupted(identity={"settings": {"a": 1}, "weights": ""}), "settings is"),
     "runtimes that are none": (corrupted(runtimes=3), "runtimes is 3"),
     "runtimes that are lists": (corrupted(runtimes=[[0] * 3000]), r"runtimes is \[\[0, 0"),
     "a factor that is a long list": (

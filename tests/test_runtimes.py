@@ -106,8 +106,8 @@ def test_the_attention_factor_of_yarn() -> None:
 def test_betas_of_0_and_null_are_the_defaults() -> None:
     plain = full(V5, rope_scaling=YARN)
     for keys in ({"beta_fast": 0, "beta_slow": None}, {"beta_fast": 32, "beta_slow": 1}):
-        assert plain.disagreement(full(V5, rope_scaling={**YARN, **keys})) == ""
-    assert plain.disagreement(full(V5, rope_scaling={**YARN, "beta_fast": 8})) != ""
+        assert plain.differences(full(V5, rope_scaling={**YARN, **keys})) == ()
+    assert plain.differences(full(V5, rope_scaling={**YARN, "beta_fast": 8})) != ()
 
 
 def test_truncate_is_not_read_from_a_nested_object() -> None:
@@ -117,9 +117,9 @@ def test_truncate_is_not_read_from_a_nested_object() -> None:
     }
     cut = {**nested, "full_attention": {**nested["full_attention"], "truncate": False}}
     plain = full(V5, "gemma3_text", "v5", rope_parameters=nested)
-    assert plain.disagreement(full(V5, "gemma3_text", "v5", rope_parameters=cut)) == ""
+    assert plain.differences(full(V5, "gemma3_text", "v5", rope_parameters=cut)) == ()
     flat = full(V5, rope_scaling=YARN)
-    assert flat.disagreement(full(V5, rope_scaling={**YARN, "truncate": False})) != ""
+    assert flat.differences(full(V5, rope_scaling={**YARN, "truncate": False})) != ()
 
 
 def test_two_lists_are_two_regimes() -> None:

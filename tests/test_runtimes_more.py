@@ -241,17 +241,23 @@ def test_phi3_is_served_by_lists_with_the_factor_that_vllm_assumes(tmp_path: Pat
     assert kept(plan(tmp_path, "phi3", "yarn", "transformers", "vllm", "sglang", attention_factor="logn")) == [lists]
     made = plan(tmp_path, "phi3", "yarn", "transformers", "vllm")
     (rejected,) = [c.rejected for c in made.candidates if c.name == lists]
-    assert rejected == "vllm@0.25: attention factor 1.10554 instead of 1.13863"
+    assert (
+        rejected
+        == "vllm@0.25: attention factor 1.10554 instead of 1.13863: scores of the rotated channels times 0.942726"
+    )
     assert kept(made) == [f"{lists} without a factor, the rest in the weights"]
     assert made.bakes == ("attention factor 1.02993 of full_attention: its square into the keys",)
 
 
 def test_the_weights_take_what_one_program_does_not_read(tmp_path: Path) -> None:
     made = plan(tmp_path, "llama", "ntk-by-parts", "transformers", "vllm", "sglang")
-    assert made.candidates[0].rejected == "vllm@0.25: attention factor 1.13863 instead of 1"
+    assert (
+        made.candidates[0].rejected
+        == "vllm@0.25: attention factor 1.13863 instead of 1: scores of the rotated channels times 1.29648"
+    )
     assert kept(made) == ["yarn keys without a factor, the rest in the weights"]
     made = plan(tmp_path, "llama", "linear", "transformers", "vllm")
-    assert made.candidates[0].rejected == "vllm@0.25: context 8192 instead of 2048"
+    assert made.candidates[0].rejected == "vllm@0.25: context 8192 instead of 2048: takes longer texts"
     assert kept(made) == ["a full table as longrope lists without a factor, the rest in the weights"]
 
 
@@ -262,7 +268,7 @@ def test_a_program_that_no_file_serves_is_named_with_the_reason(tmp_path: Path) 
     assert text.startswith(
         "yarn cannot be written in v4 style for transformers, sglang: no file serves sglang@0.5.15: "
     )
-    assert "sglang@0.5.15: pair 8 turns 4 times as fast as asked" in text
+    assert "sglang@0.5.15: table: 14 of 16 pairs differ: distances look up to 4x longer" in text
 
 
 def test_one_release_may_do_what_all_cannot(tmp_path: Path) -> None:
@@ -285,7 +291,8 @@ def test_the_attention_factor_of_mla_is_compared_as_the_score(tmp_path: Path) ->
     assert (old.attention_factor, new.attention_factor) == (1.0, 1.0)
     assert old.score_rotary == pytest.approx((0.1 * math.log(4) + 1) ** 2)
     assert new.score_rotary == 1.0
-    assert old.disagreement(new) == "the whole score is multiplied by 1 instead of 1.29648"
+    (found,) = old.differences(new)
+    assert found.words == "the whole score is multiplied by 1 instead of 1.29648"
 
 
 def test_the_factor_keys_that_most_programs_read_alike() -> None:

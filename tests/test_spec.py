@@ -186,50 +186,25 @@ def test_score_multipliers() -> None:
     assert layer(table=RopeTable((Regime(TABLE, up_to=9), Regime(TABLE, 1.3)))).attention_factor == 1.3
 
 
-DISAGREEMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({}, {"table": None}, "one rotates, the other does not"),
-    ({"table": None}, {}, "one rotates, the other does not"),
-    ({}, {"table": fixed(bent(1, 1.5))}, "pair 1 turns 1.5 times as fast as asked"),
-    ({}, {"table": fixed(bent(2, 0.25))}, "pair 2 turns 0.25 times as fast as asked"),
-    ({}, {"table": fixed(TABLE + 0.5)}, "pair 3 turns inf times as fast as asked"),
-    ({}, {"table": fixed(attention_factor=1.1386)}, "attention factor 1.1386 instead of 1"),
-    ({"table": fixed(attention_factor=1.2)}, {}, "attention factor 1 instead of 1.2"),
-    ({}, {"table": fixed(TABLE[:3]), "rotary_dim": 6}, "3 rotary pairs instead of 4"),
-    ({}, {"table": two_regimes()}, "the table depends on the length in another way"),
-    ({}, {"table": dynamic_table(TABLE, 4096, 2.0)}, "the table depends on the length in another way"),
-    ({"table": two_regimes()}, {"table": dynamic_table(TABLE, 4096, 2.0)}, "the table depends on the length"),
-    ({"table": two_regimes()}, {"table": two_regimes(2048)}, "the table changes at 2048 tokens instead of 4096"),
-    ({"table": two_regimes()}, {"table": two_regimes(long=2.0)}, "pair 0 turns 2 times as fast as asked"),
-    (
-        {"table": dynamic_table(TABLE, 4096, 1.0)},
-        {"table": dynamic_table(TABLE, 4096, 8.0)},
-        "the rule that follows the length differs",
-    ),
-    ({}, {"layout": "interleaved"}, "layout interleaved instead of half"),
-    ({}, {"softmax_multiplier": 1.2965}, "the whole score is multiplied by 1.2965 instead of 1"),
-    ({}, {"temperature": Temperature(0.1, 8192)}, "the position temperature differs"),
-    ({"sliding_window": 4096}, {}, "no sliding window instead of a sliding window of 4096"),
-]
-
-
-@pytest.mark.parametrize(("wanted", "found", "text"), DISAGREEMENTS)
-def test_disagreement_says_what_differs(wanted: dict[str, Any], found: dict[str, Any], text: str) -> None:
-    assert text in layer(**wanted).disagreement(layer(**found))
-    assert layer(**wanted).disagreement(layer(**wanted)) == ""
-
-
-def test_disagreement_has_the_tolerance_of_agreement() -> None:
+def test_differences_have_the_tolerance_of_agreement() -> None:
     for by in (1 + 0.9e-6, 1 - 0.9e-6):
-        assert layer().disagreement(layer(table=fixed(bent(0, by)))) == ""
+        assert layer().differences(layer(table=fixed(bent(0, by)))) == ()
     for by in (1 + 1.1e-6, 1 - 1.1e-6):
-        assert "pair 0 turns" in layer().disagreement(layer(table=fixed(bent(0, by))))
+        (found,) = layer().differences(layer(table=fixed(bent(0, by))))
+        assert (found.field, found.words) == ("inv_freq", "table: 1 of 4 pairs differ")
 
 
-def test_what_does_not_reach_the_score_is_no_disagreement() -> None:
+def test_what_does_not_reach_the_score_is_no_difference() -> None:
     # a YaRN table stored as lists scores like the YaRN keys
     same = layer(rope_type="longrope", rope_theta=1e4, factor=4.0, params={"factor": 4})
-    assert layer().disagreement(same) == ""
-    assert layer().disagreement(replace(layer(), layers=(7,))) == "it concerns other layers"
+    assert layer().differences(same) == ()
+    grows = layer(temperature=Temperature(0.1, 8192))
+    assert grows.differences(layer(temperature=Temperature(0.1 * (1 + 1e-9), 8192))) == ()
+
+
+def test_a_window_that_no_text_leaves_is_none() -> None:
+    assert layer(sliding_window=64).within(64).sliding_window is None
+    assert layer(sliding_window=64).within(65).sliding_window == 64
 
 
 # --- sets
@@ -241,11 +216,20 @@ def rope_set(**entries: LayerRope) -> RopeSet:
 
 def test_set_names_the_layer_type_when_there_are_several() -> None:
     other = layer(softmax_multiplier=2.0)
-    text = "the whole score is multiplied by 2 instead of 1"
-    assert rope_set(full_attention=layer()).disagreement(rope_set(full_attention=other)) == text
+    text = "the whole score is multiplied by 2 instead of 1: attention is sharper"
+    (found,) = rope_set(full_attention=layer()).differences(rope_set(full_attention=other))
+    assert (str(found), found.field, found.first, found.other) == (text, "softmax_multiplier", 1.0, 2.0)
     both = rope_set(full_attention=layer(), sliding_attention=layer())
-    assert both.disagreement(both) == ""
-    assert both.disagreement(both.with_entry("sliding_attention", other)) == f"sliding_attention: {text}"
+    assert both.differences(both) == ()
+    (found,) = both.differences(both.with_entry("sliding_attention", other))
+    assert (found.layer_type, str(found)) == ("sliding_attention", f"sliding_attention: {text}")
+    assert both.disagreement(both.with_entry("sliding_attention", other)) == str(found)
+
+
+def test_a_context_alone_is_no_disagreement() -> None:
+    longer = RopeSet({"full_attention": layer()}, 16384, 4096)
+    assert rope_set(full_attention=layer()).disagreement(longer) == ""
+    assert [one.field for one in rope_set(full_attention=layer()).differences(longer)] == ["max_position_embeddings"]
 
 
 def test_set_of_other_layer_types() -> None:

@@ -6,31 +6,17 @@ Knows decoded tables and keys, no tensors.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropetool import inspection, names, runtimes
+from ropetool import inspection, runtimes
 from ropetool.comparison.sides import Opened
 from ropetool.diffs import Fact
-from ropetool.disagreements import differences
 from ropetool.formats.gguf import Value
 from ropetool.formats.hf.jsontext import shown
-from ropetool.spec import LayerRope, RopeSet, RopeTable
-
-# Keys that say where a model comes from, how it is trained or run, and nothing of what it computes.
-_WITHOUT_MEANING = frozenset({
-    "architectures", "_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache",
-    "initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "auto_map", "model_type", "quantization_config",
-    "output_attentions", "output_hidden_states", "return_dict", "_attn_implementation", "pretraining_tp",
-    "router_aux_loss_coef", "gradient_checkpointing", "text_config",
-})  # fmt: skip
-# Keys that the decoded tables already speak for.
-_DECODED = frozenset({names.LAYER_TYPES, "head_dim", names.MAX_POSITION_EMBEDDINGS, "use_sliding_window",
-                      "max_window_layers", "no_rope_layers"})  # fmt: skip
-_DECODED_WORDS = ("rope", "rotary", "max_position", "sliding_window", "context_length", "attention.temperature")
+from ropetool.identity import settings_of_config, settings_of_gguf
+from ropetool.spec import LayerRope, RopeSet, Temperature
 
 
 @dataclass(frozen=True)
@@ -127,12 +113,12 @@ def set_differences(ours: RopeSet, theirs: RopeSet) -> list[str]:
     if counts[0] != counts[1]:
         return [f"{len(counts[1])} layers instead of {len(counts[0])}"]
     entries = {name: (one, other) for name, one, other in _matched(ours, theirs)}
-    first = replace(ours, entries={name: _within(one, context) for name, (one, _) in entries.items()})
+    first = replace(ours, entries={name: one.within(context) for name, (one, _) in entries.items()})
     second = replace(theirs, entries={
-        name: replace(_within(other, context), layout=one.layout, layers=_layers(one, other))
+        name: replace(other.within(context), layout=one.layout, layers=_layers(one, other))
         for name, (one, other) in entries.items()
     })  # fmt: skip
-    return differences(first, second)
+    return [str(one) for one in first.differences(second)]
 
 
 def _layers(one: LayerRope, other: LayerRope) -> tuple[int, ...]:
@@ -140,41 +126,22 @@ def _layers(one: LayerRope, other: LayerRope) -> tuple[int, ...]:
     return one.layers if set(one.layers) & set(other.layers) else other.layers
 
 
-def _within(entry: LayerRope, context: int) -> LayerRope:
-    window = entry.sliding_window
-    return replace(entry, sliding_window=None) if window is not None and window >= context else entry
-
-
 def _entry_facts(layer_type: str, one: LayerRope, other: LayerRope) -> Iterator[Fact]:
     for name in ("layers", "layout", "head_dim", "rotary_dim", "rope_type", "rope_theta", "factor",
                  "original_max_position_embeddings"):  # fmt: skip
         a, b = getattr(one, name), getattr(other, name)
         yield _fact(name, _data(a), _data(b), layer_type=layer_type)
-    yield _table_fact(layer_type, one, other)
-    for name in ("attention_factor", "softmax_multiplier"):
-        a, b = getattr(one, name), getattr(other, name)
-        yield _fact(name, a, b, layer_type=layer_type, differs=not math.isclose(a, b, rel_tol=1e-6))
-    temperatures = [vars(entry.temperature) if entry.temperature else None for entry in (one, other)]
-    yield _fact("temperature", *temperatures, layer_type=layer_type, differs=one.temperature != other.temperature)
-    windows = one.sliding_window, other.sliding_window
-    yield _fact("sliding_window", *windows, layer_type=layer_type, differs=windows[0] != windows[1])
+    # The layers of both that have this name may be numbered otherwise, and the order of channels goes with the weights.
+    differing = {found.field for found in one.differences(replace(other, layers=one.layers, layout=one.layout))}
+    tables = [entry.table.regimes[-1].inv_freq.tolist() if entry.table else [] for entry in (one, other)]
+    yield _fact("inv_freq", *tables, layer_type=layer_type, differs=not differing.isdisjoint(("inv_freq", "table")))
+    for name in ("attention_factor", "softmax_multiplier", "temperature", "sliding_window"):
+        a, b = (_data(getattr(entry, name)) for entry in (one, other))
+        yield _fact(name, a, b, layer_type=layer_type, differs=name in differing)
 
 
 def _data(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _table_fact(layer_type: str, one: LayerRope, other: LayerRope) -> Fact:
-    """Return both tables at the longest sequences; whether they differ is asked of every length."""
-    a, b = (entry.table.regimes[-1].inv_freq.tolist() if entry.table else [] for entry in (one, other))
-    if one.table is None or other.table is None:
-        return _fact("inv_freq", a, b, layer_type=layer_type, differs=one.table is not other.table)
-    alike = _without_factors(one.table).agrees(_without_factors(other.table))
-    return _fact("inv_freq", a, b, layer_type=layer_type, differs=not alike)
-
-
-def _without_factors(table: RopeTable) -> RopeTable:
-    return replace(table, regimes=tuple(replace(regime, attention_factor=1.0) for regime in table.regimes))
+    return list(value) if isinstance(value, tuple) else vars(value) if isinstance(value, Temperature) else value
 
 
 # --- other runtimes, other keys
@@ -235,15 +202,9 @@ def _other_keys(a: Opened, b: Opened) -> tuple[list[str], list[str]]:
 
 def _settings(side: Opened) -> dict[str, Any]:
     if side.is_gguf:
-        prefix = f"{side.found.model_type}."
-        found: dict[str, Any] = {
-            key.removeprefix(prefix): _plain(value) for key, value in side.values.items() if key.startswith(prefix)
-        }
-    else:
-        found = dict(side.config)
-        for inner in (side.config.get(key) for key in names.TEXT_CONFIGS):
-            found |= inner if isinstance(inner, Mapping) else {}
-    return {key: value for key, value in found.items() if not _is_left_out(key)}
+        stated = settings_of_gguf(side.values, side.found.model_type)
+        return {key: _plain(value) for key, value in stated.items()}
+    return settings_of_config(side.config)
 
 
 def _plain(value: Value) -> Any:
@@ -252,7 +213,3 @@ def _plain(value: Value) -> Any:
         return f"{value.label} {hashlib.blake2b(value.raw, digest_size=8).hexdigest()}"
     plain: Any = value.decode()
     return plain.tolist() if hasattr(plain, "tolist") else plain
-
-
-def _is_left_out(key: str) -> bool:
-    return key in _WITHOUT_MEANING or key in _DECODED or any(word in key for word in _DECODED_WORDS)

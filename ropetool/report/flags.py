@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ropetool import names, runtimes
-from ropetool.disagreements import differences
 from ropetool.escaping import command, word
 from ropetool.exported_rope import exported
 from ropetool.formats.gguf import Patch
@@ -152,9 +151,9 @@ def _objection(engine: Engine, runtime: Runtime, before: HfView, overrides: Mapp
             return f"context {found.max_position_embeddings} instead of {target.max_position_embeddings}"
         # A longer one is cut by the option for the context.
         within = replace(found, max_position_embeddings=target.max_position_embeddings)
-        reasons = differences(target, within)
-        if reasons or target.disagreement(within):
-            return "; ".join(reasons) or target.disagreement(within)
+        reasons = target.differences(within)
+        if reasons:
+            return "; ".join(map(str, reasons))
     return ""
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ropetool import names, rope, runtimes
-from ropetool.disagreements import differences
 from ropetool.escaping import escaped
 from ropetool.inspection import Inspection, RuntimeReading
 from ropetool.plans import BAKE
@@ -191,7 +190,7 @@ def _made_of(reading: RuntimeReading, decoded: RopeSet | None) -> tuple[str, ...
         return ("not known", reading.refuses)
     if reading.rope is None or decoded is None:
         return ("refuses" if reading.stops else "DIFFERS", reading.refuses)
-    found = differences(decoded, reading.rope)
+    found = [*map(str, decoded.differences(reading.rope))]
     return ("DIFFERS", *found) if found else (AGREES,)
 
 
@@ -305,7 +304,7 @@ def _reading_json(reading: RuntimeReading, decoded: RopeSet | None) -> dict[str,
         return {"refuses": reading.refuses} if reading.stops else {"differs": [reading.refuses]}
     return {
         "context_length": reading.rope.max_position_embeddings,
-        "differs": differences(decoded, reading.rope) if decoded else [],
+        "differs": [*map(str, decoded.differences(reading.rope))] if decoded else [],
         "layers": {
             t: {
                 "inv_freq": e.table.regimes[-1].inv_freq.tolist() if e.table else [],

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ropetool import names
-from ropetool.disagreements import differences
 from ropetool.edits_gguf import patch_of
 from ropetool.errors import InvalidRope
 from ropetool.formats.gguf import Patch, Value, ValueType
@@ -65,7 +64,7 @@ def of_patch(view: GgufView, patch: Patch, target: RopeSet, plan: Plan) -> Found
         except (Refuses, InvalidRope) as refusal:
             reason = str(refusal)
             continue
-        reason = "; ".join(differences(target, reached)) or target.disagreement(reached)
+        reason = "; ".join(map(str, target.differences(reached)))
         if not reason:
             return Found(("-c", str(target.max_position_embeddings), *options))
     return Found(reason=reason)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ropetool.spec import TABLE_TOLERANCE, Array, LayerRope, RopeSet
+from ropetool.spec import Array, LayerRope, RopeSet
 
 
 def compare_tables(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True) -> tuple[float, str]:
@@ -27,23 +27,17 @@ def compare_tables(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True)
     context = min(wanted.max_position_embeddings, found.max_position_embeddings)
     figure, reasons = 0.0, []
     for layer in sorted(pairs.values()):
-        a, b = _within(ours[layer], context), _within(theirs[layer], context)
+        a, b = ours[layer].within(context), theirs[layer].within(context)
         b = replace(b, layers=a.layers, layout=b.layout if same_layout else a.layout)
         figure = max(figure, _largest_difference(a, b, context))
-        reason = a.disagreement(b, TABLE_TOLERANCE)
-        if reason:
-            reasons.append(f"layer {layer}: {reason}" if len(pairs) > 1 else reason)
+        where = f"layer {layer}: " if len(pairs) > 1 else ""
+        differences = "; ".join(map(str, a.differences(b)))
+        reasons += [f"{where}{differences}"] if differences else []
     return figure, reasons[0] if reasons else ""
 
 
 def _by_layer(rope: RopeSet) -> dict[int, LayerRope]:
     return {layer: entry for entry in rope.entries.values() for layer in entry.layers}
-
-
-def _within(entry: LayerRope, context: int) -> LayerRope:
-    """Return the entry without a window that no text of this context leaves."""
-    window = entry.sliding_window
-    return replace(entry, sliding_window=None) if window is not None and window >= context else entry
 
 
 def _largest_difference(a: LayerRope, b: LayerRope, context: int) -> float:

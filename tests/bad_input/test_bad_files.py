@@ -247,7 +247,7 @@ PLANS: dict[str, tuple[Any, str, str]] = {
     "a list": ("[]", "plan.json: holds []; a JSON object is needed", ""),
     "an object": ("{}", "plan.json: it is no plan of ropetool ('schema' is missing)", NO_PLAN),
     "another schema": (
-        {"schema": 7}, 'plan.json: it is no plan of ropetool (schema 7 for "hf"; this version reads 1 for hf and gguf)', NO_PLAN,
+        {"schema": 7}, 'plan.json: it is no plan of ropetool (schema 7 for "hf"; this version reads 1 and 2 for hf and gguf)', NO_PLAN,
     ),
     "a text that is none": (
         {"suffix": "\ud800"}, 'plan.json: it is no plan of ropetool (suffix is "\\ud800"; it must be text)', NO_PLAN,

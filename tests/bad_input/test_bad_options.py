@@ -120,8 +120,9 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "a style that the runtime does not read": (
         ("--factor", "4", "--config-style", "v5", "--for", "transformers-v4"),
         f"{C}: yarn cannot be written in v5 style for transformers-v4: yarn keys, yarn keys in full, a full table as "
-        "longrope lists: transformers-v4: attention factor 1 instead of 1.13863; with the rest in the weights: "
-        "transformers-v4: pair 8 turns 4 times as fast as asked",
+        "longrope lists: transformers-v4: table: 14 of 16 pairs differ: distances look up to 4x longer; attention factor 1 "
+        "instead of 1.13863: scores of the rotated channels times 0.771321; with the rest in the weights: transformers-v4: "
+        "table: 14 of 16 pairs differ: distances look up to 4x longer",
         "ropetool extend {m} --method yarn --factor 4 --for transformers-v4 --config-style both", 1,
     ),
 }  # fmt: skip

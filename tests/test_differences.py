@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropetool.disagreements import differences
 from ropetool.rope import base_inv_freq
 from ropetool.spec import LayerRope, Regime, RopeSet, RopeTable, Temperature
 
@@ -15,7 +14,12 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = base_inv_freq(10000.0, 32)
 ENTRY = LayerRope("default", RopeTable.fixed(BASE), 32, 32, "half", (0, 1))
 LISTS = RopeTable((Regime(BASE, 1.0, up_to=512), Regime(BASE / 4, 1.0)))
-RULE = RopeTable((Regime(BASE, 1.0),), rule=lambda length: Regime(BASE, 1.0))
+OTHER_RULE = RopeTable((Regime(BASE, 1.0),), rule=lambda length: Regime(BASE, 1.0), rule_key=("b", 2.0))
+RULE = RopeTable((Regime(BASE, 1.0),), rule=lambda length: Regime(BASE, 1.0), rule_key=("b", 1.0))
+
+
+def differences(first: RopeSet, other: RopeSet) -> list[str]:
+    return [str(one) for one in first.differences(other)]
 
 
 def rope_set(entry: LayerRope = ENTRY, context: int = 512) -> RopeSet:
@@ -30,6 +34,9 @@ CHANGES = {
     "both ways": (
         {"table": RopeTable.fixed(np.r_[BASE[:2], BASE[2] * 2, BASE[3:] / 3])},
         "table: 14 of 16 pairs differ: distances look up to 2x longer or 3x shorter",
+    ),
+    "standing still": (
+        {"table": RopeTable.fixed(np.r_[BASE[:15], 0.0])}, "table: 1 of 16 pairs differ: distances look up to infx shorter",
     ),
     "hardly": (
         {"table": RopeTable.fixed(np.r_[BASE[:2], BASE[2:8] * 1.00001, BASE[8:]])},
@@ -98,6 +105,9 @@ def test_tables_that_follow_the_length() -> None:
         "one table for all lengths instead of one that follows the length: some lengths get another"
     ]
     assert said(LISTS, RULE)[0] == "the table follows the length in another way: some lengths get another"
+    later = RopeTable((Regime(BASE, 1.0, up_to=256), Regime(BASE / 4, 1.0)))
+    assert said(LISTS, later) == ["the table changes at 256 tokens instead of 512"]
+    assert said(RULE, OTHER_RULE) == ["the rule that follows the length differs"]
     short = RopeTable((Regime(BASE * 2, 1.0, up_to=512), Regime(BASE / 4, 1.0)))
     assert said(LISTS, short) == ["the table up to 512 tokens differs"]
     assert said(LISTS, LISTS) == []
