@@ -110,6 +110,17 @@ def test_none_of_them_costs_much(case: str, tmp_path: Path) -> None:
     assert bounded("extend", source, *EXTEND)[0] == 1
 
 
+def test_more_strings_than_any_tokenizer_has_are_refused(tmp_path: Path) -> None:
+    """In two lists, so that neither has too many."""
+    half = (1 << 21) + 1
+    lists = [array(f"llama.rope.{name}", STR, half, bytes(8 * half)) for name in "ab"]
+    (tmp_path / "model.gguf").write_bytes(packed([ARCH, *lists]))
+    code, errors = bounded("inspect", tmp_path / "model.gguf")
+    assert code == 1
+    assert "llama.rope.b" in errors
+    assert "has 2,097,153 strings; at most 4,194,304 are read of a file" in errors
+
+
 def hostile(name: str) -> bytes:
     """Return a well-formed file that is as costly as the format allows."""
     many = 90 * 2**20
@@ -117,8 +128,8 @@ def hostile(name: str) -> bytes:
         return packed([ARCH, array("llama.rope.scaling.yarn_beta_fast", F32, many // 4, bytes(many))])
     if name == "a long text under a rope key":
         return packed([ARCH, kv("llama.rope.scaling.type", STR, struct.pack("<Q", many) + bytes(many))])
-    if name == "millions of empty strings":
-        return packed([ARCH, array("llama.rope.names", STR, many // 8, bytes(many))])
+    if name == "millions of strings":
+        return packed([ARCH, array("llama.rope.names", STR, 1 << 22, struct.pack("<Qx", 1) * (1 << 22))])
     if name == "heads for millions of layers":
         return packed([ARCH, array("llama.attention.head_count", U32, many // 4, bytes(many))])
     assert name == "16,000 keys"
@@ -128,7 +139,7 @@ def hostile(name: str) -> bytes:
 @pytest.mark.parametrize(
     "name",
     [
-        "a long list under a rope key", "a long text under a rope key", "millions of empty strings",
+        "a long list under a rope key", "a long text under a rope key", "millions of strings",
         "heads for millions of layers", "16,000 keys",
     ],
 )  # fmt: skip

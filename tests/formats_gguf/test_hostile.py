@@ -202,7 +202,7 @@ def write_costly_files(folder: Path) -> None:
     gigabytes = 9 * 2**30
     sparse(folder / "bytes", packed([array("k", U8, 2**33)]), gigabytes)
     sparse(folder / "strings", packed([array("k", STR, 2**30)]), gigabytes)
-    sparse(folder / "near-strings", packed([array("k", STR, 11 * 2**20)]), gigabytes)
+    sparse(folder / "near-strings", packed([array("k", STR, 2**22)]), gigabytes)
     sparse(folder / "text", packed([kv("k", STR, struct.pack("<Q", 2**32))]), gigabytes)
     sparse(folder / "key", packed([struct.pack("<Q", 2**32)]), gigabytes)
     sparse(folder / "tensor", packed([], [tensor("a", [2**31])]), gigabytes)

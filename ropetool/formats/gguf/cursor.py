@@ -15,6 +15,7 @@ U32 = struct.Struct("<I")
 U64 = struct.Struct("<Q")
 I64 = struct.Struct("<q")
 
+MAX_STRINGS = 1 << 22  # in all lists of a file: each costs a step; the largest tokenizers known have 800,000
 AGAIN = "download or convert the file again"
 
 
@@ -32,6 +33,7 @@ class Cursor:
         self._path = path
         self._place = "the header"
         self._place_at = 0
+        self._strings = 0
 
     def enter(self, place: str, at: int) -> None:
         """Name what is being read, for the errors to come."""
@@ -68,6 +70,9 @@ class Cursor:
 
     def skip_strings(self, count: int) -> None:
         """Step over strings by their lengths alone; an object for each would cost ten times as much."""
+        self._strings += count if self.position + 8 * count <= len(self.view) else 0  # else the walk soon ends
+        if self._strings > MAX_STRINGS:
+            raise self.error(f"has {count:,} strings; at most {MAX_STRINGS:,} are read of a file")
         length_at, view, position, fitting = U64.unpack_from, self.view, self.position, 0
         try:
             for fitting in range(count):  # noqa: B007 (tells how far the walk came)
