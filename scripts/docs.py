@@ -447,6 +447,8 @@ SAID = {
     "docs/security.md": "what is promised about sources, outputs and hostile files, and how scripts/torture proves it",
     "docs/verify.md": "how verify measures and judges",
     "tests/baking/bake_grid.json": "what scripts/grid.py measured",
+    "tests/corpus.json": "hashes of what ropetool plans and writes, by scripts/corpus.py",
+    "tests/corpus_models.json": "configs and shapes of the checkpoints of the corpus, by scripts/corpus_sources.py",
     "ropetool/report/report.html.j2": "the page of verify --report",
 }
 

@@ -1,0 +1,238 @@
+"""The corpus: what ropetool plans and writes has the hashes of tests/corpus.json, so that a move of code changes no output.
+
+A change on purpose: look at what changes with `scripts/corpus.py --show KEY` before and after, run `scripts/corpus.py`
+again, and give the changed keys and the reason in the commit and in docs/changelog.md.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ropetool
+from ropetool import families, methods
+from ropetool.bake_plans import KINDS
+from ropetool.errors import InvalidRope
+from ropetool.families.wrappers import ALIASES, WRAPPERS
+from ropetool.spec import RopeTable
+
+ROOT = Path(ropetool.__file__).parents[1]
+
+
+def load_corpus() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "scripts"))
+    spec = importlib.util.spec_from_file_location("corpus", ROOT / "scripts" / "corpus.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+corpus = load_corpus()
+GROUPS = tuple(corpus.GROUPS)
+
+
+def changed(*keys: str) -> list[str]:
+    """Return which of these cells are not what the file says."""
+    cells = corpus.cells(GROUPS)
+    known = {key: value for key, value in corpus.known(GROUPS).items() if key in keys}
+    found: list[str] = corpus.differences(known, corpus.values({key: cells[key] for key in keys}))
+    return found
+
+
+# --- all cells
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_is_planned_and_written_is_as_it_was(group: str) -> None:
+    keys = corpus.differences(corpus.known([group]), corpus.values(corpus.cells([group])))
+    assert not keys, (
+        f"{len(keys)} cells of {group} differ, first {'; '.join(keys[:5])}. Compare with the code as it was before: "
+        f"scripts/corpus.py --show '{keys[0]}'. If the change is meant: scripts/corpus.py, and an entry in docs/changelog.md"
+    )
+
+
+def test_every_family_is_in_every_group_that_concerns_it() -> None:
+    names = {group: {key.removeprefix(f"{group}/").split("/")[0] for key in corpus.known([group])} for group in GROUPS}
+    plans = {name.partition(",")[0] for name in names["plan/hf"]}
+    assert plans >= {*families.names(), *WRAPPERS, *ALIASES}
+    exported = {name for name in families.names() if families.get(name).gguf_architecture}
+    assert names["export"] == exported
+    for group in ("output/hf", "bake/hf"):
+        found = {name.partition("-")[0] for name in names[group]}
+        assert found == {name for name in families.names() if families.get(name).bake is not None or name == "gemma3"}
+
+
+def test_every_method_and_every_bake_has_cells() -> None:
+    assert {name for name, _ in corpus.METHODS.values()} == set(methods.names())
+    assert {row[0] for rows in (corpus.HF_BAKES, corpus.GGUF_BAKES) for row in rows.values()} == set(KINDS)
+
+
+def test_most_cells_are_no_refusals() -> None:
+    for group in GROUPS:
+        values = list(corpus.known([group]).values())
+        refused = [value for value in values if value.startswith("refused: ")]
+        assert len(refused) < 0.6 * len(values), group
+        assert len({*values} - {*refused}) > 0.4 * (len(values) - len(refused)), group
+
+
+# --- what the hashes see
+
+
+def a_table_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = methods.get("linear").module
+    derive = module.derive
+
+    def off(*given: Any) -> Any:
+        derived = derive(*given)
+        inv_freq = derived.table.regimes[0].inv_freq * np.float64(1 + 1e-10)
+        return replace(derived, table=RopeTable.fixed(inv_freq))
+
+    monkeypatch.setattr(module, "derive", off)
+
+
+def written_and_then(change: Callable[[Path], None], function: str) -> Callable[[pytest.MonkeyPatch], None]:
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        whole = getattr(ropetool, function)
+
+        def spoiled(*given: Any, **options: Any) -> Any:
+            done = whole(*given, **options)
+            change(done.output)
+            return done
+
+        monkeypatch.setattr(ropetool, function, spoiled)
+
+    return plant
+
+
+def last_bit(path: Path) -> None:
+    path = path if path.is_file() else max(path.glob("*.safetensors"))
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.unlink()  # it may be a link to the source
+    path.write_bytes(raw)
+
+
+def context_length(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    key = b".context_length"
+    raw[raw.index(key) + len(key) + 4] ^= 1  # behind its type
+    path.write_bytes(raw)
+
+
+def rounded_key(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config["max_position_embeddings"] += 1
+    (path / "config.json").write_text(json.dumps(config, indent=4) + "\n")
+
+
+PLANTED: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "a table": ("plan/hf/llama/v5/linear/default", a_table_that_is_off),
+    "a table of GGUF": ("plan/gguf/llama/linear", a_table_that_is_off),
+    "weights": ("output/hf/qwen3/v5/yarn", written_and_then(last_bit, "apply")),
+    "baked weights": ("bake/hf/llama/score", written_and_then(last_bit, "apply")),
+    "a key": ("output/hf/qwen3/v4/linear", written_and_then(rounded_key, "apply")),
+    "a key of GGUF": ("output/gguf/qwen2/yarn", written_and_then(context_length, "apply")),
+    "baked rows of GGUF": ("bake/gguf/qwen2/attention-factor k", written_and_then(last_bit, "apply")),
+    "exported weights": ("export/qwen2/q8_0", written_and_then(last_bit, "export")),
+    "an exported key": ("export/qwen2/bf16", written_and_then(context_length, "export")),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_defect_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, plant = PLANTED[name]
+    assert changed(key) == []
+    plant(monkeypatch)
+    assert changed(key) == [key]
+
+
+def test_another_refusal_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise InvalidRope("no")
+
+    monkeypatch.setattr(ropetool, "plan", refuse)
+    keys = ["plan/hf/llama/v4/yarn/default", "plan/gguf/gemma3/ntk-by-parts"]
+    assert corpus.known(GROUPS)[keys[1]] == "refused: LossyExport"
+    assert changed(*keys) == sorted(keys)
+
+
+def test_prose_and_versions_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ropetool.plan
+    monkeypatch.setattr(ropetool, "plan", lambda *given, **options: replace(whole(*given, **options), notes=("other",)))
+    monkeypatch.setattr(ropetool, "__version__", "99.0")
+    monkeypatch.setattr("ropetool.stamps.__version__", "99.0")
+    keys = (
+        "plan/hf/llama/v4/yarn/default",
+        "output/hf/qwen3/v5/yarn",
+        "output/gguf/llama/yarn",
+        "export/llama/f32, yarn",
+    )
+    assert changed(*keys) == []
+
+
+def test_floats_count_to_twelve_digits() -> None:
+    numbers = [1 / 3, np.float64(2 / 3), 1e300, 7]
+    assert corpus.canonical({"a": numbers}) == {"a": ["0.333333333333", "0.666666666667", "1e+300", 7]}
+    assert corpus.canonical(0.1 + 0.2) == corpus.canonical(0.3) != corpus.canonical(0.3 + 1e-11)
+
+
+# --- the command
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let the corpus be two groups of a cell each."""
+    monkeypatch.setattr(corpus, "ROOT", tmp_path)
+    monkeypatch.setattr(corpus, "RESULT", tmp_path / "corpus.json")
+    for name in GROUPS:
+        monkeypatch.delitem(corpus.GROUPS, name)
+    for name in ("one", "two"):
+        cells = [("cell", lambda folder: folder, lambda source, _: {"x": 0.5, "here": source.is_dir()})]
+        monkeypatch.setitem(corpus.GROUPS, name, lambda cells=cells: iter(cells))
+    return tmp_path / "corpus.json"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["corpus.py", *arguments])
+    code: int = corpus.main()
+    return code
+
+
+def test_the_command_writes_compares_and_shows(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch) == 0
+    written = json.loads(small.read_text())
+    assert list(written) == ["one/cell", "two/cell"]
+    assert (run(monkeypatch, "--check"), capsys.readouterr().out) == (0, "")
+    small.write_text(json.dumps({"one/cell": "0", "two/gone": "1", "two/cell": written["two/cell"]}))
+    assert (run(monkeypatch, "--check"), capsys.readouterr().out) == (1, "one/cell\ntwo/gone\n")
+    assert (run(monkeypatch, "--check", "--only", "two"), capsys.readouterr().out) == (1, "two/gone\n")
+    assert run(monkeypatch, "--only", "two") == 0
+    assert json.loads(small.read_text()) == {"one/cell": "0", "two/cell": written["two/cell"]}
+    assert run(monkeypatch, "--show", "one/cell") == 0
+    assert json.loads(capsys.readouterr().out) == {"x": "0.5", "here": True}
+
+
+def test_the_shown_refusal_has_its_words(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise InvalidRope("because")
+
+    monkeypatch.setitem(corpus.GROUPS, "one", lambda: iter([("cell", lambda folder: folder, refuse)]))
+    assert run(monkeypatch, "--show", "one/cell") == 0
+    assert json.loads(capsys.readouterr().out) == "refused: InvalidRope: because"
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--show", "three/cell")
