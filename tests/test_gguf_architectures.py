@@ -49,7 +49,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 NO_ROTATION = dict.fromkeys(
     ("afmoe", "cohere2", "exaone-moe", "maple", "muse-glimmer"), "full-attention layers do not rotate"
 )
-NORM_AFTER = dict.fromkeys(headers.NORM_BEHIND, "normalises queries and keys after the rotation")
+NORM_AFTER = dict.fromkeys(sorted(headers.NORM_BEHIND), "normalises queries and keys after the rotation")
 ONE_FACTOR = "one factor is on cos and sin and on the score"  # src/models/glm-dsa.cpp reads no yarn_log_multiplier
 LEAKS = dict.fromkeys(  # cparams.yarn_attn_factor reaches every layer; freq_scale does not
     ("gemma-embedding", "gemma3", "gemma3n", "mimo2", "modern-bert", "plamo3"),
