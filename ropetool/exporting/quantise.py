@@ -1,6 +1,7 @@
 """Rows of numbers as the blocks of q8_0, q5_1, q5_0, q4_1 and q4_0, byte for byte those of ggml's reference.
 
-Knows arrays alone. Everything is float32, one rounding an operation, as C has it where nothing is fused.
+Knows arrays alone. Everything is float32, one rounding an operation, as C has it where nothing is fused. The gguf
+package's own blocks are others where zeros of both signs are the least or the largest numbers: it takes -0 for 0.
 Source: quantize_row_*_ref in ggml/src/ggml-quants.c, llama.cpp 0c1e570.
 """
 

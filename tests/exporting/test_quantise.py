@@ -96,6 +96,13 @@ def test_q8_0_is_that_of_the_gguf_package() -> None:
             assert np.array_equal(quantise.blocks(values, "Q8_0"), expected), case
 
 
+@pytest.mark.parametrize(("name", "case"), [("Q4_0", "zeros of both signs"), ("Q4_1", "nothing below zero")])
+def test_blocks_of_the_gguf_package_are_not_those_of_ggml(name: str, case: str) -> None:
+    """Once they are, they can take the place of ours."""
+    values = CASES[case]
+    assert not np.array_equal(quantize(values, gguf.GGMLQuantizationType[name]), ggml()(values, name))
+
+
 def first_of_two(x: np.ndarray) -> np.ndarray:
     high, low = x.max(axis=1), x.min(axis=1)
     return np.where(high >= -low, high, low)
