@@ -2,8 +2,8 @@
 """Write the parts of the documentation that follow from code and data.
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` is replaced: tables in docs/methods.md and docs/runtimes.md, the tree in README.md. With --examples the
-commands of README's worked example are run, about a minute, and what they print is put behind them.
+`<!-- /NAME -->` is replaced: tables in docs/methods.md and docs/runtimes.md, layers and folders in docs/architecture.md.
+With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
 
     scripts/docs.py               write them
     scripts/docs.py --examples    run the worked example too
@@ -40,14 +40,14 @@ NOTICE = "<!-- Written by scripts/docs.py; do not edit. -->\n"
 
 
 def generated() -> Iterator[tuple[Path, str]]:
-    """Yield each file with the whole text that it should have; the tree comes last, when all other files are there."""
+    """Yield each file with the whole text that it should have."""
     yield ROOT / "docs/cli.md", cli_reference()
     yield ROOT / "docs/families.md", family_reference()
     tables = {"methods": method_table(), "parameters": parameter_table()}
     yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
     known = {"runtimes": runtime_table(), "architectures": architecture_table(), "sliding": sliding_table()}
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
-    yield ROOT / "README.md", _filled("README.md", {"tree": tree()})
+    yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 
 def _filled(name: str, parts: dict[str, str]) -> str:
@@ -415,82 +415,60 @@ def _code(name: str) -> str:
     return f"`{name}`"
 
 
-# --- the tree
+# --- the layers and the tree
 
-SHOWN = (
-    ".ci", "constraints-v4.txt", "constraints.txt", "docs", "LICENSE", "pyproject.toml", "ropetool", "scripts", "tests",
-)  # fmt: skip
-# Data, named once for the folder or the pattern.
-TOGETHER = {
-    "ropetool/demo/model": "the embedded checkpoint: a Llama of 3.5M parameters, trained at 256 tokens",
-    "ropetool/demo/text": "documents that its training did not see",
-    "ropetool/texts": "six long free texts for verify, and where they come from",
-    "ropetool/families/*.json": "one model family each",
-    "tests/report/snapshots": "what the terminal shows of made-up results",
-    "tests/golden/*.json": "one method each: tables by other implementations than ours",
-}
+# What folders without a docstring hold.
 SAID = {
-    "LICENSE": "Apache License 2.0",
-    "pyproject.toml": "the package, its extras, the settings of the tools",
-    "docs/api.md": "the Python calls, and the JSON of commands and files",
-    "docs/architecture.md": "the idea, the data flow, the layers, choices that look odd",
-    "docs/bake.md": "what goes into weights, where, at what cost; the measured grid",
-    "docs/benchmarks.md": "what scripts/bench.py measured",
-    "docs/changelog.md": "what changed",
-    "docs/cli.md": "every command's help (generated)",
-    "docs/contributing.md": "how to run the tests; checklists for a method, a family, a command",
-    "docs/export.md": "export to GGUF: families, types, publishing, tokenizers, what differs from the stock converter",
-    "docs/families.md": "the model families (generated)",
-    "docs/formats.md": "config styles, GGUF files, edits, encodings, exports, the output, provenance",
-    "docs/methods.md": "formulas, ramps, attention factors, the two readings",
-    "docs/runtimes.md": "what transformers 5, 4.57 and llama.cpp read, and where they differ",
-    "docs/security.md": "what is promised about sources, outputs and hostile files, and how scripts/torture proves it",
-    "docs/verify.md": "how verify measures and judges",
-    "tests/baking/bake_grid.json": "what scripts/grid.py measured",
-    "tests/corpus.json": "hashes of what ropetool plans and writes, by scripts/corpus.py",
-    "tests/corpus_models.json": "configs and shapes of the checkpoints of the corpus, by scripts/corpus_sources.py",
-    "ropetool/report/report.html.j2": "the page of verify --report",
+    "docs": "what users and builders read; cli.md, families.md and parts of others are generated",
+    "ropetool/demo": "the embedded checkpoint, a Llama of 3.5M parameters, and documents that its training did not see",
+    "ropetool/texts": "six long free texts for verify, and where they and the catalogue come from",
+    "scripts": "set-up, tests, checks, generated docs, measurements; each file begins with what it does",
+    "scripts/torturing": "what scripts/torture runs",
+    "tests": "tests of the package's own modules, and what they are made with",
+    "tests/bad_input": "wrong files, keys, values and options: one sentence each, nothing written",
+    "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",
+    "tests/cli": "commands as they are typed",
+    "tests/exporting": "exports against transformers, llama.cpp and the stock converter's parts",
+    "tests/formats": "files, outputs and the hub",
+    "tests/formats_gguf": "GGUF headers and copies against the gguf package",
+    "tests/golden": "tables by other implementations than ours",
+    "tests/oracle": "rotation and logits by the real programs",
+    "tests/report": "what terminals and pages show, of made-up results",
+    "tests/verification": "measurements, the gate, readback",
 }
+
+
+def layer_table() -> str:
+    """Return the modules of each layer, as tests/test_imports.py holds them."""
+    tree = ast.parse((ROOT / "tests/test_imports.py").read_text(encoding="utf-8"))
+    layers: tuple[tuple[str, ...], ...] = next(
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "LAYERS"
+    )
+    rows = [(str(number), ", ".join(f"`{name}`" for name in names)) for number, names in enumerate(layers)]
+    return _table(("layer", "modules, left to right"), rows)
 
 
 def tree() -> str:
-    """Return all files of the project, one a line, with what each says of itself."""
-    lines = [line for name in SHOWN for line in _branch(ROOT / name, 0)]
+    """Return the folders of the project, one a line, with what each holds."""
+    lines = [line for name in ("ropetool", "docs", "scripts", "tests") for line in _branch(ROOT / name, 0)]
     width = max(len(left) for left, _ in lines)
-    return "```text\n" + "".join(f"{left:<{width}}  {right}".rstrip() + "\n" for left, right in lines) + "```"
+    return "```text\n" + "".join(f"{left:<{width}}  {right}\n" for left, right in lines) + "```"
 
 
 def _branch(path: Path, depth: int) -> Iterator[tuple[str, str]]:
-    indent = "  " * depth
     name = path.relative_to(ROOT).as_posix()
-    if name in TOGETHER:
-        yield f"{indent}{path.name}/", TOGETHER[name]
-    elif path.is_file():
-        yield f"{indent}{path.name}", _said(path)
-    elif path.is_dir():
-        inner = [p for p in path.iterdir() if not p.name.startswith((".", "__pycache__"))]
-        yield f"{indent}{path.name}/", ""
-        together = {f"*{p.suffix}" for p in inner if f"{name}/*{p.suffix}" in TOGETHER}
-        for pattern in sorted(together):
-            yield f"{indent}  {pattern}", TOGETHER[f"{name}/{pattern}"]
-        for entry in sorted(inner, key=lambda p: (p.is_dir(), p.name)):
-            if f"*{entry.suffix}" not in together:
-                yield from _branch(entry, depth + 1)
+    yield f"{'  ' * depth}{path.name}/", SAID.get(name) or _said(path / "__init__.py")
+    if name != "ropetool/demo":
+        for inner in sorted(inner for inner in path.iterdir() if inner.is_dir() and any(inner.glob("*.py"))):
+            yield from _branch(inner, depth + 1)
 
 
 def _said(path: Path) -> str:
-    """Return the first sentence of what the file says of itself: docstring or first comment."""
-    name = path.relative_to(ROOT).as_posix()
-    if name in SAID:
-        return SAID[name]
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".py":
-        said = ast.get_docstring(ast.parse(text)) or ""
-    else:
-        comments = re.search(r"((?:^# .*\n)+)", text, re.MULTILINE)
-        said = comments[1].replace("# ", "") if comments else ""
-    paragraph = " ".join(said.partition("\n\n")[0].split())
-    return re.split(r"\.(?: |$)", paragraph)[0]
+    """Return the first sentence of a module's docstring."""
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"\.(?: |$)", " ".join(said.partition("\n\n")[0].split()))[0]
 
 
 def main() -> int:
