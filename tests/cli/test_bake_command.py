@@ -233,3 +233,17 @@ def test_the_dry_run_of_a_config_alone_is_suggested_with_every_option(
     suggested, asked = run(*words), run("bake", bare, what, *options, "--dry-run")
     assert suggested.code == 0
     assert suggested == asked
+
+
+def test_pairs_that_stand_still_are_written(folder: Path) -> None:
+    """Through the command and the checks of what is read, which hold a divisor to another limit than a factor."""
+    done = run("bake", "extended", "drop-pairs", "--pairs", "30-31", "--mode", "still", "-o", "still")
+    assert done.code == 0, done.err
+    scaling = json.loads((folder / "still" / "config.json").read_text())["rope_scaling"]
+    assert scaling["long_factor"][29] < 1e6 < 1e29 < scaling["long_factor"][30]
+    rope = ropetool.inspect(folder / "still").rope
+    assert rope is not None
+    table = rope.entries["full_attention"].table
+    assert table is not None
+    assert table.regimes[-1].inv_freq[30:].max() < 1e-30
+    assert table.regimes[-1].inv_freq[29] > 1e-6

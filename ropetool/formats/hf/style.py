@@ -14,7 +14,7 @@ from ropetool import names
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.families import Family
 from ropetool.formats.hf.jsontext import ABSENT, Edit, shown
-from ropetool.spec import LARGEST, MAX_LENGTH, SMALLEST, is_multiplier, is_number
+from ropetool.spec import LARGEST, MAX_LENGTH, SMALLEST, is_number
 
 MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
 MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
@@ -141,7 +141,7 @@ def _canonical(rope_type: Any) -> Any:
 def _theta(value: Any, where: str) -> float | None:
     if value is None:
         return None
-    if not is_number(value) or value <= 1 or _is_beyond(value):
+    if not is_number(value) or value <= 1 or _is_beyond(value, LARGEST):
         raise InvalidRope(f"{shown(value)} is no base; it is a finite number above 1, up to {LARGEST:g}", where=where)
     return float(value)
 
@@ -211,21 +211,23 @@ _POSITIVE = {
 _NOT_NEGATIVE = {
     names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,
 }  # fmt: skip
+LARGEST_DIVISOR = 1e30  # of one pair, which then stands still; divisors are not multiplied by each other
 _LISTS = {names.SHORT_FACTOR, names.LONG_FACTOR}
 
 
-def _is_beyond(value: Any) -> bool:
+def _is_beyond(value: Any, largest: float) -> bool:
     """Return whether this is a number above 0 whose square or product would be none."""
-    return is_number(value) and value > 0 and not is_multiplier(value)
+    return is_number(value) and value > 0 and not SMALLEST <= value <= largest
 
 
 def _check_param(key: str, value: Any, where: str) -> None:
     if value is None:
         return  # transformers takes null for "not given", where a key may be left out
     if key in _POSITIVE | _NOT_NEGATIVE | _LISTS:
-        beyond = next((v for v in (value if isinstance(value, list) else [value]) if _is_beyond(v)), None)
+        values, largest = (value, LARGEST_DIVISOR) if isinstance(value, list) else ([value], LARGEST)
+        beyond = next((v for v in values if _is_beyond(v, largest)), None)
         if beyond is not None:
-            raise InvalidRope(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {LARGEST:g}", where=where)
+            raise InvalidRope(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {largest:g}", where=where)
     if key in _POSITIVE and not (is_number(value) and value > 0):
         raise InvalidRope(f"{shown(value)} is not a finite number above 0", where=where)
     if key in _NOT_NEGATIVE and not (is_number(value) and value >= 0):
