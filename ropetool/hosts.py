@@ -176,6 +176,7 @@ class HfHost:
     format: str = "hf"
     runtime: str = "transformers"
     builds_on_tables: bool = True
+    _edited: dict[str, Mapping[str, Any]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, path: Path, config_style: str | None) -> HfHost:
@@ -214,11 +215,17 @@ class HfHost:
 
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> RuntimeReading:
         changes = [Edit(e.path, e.old, e.new) for e in edits if e.file == names.CONFIG_JSON]
-        config = self.checkpoint.config
-        if changes:
+        config = self._config_with(changes) if changes else self.checkpoint.config
+        return inspection.read_as(runtime, config, self.family, self.where)
+
+    def _config_with(self, changes: list[Edit]) -> Mapping[str, Any]:
+        """Return the config after these edits, made once for all the runtimes that are asked; told apart as 1 and 1.0 are."""
+        key = repr(changes)
+        if key not in self._edited:
             config = parse_object(apply_edits(self.checkpoint.config_text, changes, self.where), self.where)
             families.of_config(config, self.where)  # a wrapper may need what they remove
-        return inspection.read_as(runtime, config, self.family, self.where)
+            self._edited[key] = config
+        return self._edited[key]
 
     def encodings(
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
