@@ -1,15 +1,29 @@
-"""What holds for every test: a cache of its own, and workers that leave each other a processor."""
+"""What holds for every test: its markers, a cache of its own, and workers that leave each other a processor."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import slow
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch and llama.cpp read them
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a thread that waits for another's turn must not take it
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    long = set()
+    for item in items:
+        file, _, test = item.nodeid.partition("::")
+        name = (item.config.rootpath / file).relative_to(Path(__file__).parent).as_posix()
+        for marker in slow.markers(f"{name}::{test}"):
+            item.add_marker(marker)
+            long.add(file)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # short files at the end, so that the workers end together
+        items.sort(key=lambda item: item.nodeid.partition("::")[0] not in long)
 
 
 @pytest.fixture(scope="session", autouse=True)

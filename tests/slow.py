@@ -1,0 +1,37 @@
+"""Which tests are long, and what for: data for the markers, which tests/conftest.py sets and scripts/test --fast leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+# By marker: folders, files and tests of files below tests/. What a marker means stands in pyproject.toml.
+LONG: dict[str, tuple[str, ...]] = {
+    "oracle": (
+        "oracle", "exporting/test_tokenizer_parity.py",
+        "verification/test_texts.py::test_with_the_tokenizers_of_real_models_too",
+    ),
+    "gate": (
+        "exporting/test_comparing.py", "cli/test_export_command.py", "cli/test_hub_command.py",
+        "cli/test_terminal.py::test_export_shows_the_check_after_writing",
+    ),
+    "kill": (
+        "formats/test_transaction_killed.py", "test_torture.py", "bad_input/test_bad_gguf.py", "bad_input/test_hostile_sizes.py",
+        "bad_input/test_hostile_texts.py", "bad_input/test_limits.py", "bad_input/test_special_files.py",
+    ),
+    "engine": (
+        "verification/test_effects.py", "verification/test_defects.py", "verification/test_parallel.py",
+        "verification/test_coverage.py", "verification/test_protocols.py", "verification/test_torch_runner.py",
+        "exporting/test_export_families.py", "exporting/test_kquants.py", "exporting/test_shift_safe.py",
+        "cli/test_bake_command.py", "cli/test_verify_command.py", "cli/test_terminal.py::test_verify",
+        "cli/test_terminal.py::test_the_demo_as_quickstart_runs_it",
+    ),
+}  # fmt: skip
+
+
+def markers(test: str) -> Iterator[str]:
+    """Yield the markers of a test by its name below tests/, such as `cli/test_main.py::test_help[x]`."""
+    parts = test.partition("[")[0].replace("::", "/").split("/")
+    names = {"/".join(parts[:length]) for length in range(1, len(parts) + 1)}
+    for marker, places in LONG.items():
+        if not names.isdisjoint(place.replace("::", "/") for place in places):
+            yield marker
