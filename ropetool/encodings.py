@@ -71,7 +71,13 @@ class Way(NamedTuple):
 def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> list[Encoding]:
     """Return the encodings to try, in order of preference: the method's own keys, a full table, then with a bake."""
     found: list[Encoding] = []
-    for native in derived.native:
+    said = {key for native in derived.native for key in native}
+
+    def lost(native: Mapping[str, Any]) -> int:
+        """Return how many keys of the source would go, though the method has them; some runtimes ask for each."""
+        return len((entry.params.keys() & said) - native.keys()) if native[names.ROPE_TYPE] == entry.rope_type else 0
+
+    for native in sorted(derived.native, key=lost):
         keys = dict(native)
         rope_type = keys.pop(names.ROPE_TYPE)
         theta = keys.pop(names.ROPE_THETA, entry.rope_theta)

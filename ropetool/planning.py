@@ -112,11 +112,21 @@ class _Search:
         self.entry = entry = decoded.entries[names.FULL_ATTENTION]
         self.start = start = find_start(host, decoded, wish)
         self.goal = goal = Goal.make(start.source.length, wish.factor, wish.target_length, attention_factor)
-        if method.name == "longrope" and not values and names.LONG_FACTOR in entry.params and start.reading != CURRENT:
-            values = {key: entry.params[key] for key in (names.LONG_FACTOR, names.SHORT_FACTOR)}
+        values = {**self._own_values(method), **values}
         self.values, self.typed = values, method.params(values)
         self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
         self.target = _target(decoded, host.changed_kinds(decoded), self.derived, start.trained_length)
+
+    def _own_values(self, method: Method) -> dict[str, Any]:
+        """Return the parameters that the source states for this method, which are to hold on: it was trained with them.
+
+        Not those of an extension by ropetool, which is replaced whole.
+        """
+        if self.start.reading == CURRENT or method.name != self.entry.rope_type or self.host.made is not None:
+            return {}
+        stated = {field.name: self.entry.params.get(field.name) for field in fields(method.params_type)}
+        # Runtimes take 0 and null for a number that is not given.
+        return {name: value for name, value in stated.items() if isinstance(value, bool) or value}
 
     def ways(self, host: Host | None = None) -> list[Way]:
         """Return the ways to write the target into the source, or into another view of it."""

@@ -568,3 +568,23 @@ def test_a_link_to_the_source_has_its_output_beside_the_link(tmp_path: Path, mon
     assert plan.output_beside(tmp_path / "near" / "latest") == tmp_path / "near" / "latest-yarn-4x"
     monkeypatch.chdir(source)
     assert plan.output_beside(Path(".")) == tmp_path / "far" / "model-yarn-4x"
+
+
+GPT_OSS = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def test_parameters_that_the_source_was_trained_with_hold_on(tmp_path: Path) -> None:
+    """gpt-oss's ramp is not rounded to whole pairs; vLLM stops without its betas, though they are the usual ones."""
+    source = scaled(tmp_path, GPT_OSS, 32 * 512)
+    plan = ropetool.plan(source, "yarn", factor=64, reading="original", for_runtimes=["transformers", "vllm"])
+    assert edits(plan) == {"rope_scaling.factor": 64.0, "max_position_embeddings": 64 * 512}
+    assert plan.params["truncate"] is False
+    other = ropetool.plan(source, "yarn", factor=64, reading="original", params={"truncate": True})
+    assert "rope_scaling.truncate" in edits(other)
+    output = tmp_path / "out"
+    ropetool.apply(ropetool.plan(source, "yarn", factor=64, reading="original"), source, output)
+    again = ropetool.plan(output, "yarn", factor=8, reading="original")  # of ours: replaced whole
+    assert "truncate" not in again.params

@@ -64,7 +64,7 @@ LIST_FILE_BYTES = 4 << 20
 @click.option(
     "--original-length", type=Length(None), help="The length before any scaling, where the file states none or another."
 )
-@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx.")
+@click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx or -LENGTH.")
 @click.option(
     "--for",
     "for_runtimes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Timer
@@ -24,6 +25,8 @@ class Update(Protocol):
 DELAY = 1.0  # seconds
 BYTES = "bytes"
 NARROW = 80  # columns
+AT_ONCE = 1e6  # units a second: faster than anything computes tokens
+SPEED_OVER = 600.0  # seconds: a row of a large model takes minutes, and a speed needs two
 
 
 @contextmanager
@@ -44,11 +47,18 @@ def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Update]:
         yield _ignore
         return
     progress = _line(console)
-    task = progress.add_task("starting", total=None, unit=unit)
+    task = progress.add_task("starting", total=None, unit=unit, at=time.monotonic())
 
     def update(stage: str, done: int, total: int, unit: str = unit) -> None:
+        shown = progress.tasks[0]
         if not total:
-            progress.tasks[0].total = None  # to update(), None means the total of before
+            shown.total = None  # to update(), None means the total of before
+        now, before = time.monotonic(), shown.fields["at"]
+        if unit != BYTES and done - shown.completed > AT_ONCE * (
+            now - before
+        ):  # kept from an earlier run, not computed
+            progress.reset(task, total=total or None, completed=done)
+        shown.fields["at"] = now
         progress.update(task, description=stage, completed=done, total=total or None, unit=unit)
 
     appearance = Timer(DELAY, progress.start)
@@ -95,7 +105,7 @@ def _line(console: Console) -> Progress:
         Figure(lambda task: escaped(task.description), Column()),  # the one that may become narrower
         BarColumn(10 if console.width < NARROW else 30, table_column=kept),
         *(Figure(text, kept) for text in (count, rate, left)),
-        console=console, transient=True, redirect_stdout=False,
+        console=console, transient=True, redirect_stdout=False, speed_estimate_period=SPEED_OVER,
     )  # fmt: skip
 
 

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
     help="Nats a token allowed with --against. Default: 1e-4, or by the unextended pair for quantised files.",
 )  # fmt: skip
 @click.option("--require-useful", is_flag=True, help="Fail where the longer context does not beat truncation.")
-@click.option("--segments", type=int, help="How many passages are scored at each length. Default: the suite's.")
+@click.option(
+    "--segments", type=int, help="How many passages are scored at each length, 8 or more. Default: the suite's."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
@@ -144,11 +146,13 @@ def measured(
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
             )  # fmt: skip
     except KeyboardInterrupt as error:
-        unkept = getattr(error, "unkept", "")
+        unkept, rows = getattr(error, "unkept", ""), getattr(error, "rows", 0)
         if unkept:
             notes([f"what was measured is not kept: {unkept}"])
+        elif again and rows:
+            notes([f"{rows} rows are kept; {again} goes on"])
         elif again:
-            notes([f"what was measured is kept; {again} goes on"])
+            notes(["nothing was measured that could be kept"])
         raise
     if report is not None and parallel.rank() == 0:
         serving = serving_lines(inspect(target), str(target))

@@ -38,9 +38,12 @@ def verdict_sentence(result: VerifyResult) -> str:
     if absent:
         parts.append(f"not run: {', '.join(check.name for check in absent)}")
     parts.append(f"{passed} of {passed + len(failed) + len(absent)} checks passed")
-    if any(entry.useful is not None for entry in result.lengths):
-        useful = ", ".join(str(entry.length) for entry in result.lengths if entry.useful)
+    beyond = [entry for entry in result.lengths if entry.length > result.trained_length]
+    if any(entry.useful is not None for entry in beyond):
+        useful = ", ".join(str(entry.length) for entry in beyond if entry.useful)
         parts.append(f"useful at {useful or 'no length'}")
+    elif result.lengths and result.context_length > result.trained_length:
+        parts.append(f"nothing beyond {result.trained_length} was measured")
     return "; ".join(parts)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from ropetool.families import Family
 from ropetool.methods import Method
-from ropetool.plans import SCHEMA
 from ropetool.report.layout import columns
 from ropetool.runtimes import Runtime
 
+SCHEMA = 1
 WINDOWS = {"never": "none", "always": "as stated", "alternate": "on some layers, as stated"}
 
 

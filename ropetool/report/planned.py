@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ropetool.encodings import METADATA, TENSORS, FileEdit
 from ropetool.escaping import escaped, number
 from ropetool.formats.hf import ABSENT
-from ropetool.plans import BAKE, SCHEMA, Plan
+from ropetool.plans import BAKE, Plan
 from ropetool.readings import CURRENT, ORIGINAL, UNSCALED
 from ropetool.report.layout import columns, serving_text, sidecar_rows
 from ropetool.serving import NO_FLAG
@@ -18,6 +18,7 @@ from ropetool.serving import NO_FLAG
 if TYPE_CHECKING:
     from ropetool.applying import Applied
 
+SCHEMA = 1  # of what is printed; a plan has one of its own
 _SHARED = {
     "hard-linked": "hard-linked weights are the source's own files: an edit in place changes both; --copy keeps them apart",
     "reflinked": "reflinked weights share their storage with the source until either is edited; --copy keeps it apart",

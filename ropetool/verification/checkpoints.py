@@ -166,7 +166,8 @@ def _kept(
         yield lambda runner, role: runner if role == AGAINST else JournaledRunner(runner, journal, role)
         complete = True
     except KeyboardInterrupt as error:
-        error.unkept = journal.problem  # type: ignore[attr-defined]  # for the word that follows an interruption
+        # For the word that follows an interruption.
+        error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
         raise
     finally:
         journal.close(remove=complete or not (journal.rows or journal.problem))

@@ -79,8 +79,10 @@ def _tax_check(lengths: Sequence[LengthResult], limits: Limits) -> Check:
 
 def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
     useful = [entry.length for entry in beyond if entry.useful]
+    if not beyond:
+        return Check("useful", None, None, NOT_ASKED, "no length beyond the trained one was measured")
     told = f"useful at {', '.join(map(str, useful)) or 'no length'} beyond the trained one"
-    if not limits.require_useful or not beyond:
+    if not limits.require_useful:
         return Check("useful", None, None, NOT_ASKED, told)
     return Check("useful", None, None, _verdict(len(useful) == len(beyond)), told)
 

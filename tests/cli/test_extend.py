@@ -62,7 +62,8 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_dry_run_says_why_an_encoding_was_rejected(tmp_path: Path) -> None:
     out = run("extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run").out
     assert "  method    linear, factor 4, attention_factor 1.2\n" in out
-    assert "  linear keys                     rejected: transformers: attention factor 1 instead of 1.2\n" in out
+    why = "attention factor 1 instead of 1.2: scores of the rotated channels times 0.694444"
+    assert f"  linear keys                     rejected: transformers: {why}\n" in out
     assert "  a full table as longrope lists  kept: decodes to the table asked for\n" in out
     shown = next(line for line in out.splitlines() if " rope_scaling " in line)
     new = run("extend", "model", "-m", "pi", "--factor", "4", "--attention-factor", "1.2", "--dry-run", "--json").json

@@ -119,11 +119,14 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
 ) -> None:
     """The same command with --resume is one only where that option is."""
 
+    class Interrupted(KeyboardInterrupt):
+        rows = 3
+
     def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        raise Interrupted
 
     monkeypatch.setattr("ropetool.verification.checkpoints.verify_checkpoint", interrupt)
-    kept = "Note: what was measured is kept; {} goes on"
+    kept = "Note: 3 rows are kept; {} goes on"
     done = run("extend", model, "-m", "yarn", "--factor", "4", "--verify", "-o", "the output")
     assert done.code == 130
     assert kept.format("`ropetool verify 'the output' --suite quick --resume`") in done.err.splitlines()
@@ -131,7 +134,9 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
     options = "--suite quick --lengths 256,512,1024,2048 --resume"
     line = f"ropetool verify {Path.cwd()}/demo/model-yarn-8x --baseline demo/model {options}"
     assert kept.format(f"`{line}`") in run("demo", "demo").err.splitlines()
-    assert "is kept" not in run("demo").err
+    assert "kept" not in run("demo").err
+    Interrupted.rows = 0
+    assert "Note: nothing was measured that could be kept" in run("verify", model).err.splitlines()
 
     def interrupt_unkept(*_: object, **__: object) -> None:
         error = KeyboardInterrupt()
