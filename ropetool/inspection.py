@@ -281,11 +281,10 @@ def understood(reading: RuntimeReading, where: str, what: str = "config") -> Rop
     Raises: InvalidRope if it stops with an error, or ropetool does not know.
     """
     if reading.rope is None:
-        does = (
-            f"cannot load this {what}"
-            if reading.stops and reading.known
-            else f"reads this {what} in a way that is not known"
-        )
+        if not reading.known:
+            does = f"reads this {what} in a way that is not known"
+        else:
+            does = f"cannot load this {what}" if reading.stops else f"would not compute what this {what} says"
         raise InvalidRope(f"{reading.name} {does}: {reading.refuses}", where=where)
     return reading.rope
 

@@ -588,3 +588,9 @@ def test_parameters_that_the_source_was_trained_with_hold_on(tmp_path: Path) -> 
     ropetool.apply(ropetool.plan(source, "yarn", factor=64, reading="original"), source, output)
     again = ropetool.plan(output, "yarn", factor=8, reading="original")  # of ours: replaced whole
     assert "truncate" not in again.params
+
+
+def test_a_runtime_that_would_compute_something_else_is_no_unknown_one(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {**configs.config("mistral", "v4"), "sliding_window": 128})
+    with pytest.raises(InvalidRope, match="llama.cpp would not compute what this config says: llama.cpp ignores the sliding"):
+        ropetool.plan(source, "yarn", factor=4, for_runtimes=["llama.cpp"])
