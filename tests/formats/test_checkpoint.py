@@ -229,6 +229,15 @@ def test_a_shard_outside_the_directory_is_refused(shard: str, tmp_path: Path) ->
     assert error.message == f"'c' is said to be in {shard!r}; shards are .safetensors files of the same directory"
 
 
+def test_a_config_of_another_name_is_given_a_directory(tmp_path: Path) -> None:
+    path = tmp_path / "Qwen 3.json"
+    path.write_text("{}")
+    with pytest.raises(NotACheckpoint) as refused:
+        open_checkpoint(path)
+    folder = tmp_path / "Qwen 3"
+    assert refused.value.try_ == f"mkdir '{folder}' && cp '{path}' '{folder}/config.json', and give '{folder}'"
+
+
 def test_an_index_with_members_without_end_is_refused(tmp_path: Path) -> None:
     """Each name is kept, to see one that comes twice."""
     path = sharded(tmp_path / "m")

@@ -76,7 +76,7 @@ def _check_directory(path: Path) -> None:
             raise NotACheckpoint("is a GGUF file, not a Hugging Face directory", where=where)
         raise NotACheckpoint(
             f"is a file; a checkpoint is a directory with a {names.CONFIG_JSON}",
-            where=where, try_=f"give its directory, {word(path.parent)}",
+            where=where, try_=_directory_of(path),
         )  # fmt: skip
     if not os.path.isdir(path):
         raise NotACheckpoint(
@@ -183,6 +183,14 @@ def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
             f"{tensor!r} is said to be in {shard}, which is not there",
             where=where, try_=f"fetch {word(shard)} into {word(path)}",
         )  # fmt: skip
+
+
+def _directory_of(file: Path) -> str:
+    """Return what to give instead of a file; a config under another name belongs into a directory of its own."""
+    if file.suffix == ".json" and not (file.parent / names.CONFIG_JSON).is_file():
+        folder = file.with_suffix("")
+        return f"mkdir {word(folder)} && cp {word(file)} {word(folder / names.CONFIG_JSON)}, and give {word(folder)}"
+    return f"give its directory, {word(file.parent)}"
 
 
 def headers(checkpoint: Checkpoint) -> list[Header]:
