@@ -178,14 +178,15 @@ def own_notes(notes: tuple[str, ...]) -> tuple[str, ...]:
     return notes[:-1]
 
 
-def keys(path: Path) -> dict[str, Any]:
+def keys(file: Path | GGUFReader) -> dict[str, Any]:
     """Return all keys with their decoded values."""
-    return {k: f.contents() for k, f in GGUFReader(path).fields.items() if not k.startswith("GGUF.")}
+    reader = GGUFReader(file) if isinstance(file, Path) else file
+    return {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
 
 
-def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def tensors(file: Path | GGUFReader) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Return all tensors: type, shape with the contiguous length first, bytes."""
-    reader = GGUFReader(path)
+    reader = GGUFReader(file) if isinstance(file, Path) else file
     return {t.name: (t.tensor_type.name, tuple(map(int, t.shape)), t.data.tobytes()) for t in reader.tensors}
 
 

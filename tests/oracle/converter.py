@@ -6,10 +6,12 @@ tokenizers of published models, the only ones that the converter takes as it is.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,21 @@ needs_tokenizer_too = pytest.mark.skipif(
     not (CONVERTER.is_file() and TOKENIZER.is_dir()),
     reason="ROPETOOL_LLAMA_CPP and ROPETOOL_REAL_FILES name no converter",
 )
+
+# One process for all: it takes ten seconds until it has loaded what it needs.
+EACH = """
+import json, runpy, sys
+converter, calls = sys.argv[1:]
+sys.path.insert(0, converter.rpartition("/")[0])
+for call in json.loads(calls):
+    sys.argv = [converter, *call]
+    runpy.run_path(converter, run_name="__main__")
+"""
+
+
+def convert(folder: Path, calls: Sequence[Sequence[object]]) -> None:
+    """Run the converter with each of these lists of arguments."""
+    run(folder, "-c", EACH, CONVERTER, json.dumps([[str(argument) for argument in call] for call in calls]))
 
 
 def run(folder: Path, *arguments: object, python: str = sys.executable) -> None:

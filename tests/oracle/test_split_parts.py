@@ -40,36 +40,42 @@ def write_source(path: Path) -> Path:
     return source
 
 
-def stock(source: Path, option: str, value: str) -> list[Path]:
-    """Return the parts that the stock converter writes."""
-    target = source.with_name("stock.gguf")
-    converter.run(source.parent, converter.CONVERTER, source, "--outtype", "bf16", "--outfile", target, option, value)
-    return sorted(target.parent.glob("stock-0*.gguf"))
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint, and in a folder beside it for each limit the parts that the stock converter writes."""
+    folder = tmp_path_factory.mktemp("split")
+    source = write_source(folder / "model")
+    calls = []
+    for option, value, _ in LIMITS:
+        (folder / value).mkdir()
+        calls.append([source, "--outtype", "bf16", "--outfile", folder / value / "stock.gguf", option, value])
+    converter.convert(folder, calls)
+    return source
 
 
-def our(source: Path, option: str, value: str) -> list[Path]:
+def our(source: Path, output: Path, option: str, value: str) -> list[Path]:
     limit = {"split_max_size": value} if option == "--split-max-size" else {"split_max_tensors": int(value)}
-    result = maker.export(source, source.with_name("our.gguf"), **limit)
-    found = sorted(source.parent.glob("our-0*.gguf"))
+    result = maker.export(source, output, **limit)
+    found = sorted(output.parent.glob("our-0*.gguf"))
     assert result.output == found[0]
     return found
 
 
-def types(path: Path) -> list[Any]:
-    fields = gguf.GGUFReader(path).fields
-    return [fields[key].types for key in SPLIT]
+def types(reader: gguf.GGUFReader) -> list[Any]:
+    return [reader.fields[key].types for key in SPLIT]
 
 
 @pytest.mark.parametrize(("option", "value", "count"), LIMITS)
-def test_the_parts_are_the_stock_converters(option: str, value: str, count: int, tmp_path: Path) -> None:
-    source = write_source(tmp_path / "model")
-    expected, found = stock(source, option, value), our(source, option, value)
+def test_the_parts_are_the_stock_converters(option: str, value: str, count: int, source: Path, tmp_path: Path) -> None:
+    expected = sorted(source.with_name(value).glob("stock-0*.gguf"))
+    found = our(source, tmp_path / "our.gguf", option, value)
     assert len(found) == count
     assert [path.name for path in found] == [re.sub("^stock", "our", path.name) for path in expected]
-    for ours, theirs in zip(found, expected, strict=True):
+    read = [[gguf.GGUFReader(path) for path in paths] for paths in (found, expected)]  # seconds for a vocabulary
+    for ours, theirs in zip(*read, strict=True):
         assert list(maker.tensors(ours).items()) == list(maker.tensors(theirs).items())
         assert types(ours) == types(theirs)
-    stated = [[maker.keys(path) for path in paths] for paths in (found, expected)]
+    stated = [[maker.keys(reader) for reader in readers] for readers in read]
     for key in OWN_KEYS:
         stated[0][0].pop(key)
     assert stated[0] == stated[1]

@@ -110,18 +110,6 @@ STATED = {
 }
 
 
-# Runs the converter once for each three arguments, in one process: most of its time goes into imports.
-RUN = """
-import runpy, sys
-converter, *rest = sys.argv[1:]
-sys.path.insert(0, converter.rpartition("/")[0])
-while rest:
-    source, output, outtype, *rest = rest
-    sys.argv = [converter, source, "--outfile", output, "--outtype", outtype]
-    runpy.run_path(converter, run_name="__main__")
-"""
-
-
 def write_source(case: Case, source: Path) -> None:
     """Write the checkpoint of a case, with everything beside it that the metadata is made of."""
     config = {**configs.config(case.family, "v4"), **case.changes, "vocab_size": case.rows}
@@ -139,11 +127,12 @@ def write_source(case: Case, source: Path) -> None:
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a checkpoint for each case, and the stock converter's file of each."""
     folder = tmp_path_factory.mktemp("converted")
-    arguments = [str(converter.CONVERTER)]
+    calls = []
     for name, case in CASES.items():
         write_source(case, folder / name / "tiny-model")
-        arguments += [str(folder / name / "tiny-model"), str(folder / name / "stock.gguf"), case.outtype]
-    converter.run(folder, "-c", RUN, *arguments)
+        output = folder / name / "stock.gguf"
+        calls.append([folder / name / "tiny-model", "--outfile", output, "--outtype", case.outtype])
+    converter.convert(folder, calls)
     yield folder
     shutil.rmtree(folder)
 

@@ -40,29 +40,40 @@ def write_source(path: Path, dtype: str, *, fp8: bool = False) -> Path:
     return source
 
 
-def stock(source: Path, outtype: str) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    """Return the tensors of the stock converter's file."""
-    target = source.with_name(f"stock-{outtype}.gguf")
-    converter.run(source.parent, converter.CONVERTER, source, "--outtype", outtype, "--outfile", target)
-    return maker.tensors(target)
+CASES = [("BF16", "q8_0"), ("F32", "q8_0"), ("FP8", "q8_0"), ("FP8", "bf16")]
 
 
-@pytest.mark.parametrize(("kind", "outtype"), [("BF16", "q8_0"), ("F32", "q8_0"), ("FP8", "q8_0"), ("FP8", "bf16")])
-def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, tmp_path: Path) -> None:
-    source = write_source(tmp_path / "model", "BF16" if kind == "FP8" else kind, fp8=kind == "FP8")
-    found = maker.tensors(maker.export(source, outtype=outtype).output)
-    expected = stock(source, outtype)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each kind, and the stock converter's files `<kind>-<outtype>.gguf`."""
+    folder = tmp_path_factory.mktemp("types")
+    for kind in ("BF16", "F32", "FP8"):
+        write_source(folder / kind, "BF16" if kind == "FP8" else kind, fp8=kind == "FP8")
+    converter.convert(
+        folder,
+        [
+            [folder / kind, "--outtype", outtype, "--outfile", folder / f"{kind}-{outtype}.gguf"]
+            for kind, outtype in [*CASES, ("FP8", "f16")]
+        ],
+    )
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "outtype"), CASES)
+def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, folder: Path, tmp_path: Path) -> None:
+    found = maker.tensors(maker.export(folder / kind, tmp_path / "x.gguf", outtype=outtype).output)
+    expected = maker.tensors(folder / f"{kind}-{outtype}.gguf")
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
     types = {"q8_0": {"Q8_0", "F16", "F32"}, "bf16": {"BF16", "F32"}}
     assert {kind for kind, _, _ in found.values()} == types[outtype]
 
 
-def test_scales_of_the_wrong_rows_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = write_source(tmp_path / "model", "BF16", fp8=True)
+def test_scales_of_the_wrong_rows_would_be_seen(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = pieces.fp8.weights
     monkeypatch.setattr(pieces.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
     monkeypatch.setattr("ropetool.exporting.container.CHUNK", 5000)
-    found, expected = maker.tensors(maker.export(source, outtype="f16").output), stock(source, "f16")
+    found = maker.tensors(maker.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output)
+    expected = maker.tensors(folder / "FP8-f16.gguf")
     assert found["blk.0.ffn_up.weight"] != expected["blk.0.ffn_up.weight"]
     assert found["blk.0.attn_norm.weight"] == expected["blk.0.attn_norm.weight"]
