@@ -236,7 +236,10 @@ class LayerRope:
     def differences(self, other: LayerRope) -> tuple[Difference, ...]:
         """Return what the other computes otherwise; how a file says it does not count."""
         if self.layers != other.layers:
-            words = f"other layers, {len(other.layers)} instead of {len(self.layers)}"
+            counts = (
+                f", {len(other.layers)} instead of {len(self.layers)}" if len(other.layers) != len(self.layers) else ""
+            )
+            words = f"other layers{counts}"
             return (Difference("layers", self.layers, other.layers, words, "they are rotated by another table"),)
         if self.table is None or other.table is None:
             if self.table is other.table:

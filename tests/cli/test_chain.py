@@ -58,7 +58,7 @@ class Verifier:
 
     def measured(self, target: Path, *, quiet: bool = False, suite: str = "", **options: Any) -> Result:
         again = shlex.join(["ropetool", "verify", str(target), "--suite", suite, "--resume"])
-        assert options == {"again": again}
+        assert options == {"again": f"`{again}`"}
         self.asked.append((target, suite))
         if self.error is not None:
             raise self.error

@@ -142,6 +142,7 @@ def test_a_dry_run_fetches_weights_only_for_a_bake(what: str, hub: Hub, tmp_path
     expected.pop("output")
     for one in (found, expected):
         one["plan"].pop("weight_files", None)  # with the time of the file
+        one["plan"]["identity"].pop("weights")  # which are not here when no bake asks for them
     assert found["plan"] == expected["plan"]
     if what == "keys":
         assert [line.replace("acme/demo", str(tmp_path / "served")) for line in found["flags"]] == expected["flags"]

@@ -184,7 +184,7 @@ def test_what_llama_cpp_does_not_compute(
     ("family", "changes", "text"),
     [
         ("gemma2", {"layer_types": ["full_attention"] * 3}, "no layer slides"),
-        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "it concerns other layers"),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}, "other layers: they are rotated by another table"),
         ("exaone4", {"num_hidden_layers": 64, "sliding_window": None}, "layer types"),
     ],
 )
