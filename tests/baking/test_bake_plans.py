@@ -131,7 +131,9 @@ def test_a_config_alone_is_planned_and_not_written(tmp_path: Path) -> None:
 
 def test_runtimes_that_no_file_serves_are_named(tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", configs.config("llama", "v4"))
-    with pytest.raises(LossyExport, match=r"no file serves vllm@0\.25: dynamic keys: vllm@0\.25: the table depends on"):
+    with pytest.raises(
+        LossyExport, match=r"no file serves vllm@0\.25: dynamic keys: vllm@0\.25: one table for all lengths instead of"
+    ):
         ropetool.plan(source, "dynamic", factor=4, for_runtimes=("transformers", "vllm@0.25"))
 
 
