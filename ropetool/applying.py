@@ -41,6 +41,7 @@ from ropetool.plans import BAKE, Plan
 from ropetool.provenance import Provenance
 from ropetool.runtimes import GgufView
 from ropetool.serving import commands, gguf_lines, serving_lines
+from ropetool.spec import in_words
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
 _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
@@ -285,11 +286,11 @@ def _check_reading(plan: Plan, reading: RuntimeReading, where: str) -> None:
             "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
             where=where, try_=_PLAN_AGAIN,
         )  # fmt: skip
-    differences = [reading.refuses] if reading.rope is None else plan.target.differences(reading.rope)
-    if differences:
+    difference = reading.refuses if reading.rope is None else in_words(plan.target.differences(reading.rope))
+    if difference:
         raise PlanMismatch(
-            f"with the plan's edits {reading.name} would not compute what was planned "
-            f"({'; '.join(map(str, differences))}): another key has changed", where=where, try_=_PLAN_AGAIN,
+            f"with the plan's edits {reading.name} would not compute what was planned ({difference}): another key has "
+            "changed", where=where, try_=_PLAN_AGAIN,
         )  # fmt: skip
 
 

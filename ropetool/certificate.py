@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -109,12 +108,7 @@ def fingerprint(path: Path, full: bool = False) -> str:
     """
     digest = hashlib.sha256()
     for label, file, data_start in _parts(Path(path)):
-        try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
-        digest.update(os.fsencode(f"{label}\0{size}\0"))
-        identity.feed(digest, file, identity.spans(size, size if full else data_start, BLOCKS))
+        identity.feed(digest, file, None if full else data_start, BLOCKS, label=label)
     return f"{'sha256' if full else 'sampled'}:{digest.hexdigest()}"
 
 

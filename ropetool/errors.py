@@ -49,7 +49,7 @@ class RopetoolError(Exception):
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def without_folders(self) -> str:
-        """Return the error with the last name of its place alone, for what others read: no folder of this machine."""
+        """Return the error with only the file name of its place, for texts that leave this machine."""
         return f"{os.path.basename(self.where)}: {self.message}" if self.where else self.message
 
 

@@ -17,7 +17,7 @@ from ropetool.escaping import command, number
 from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.runtimes import GgufView, HfView, NotHeld, NotKnown, Refuses
 from ropetool.runtimes import llama_cpp_archs as keys
-from ropetool.spec import LayerRope, RopeSet, is_number
+from ropetool.spec import LayerRope, RopeSet, in_words, is_number
 
 REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
 RUNTIME, BASIS = "llama.cpp", "transformers"  # what reads the export, and what says what is exported
@@ -174,7 +174,7 @@ def _difference(target: RopeSet, view: GgufView) -> str:
         found = runtimes.get(RUNTIME).decode(view)
     except (Refuses, RopetoolError) as refusal:
         return f"llama.cpp refuses with {refusal}"
-    return "; ".join(map(str, target.differences(found)))
+    return in_words(target.differences(found))
 
 
 def _list_notes(target: RopeSet) -> tuple[str, ...]:

@@ -52,9 +52,9 @@ class Host(Protocol):
     """What planning asks of a format.
 
     where: the file that holds the rope keys. style: how they are written. name: what the model is called in it, a
-    model_type or an architecture. by_hand: how to state another context
-    where nothing else is to change. trained_length: the shipped lengths that are not those trained on.
-    builds_on_tables: whether its keys or tensors can say a table that comes on top of another.
+    model_type or an architecture. by_hand: how to state another context where nothing else is to change.
+    trained_length: the shipped lengths that are not those trained on. builds_on_tables: whether its keys or tensors can
+    say a table that comes on top of another.
     """
 
     @property

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from ropetool import names
 from ropetool.errors import CheckpointError
 from ropetool.formats.gguf import GgufHeader, Value
-from ropetool.formats.hf import Checkpoint, read_header
+from ropetool.formats.hf import Checkpoint, data_start
 from ropetool.formats.regular import open_regular
 
 BLOCK = 64 << 10  # bytes
@@ -64,9 +65,7 @@ def of_checkpoint(checkpoint: Checkpoint) -> Identity:
     }
     digest = hashlib.sha256()
     for file in checkpoint.weights:
-        size = file.stat().st_size
-        digest.update(f"{file.name}\0{size}\0".encode("utf-8", "surrogateescape"))
-        feed(digest, file, spans(size, read_header(file).data_start, FEW))
+        feed(digest, file, data_start(file), FEW, label=file.name)
     return _identity(found, digest.hexdigest() if checkpoint.weights else "")
 
 
@@ -81,7 +80,7 @@ def of_gguf(headers: Sequence[GgufHeader], values: Mapping[str, Value], architec
     digest = hashlib.sha256()
     for header in headers:
         digest.update(bytes(header.infos))  # not the keys: one that is without meaning may change
-        feed(digest, header.path, spans(header.file_size, header.data_start, FEW, header.data_start))
+        feed(digest, header.path, header.data_start, FEW, begin=header.data_start)
     return _identity(found, digest.hexdigest() if any(header.tensors for header in headers) else "")
 
 
@@ -111,28 +110,31 @@ def _is_left_out(key: str) -> bool:
 # --- bytes
 
 
-def spans(size: int, data_start: int | None, blocks: int, begin: int = 0) -> list[tuple[int, int]]:
-    """Return which bytes of a file count: from `begin` up to the data, and blocks spread evenly over the data.
+def feed(
+    digest: Any, file: Path, data_start: int | None, blocks: int, *, label: str = "", begin: int = 0, block: int = BLOCK
+) -> None:
+    """Add a file to a digest: what stands before its data, from `begin` on, and blocks spread evenly over the data.
 
-    All of them where the data is short, or where it is not said where it begins.
-    """
-    if data_start is None or size - data_start <= (blocks + 2) * BLOCK:
-        return [(begin, size)]
-    last = size - BLOCK
-    begins = [data_start + (last - data_start) * number // (blocks + 1) for number in range(blocks + 2)]
-    return [(begin, data_start), *((at, at + BLOCK) for at in begins)]
-
-
-def feed(digest: Any, file: Path, stretches: Iterable[tuple[int, int]]) -> None:
-    """Add these bytes of a file to a digest.
-
+    All of it where the data is short, or where it is not said where it begins. label: added first, with the size.
     Raises: CheckpointError if it cannot be read.
     """
     try:
         with open_regular(file) as opened:
-            for begin, end in stretches:
-                opened.seek(begin)
-                for at in range(begin, end, _CHUNK):
+            size = os.fstat(opened.fileno()).st_size
+            if label:
+                digest.update(os.fsencode(f"{label}\0{size}\0"))
+            for start, end in _spans(size, data_start, blocks, begin, block):
+                opened.seek(start)
+                for at in range(start, end, _CHUNK):
                     digest.update(opened.read(min(_CHUNK, end - at)))
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
+
+
+def _spans(size: int, data_start: int | None, blocks: int, begin: int, block: int) -> list[tuple[int, int]]:
+    """Return which bytes count; of the data its ends and so many blocks between them."""
+    if data_start is None or size - data_start <= (blocks + 2) * block:
+        return [(begin, size)]
+    last = size - block
+    starts = [data_start + (last - data_start) * number // (blocks + 1) for number in range(blocks + 2)]
+    return [(begin, data_start), *((start, start + block) for start in starts)]

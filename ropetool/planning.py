@@ -21,7 +21,7 @@ from ropetool.methods import Derived, Goal, Method, Source
 from ropetool.plans import Candidate, Plan
 from ropetool.readings import CURRENT, Wish, find_start
 from ropetool.refusing import Alternative, lossy, lossy_gguf
-from ropetool.spec import LayerRope, RopeSet, RopeTable
+from ropetool.spec import LayerRope, RopeSet, RopeTable, in_words
 from ropetool.targets import tables_of
 
 __all__ = ["Candidate", "Plan", "make_plan"]
@@ -291,7 +291,7 @@ def _difference(found: RuntimeReading, target: RopeSet) -> str:
         if not found.known:
             return f"not known: {found.refuses}"
         return f"stops with {found.refuses}" if found.stops else found.refuses
-    return "; ".join(map(str, target.differences(found.rope)))
+    return in_words(target.differences(found.rope))
 
 
 def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:

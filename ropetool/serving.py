@@ -12,6 +12,7 @@ from ropetool import runtimes
 from ropetool.escaping import word
 from ropetool.exported_rope import RUNTIME as LLAMA_CPP
 from ropetool.inspection import Inspection, RuntimeReading
+from ropetool.spec import in_words
 
 # A server takes the context of the file at most: llama-server caps -c at it (tools/server/server-context.cpp of the
 # llama.cpp within llama-cpp-python 0.3.36), vLLM and SGLang refuse more.
@@ -92,9 +93,9 @@ def commands(lines: list[str]) -> list[str]:
 def _line(program: str, reading: RuntimeReading, found: Inspection, shown: str) -> str:
     if reading.rope is None or found.rope is None:
         return f"cannot be told: {reading.refuses}" if not reading.known else f"does not load it: {reading.refuses}"
-    reasons = found.rope.differences(reading.rope)
-    if reasons:
-        return f"would compute something else: {'; '.join(map(str, reasons))}"
+    reason = in_words(found.rope.differences(reading.rope))
+    if reason:
+        return f"would compute something else: {reason}"
     return serving_line(program, shown, found.rope.max_position_embeddings).partition(": ")[2]
 
 

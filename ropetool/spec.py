@@ -6,7 +6,7 @@ Everything here is frozen and validated when it is made. Knows nothing of files 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,11 +151,11 @@ class Temperature:
     beta: float
     length: int
 
-    def agrees(self, other: Temperature | None, tolerance: float = TABLE_TOLERANCE) -> bool:
+    def agrees(self, other: Temperature | None) -> bool:
         """Return whether both grow alike."""
         if other is None or self.length != other.length:
             return False
-        return math.isclose(self.beta, other.beta, rel_tol=tolerance)
+        return math.isclose(self.beta, other.beta, rel_tol=TABLE_TOLERANCE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,7 +291,7 @@ class RopeSet:
 
     def disagreement(self, other: RopeSet) -> str:
         """Return the differences beside the context in words, or an empty string."""
-        return "; ".join(str(one) for one in self.differences(other) if one.field != CONTEXT)
+        return in_words(one for one in self.differences(other) if one.field != CONTEXT)
 
     def with_entry(self, layer_type: str, entry: LayerRope) -> RopeSet:
         """Return a copy with one kind of layer replaced."""
@@ -299,6 +299,11 @@ class RopeSet:
 
 
 # --- differences, of what LayerRope and RopeSet hold
+
+
+def in_words(differences: Iterable[Difference]) -> str:
+    """Return differences as one text, empty if there are none."""
+    return "; ".join(map(str, differences))
 
 
 def _of_contexts(ours: int, theirs: int) -> list[Difference]:

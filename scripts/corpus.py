@@ -27,7 +27,8 @@ import bake_gguf_models  # noqa: E402
 import configs  # noqa: E402
 import corpus_sources as sources  # noqa: E402
 import gguf_headers  # noqa: E402
-from corpus_cells import LISTS, METHODS, Act, bake, canonical, digest, export, extended, output, plan, scratch  # noqa: E402
+from corpus_cells import Act, bake, canonical, digest, export, extended, output, plan, scratch  # noqa: E402
+from variants import LISTS, VARIANTS  # noqa: E402
 
 from ropetool import families  # noqa: E402
 from ropetool.errors import RopetoolError  # noqa: E402
@@ -108,7 +109,7 @@ def hf_plans() -> Cells:
     for family, style in itertools.product((*configs.FAMILIES, *configs.MORE_FAMILIES), ("v4", "v5")):
         config, name = configs.config(family, style), f"{family}/{style}"
         source = checkpoint(config)
-        for method in METHODS if style == "v4" else IN_V5:
+        for method in VARIANTS if style == "v4" else IN_V5:
             yield f"{name}/{method}/default", source, plan(method)
         for label in RUNTIMES if style == "v4" else FOR_V5:
             yield f"{name}/yarn/{label}", source, plan("yarn", for_runtimes=RUNTIMES[label])
@@ -173,13 +174,13 @@ def exports() -> Cells:
 
 def gguf_plans() -> Cells:
     """Return plans for headers of every architecture that llama.cpp rotates."""
-    for arch, method in itertools.product(archs.names(), METHODS):
+    for arch, method in itertools.product(archs.names(), VARIANTS):
         yield f"{arch}/{method}", header(arch), plan(method)
 
 
 def gguf_outputs() -> Cells:
     """Return the keys and vectors that are written: every architecture, and every method for those that tell most."""
-    for arch, method in itertools.product(archs.names(), METHODS):
+    for arch, method in itertools.product(archs.names(), VARIANTS):
         if method in ("linear", "yarn") or arch in WRITTEN_BY_ALL:
             yield f"{arch}/{method}", header(arch), output(method)
     yield "llama in parts/llama3", gguf_model("llama", {}, "Q8_0", shards=3), output("llama3")

@@ -16,30 +16,12 @@ from unittest import mock
 
 import numpy as np
 from formats_gguf.maker import contents
+from variants import LISTS, VARIANTS
 
 import ropetool
 
-FACTOR, LISTS = 4, "lists"
+FACTOR = 4
 Act = Callable[[Path, Path], Any]  # from a source and a scratch folder to a projection
-
-METHODS: dict[str, tuple[str, dict[str, Any]]] = {
-    "linear": ("linear", {}),
-    "ntk": ("ntk", {}),
-    "abf": ("abf", {"params": {"rope_theta": 1e7}}),
-    "ntk-by-parts": ("ntk-by-parts", {}),
-    "attention": ("attention", {}),
-    "yarn": ("yarn", {}),
-    "yarn, factor none": ("yarn", {"attention_factor": "none"}),
-    "yarn, factor 1.3": ("yarn", {"attention_factor": 1.3}),
-    "yarn, beta 16": ("yarn", {"params": {"beta_fast": 16}}),
-    "yarn, turns": ("yarn", {"params": {"ramp": "turns"}}),
-    "yarn, rotary": ("yarn", {"temperature_scope": "rotary"}),
-    "llama3": ("llama3", {}),
-    "mixed-ntk": ("mixed-ntk", {}),
-    "dynamic": ("dynamic", {}),
-    "dynamic, freeze": ("dynamic", {"params": {"freeze": 2048}}),
-    "longrope": ("longrope", {"params": LISTS}),
-}
 
 # --- what is done
 
@@ -76,8 +58,8 @@ def extended(source: Path) -> Path:
 
 
 def planned(source: Path, method: str, **options: Any) -> Any:
-    """Return the plan of a row of METHODS; longrope has a divisor for each pair."""
-    name, more = METHODS[method]
+    """Return the plan of a row of VARIANTS; longrope has a divisor for each pair."""
+    name, more = VARIANTS[method]
     if more.get("params") == LISTS:
         entry = rotation(source)
         pairs = range(entry.rotary_dim // 2 if entry is not None else 0)

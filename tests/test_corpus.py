@@ -6,17 +6,16 @@ again, and give the changed keys and the reason in the commit and in docs/change
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from loading import script
 
 import ropetool
 from ropetool import families, methods
@@ -28,17 +27,7 @@ from ropetool.spec import RopeTable
 ROOT = Path(ropetool.__file__).parents[1]
 
 
-def load_corpus() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("corpus", ROOT / "scripts" / "corpus.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-corpus = load_corpus()
+corpus = script("corpus")
 GROUPS = tuple(corpus.GROUPS)
 
 
@@ -74,7 +63,7 @@ def test_every_family_is_in_every_group_that_concerns_it() -> None:
 
 
 def test_every_method_and_every_bake_has_cells() -> None:
-    assert {name for name, _ in corpus.METHODS.values()} == set(methods.names())
+    assert {name for name, _ in corpus.VARIANTS.values()} == set(methods.names())
     assert {row[0] for rows in (corpus.HF_BAKES, corpus.GGUF_BAKES) for row in rows.values()} == set(KINDS)
 
 

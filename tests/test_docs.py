@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
 import re
 import shlex
@@ -11,12 +10,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
 import pytest
 import test_imports
+from loading import script
 
 import ropetool
 from ropetool import inspection
@@ -29,17 +28,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FORBIDDEN = re.compile(r"(?i)\bsessions?\b|/work/|\bissue #?\d|\bpart [0-9] of\b|\bhelper\b|\bTODO\b")
 
 
-def load_docs() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("docs", ROOT / "scripts" / "docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-docs = load_docs()
+docs = script("docs")
 
 
 # --- generated parts

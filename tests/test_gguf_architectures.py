@@ -6,18 +6,17 @@ Oracle: the published formulas in mpmath (scripts/golden_formulas.py) against ll
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import gguf_headers as headers
 import gguf_making
 import numpy as np
 import pytest
+from loading import script
 from making import run, snapshot
+from variants import VARIANTS
 
 import ropetool
 from ropetool import inspection
@@ -30,20 +29,13 @@ from ropetool.verification.readback import read_back
 FACTOR = 4
 ROTATING = [name for name in archs.names() if name not in archs.WITHOUT_ROTATION]
 
-# By cell: the method and its options, as a plan and as the formulas name them.
-CELLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "linear": ("linear", {}),
-    "ntk": ("ntk", {}),
-    "abf": ("abf", {"params": {"rope_theta": 1e7}}),
-    "ntk-by-parts": ("ntk-by-parts", {}),
-    "attention": ("attention", {}),
-    "yarn": ("yarn", {}),
-    "yarn, factor none": ("yarn", {"attention_factor": "none"}),
-    "yarn, factor 1.3": ("yarn", {"attention_factor": 1.3}),
-    "yarn, beta 16": ("yarn", {"params": {"beta_fast": 16}}),
-    "llama3": ("llama3", {}),
-    "mixed-ntk": ("mixed-ntk", {}),
-}
+CELLS = {
+    name: VARIANTS[name]
+    for name in (
+        "linear", "ntk", "abf", "ntk-by-parts", "attention", "yarn", "yarn, factor none", "yarn, factor 1.3", "yarn, beta 16",
+        "llama3", "mixed-ntk",
+    )
+}  # fmt: skip
 
 # What llama.cpp does not let a file of an architecture say, and the words of the refusal.
 NO_ROTATION = dict.fromkeys(
@@ -89,18 +81,7 @@ SERVED = {
 }  # fmt: skip
 
 
-def _formulas() -> ModuleType:
-    path = Path(__file__).parents[1] / "scripts" / "golden_formulas.py"
-    spec = importlib.util.spec_from_file_location("golden_formulas", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-formulas = _formulas()
+formulas = script("golden_formulas")
 
 
 @pytest.fixture(autouse=True)

@@ -27,12 +27,12 @@ LAYERS = (
     ("formats", "runtimes"),
     (
         "provenance",
+        "identity",
         "listings",
         "baking",
         "encodings_gguf",
         "exported_layers",
         "exported_rope",
-        "identity",
         "kv_cache",
         "inspection",
         "encodings",

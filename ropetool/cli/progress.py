@@ -50,15 +50,13 @@ def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Update]:
     task = progress.add_task("starting", total=None, unit=unit, at=time.monotonic())
 
     def update(stage: str, done: int, total: int, unit: str = unit) -> None:
-        shown = progress.tasks[0]
+        state, now = progress.tasks[0], time.monotonic()
         if not total:
-            shown.total = None  # to update(), None means the total of before
-        now, before = time.monotonic(), shown.fields["at"]
-        if unit != BYTES and done - shown.completed > AT_ONCE * (
-            now - before
-        ):  # kept from an earlier run, not computed
+            state.total = None  # to update(), None means the total of before
+        at_once = done - state.completed > AT_ONCE * (now - state.fields["at"])
+        if at_once and unit != BYTES:  # kept from an earlier run, and no part of the speed
             progress.reset(task, total=total or None, completed=done)
-        shown.fields["at"] = now
+        state.fields["at"] = now
         progress.update(task, description=stage, completed=done, total=total or None, unit=unit)
 
     appearance = Timer(DELAY, progress.start)

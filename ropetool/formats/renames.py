@@ -25,16 +25,16 @@ _AT_FDCWD = -100
 _NOREPLACE, _EXCHANGE = 1, 2  # linux/fs.h: flags of renameat2
 
 
-Identity = tuple[int, int, int]
+FileKey = tuple[int, int, int]
 """What a file keeps when it is renamed: inode, size and time of change in nanoseconds. Of a directory the inode alone."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """A journal. put: the identity of each staged file by name, in order. earlier: what is taken away before, by name."""
+    """A journal. put: the key of each staged file by name, in order. earlier: what is taken away before, by name."""
 
     hidden: Path
-    put: Mapping[str, Identity]
+    put: Mapping[str, FileKey]
     earlier: tuple[str, ...]
 
     @classmethod
@@ -82,7 +82,7 @@ class Order:
         stage = self.hidden / NEW / last
         if not os.path.lexists(stage):
             return True
-        exchanged = identity(stage)[0] != self.put[last][0]  # the one whose place it has lies there
+        exchanged = file_key(stage)[0] != self.put[last][0]  # the one whose place it has lies there
         return exchanged and not earlier_files(self.hidden)
 
     def take_away(self, names: Sequence[str]) -> None:
@@ -129,7 +129,7 @@ class Order:
         """
         for name in reversed(list(self.put)):
             stage, place = self.hidden / NEW / name, self.folder / name
-            if not os.path.lexists(place) or identity(place) != self.put[name]:
+            if not os.path.lexists(place) or file_key(place) != self.put[name]:
                 continue
             if os.path.lexists(stage):
                 _exchange(stage, place)  # as it was put
@@ -149,7 +149,7 @@ class Order:
         (self.hidden / JOURNAL).unlink(missing_ok=True)
 
 
-def identity(path: Path) -> Identity:
+def file_key(path: Path) -> FileKey:
     """Return what tells a file, or a link, under whatever name."""
     found = os.lstat(path)
     if stat.S_ISDIR(found.st_mode):  # its size and time are those of the last file that came or went in it

@@ -28,7 +28,7 @@ from pathlib import Path
 from ropetool.errors import CheckpointError, OutputError, RopetoolError
 from ropetool.formats.hidden import alone_in, clear, hidden_name, hidden_start, make_hidden, settle, why_kept
 from ropetool.formats.output import Rule, anything, check_output, check_place, output_error
-from ropetool.formats.renames import NEW, Order, flush, identity
+from ropetool.formats.renames import NEW, Order, file_key, flush
 
 _WORK = "work"
 
@@ -195,7 +195,7 @@ class Transaction:
     def _order(self) -> Order:
         paths = [place.path for place in self._places]
         earlier = [path for path in (*reversed(paths), *self._withdrawn) if os.path.lexists(path)]
-        put = {path.name: identity(self._inside(NEW) / path.name) for path in paths}
+        put = {path.name: file_key(self._inside(NEW) / path.name) for path in paths}
         return Order(self._inside(""), put, tuple(path.name for path in earlier))
 
     def _rename(self, order: Order) -> None:

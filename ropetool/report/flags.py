@@ -24,7 +24,7 @@ from ropetool.plans import Plan
 from ropetool.report import server_flags
 from ropetool.runtimes import GgufView, HfView, NotKnown, Refuses, Runtime, engine_formulas, llama_cpp
 from ropetool.serving import NO_FLAG, embedded_flags
-from ropetool.spec import RopeSet
+from ropetool.spec import RopeSet, in_words
 
 # Rope keys go into one object; a share of rotating channels, which loading puts into it too, must come along.
 GATHERED = frozenset({*engine_formulas.SCALING_KEYS, names.PARTIAL_ROTARY_FACTOR, names.ROTARY_PCT})
@@ -151,9 +151,9 @@ def _objection(engine: Engine, runtime: Runtime, before: HfView, overrides: Mapp
             return f"context {found.max_position_embeddings} instead of {target.max_position_embeddings}"
         # A longer one is cut by the option for the context.
         within = replace(found, max_position_embeddings=target.max_position_embeddings)
-        reasons = target.differences(within)
-        if reasons:
-            return "; ".join(map(str, reasons))
+        reason = in_words(target.differences(within))
+        if reason:
+            return reason
     return ""
 
 

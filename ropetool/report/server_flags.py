@@ -20,7 +20,7 @@ from ropetool.plans import Plan
 from ropetool.rope import base_inv_freq
 from ropetool.runtimes import GgufView, Refuses, llama_cpp
 from ropetool.runtimes import llama_cpp_archs as keys
-from ropetool.spec import TABLE_TOLERANCE, RopeSet
+from ropetool.spec import TABLE_TOLERANCE, RopeSet, in_words
 
 OPTIONS = {
     keys.SCALING_TYPE: "--rope-scaling", keys.FACTOR: "--rope-scale", keys.FREQ_BASE: "--rope-freq-base",
@@ -64,7 +64,7 @@ def of_patch(view: GgufView, patch: Patch, target: RopeSet, plan: Plan) -> Found
         except (Refuses, InvalidRope) as refusal:
             reason = str(refusal)
             continue
-        reason = "; ".join(map(str, target.differences(reached)))
+        reason = in_words(target.differences(reached))
         if not reason:
             return Found(("-c", str(target.max_position_embeddings), *options))
     return Found(reason=reason)

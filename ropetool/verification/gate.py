@@ -25,6 +25,7 @@ from ropetool.verification.retrieval import count_at, score_within
 from ropetool.verification.statistics import wilson
 
 KL = "KL"
+NOTHING_BEYOND = "no length beyond the trained one was measured"
 FORMAT_KL = 1e-4  # nats a token between two unquantised files of one model
 QUANTISED_TIMES = 2.0  # what an extension may add to the divergence of a quantisation
 SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9, one that knows it by heart far less
@@ -80,7 +81,7 @@ def _tax_check(lengths: Sequence[LengthResult], limits: Limits) -> Check:
 def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
     useful = [entry.length for entry in beyond if entry.useful]
     if not beyond:
-        return Check("useful", None, None, NOT_ASKED, "no length beyond the trained one was measured")
+        return Check("useful", None, None, NOT_ASKED, NOTHING_BEYOND)
     told = f"useful at {', '.join(map(str, useful)) or 'no length'} beyond the trained one"
     if not limits.require_useful:
         return Check("useful", None, None, NOT_ASKED, told)
@@ -98,7 +99,7 @@ def retrieval_check(grid: RetrievalResult, far: FarResult | None, trained_length
     lengths = sorted({cell.length for cell in grid.cells if cell.length > trained_length})
     own = score_within(grid, trained_length)
     if not lengths or own is None:
-        return Check(name, None, None, NOT_RUN, grid.note or "no length beyond the trained one was measured")
+        return Check(name, None, None, NOT_RUN, grid.note or NOTHING_BEYOND)
     if own >= 2 * grid.chance:
         counts = {length: count_at(grid, length) for length in lengths}
         upper, length = min((wilson(*counts[length])[1], length) for length in lengths)

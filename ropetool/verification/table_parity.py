@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ropetool.spec import Array, LayerRope, RopeSet
+from ropetool.spec import Array, LayerRope, RopeSet, in_words
 
 
 def compare_tables(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True) -> tuple[float, str]:
@@ -31,7 +31,7 @@ def compare_tables(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True)
         b = replace(b, layers=a.layers, layout=b.layout if same_layout else a.layout)
         figure = max(figure, _largest_difference(a, b, context))
         where = f"layer {layer}: " if len(pairs) > 1 else ""
-        differences = "; ".join(map(str, a.differences(b)))
+        differences = in_words(a.differences(b))
         reasons += [f"{where}{differences}"] if differences else []
     return figure, reasons[0] if reasons else ""
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import bake_references as references
 import pytest
+from loading import script
 
 import ropetool
 from ropetool import families
@@ -21,17 +19,7 @@ from ropetool import families
 ROOT = Path(ropetool.__file__).parents[1]
 
 
-def load_grid() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("grid", ROOT / "scripts" / "grid.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-grid = load_grid()
+grid = script("grid")
 KNOWN: dict[str, Any] = json.loads(grid.RESULT.read_text(encoding="utf-8"))
 
 

@@ -18,7 +18,7 @@ from ropetool.exporting import container, files, splitting
 from ropetool.exporting.preparing import Wish, prepare
 from ropetool.exporting.splitting import Limits, limits_of
 from ropetool.formats.gguf import read_shards
-from ropetool.formats.renames import identity
+from ropetool.formats.renames import file_key
 
 SPLIT = ("split.no", "split.count", "split.tensors.count")
 LLAMA3 = {
@@ -242,7 +242,7 @@ def test_what_a_killed_export_left_is_settled_before_anything_is_refused(tmp_pat
     (left / "lock").touch()
     parts[1].write_bytes(b"of the killed one")
     (left / "new" / parts[0].name).write_bytes(b"was to be put last")
-    order = {parts[1].name: identity(parts[1]), parts[0].name: identity(left / "new" / parts[0].name)}
+    order = {parts[1].name: file_key(parts[1]), parts[0].name: file_key(left / "new" / parts[0].name)}
     (left / "order.json").write_text(json.dumps({"put": order, "earlier": []}))
     result = maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     assert f"removed {left}, which a process that is gone had left" in result.notes

@@ -9,7 +9,7 @@ from ropetool.formats.hf.checkpoint import (
     read_optional_object,
 )
 from ropetool.formats.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
-from ropetool.formats.hf.safetensors import DTYPE_BITS, Header, TensorInfo, read_header
+from ropetool.formats.hf.safetensors import DTYPE_BITS, Header, TensorInfo, data_start, read_header
 
 __all__ = [
     "ABSENT",
@@ -19,6 +19,7 @@ __all__ = [
     "Header",
     "TensorInfo",
     "apply_edits",
+    "data_start",
     "headers",
     "limits_of",
     "open_checkpoint",

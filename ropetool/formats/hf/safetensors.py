@@ -71,10 +71,26 @@ def read_header(path: Path, most: int = MAX_TENSORS) -> Header:
         raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
 
 
+def data_start(path: Path) -> int:
+    """Return where the data of a file begins, by its first bytes alone.
+
+    Raises: CorruptFile if they cannot be; CheckpointError if it cannot be read.
+    """
+    try:
+        with open_regular(path) as file:
+            return _data_start(file, str(path))
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def _data_start(file: BinaryIO, where: str) -> int:
+    return _PREFIX + _header_length(file.read(_PREFIX), os.fstat(file.fileno()).st_size, where)
+
+
 def _read(file: BinaryIO, path: Path, most: int) -> Header:
     where = str(path)
     size = os.fstat(file.fileno()).st_size
-    data_start = _PREFIX + _header_length(file.read(_PREFIX), size, where)
+    data_start = _data_start(file, where)
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] | None = None
     text = Members(file, data_start - _PREFIX, where, "the header ")

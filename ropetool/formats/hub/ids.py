@@ -61,7 +61,7 @@ def hub_id(source: str | Path) -> HubId | None:
     if found is None or found[1].endswith(_FILE_SUFFIXES) or _NO_REPOSITORY.search(found[1]):
         return None
     asked = HubId(found[1], found[2] or "", found[3] or "")
-    if not {"", ".", ".."}.isdisjoint(asked.revision.split("/")) and asked.revision:  # the cache takes it for a path
+    if asked.revision and {"", ".", ".."} & {*asked.revision.split("/")}:  # the cache takes it for a path
         raise NotACheckpoint("names a revision that is no branch, tag or commit", where=source, try_=asked.repo)
     if asked.file and (not asked.file.endswith(".gguf") or ".." in asked.file.split("/")):
         raise NotACheckpoint("a single file of a repository has to be a .gguf file", where=source, try_=asked.repo)
