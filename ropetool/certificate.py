@@ -46,7 +46,8 @@ class Certificate:
 
     checks: name, figure, limit, verdict and detail of each. made: UTC, in ISO form. full_hash: the fingerprint is over
     all bytes and not over samples. lengths: all that were measured, none where an earlier version wrote it. baseline:
-    what the target was compared with, by name; None if with itself.
+    what the target was compared with, by name; None if with itself. texts: origin, number, manifest and names of the
+    documents, as `verify` states them; None where an earlier version wrote it. text_fingerprint is over their contents.
     """
 
     verdict: str
@@ -61,6 +62,7 @@ class Certificate:
     full_hash: bool
     lengths: tuple[int, ...] = ()
     baseline: str | None = None
+    texts: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; a figure that is not finite is null."""
@@ -307,6 +309,7 @@ _KINDS = {
 }  # fmt: skip
 _WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
+_MANIFEST = re.compile(r"[0-9a-f]{64}")
 MAX_COMMAND = 100_000  # characters, with all its paths
 _VERDICTS = (PASS, FAIL, NOT_RUN, NOT_ASKED)
 
@@ -332,6 +335,8 @@ def _problem(data: Any) -> str:
             return problem.replace(" is ", f" of check {number} is ", 1)
     if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
         return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
+    if not _is_texts(data.get("texts")):
+        return f"texts is {shown(data['texts'])}"
     if not all(isinstance(version, str) for version in data["versions"].values()):
         return f"versions is {shown(data['versions'])}"
     return _contradiction(data)
@@ -352,6 +357,20 @@ def _contradiction(data: Mapping[str, Any]) -> str:
 
 def _is_lengths(value: Any) -> bool:
     return isinstance(value, list) and all(type(length) is int and 0 < length <= MAX_LENGTH for length in value)
+
+
+def _is_texts(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, dict) or type(value.get("documents")) is not int or value["documents"] < 1:
+        return False
+    manifest, names = value.get("manifest"), value.get("names")
+    if manifest is not None and not (isinstance(manifest, str) and _MANIFEST.fullmatch(manifest)):
+        return False
+    listed = (
+        isinstance(names, list) and len(names) <= value["documents"] and all(isinstance(name, str) for name in names)
+    )
+    return listed and isinstance(value.get("origin"), str) and bool(_WORD.fullmatch(value["origin"]))
 
 
 def _finite(value: Any) -> Any:

@@ -207,8 +207,8 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
     head = (
         f"### Verification\n\n{subject}The {certificate['suite']} suite of `ropetool verify`, up to "
-        f"{certificate['longest']} tokens: it {verdict} ({str(certificate['made'])[:10]})."
-    )
+        f"{certificate['longest']} tokens: it {verdict} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
+    ).rstrip()
     rows = [
         f"| {_cell(c['name'])} | {_figure(c['figure'])} | {_figure(c['limit'])} | {_cell(c['verdict'])} | {_cell(c['detail'])} |"
         for c in certificate["checks"]
@@ -216,6 +216,16 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     table = "\n".join(["| check | figure | limit | verdict | detail |", "| --- | --: | --: | --- | --- |", *rows])
     command = portable(certificate["command"])
     return "\n\n".join([head, table, *([_fenced(command)] if command else [])])
+
+
+def _texts(certificate: Mapping[str, Any]) -> str:
+    """Return the sentence that names the documents of the catalogue, so that others can measure on the same."""
+    texts = certificate.get("texts") or {}
+    if texts.get("manifest") is None:
+        return ""
+    part = f"{len(texts['names'])} documents of " if texts["names"] else ""
+    others = " and others" if texts["origin"] == "mixed" else ""
+    return f"Measured on {part}ropetool's catalogue of texts `{texts['manifest'][:16]}`{others}."
 
 
 def _fenced(text: str, indent: str = "") -> str:

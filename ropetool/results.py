@@ -207,7 +207,8 @@ class VerifyResult:
     """All measurements, what was compared on what, and the checks. `baseline` is None when the target is its own.
 
     certificate: `file`, whether it was `written`, and why an earlier one was `kept` in its place; None where there is
-    none to write. extension: method, factor and params of what made the target longer, as its record has them.
+    none to write. extension: method, factor and params of what made the target longer, as its record has them. texts:
+    what was read, as `verification.catalogue` describes it; None where the caller brought its own documents.
     """
 
     target: str
@@ -232,6 +233,7 @@ class VerifyResult:
     notes: tuple[str, ...]
     certificate: Mapping[str, Any] | None = None
     extension: Mapping[str, Any] | None = None
+    texts: Mapping[str, Any] | None = None
 
     @property
     def verdict(self) -> str:

@@ -38,6 +38,7 @@ from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, Output
 PASSED = {"name": "ratio", "figure": 1.25, "limit": 1.5, "verdict": "pass", "detail": "at 2048"}
 FAILED = {"name": "tax", "figure": 0.5, "limit": 0.35, "verdict": "fail", "detail": ""}
 NOT_RUN = {"name": "retrieval", "figure": None, "limit": 0.8, "verdict": "not run", "detail": "texts too short"}
+TEXTS = {"origin": "catalogue", "documents": 2, "manifest": "0f" * 32, "names": ["a", "b"]}
 INFORMS = {"name": "useful", "figure": 0.1, "limit": None, "verdict": "-", "detail": ""}
 
 
@@ -46,7 +47,7 @@ def made(path: Path, **changes: Any) -> Certificate:
     full = changes.get("full_hash", False)
     passing = Certificate(
         "pass", "quick", 2048, (PASSED, INFORMS), "ab12", {"ropetool": "0.1.0", "runtime": "transformers 5.23.0 on cpu"},
-        "ropetool verify model-yarn-4x --suite quick", "2026-01-02T03:04:05+00:00", fingerprint(path, full), full,
+        "ropetool verify model-yarn-4x --suite quick", "2026-01-02T03:04:05+00:00", fingerprint(path, full), full, texts=TEXTS,
     )  # fmt: skip
     return replace(passing, **changes)
 
@@ -431,6 +432,9 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
         (("versions",), {"torch": 2}, 'versions is {"torch": 2}'), (("versions",), [], r"versions is \[\]"),
         (("fingerprint",), "sampled:12", 'fingerprint is "sampled:12"'), (("fingerprint",), "x" * 64, 'fingerprint is "xxx'),
         (("lengths",), [1, "x"], r'lengths is \[1, "x"\]'), (("lengths",), 3, "lengths is 3"), (("baseline",), 3, "baseline 3"),
+        (("texts",), 3, "texts is 3"), (("texts", "manifest"), "019d", 'texts is {"origin": "catalogue"'),
+        (("texts", "documents"), 0, "texts is"), (("texts", "names"), ["a", "b", "c"], "texts is"),
+        (("texts", "names"), [1], "texts is"), (("texts", "origin"), "| x", "texts is"),
         (("checks",), {}, "checks is {}"), (("checks",), [1], "name of check 0 is 1"),
         (("checks", 1, "name"), None, "name of check 1 is null"), (("checks", 0, "figure"), "1.2", 'figure of check 0 is "1.2"'),
         (("checks", 0, "figure"), float("nan"), "figure of check 0 is NaN"), (("checks", 0, "limit"), True, "limit of check 0 is true"),

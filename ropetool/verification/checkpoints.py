@@ -21,7 +21,7 @@ from ropetool.formats.hf import open_checkpoint
 from ropetool.inspection import Inspection, is_gguf
 from ropetool.plans import BAKE
 from ropetool.results import VerifyResult
-from ropetool.verification import parallel, suites
+from ropetool.verification import catalogue, parallel, suites
 from ropetool.verification.gate import KL, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.llama_runner import LlamaRunner
@@ -118,7 +118,8 @@ def verify_checkpoint(
             runner=_Open(tensor_parallel),
             wrap=wrap,
         )
-    result = replace(result, notes=(*notes, *result.notes), extension=_extension(target))
+    read = catalogue.described(documents, bundled=not texts)
+    result = replace(result, notes=(*notes, *result.notes), extension=_extension(target), texts=read)
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
@@ -202,6 +203,7 @@ def _certified(
         full_hash=marked.startswith("sha256:"),
         lengths=tuple(entry.length for entry in result.lengths),
         baseline=result.baseline,
+        texts=result.texts,
     )
     file = place or provenance.place(target)
     kept = certificate.kept(target, found, place)

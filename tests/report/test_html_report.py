@@ -258,6 +258,16 @@ def test_the_head_says_what_was_compared_and_how(files: dict[str, bytes]) -> Non
         assert part in text
 
 
+@pytest.mark.usefixtures("sketched")
+@pytest.mark.parametrize(("names", "part"), [([], "all"), (["a", "b"], "2")])
+def test_the_catalogue_is_named_by_its_manifest(names: list[str], part: str) -> None:
+    texts = {"origin": "catalogue", "documents": 4, "manifest": "0f" * 32, "names": names}
+    page = parsed(render(replace(sample.full(), texts=texts), COMMAND)["index.html"].decode())
+    assert f"fingerprint sha256:5f2c8b1e0d9a7c64; {part} of the catalogue {'0f' * 32}" in " ".join(
+        "".join(page.text).split()
+    )
+
+
 # --- what is not
 
 
