@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import json
 import os
 import pty
 import re
@@ -14,8 +16,9 @@ import sys
 import termios
 import time
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 LIMIT = 300  # seconds until a command counts as hung
@@ -64,9 +67,12 @@ def on_terminal(
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     made = {"TERM": "xterm-256color", **(environment or {})}
     kept = {k: v for k, v in os.environ.items() if k not in ("TERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES")}
-    command = program or [sys.executable, "-c", PROGRAM.format(before=before)]
-    process = subprocess.Popen(
-        [*command, *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env={**kept, **made},
+    started = {
+        "program": PROGRAM.format(before=before), "arguments": [*map(str, arguments)], "terminal": os.ttyname(slave),
+        "folder": str(cwd or Path.cwd()), "environment": {**kept, **made},
+    }  # fmt: skip
+    process = Forked(started) if not program else subprocess.Popen(
+        [*program, *map(str, arguments)], stdin=slave, stdout=slave, stderr=slave, cwd=cwd, env={**kept, **made},
         start_new_session=True, preexec_fn=_take_terminal,
     )  # fmt: skip
     os.close(slave)
@@ -90,6 +96,38 @@ def on_terminal(
         os.close(master)
     text = written.decode("utf-8", "replace")
     return Shown(code, text, *_played(text, columns))
+
+
+class Forked:
+    """A program in a fork of a Python that has loaded already what takes seconds: tests/fork_server.py."""
+
+    def __init__(self, started: Mapping[str, object]) -> None:
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(started).encode() + b"\n")
+        self._lines = server.stdout
+        self._id = int(self._lines.readline())
+        self._code: int | None = None
+
+    def wait(self, timeout: float = 10) -> int:
+        """Return the exit code. Its terminal is closed by then, or it was killed."""
+        if self._code is None:
+            assert select.select([self._lines], [], [], timeout)[0], "it closed its terminal and does not end"
+            self._code = int(self._lines.readline())
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self._id, signal.SIGKILL)
+
+
+@cache
+def _server() -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(Path(__file__).with_name("fork_server.py"))]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    atexit.register(server.communicate)  # the end of its input is its end
+    return server
 
 
 def _take_terminal() -> None:

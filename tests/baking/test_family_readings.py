@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from probes import probe, v4_python
 from transformers import AutoConfig
 
 from ropetool import families
@@ -168,21 +167,9 @@ def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:
             (directory / "config.json").write_text(json.dumps(data))
             jobs.append({"path": str(directory), "lengths": LENGTHS})
             wanted.append(get("transformers-v4").decode(HfView(data, families.get(name))).entries["full_attention"])
-    for entry, answer in zip(wanted, probed(jobs), strict=True):
+    for entry, answer in zip(wanted, probe(jobs, v4_python()), strict=True):
         assert "error" not in answer, answer
         for length, found in zip(LENGTHS, answer["layers"]["full_attention"], strict=True):
             regime = entry.table.at(length)  # type: ignore[union-attr]
             np.testing.assert_allclose(found["inv_freq"], regime.inv_freq, rtol=TOLERANCE)
             assert found["attention_factor"] == pytest.approx(regime.attention_factor, rel=TOLERANCE)
-
-
-def probed(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    root = Path(__file__).parents[2]
-    python = os.environ.get("ROPETOOL_V4_PYTHON", str(root / ".venv-v4" / "bin" / "python"))
-    done = subprocess.run(
-        [python, str(root / "tests" / "oracle" / "rotary_probe.py")], input=json.dumps(jobs), capture_output=True,
-        text=True, check=False, env={**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
-    return answers

@@ -1,4 +1,4 @@
-"""Ask a real transformers what it rotates by: reads a JSON list of jobs on stdin, prints a JSON list of answers.
+"""Ask a real transformers what it rotates by: for each JSON list of jobs, a line of stdin, prints a line of answers.
 
 A job is {"path": DIR, "lengths": [n, ...]}: the config in DIR, and the sequence lengths to ask at, ascending. An
 answer is {"layers": {LAYER_TYPE: [{"inv_freq", "attention_factor"} per length]}, "softmax": multiplier} or {"error"}.
@@ -84,4 +84,7 @@ def answer(job):
 
 
 if __name__ == "__main__":
-    print(json.dumps([answer(job) for job in json.load(sys.stdin)]))
+    answers = sys.stdout
+    sys.stdout = sys.stderr  # what a library prints is no answer
+    for line in sys.stdin:
+        print(json.dumps([answer(job) for job in json.loads(line)]), file=answers, flush=True)

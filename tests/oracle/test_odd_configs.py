@@ -8,7 +8,8 @@ from typing import Any
 
 import configs
 import pytest
-from test_transformers import LENGTHS, assert_agrees, probe, v4_python, write
+from probes import probe, v4_python
+from test_transformers import LENGTHS, assert_agrees, write
 
 from ropetool import inspection
 from ropetool.errors import ConfigError

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +16,13 @@ from typing import Any
 import configs
 import numpy as np
 import pytest
+from probes import probe, v4_python
 
 import ropetool
 from ropetool import families, inspection
 from ropetool.errors import LossyExport, RopetoolError
 from ropetool.report.inspected import inspection_json
 
-PROBE = Path(__file__).with_name("rotary_probe.py")
 LENGTHS = [256, 512, 513, 1024, 2048]
 TOLERANCE = 3e-6  # transformers computes its tables in float32
 LISTS = {"long_factor": [1.0 + 0.2 * i for i in range(16)], "short_factor": [1.0 + 0.01 * i for i in range(16)]}
@@ -71,23 +70,6 @@ def refusal(family: str, style: str, cell: str) -> str:
     """Return why a cell cannot be, empty where it can."""
     tried = ((family, one, other) for one in ("", style) for other in ("", cell))
     return next((REFUSED[key] for key in tried if key in REFUSED), "")
-
-
-def probe(jobs: list[dict[str, Any]], python: str = sys.executable) -> list[dict[str, Any]]:
-    """Return what the transformers of this interpreter answers."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [python, str(PROBE)], input=json.dumps(jobs), capture_output=True, text=True, check=False, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
-    return answers
-
-
-def v4_python() -> str:
-    """Return the interpreter of the virtual environment with transformers 4.57; scripts/test makes it."""
-    default = Path(__file__).parents[2] / ".venv-v4" / "bin" / "python"
-    return os.environ.get("ROPETOOL_V4_PYTHON", str(default))
 
 
 def write(directory: Path, data: Mapping[str, Any]) -> Path:
