@@ -1,7 +1,8 @@
 """The proof for every family: a model that asks for a factor and its baked copy that does not have the same logits.
 
-In float64 to 1e-10 and in float32 to 1e-4, at positions up to four times the trained length; every other tensor is
-byte for byte the same. The wrong ways stand in test_bake_sabotage.py.
+In float64 to 1e-10 and in float32 to 1e-4, at positions beyond the trained length; every other tensor is byte for byte
+the same. Up to four times that length a few are run here, and all of them by scripts/grid.py, whose result says of which
+code it is (test_bake_grid.py). The wrong ways stand in test_bake_sabotage.py.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 import bake_models as models
 import numpy as np
 import pytest
+from bake_logits import BEYOND, logits
 
 from ropetool import baking
 from ropetool.baking import Bake, Baked
 from ropetool.errors import ConfigError
 
 EXACT, SINGLE = 1e-10, 1e-4
+LONG = ("llama", "gemma3_text", "deepseek_v3", "phi3")  # run up to four times that length
 TOP_K = "deepseek_v32"  # its choice of tokens jumps where two scores are within the rounding of float32
 
 
@@ -49,17 +52,17 @@ def assert_only_named_rows_changed(source: Path, target: Path, bake: Bake) -> No
         assert different[touched].mean() > 0.9, name
 
 
-def assert_same_logits(source: Path, target: Path, tmp_path: Path, *, single: bool = True) -> None:
+def assert_same_logits(source: Path, target: Path, tmp_path: Path, length: int, *, single: bool = True) -> None:
     """Compare in float64 and float32, and with a copy whose config changed but whose weights did not."""
-    expected, baked = models.logits(source), models.logits(target)
+    expected, baked = logits(source, length), logits(target, length)
     difference = np.abs(expected - baked).max()
     assert difference < EXACT
     unbaked = tmp_path / "config-alone"
     shutil.copytree(source, unbaked)
     shutil.copy(target / "config.json", unbaked / "config.json")
-    assert np.abs(models.logits(unbaked) - expected).max() > 20 * SINGLE
+    assert np.abs(logits(unbaked, length) - expected).max() > 20 * SINGLE
     if single:
-        found = np.abs(models.logits(source, exact=False) - models.logits(target, exact=False))
+        found = np.abs(logits(source, length, exact=False) - logits(target, length, exact=False))
         assert found.max() < SINGLE
 
 
@@ -71,7 +74,8 @@ def test_the_baked_model_has_the_same_logits(name: str, tmp_path: Path) -> None:
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
     assert_asks_for_nothing(tmp_path / "baked")
     assert baked.bytes_written == sum(f.stat().st_size for f in baked.files)
-    assert_same_logits(source, tmp_path / "baked", tmp_path, single=name != TOP_K)
+    length = models.LENGTH if name in LONG else BEYOND
+    assert_same_logits(source, tmp_path / "baked", tmp_path, length, single=name != TOP_K)
 
 
 def assert_asks_for_nothing(directory: Path) -> None:
@@ -85,7 +89,7 @@ def test_a_sparse_choice_of_tokens_differs_in_float32_at_near_ties_alone(tmp_pat
     config = models.MODELS[TOP_K]
     source = models.write(tmp_path / "m", config)
     models.carry_out(bake_of(source), source, tmp_path / "baked")
-    single = [models.logits(path, exact=False) for path in (source, tmp_path / "baked")]
+    single = [logits(path, exact=False) for path in (source, tmp_path / "baked")]
     difference = np.abs(single[0] - single[1]).max(axis=1)
     assert difference[: config["index_topk"]].max() < SINGLE
     assert np.median(difference) < SINGLE
@@ -103,7 +107,7 @@ def test_queries_and_both_sides_carry_the_factor_too(name: str, side: str, tmp_p
     bake = bake_of(source, side)
     models.carry_out(bake, source, tmp_path / "baked")
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(logits(source) - logits(tmp_path / "baked")).max() < EXACT
 
 
 @pytest.mark.parametrize("side", ["norm", "q", "k", "both"])
@@ -113,7 +117,7 @@ def test_the_softmax_scale_goes_into_any_side(name: str, side: str, tmp_path: Pa
     bake = bake_of(source, side)
     models.carry_out(bake, source, tmp_path / "baked")
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(logits(source) - logits(tmp_path / "baked")).max() < EXACT
 
 
 FACTORS = {
@@ -134,13 +138,13 @@ def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side:
     models.carry_out(bake, source, tmp_path / "baked")
     wanted = "kv_a_proj_with_mqa" if side == "k" else "q_b_proj"
     assert all(wanted in edit.tensor for edit in bake.tensors)
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(logits(source) - logits(tmp_path / "baked")).max() < EXACT
     # Then the softmax scale, where one is asked for: both baked, in turn, still the same model.
     if "mscale_all_dim" in FACTORS[keys]:
         bake = bake_of(tmp_path / "baked")
         models.carry_out(bake, tmp_path / "baked", tmp_path / "twice")
         assert "mscale" not in (tmp_path / "twice" / "config.json").read_text()
-        assert np.abs(models.logits(source) - models.logits(tmp_path / "twice")).max() < EXACT
+        assert np.abs(logits(source) - logits(tmp_path / "twice")).max() < EXACT
 
 
 def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
@@ -149,11 +153,11 @@ def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
     view, checkpoint = models.view_and_checkpoint(source)
     bake = baking.attention_factor(view, checkpoint)
     models.carry_out(bake, source, tmp_path / "baked")
-    expected = models.logits(source)
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
+    expected = logits(source)
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
     without = Bake(tuple(edit for edit in bake.tensors if "indexer" not in edit.tensor), bake.config)
     models.carry_out(without, source, tmp_path / "wrong")
-    assert np.abs(expected - models.logits(tmp_path / "wrong")).max() > 1e-3
+    assert np.abs(expected - logits(tmp_path / "wrong")).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "qwen3", "gemma3_text", "deepseek_v3"])
@@ -170,7 +174,7 @@ def test_every_style_stops_asking(name: str, style: str, tmp_path: Path) -> None
     after: dict[str, Any] = json.loads((tmp_path / "baked" / "config.json").read_text())
     assert after["rope_scaling"]["attention_factor"] == 1.0
     assert ("rope_parameters" in after) == (style == "both")
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(logits(source) - logits(tmp_path / "baked")).max() < EXACT
 
 
 def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
@@ -179,12 +183,12 @@ def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
     bake = baking.attention_factor(view, checkpoint, config_only=True)
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
-    expected = models.logits(source)
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
+    expected = logits(source)
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
     forgotten = json.loads((tmp_path / "baked" / "config.json").read_text())
     assert forgotten["attention_multiplier"] > 0.25
     (tmp_path / "baked" / "config.json").write_text(json.dumps({**forgotten, "attention_multiplier": 0.25}))
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() > 1e-3
+    assert np.abs(expected - logits(tmp_path / "baked")).max() > 1e-3
 
 
 def test_multi_token_prediction_layers_are_baked_with_the_others(tmp_path: Path) -> None:

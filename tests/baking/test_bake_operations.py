@@ -10,6 +10,7 @@ import bake_models as models
 import numpy as np
 import pytest
 import torch
+from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
 from ropetool import baking
@@ -63,10 +64,10 @@ def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> N
     bake = baking.pair_gain(view, {"full_attention": gains.tolist()}, side)
     models.carry_out(bake, source, tmp_path / "baked")
     with gained(gains, view.family.model_type):
-        expected = models.logits(source)
-    found = models.logits(tmp_path / "baked")
+        expected = logits(source)
+    found = logits(tmp_path / "baked")
     assert np.abs(expected - found).max() < EXACT
-    assert np.abs(models.logits(source) - found).max() > SEEN
+    assert np.abs(logits(source) - found).max() > SEEN
 
 
 def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
@@ -93,10 +94,10 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
         for layer in model.model.layers:
             layer.self_attn.scaling *= 1.3
 
-    assert np.abs(models.logits(source, change=hotter) - models.logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(logits(source, change=hotter) - logits(tmp_path / "baked")).max() < EXACT
     rotary = baking.pair_gain(view, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
     models.carry_out(rotary, source, tmp_path / "rotary")
-    difference = np.abs(models.logits(tmp_path / "rotary") - models.logits(tmp_path / "baked")).max()
+    difference = np.abs(logits(tmp_path / "rotary") - logits(tmp_path / "baked")).max()
     assert (difference > SEEN) == (name != "granite")  # one and the same where whole heads rotate
 
 
@@ -110,10 +111,10 @@ def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: s
     bake = baking.layout(view, checkpoint, "interleaved")
     assert "for other runtimes" in bake.notes[0]
     models.carry_out(bake, source, tmp_path / "baked")
-    expected = models.logits(source)
+    expected = logits(source)
     with models.rotated_interleaved(models.MODELS[name]["model_type"]):
-        assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
-        assert np.abs(expected - models.logits(source)).max() > SEEN
+        assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
+        assert np.abs(expected - logits(source)).max() > SEEN
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3-half", "deepseek_v3-no-query-latent", "mistral4"])
@@ -124,12 +125,12 @@ def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> 
     bake = baking.layout(view, checkpoint, "half" if now == "interleaved" else "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     assert config(tmp_path / "baked")["rope_interleave"] is (now == "half")
-    expected = models.logits(source)
+    expected = logits(source)
     # Nothing is rounded: the same products in the same order.
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < 1e-12
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < 1e-12
     data = config(source)
     (source / "config.json").write_text(json.dumps({**data, "rope_interleave": now == "half"}))
-    assert np.abs(expected - models.logits(source)).max() > SEEN
+    assert np.abs(expected - logits(source)).max() > SEEN
     changed = {edit.tensor.rsplit(".", 2)[1] for edit in bake.tensors}
     assert changed == {"kv_a_proj_with_mqa", "q_proj" if data["q_lora_rank"] is None else "q_b_proj"}
 
@@ -171,12 +172,12 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     models.carry_out(bake, source, tmp_path / "baked")
     after = models.view_and_checkpoint(tmp_path / "baked")[0].rope.entries["full_attention"]
     assert after.rotary_dim == 2 * (pairs - 4)
-    expected = models.logits(source, change=stopped(gone))
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
-    assert np.abs(expected - models.logits(source)).max() > SEEN
+    expected = logits(source, change=stopped(gone))
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(expected - logits(source)).max() > SEEN
     if name != "glm4":  # in the interleaved order the slowest pairs are the last channels already
         models.carry_out(baking.Bake((), bake.config), source, tmp_path / "unpermuted")
-        assert np.abs(expected - models.logits(tmp_path / "unpermuted")).max() > SEEN
+        assert np.abs(expected - logits(tmp_path / "unpermuted")).max() > SEEN
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek_v3"])
@@ -186,9 +187,9 @@ def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
     bake = baking.drop_pairs(view, checkpoint, [3, 9, 15], "still")
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
-    expected = models.logits(source, change=stopped([3, 9, 15]))
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
-    assert np.abs(expected - models.logits(source)).max() > SEEN
+    expected = logits(source, change=stopped([3, 9, 15]))
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(expected - logits(source)).max() > SEEN
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
@@ -200,8 +201,8 @@ def test_muted_pairs_are_zero_in_the_keys(name: str, tmp_path: Path) -> None:
     gains = np.ones(view.rope.entries["full_attention"].rotary_dim // 2)
     gains[[2, 7]] = 0
     with gained(gains, view.family.model_type):
-        expected = models.logits(source)
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
+        expected = logits(source)
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
 
 
 def test_the_order_of_kept_and_dropped_pairs() -> None:

@@ -18,6 +18,7 @@ import configs
 import numpy as np
 import pytest
 import torch
+from bake_logits import logits
 from making import write_config
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -69,10 +70,10 @@ def test_one_checkpoint_serves_four_runtimes_with_the_rest_in_the_weights(name: 
     assert not asked.bakes
     assert plan.bakes
     assert {runtime.partition("@")[0] for runtime in plan.runtimes} == set(FOUR[name])
-    expected = models.logits(tmp_path / "asks")
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() < EXACT
+    expected = logits(tmp_path / "asks")
+    assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
     shutil.copy(source / "model.safetensors", tmp_path / "baked" / "model.safetensors")
-    assert np.abs(expected - models.logits(tmp_path / "baked")).max() > 1e-3
+    assert np.abs(expected - logits(tmp_path / "baked")).max() > 1e-3
 
 
 SCOPED = {"stablelm": 0.25, "phi": 0.5, "glm4": 0.5, "deepseek_v3": None}
@@ -95,9 +96,9 @@ def test_a_temperature_multiplies_the_part_of_the_score_that_is_meant(name: str,
         else:
             model.model.rotary_emb.attention_scaling *= factor
 
-    expected = models.logits(tmp_path / "bare", change=heated)
-    assert np.abs(expected - models.logits(tmp_path / "out")).max() < EXACT
-    assert np.abs(expected - models.logits(tmp_path / "bare")).max() > 1e-3
+    expected = logits(tmp_path / "bare", change=heated)
+    assert np.abs(expected - logits(tmp_path / "out")).max() < EXACT
+    assert np.abs(expected - logits(tmp_path / "bare")).max() > 1e-3
 
 
 def test_a_scope_says_nothing_where_whole_heads_rotate(tmp_path: Path) -> None:
@@ -184,7 +185,7 @@ def test_a_bake_gives_the_same_logits_and_is_refused_a_second_time(case: str, tm
     source = models.write(tmp_path / "m", models.MODELS[name], shards=2)
     plan = baked(source, what, tmp_path / "out", **options)
     assert plan.tensors
-    assert np.abs(models.logits(source) - models.logits(tmp_path / "out")).max() < EXACT
+    assert np.abs(logits(source) - logits(tmp_path / "out")).max() < EXACT
     verdicts = {check.name: check.verdict for check in read_back(tmp_path / "out")}
     assert verdicts == {"tables": "pass", "weights": "pass", "files": "pass"}
     with pytest.raises(ConfigError, match=f"says that {what} is baked in already"):
@@ -201,10 +202,10 @@ def test_gains_and_multipliers_are_what_the_model_then_computes(tmp_path: Path) 
         for layer in model.model.layers:
             layer.self_attn.scaling *= 1.21
 
-    expected = models.logits(source, change=louder)
+    expected = logits(source, change=louder)
     for name in ("score", "gain"):
-        assert np.abs(expected - models.logits(tmp_path / name)).max() < EXACT
-    assert np.abs(expected - models.logits(source)).max() > 1e-3
+        assert np.abs(expected - logits(tmp_path / name)).max() < EXACT
+    assert np.abs(expected - logits(source)).max() > 1e-3
 
 
 def test_wider_numbers_are_counted_in_the_index(tmp_path: Path) -> None:

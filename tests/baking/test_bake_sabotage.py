@@ -10,6 +10,7 @@ from pathlib import Path
 import bake_models as models
 import numpy as np
 import pytest
+from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
 from ropetool import baking
@@ -102,9 +103,9 @@ def test_a_wrong_way_is_seen(name: str, tmp_path: Path) -> None:
     bake = bake_of(source, side)
     models.carry_out(bake, source, tmp_path / "right")
     models.carry_out(spoil(view, bake), source, tmp_path / "wrong")
-    expected = models.logits(source)
-    assert np.abs(expected - models.logits(tmp_path / "right")).max() < EXACT
-    assert np.abs(expected - models.logits(tmp_path / "wrong")).max() > SEEN
+    expected = logits(source)
+    assert np.abs(expected - logits(tmp_path / "right")).max() < EXACT
+    assert np.abs(expected - logits(tmp_path / "wrong")).max() > SEEN
 
 
 def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_pat
         (directory / "config.json").write_text(json.dumps({**data, "clip_qkv": 0.5}))
     with pytest.raises(LossyExport, match=r"clip_qkv is 0\.5: the projections are clamped after the weights"):
         bake_of(source)
-    assert np.abs(models.logits(source) - models.logits(baked)).max() > SEEN
+    assert np.abs(logits(source) - logits(baked)).max() > SEEN
 
 
 def test_norms_that_are_not_permuted_with_their_projection(tmp_path: Path) -> None:
@@ -127,8 +128,8 @@ def test_norms_that_are_not_permuted_with_their_projection(tmp_path: Path) -> No
     models.carry_out(bake, source, tmp_path / "right")
     without = edited(lambda edit: None if "norm" in edit.tensor else edit)(view, bake)
     models.carry_out(without, source, tmp_path / "wrong")
-    expected = models.logits(source)
+    expected = logits(source)
     with models.rotated_interleaved("qwen3"):
-        assert np.abs(expected - models.logits(tmp_path / "right")).max() < EXACT
-        assert np.abs(expected - models.logits(tmp_path / "wrong")).max() > SEEN
-        assert np.abs(expected - models.logits(source)).max() > SEEN
+        assert np.abs(expected - logits(tmp_path / "right")).max() < EXACT
+        assert np.abs(expected - logits(tmp_path / "wrong")).max() > SEEN
+        assert np.abs(expected - logits(source)).max() > SEEN
