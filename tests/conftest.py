@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,3 +33,10 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPETOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """Leave what is loaded out of later collections: torch and transformers hold a million objects."""
+    gc.collect()
+    gc.freeze()

@@ -7,17 +7,21 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from exporting import maker
 from making import run
+from verifying import remember
 
 import ropetool
 from ropetool.errors import ConfigError
 from ropetool.formats.gguf import Patch, read_header, write_patched
 from ropetool.results import VerifyResult
+from ropetool.verification import suites
 from ropetool.verification.parity import logit_parity
+from ropetool.verification.segments import MIN_SEGMENTS
 from ropetool.verification.texts import Document, embedded_documents
 
 pytest.importorskip("llama_cpp")
@@ -38,7 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     scaling = frozenset(key for key in header.values if ".rope.scaling." in key)
     assert scaling
     write_patched(header, Patch(remove=scaling), made / "forgotten.gguf")
-    yield made
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch, [made / "model"])
+        yield made
     shutil.rmtree(made)
 
 
@@ -73,6 +79,7 @@ def test_logits_are_those_of_the_checkpoint(folder: Path) -> None:
 @pytest.mark.parametrize("installed", [True, False], ids=["with llama.cpp", "without"])
 def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ropetool.cli.demo.LENGTHS", [2048])  # up to the context stated: the export asks for it
+    monkeypatch.setitem(suites.SUITES, "quick", replace(suites.SUITES["quick"], segments=MIN_SEGMENTS))
     if not installed:
         monkeypatch.setitem(sys.modules, "llama_cpp", None)
     done = run("demo", tmp_path / "demo")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 import torch
 from exporting import maker
 from safetensors.torch import load_file, save_file
+from verifying import cut_texts, remember
 
 import ropetool
 from ropetool import provenance
@@ -151,16 +152,19 @@ IN_DIRECTORIES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose intact files are measured once; each defect is planted into a copy beside them."""
+    folder = tmp_path_factory.mktemp("defects")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ROPETOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(verification_run, "DIVERGENCE_TOKENS", 4096)  # four rows say it as well
-        yield
+        cut_texts(patch, folder / "texts", 8000)
+        remember(patch, [folder / name for name in ("model", "extended", "Q8_0.gguf", "Q4_K_M.gguf")])
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def extended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = Path(shutil.copytree(DEMO, tmp_path_factory.mktemp("defects") / "model"))
+def extended(folder: Path) -> Path:
+    source = Path(shutil.copytree(DEMO, folder / "model"))
     return ropetool.apply(ropetool.plan(source, "yarn", factor=8), source, source.with_name("extended")).output
 
 

@@ -1,0 +1,57 @@
+"""What makes verify cheap where a test asks for its verdicts and not for its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ropetool.verification import texts
+from ropetool.verification.llama_runner import LlamaRunner
+from ropetool.verification.scoring import Done, Scores, ignore
+from ropetool.verification.torch_runner import TorchRunner
+
+
+def cut_texts(patch: pytest.MonkeyPatch, folder: Path, characters: int) -> None:
+    """Let the documents of the package end after so many characters; the demo's tokens have less than five each.
+
+    Every run reads all documents three times, which costs more than the rows of a short length.
+    """
+    folder.mkdir()
+    for document in texts.embedded_documents():
+        (folder / document.name).write_text(document.text[:characters])
+    patch.setattr(texts, "EMBEDDED", folder)
+
+
+def remember(patch: pytest.MonkeyPatch, unchanged: Collection[Path]) -> None:
+    """Compute each figure of these checkpoints once; a test that changes one works on a copy under another name."""
+    for runner in (TorchRunner, LlamaRunner):
+        _remember(patch, runner, {str(path) for path in unchanged})
+
+
+def _remember(patch: pytest.MonkeyPatch, runner: type[Any], unchanged: set[str]) -> None:
+    scores: dict[tuple[Any, ...], Scores] = {}
+    pieces: dict[tuple[Any, ...], list[tuple[int, Any]]] = {}
+    compute_scores, compute_logits = runner.score, runner.logits
+
+    def score(self: Any, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        if str(self.path) not in unchanged:
+            return compute_scores(self, rows, scored, done)  # type: ignore[no-any-return]
+        key = (self.description, str(self.path), scored, *map(tuple, rows))
+        if key not in scores:
+            scores[key] = compute_scores(self, rows, scored)
+        done(sum(map(len, rows)))
+        return scores[key]
+
+    def logits(self: Any, ids: Sequence[int]) -> Iterator[tuple[int, Any]]:
+        if str(self.path) not in unchanged:
+            return compute_logits(self, ids)  # type: ignore[no-any-return]
+        key = (self.description, str(self.path), *ids)
+        if key not in pieces:
+            pieces[key] = [(start, piece.copy()) for start, piece in compute_logits(self, ids)]
+        return iter(pieces[key])
+
+    patch.setattr(runner, "score", score)
+    patch.setattr(runner, "logits", logits)
