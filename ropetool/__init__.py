@@ -13,22 +13,22 @@ __version__ = "0.1.0"
 __all__ = ["__version__", "apply", "bake", "diff", "export", "inspect", "patch", "plan", "verify"]
 
 if TYPE_CHECKING:
-    from ropetool.applying import apply
-    from ropetool.bake_plans import make_bake as bake
     from ropetool.comparison import compare as diff
-    from ropetool.exporting import export_checkpoint as export
-    from ropetool.inspection import inspect
-    from ropetool.planning import make_plan as plan
+    from ropetool.gguf_export import export_checkpoint as export
+    from ropetool.plans.applying import apply
+    from ropetool.plans.bakes import make_bake as bake
+    from ropetool.plans.search import make_plan as plan
+    from ropetool.runtimes.inspection import inspect
     from ropetool.verification.checkpoints import verify_checkpoint as verify
     from ropetool.verification.patching import patch
 
 _HOMES = {
-    "inspect": ("ropetool.inspection", "inspect"),
-    "plan": ("ropetool.planning", "make_plan"),
-    "bake": ("ropetool.bake_plans", "make_bake"),
-    "apply": ("ropetool.applying", "apply"),
+    "inspect": ("ropetool.runtimes.inspection", "inspect"),
+    "plan": ("ropetool.plans.search", "make_plan"),
+    "bake": ("ropetool.plans.bakes", "make_bake"),
+    "apply": ("ropetool.plans.applying", "apply"),
     "diff": ("ropetool.comparison", "compare"),
-    "export": ("ropetool.exporting", "export_checkpoint"),
+    "export": ("ropetool.gguf_export", "export_checkpoint"),
     "verify": ("ropetool.verification.checkpoints", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),
 }

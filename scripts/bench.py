@@ -42,14 +42,14 @@ LONG_TOKENS, LONG_VOCABULARY = 32768, 128_256
 SCORE_LONG = """
 import sys
 from pathlib import Path
-from ropetool.verification.torch_runner import TorchRunner
+from ropetool.verification.runners.torch_runner import TorchRunner
 length = int(sys.argv[2])
 TorchRunner(Path(sys.argv[1]), device="cpu").score([[i % 2000 for i in range(length)]], length - 1)
 """
 READ_TOKENIZER = """
 import json, sys
 from pathlib import Path
-from ropetool.exporting.tokenizer import tokenizer_values
+from ropetool.gguf_export.tokenizer import tokenizer_values
 source = Path(sys.argv[1])
 config = json.loads((source / "config.json").read_text())
 tokenizer_values(source, config, config["vocab_size"])
@@ -387,9 +387,9 @@ def verify_row() -> list[str]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ropetool.verification.segments import choose_segments, scored_tokens
+    from ropetool.verification.measures.segments import choose_segments, scored_tokens
+    from ropetool.verification.runners.torch_runner import TorchRunner
     from ropetool.verification.texts import embedded_documents
-    from ropetool.verification.torch_runner import TorchRunner
 
     runner = TorchRunner(DEMO, device="cpu", dtype="float32")
     tokens = [runner.tokenize(document.text) for document in embedded_documents()]

@@ -33,7 +33,7 @@ from variants import LISTS, VARIANTS  # noqa: E402
 from ropetool import families  # noqa: E402
 from ropetool.errors import RopetoolError  # noqa: E402
 from ropetool.families.wrappers import ALIASES, WRAPPERS  # noqa: E402
-from ropetool.runtimes import llama_cpp_archs as archs  # noqa: E402
+from ropetool.runtimes.llama_cpp import architectures as archs  # noqa: E402
 
 RESULT = ROOT / "tests" / "corpus.json"
 Write = Callable[[Path], Path]  # of a source into a scratch folder, unless it is there

@@ -27,12 +27,13 @@ from pathlib import Path
 import click
 import export_grid
 
-from ropetool import families, methods, runtimes
+from ropetool import families, runtimes
 from ropetool.cli import group
 from ropetool.families import Family
 from ropetool.families.wrappers import ALIASES, WRAPPERS
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.runtimes.llama_cpp_archs import Architecture, Sliding
+from ropetool.rope import methods
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
@@ -439,15 +440,23 @@ SAID = {
 
 
 def layer_table() -> str:
-    """Return the modules of each layer, as tests/test_imports.py holds them."""
+    """Return the packages of each layer, as tests/test_imports.py holds them."""
     tree = ast.parse((ROOT / "tests/test_imports.py").read_text(encoding="utf-8"))
     layers: tuple[tuple[str, ...], ...] = next(
         ast.literal_eval(node.value)
         for node in tree.body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "LAYERS"
     )
-    rows = [(str(number), ", ".join(f"`{name}`" for name in names)) for number, names in enumerate(layers)]
-    return _table(("layer", "modules, left to right"), rows)
+    rows = [
+        (str(number), ", ".join(f"`{name}`" for name in names), "; ".join(filter(None, map(_holds, names))))
+        for number, names in enumerate(layers)
+    ]
+    return _table(("layer", "packages", "what they hold"), rows)
+
+
+def _holds(package: str) -> str:
+    front = ROOT / "ropetool" / package / "__init__.py"
+    return _said(front) if front.is_file() else ""
 
 
 def tree() -> str:

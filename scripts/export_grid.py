@@ -12,10 +12,11 @@ from typing import Any
 
 import ropetool
 from ropetool import families, names
-from ropetool.exported_rope import exported
+from ropetool.checkpoint.views import HfView
 from ropetool.families import Family
-from ropetool.runtimes import HfView, Refuses
-from ropetool.runtimes import llama_cpp_archs as keys
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.llama_cpp import architectures as keys
+from ropetool.runtimes.llama_cpp.exported import exported
 
 FACTOR, TRAINED, HEAD, LAYERS = 4, 512, 64, 6
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,13 +11,13 @@ import bake_gguf_models as models
 import numpy as np
 
 from ropetool import errors
-from ropetool.baking import View, gguf_bakes
-from ropetool.baking.gguf_bakes import GgufBake
-from ropetool.runtimes import GgufView
+from ropetool.checkpoint.views import GgufView
+from ropetool.weights import View, gguf_bakes
+from ropetool.weights.gguf_bakes import GgufBake
 
 BY = "llama.cpp"
 MEASURED_BY = (
-    "ropetool/baking/*.py", "ropetool/families/*", "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
+    "ropetool/weights/*.py", "ropetool/families/*", "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
 )  # fmt: skip
 FORMATS = ("f32", "f16", "q8_0", "q4_0")
 EXACT = {"f32": 2e-4}  # of the largest logit: llama.cpp computes in float32

@@ -19,13 +19,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ropetool import baking, errors
-from ropetool.baking import Bake, View
-from ropetool.formats.hf import Checkpoint, headers, open_checkpoint
+from ropetool import errors, weights
+from ropetool.files.hf import Checkpoint, headers, open_checkpoint
+from ropetool.weights import Bake, View
 
 BY = "transformers"
 MEASURED_BY = (
-    "ropetool/baking/*.py", "ropetool/families/*", "tests/baking/bake_models.py", "tests/baking/bake_references.py",
+    "ropetool/weights/*.py", "ropetool/families/*", "tests/baking/bake_models.py", "tests/baking/bake_references.py",
     "scripts/grid_transformers.py",
 )  # fmt: skip
 LONG, SHORT = models.LENGTH, 640  # tokens: four times the trained length for one bake a model, beyond it for the others
@@ -132,16 +132,16 @@ def score(view: View) -> references.Change:
 
 
 def _factor(side: str, **options: Any) -> Recipe:
-    return Recipe(lambda view, checkpoint: baking.attention_factor(view, checkpoint, side, **options), with_factor)
+    return Recipe(lambda view, checkpoint: weights.attention_factor(view, checkpoint, side, **options), with_factor)
 
 
 def _softmax(side: str) -> Recipe:
-    return Recipe(lambda view, checkpoint: baking.softmax_scale(view, checkpoint, side))
+    return Recipe(lambda view, checkpoint: weights.softmax_scale(view, checkpoint, side))
 
 
 def _still(source: Callable[[dict[str, Any]], dict[str, Any]]) -> Recipe:
     return Recipe(
-        lambda view, checkpoint: baking.drop_pairs(view, checkpoint, slowest(view), "still"), source,
+        lambda view, checkpoint: weights.drop_pairs(view, checkpoint, slowest(view), "still"), source,
         lambda view: references.with_still_pairs(slowest(view)),
     )  # fmt: skip
 
@@ -154,15 +154,15 @@ RECIPES = {
     "softmax-scale q": _softmax("q"),
     "softmax-scale k": _softmax("k"),
     "pair-gain k": Recipe(
-        lambda view, _: baking.pair_gain(view, {references.FULL: gains(view)}),
+        lambda view, _: weights.pair_gain(view, {references.FULL: gains(view)}),
         reference=lambda view: references.with_gains(gains(view)),
     ),
-    "score k": Recipe(lambda view, _: baking.score_gain(view, {references.FULL: 1.3}), reference=score),
+    "score k": Recipe(lambda view, _: weights.score_gain(view, {references.FULL: 1.3}), reference=score),
     "layout": Recipe(
-        lambda view, checkpoint: baking.layout(view, checkpoint, other_order(view)), other_order=True,
+        lambda view, checkpoint: weights.layout(view, checkpoint, other_order(view)), other_order=True,
     ),
     "drop-pairs mute": Recipe(
-        lambda view, checkpoint: baking.drop_pairs(view, checkpoint, muted(view), "mute"), reference=without_pairs,
+        lambda view, checkpoint: weights.drop_pairs(view, checkpoint, muted(view), "mute"), reference=without_pairs,
     ),
     "drop-pairs still": _still(unscaled),
     "drop-pairs still, scaled": _still(as_given),
@@ -235,7 +235,7 @@ def rounding(made: Bake, source: Path, folder: Path) -> list[float]:
     (folder / "rounded").mkdir()
     found = headers(open_checkpoint(half))
     shapes = {name: info.shape for header in found for name, info in header.tensors.items()}
-    done = baking.bake_tensors(made.tensors, found, folder / "rounded").tensors
+    done = weights.bake_tensors(made.tensors, found, folder / "rounded").tensors
     sizes = [one.rows * max(1, int(np.prod(shapes[one.tensor][1:]))) for one in done if one.mean_error]
     means = [one.mean_error for one in done if one.mean_error]
     mean = float(np.average(means, weights=sizes)) if means else 0.0

@@ -15,9 +15,9 @@ import pytest
 from making import config_of, snapshot, write_config, write_model
 
 import ropetool
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 from ropetool.errors import CheckpointError, MissingFile, OutputError, PlanMismatch
-from ropetool.planning import Plan
+from ropetool.plans.search import Plan
 
 SHARD = "model-00001-of-00002.safetensors"
 CARRIED = {
@@ -104,11 +104,11 @@ def test_progress_names_every_file_that_is_placed(source: Path, tmp_path: Path) 
 def test_the_bytes_of_a_copy_are_counted_as_they_are_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ropetool.formats.linking._RANGE", 16)
+    monkeypatch.setattr("ropetool.files.linking._RANGE", 16)
     for kernel in (True, False):
         if not kernel:
             monkeypatch.delattr("os.copy_file_range")
-            monkeypatch.setattr("ropetool.formats.linking._BUFFER", 16)
+            monkeypatch.setattr("ropetool.files.linking._BUFFER", 16)
         for copy in (True, False):
             told: list[int] = []
             extended(

@@ -19,8 +19,8 @@ from gguf_making import model as gguf_model
 from making import safetensors, snapshot, write_model
 
 import ropetool
-from ropetool import certificate, provenance
-from ropetool.certificate import (
+from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint.certificate import (
     Certificate,
     State,
     check_place,

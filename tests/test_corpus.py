@@ -18,11 +18,12 @@ import pytest
 from loading import script
 
 import ropetool
-from ropetool import families, methods
-from ropetool.bake_plans import KINDS
+from ropetool import families
 from ropetool.errors import InvalidRope
 from ropetool.families.wrappers import ALIASES, WRAPPERS
-from ropetool.spec import RopeTable
+from ropetool.plans.bakes import KINDS
+from ropetool.rope import methods
+from ropetool.rope.tables import RopeTable
 
 ROOT = Path(ropetool.__file__).parents[1]
 
@@ -160,7 +161,7 @@ def test_prose_and_versions_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> Non
     whole = ropetool.plan
     monkeypatch.setattr(ropetool, "plan", lambda *given, **options: replace(whole(*given, **options), notes=("other",)))
     monkeypatch.setattr(ropetool, "__version__", "99.0")
-    monkeypatch.setattr("ropetool.stamps.__version__", "99.0")
+    monkeypatch.setattr("ropetool.checkpoint.gguf_keys.__version__", "99.0")
     keys = (
         "plan/hf/llama/v4/yarn/default",
         "output/hf/qwen3/v5/yarn",

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ropetool.rope import base_inv_freq
-from ropetool.spec import LayerRope, Regime, RopeSet, RopeTable, Temperature
+from ropetool.rope.arithmetic import base_inv_freq
+from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable, Temperature
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = base_inv_freq(10000.0, 32)

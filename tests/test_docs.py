@@ -18,9 +18,9 @@ import test_imports
 from loading import script
 
 import ropetool
-from ropetool import inspection
 from ropetool.cli import COMMANDS, group
 from ropetool.report.inspected import inspection_json
+from ropetool.runtimes import inspection
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from exporting import family_models as models
 
-from ropetool import exported_layers, families, inspection
-from ropetool.runtimes import HfView, get
+from ropetool import families
+from ropetool.checkpoint.views import HfView
+from ropetool.runtimes import get, inspection
+from ropetool.runtimes.llama_cpp import exported_layers
 
 MIXED = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 WINDOW = {"sliding_window": 64, "use_sliding_window": True}

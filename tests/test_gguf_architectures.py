@@ -19,12 +19,12 @@ from making import run, snapshot
 from variants import VARIANTS
 
 import ropetool
-from ropetool import inspection
 from ropetool.errors import InvalidRope, LossyExport, NotACheckpoint, UnknownFamily
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.spec import RopeSet
-from ropetool.verification.readback import read_back
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import inspection
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.verification.readback.comparing import read_back
 
 FACTOR = 4
 ROTATING = [name for name in archs.names() if name not in archs.WITHOUT_ROTATION]

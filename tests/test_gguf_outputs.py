@@ -17,10 +17,10 @@ import pytest
 from making import snapshot, write_model
 
 import ropetool
-from ropetool import listings, provenance
+from ropetool.checkpoint import listings, provenance
 from ropetool.errors import CheckpointError, OutputError
-from ropetool.formats import transaction
-from ropetool.formats.gguf import read_header, shard_paths
+from ropetool.files import transaction
+from ropetool.files.gguf import read_header, shard_paths
 
 SIDECARS = [".Modelfile", ".README.md", ".ropetool.json"]
 
@@ -213,7 +213,7 @@ def test_without_force_nothing_that_is_not_written_again_goes(
     modelfile = tmp_path / "out.gguf.Modelfile"
     text = modelfile.read_text()
     with monkeypatch.context() as patch:
-        patch.setattr("ropetool.publishing.texts_beside", lambda *_: {})
+        patch.setattr("ropetool.plans.model_card.texts_beside", lambda *_: {})
         extended(source, target, 4)
     assert modelfile.read_text() == text
 
@@ -227,7 +227,7 @@ def test_force_on_a_folder_keeps_what_a_kill_in_it_has_set_aside(source: Path, t
     killed = """
 import os, sys
 import ropetool
-from ropetool.formats import renames
+from ropetool.files import renames
 renames.Order.put_all = lambda order: os._exit(9)
 source, target = sys.argv[1:]
 ropetool.apply(ropetool.plan(source, "linear", factor=4), source, target, force=True)
@@ -307,7 +307,7 @@ def test_what_the_earlier_output_had_and_the_new_one_has_not_goes_unless_it_was_
 ) -> None:
     targets = [extended(source, tmp_path / f"{name}.gguf").output for name in ("own", "changed")]
     (tmp_path / "changed.gguf.Modelfile").write_text("FROM ./changed.gguf\nSYSTEM be brief\n")
-    monkeypatch.setattr("ropetool.publishing.texts_beside", lambda *_: {})
+    monkeypatch.setattr("ropetool.plans.model_card.texts_beside", lambda *_: {})
     for target in targets:
         extended(source, target, 4, force=True)
     left = {path.name for path in tmp_path.iterdir() if path.suffix == ".Modelfile"}
@@ -322,9 +322,9 @@ import json, os, signal, sys
 from pathlib import Path
 import gguf_making
 import ropetool
-from ropetool import listings, provenance
-from ropetool.formats import renames
-from ropetool.formats.gguf import shard_paths
+from ropetool.checkpoint import listings, provenance
+from ropetool.files import renames
+from ropetool.files.gguf import shard_paths
 
 root, source, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 first_plan, plan, last_plan = (ropetool.plan(source, "linear", factor=factor) for factor in (2, 4, 8))
@@ -400,7 +400,7 @@ def test_a_kill_never_leaves_a_mix_or_a_file_without_its_record(count: int, tmp_
 def test_an_error_at_any_rename_takes_all_parts_back(
     force: bool, parts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ropetool.formats import renames
+    from ropetool.files import renames
 
     if force:
         extended(parts, tmp_path / "out.gguf")

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropetool import methods, rope
-from ropetool.methods import Derived, Goal, Source
-from ropetool.spec import Regime, RopeTable
+from ropetool.rope import arithmetic, methods
+from ropetool.rope.methods import Derived, Goal, Source
+from ropetool.rope.tables import Regime, RopeTable
 
 GOLDEN = Path(__file__).parent / "golden"
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -52,7 +52,7 @@ def problem(method: str, case: dict[str, Any]) -> Problem:
     inv_freq = stated.get("inv_freq")
     if inv_freq is None:
         rotary_dim = int(stated["head_dim"] * stated["partial_rotary_factor"])
-        inv_freq = rope.base_inv_freq(stated["rope_theta"], rotary_dim)
+        inv_freq = arithmetic.base_inv_freq(stated["rope_theta"], rotary_dim)
     optional = ("rope_theta", "attention_factor", "softmax_multiplier", "mscale")
     source = Source(np.array(inv_freq), stated["length"], **{key: stated[key] for key in optional if key in stated})
     goal = Goal.make(source.length, case["factor"], None, case["attention_factor"])

@@ -1,6 +1,6 @@
-"""The layers: who may import whom, and which packages may be loaded when.
+"""The layers: which package may import which, and which packages of others may be loaded when.
 
-The table is data; a new top-level module of ropetool has to be placed in it.
+The table is data; a new package of ropetool has to be placed in it.
 """
 
 from __future__ import annotations
@@ -19,56 +19,34 @@ import ropetool
 
 PACKAGE = Path(ropetool.__file__).parent
 
-# A module imports lower layers and, in its own layer, only what stands left of it.
+# A package imports those above it in this list, which begins with what imports nothing; `demo` and `texts` are data.
 LAYERS = (
-    ("escaping", "errors", "names", "machine"),
-    ("spec", "rope", "methods", "relations"),
-    ("families", "demo"),
-    ("formats", "runtimes"),
-    (
-        "provenance",
-        "identity",
-        "listings",
-        "baking",
-        "encodings_gguf",
-        "exported_layers",
-        "exported_rope",
-        "kv_cache",
-        "inspection",
-        "encodings",
-        "edits_gguf",
-        "stamps",
-        "hosts",
-        "readings",
-        "targets",
-        "plans",
-        "serving",
-        "publishing",
-        "gguf_outputs",
-        "refusing",
-        "planning",
-        "bake_presumed",
-        "bake_plans",
-        "applying",
-        "certificate",
-        "results",
-        "diffs",
-        "report",
-    ),
-    ("verification", "exporting", "comparison", "tune"),
+    ("errors", "escaping", "names", "machine"),
+    ("rope",),
+    ("files",),
+    ("families",),
+    ("checkpoint",),
+    ("runtimes",),
+    ("weights",),
+    ("plans",),
+    ("comparison", "verification"),
+    ("gguf_export",),
+    ("report",),
     ("cli", "__main__"),
 )
-# Other people's packages: at module level by layer, inside functions by the module that may.
-AT_MODULE_LEVEL = {0: set(), 1: {"numpy"}, 2: set(), 3: {"numpy"}, 4: {"numpy"}, 5: {"numpy"}, 6: {"click"}}
-AT_MODULE_LEVEL_OF = {"report": {"rich"}}
+# Other people's packages: at module level by package, inside functions by the module that may.
+AT_MODULE_LEVEL = {
+    "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
+    "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "gguf_export": {"numpy"},
+    "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
+}  # fmt: skip
 INSIDE_FUNCTIONS = {
-    "formats.gguf": {"gguf"},
-    "formats.hub": {"huggingface_hub"},
+    "files.gguf": {"gguf"},
+    "files.hub": {"huggingface_hub"},
     "report": {"matplotlib", "jinja2"},
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
-    "exporting": {"torch", "transformers", "tokenizers", "safetensors", "llama_cpp", "gguf"},
+    "gguf_export": {"torch", "transformers", "tokenizers", "safetensors", "llama_cpp", "gguf"},
     "comparison": {"gguf"},
-    "tune": {"torch", "transformers", "safetensors"},
     "cli": {"numpy", "rich"},
 }
 # A command is imported to show its help, so at module level it knows layer 0 and its own package alone.
@@ -151,8 +129,7 @@ def _inner_complaint(module: str, target: str, at_module_level: bool) -> str:
 
 def _outer_complaint(module: str, package: str, at_module_level: bool) -> str:
     top = module.partition(".")[0]
-    allowed = AT_MODULE_LEVEL[PLACES[top][0]] if top in PLACES else set()
-    allowed = allowed | AT_MODULE_LEVEL_OF.get(top, set())
+    allowed = AT_MODULE_LEVEL.get(top, set())
     if package in allowed:
         return ""
     inside = {
@@ -177,24 +154,24 @@ def test_module_imports_only_what_its_layer_may(module: str) -> None:
     ("module", "source", "reason"),
     [
         ("errors", "import numpy", "not a package of this layer"),
-        ("names", "from ropetool.spec import Array", "it stands above"),
-        ("spec", "from ropetool import rope", "right of, the importer"),
-        ("spec", "def f():\n    from ropetool import methods", "right of, the importer"),
-        ("rope", "if TYPE_CHECKING:\n    from ropetool.families import Family", "it stands above"),
-        ("methods.yarn", "import torch", "not a package of this layer"),
-        ("methods.yarn", "def f():\n    import torch", "not a package of this layer"),
-        ("methods.yarn", "from . import base", "a relative import"),
+        ("names", "from ropetool.rope.tables import Array", "it stands above"),
+        ("rope.tables", "def f():\n    from ropetool.families import rows", "it stands above"),
+        ("rope.arithmetic", "if TYPE_CHECKING:\n    from ropetool.families import Family", "it stands above"),
+        ("rope.methods.yarn", "import torch", "not a package of this layer"),
+        ("rope.methods.yarn", "def f():\n    import torch", "not a package of this layer"),
+        ("rope.methods.yarn", "from . import base", "a relative import"),
         ("families", "import numpy as np", "not a package of this layer"),
-        ("formats.hf", "def f():\n    import gguf", "not a package of this layer"),
-        ("formats.gguf.header", "import gguf", "load it inside a function"),
-        ("inspection", "from ropetool import planning", "right of, the importer"),
+        ("files.hf", "def f():\n    import gguf", "not a package of this layer"),
+        ("files.gguf.header", "import gguf", "load it inside a function"),
+        ("runtimes.inspection", "from ropetool.plans import search", "it stands above"),
+        ("comparison", "from ropetool import verification", "right of, the importer"),
         ("report.text", "import matplotlib.pyplot as plt", "load it inside a function"),
-        ("verification.loss", "from torch import nn", "load it inside a function"),
-        ("verification.loss", "from ropetool.cli import main", "it stands above"),
-        ("verification.loss", "from ropetool import inspect", "no such module"),
-        ("cli.extend", "from ropetool.planning import make_plan", "in its body"),
+        ("verification.gate", "from torch import nn", "load it inside a function"),
+        ("verification.gate", "from ropetool.cli import main", "it stands above"),
+        ("verification.gate", "from ropetool import inspect", "no such module"),
+        ("cli.extend", "from ropetool.plans.search import make_plan", "in its body"),
         ("cli.extend", "import numpy", "load it inside a function"),
-        ("__init__", "from ropetool import spec", "on first use"),
+        ("__init__", "from ropetool.rope import tables", "on first use"),
         ("__init__", "import numpy", "not a package of this layer"),
     ],
 )
@@ -206,18 +183,66 @@ def test_a_planted_import_is_seen(module: str, source: str, reason: str) -> None
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("methods.yarn", "import numpy as np\nfrom ropetool import rope\nfrom ropetool.methods.base import Source"),
-        ("formats.gguf.header", "def f():\n    import gguf"),
-        ("verification.loss", "def f():\n    import torch"),
-        ("verification.loss", "import numpy\nfrom ropetool import __version__, inspection"),
+        ("rope.methods.yarn", "import numpy as np\nfrom ropetool.rope import tables"),
+        ("files.gguf.header", "def f():\n    import gguf"),
+        ("verification.gate", "def f():\n    import torch"),
+        ("verification.gate", "import numpy\nfrom ropetool import __version__\nfrom ropetool.plans import search"),
         (
             "cli.extend",
-            "import click\nfrom ropetool.errors import RopetoolError\ndef f():\n    import ropetool.planning",
+            "import click\nfrom ropetool.errors import RopetoolError\ndef f():\n    import ropetool.plans.search",
         ),
     ],
 )
 def test_an_allowed_import_is_not_blamed(module: str, source: str) -> None:
     assert complaints(module, source) == []
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    """Return modules that import each other in a circle, wherever in them the imports stand; none is an empty list."""
+    graph = {
+        module: {target for item in _modules_imported(source) for target in _known(item, sources)} - {module}
+        for module, source in sources.items()
+    }
+    while graph:
+        wanted = set().union(*graph.values())
+        inner = {module: targets & graph.keys() for module, targets in graph.items() if targets & graph.keys()}
+        inner = {module: targets for module, targets in inner.items() if module in wanted}
+        if len(inner) == len(graph):
+            break
+        graph = inner
+    return sorted(graph)
+
+
+def _modules_imported(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _known(target: str, sources: dict[str, str]) -> set[str]:
+    """Return the module of ours that an import names: itself, or the one that holds the name."""
+    name = target.removeprefix("ropetool.")
+    return {name} & sources.keys() or {name.rpartition(".")[0]} & sources.keys()
+
+
+def test_no_modules_import_each_other() -> None:
+    # The root fetches its functions on first use, from modules that may ask it for the version.
+    assert (
+        circle({module: p.read_text(encoding="utf-8") for module, p in MODULES.items() if module != "__init__"}) == []
+    )
+
+
+def test_a_planted_circle_is_seen() -> None:
+    planted = {
+        "rope.a": "from ropetool.rope import b",
+        "rope.b": "def f():\n    from ropetool.rope.c import g",
+        "rope.c": "import ropetool.rope.a",
+        "rope.d": "from ropetool.rope.a import h",
+    }
+    assert circle(planted) == ["rope.a", "rope.b", "rope.c"]
+    assert circle({**planted, "rope.c": ""}) == []
 
 
 def loaded_by(code: str) -> set[str]:
@@ -233,7 +258,7 @@ def test_importing_ropetool_loads_nothing_heavy() -> None:
 
 
 def test_the_mathematics_needs_numpy_alone() -> None:
-    code = "from ropetool import families, methods, rope, spec\nassert methods.names() and methods.get('yarn')"
+    code = "from ropetool import families\nfrom ropetool.rope import arithmetic, methods\nassert methods.get('yarn')"
     assert loaded_by(code) == {"numpy"}
 
 

@@ -13,10 +13,10 @@ import pytest
 from making import write_config, write_model
 
 import ropetool
-from ropetool import inspection
 from ropetool.errors import InvalidRope
 from ropetool.report.inspected import inspection_json, inspection_text
-from ropetool.spec import Regime
+from ropetool.rope.tables import Regime
+from ropetool.runtimes import inspection
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 

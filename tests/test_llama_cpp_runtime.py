@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropetool import names, runtimes
+from ropetool.checkpoint.views import GgufView
 from ropetool.errors import InvalidRope, UnknownRuntime
-from ropetool.formats.gguf import Patch, TensorInfo, Value, ValueType, read_shards
-from ropetool.runtimes import Refuses, llama_cpp
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.runtimes.base import GgufView
-from ropetool.runtimes.llama_cpp_layers import UNROTATED
-from ropetool.spec import LayerRope, RopeSet, Temperature
+from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType, read_shards
+from ropetool.rope.tables import LayerRope, RopeSet, Temperature
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.llama_cpp.layers import UNROTATED
 
 FULL, SLIDING = names.FULL_ATTENTION, names.SLIDING_ATTENTION
 PAIRS = np.arange(32)
@@ -55,7 +56,7 @@ def model(
 
 
 def decode(arch: str = "llama", keys: dict[str, Any] | None = None, **options: Any) -> RopeSet:
-    return llama_cpp.decode(model(arch, keys, **options))
+    return decoding.decode(model(arch, keys, **options))
 
 
 def full(arch: str = "llama", keys: dict[str, Any] | None = None, **options: Any) -> LayerRope:
@@ -560,9 +561,9 @@ def test_architectures_that_are_not_known() -> None:
     ):
         decode("deepseek4")
     with pytest.raises(Refuses, match="unknown model architecture: ''"):
-        llama_cpp.decode(GgufView({}, {}, lambda name: np.ones(1, np.float32)))
+        decoding.decode(GgufView({}, {}, lambda name: np.ones(1, np.float32)))
     with pytest.raises(Refuses, match=r"key general\.architecture has wrong type u32 but expected type str"):
-        llama_cpp.decode(GgufView({archs.ARCHITECTURE: Value.of(ValueType.U32, 1)}, {}, lambda name: np.ones(1)))
+        decoding.decode(GgufView({archs.ARCHITECTURE: Value.of(ValueType.U32, 1)}, {}, lambda name: np.ones(1)))
 
 
 def test_endless_words_are_cut_in_messages() -> None:
@@ -701,7 +702,7 @@ def file(tmp_path: Path) -> Path:
 def test_a_file_is_decoded_through_its_headers(file: Path) -> None:
     found = GgufView.of(read_shards(file))
     assert found.where == str(file)
-    entry = llama_cpp.decode(found).entries[FULL]
+    entry = decoding.decode(found).entries[FULL]
     assert (entry.rope_theta, entry.params["llama.rope.scaling.factor"]) == (500000.0, 4.0)
     keys = {**YARN, archs.FREQ_BASE: 500000.0}
     close(table(entry), table(full(keys=keys, vectors={archs.ROPE_FREQS: FREQS})))
@@ -718,9 +719,9 @@ def test_a_patch_is_seen_before_it_is_written(file: Path) -> None:
         {archs.ROPE_FREQS: ones},
     )
     before = GgufView.of(read_shards(file))
-    entry = llama_cpp.decode(before.after(patch)).entries[FULL]
+    entry = decoding.decode(before.after(patch)).entries[FULL]
     close(table(entry), BASE)
-    assert llama_cpp.decode(before).entries[FULL].rope_type == "table"
+    assert decoding.decode(before).entries[FULL].rope_type == "table"
     added = before.after(Patch(tensors={archs.ROPE_FACTORS_LONG: ones}))
     with pytest.raises(Refuses, match="expected 3, got 2"):
-        llama_cpp.decode(added)
+        decoding.decode(added)

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ropetool import methods, rope
 from ropetool.errors import InvalidRope, RopetoolError, UnknownMethod, UnknownParameter
-from ropetool.methods import Derived, Goal, Source
-from ropetool.methods.base import logn_factor, yarn_factor
-from ropetool.spec import MAX_LENGTH, Array
+from ropetool.rope import arithmetic, methods
+from ropetool.rope.formulas import logn_factor, yarn_factor
+from ropetool.rope.methods import Derived, Goal, Source
+from ropetool.rope.tables import MAX_LENGTH, Array
 
 RAMPS = ("ntk-by-parts", "yarn")
-LLAMA2 = Source(rope.base_inv_freq(1e4, 128), 4096, rope_theta=1e4)
-TABLE = Source(rope.base_inv_freq(5e5, 64) / np.linspace(1, 8, 32), 131072, attention_factor=1.25)
+LLAMA2 = Source(arithmetic.base_inv_freq(1e4, 128), 4096, rope_theta=1e4)
+TABLE = Source(arithmetic.base_inv_freq(5e5, 64) / np.linspace(1, 8, 32), 131072, attention_factor=1.25)
 
 lengths = st.integers(64, 2**18)
 factors = st.floats(1, 64)
@@ -32,7 +32,7 @@ thetas = st.floats(2, 8).map(lambda exponent: 10**exponent)
 @st.composite
 def base_sources(draw: st.DrawFn) -> Source:
     theta = draw(thetas)
-    return Source(rope.base_inv_freq(theta, draw(rotary_dims)), draw(lengths), rope_theta=theta)
+    return Source(arithmetic.base_inv_freq(theta, draw(rotary_dims)), draw(lengths), rope_theta=theta)
 
 
 @st.composite
@@ -195,7 +195,7 @@ def test_ntk_keeps_the_fastest_pair_and_divides_the_slowest(source: Source, fact
 @given(source=base_sources(), factor=factors)
 def test_ntk_is_a_base_change(source: Source, factor: float) -> None:
     (native,) = derive("ntk", source, factor).native
-    table = rope.base_inv_freq(native["rope_theta"], source.rotary_dim)
+    table = arithmetic.base_inv_freq(native["rope_theta"], source.rotary_dim)
     np.testing.assert_allclose(table_of("ntk", source, factor), table, rtol=1e-11)
 
 
@@ -203,7 +203,7 @@ def test_ntk_is_a_base_change(source: Source, factor: float) -> None:
 @given(source=base_sources(), rope_theta=thetas)
 def test_abf_is_the_table_of_the_stated_base(source: Source, rope_theta: float) -> None:
     table = table_of("abf", source, 4, rope_theta=rope_theta)
-    np.testing.assert_allclose(table, rope.base_inv_freq(rope_theta, source.rotary_dim), rtol=1e-11)
+    np.testing.assert_allclose(table, arithmetic.base_inv_freq(rope_theta, source.rotary_dim), rtol=1e-11)
 
 
 def test_abf_may_lower_the_base() -> None:
@@ -230,8 +230,8 @@ def test_by_parts_lies_between_kept_and_divided(
 def test_by_parts_keeps_fast_pairs_divides_slow_ones_and_keeps_their_order(
     name: str, ramp: str, source: Source, factor: float
 ) -> None:
-    counted = rope.turns(source.inv_freq, source.length)
-    assume(ramp == "turns" or rope.index_at_turns(source.inv_freq, source.length, 32) < source.rotary_dim - 1)
+    counted = arithmetic.turns(source.inv_freq, source.length)
+    assume(ramp == "turns" or arithmetic.index_at_turns(source.inv_freq, source.length, 32) < source.rotary_dim - 1)
     table = table_of(name, source, factor, ramp=ramp, truncate=False)
     np.testing.assert_allclose(table[counted >= 32], source.inv_freq[counted >= 32], rtol=1e-14)
     np.testing.assert_allclose(table[counted <= 1], source.inv_freq[counted <= 1] / factor, rtol=1e-12)
@@ -243,7 +243,7 @@ def test_by_parts_keeps_fast_pairs_divides_slow_ones_and_keeps_their_order(
 def test_bands_only_move_outwards_with_the_factor(source: Source, factors: list[float]) -> None:
     for name in ("linear", "ntk", "yarn", "llama3", "mixed-ntk"):
         (near, middle, far), (near_more, middle_more, far_more) = (
-            rope.bands(table_of(name, source, factor), source.length) for factor in factors
+            arithmetic.bands(table_of(name, source, factor), source.length) for factor in factors
         )
         assert near >= near_more
         assert far <= far_more
@@ -365,7 +365,7 @@ def test_other_stretches_say_how_far_they_reach() -> None:
 
 def test_beta_fast_equal_to_beta_slow_is_a_step() -> None:
     # Kimi-K2: theta 5e4, 64 channels, 4096 tokens, beta 1/1; one turn at index 19.17, so pair 19 is kept
-    kimi = Source(rope.base_inv_freq(5e4, 64), 4096, rope_theta=5e4)
+    kimi = Source(arithmetic.base_inv_freq(5e4, 64), 4096, rope_theta=5e4)
     for ramp in ("dims", "turns"):
         for truncate in (True, False):
             table = table_of("yarn", kimi, 32, ramp=ramp, truncate=truncate, beta_fast=1.0, beta_slow=1.0)
@@ -375,7 +375,7 @@ def test_beta_fast_equal_to_beta_slow_is_a_step() -> None:
 
 def test_ramp_beyond_the_last_channel_is_upside_down_as_in_transformers() -> None:
     # c(32) = 119 of 64 channels: the upper end is clipped below the lower one, and every pair is divided
-    source = Source(rope.base_inv_freq(10.0, 64), 2**20, rope_theta=10.0)
+    source = Source(arithmetic.base_inv_freq(10.0, 64), 2**20, rope_theta=10.0)
     derived = derive("yarn", source, 4)
     table = derived.table.at(1).inv_freq
     np.testing.assert_allclose(transformers_table(source, derived.native[0], 2**22, 1)[0], table, rtol=3e-6)
@@ -384,7 +384,7 @@ def test_ramp_beyond_the_last_channel_is_upside_down_as_in_transformers() -> Non
 
 def test_ramp_of_no_width_does_not_divide_by_zero() -> None:
     # 6 tokens: c(1) = -0.16 is rounded up to 0, where c(32) is clipped to
-    short = Source(rope.base_inv_freq(1e4, 64), 6, rope_theta=1e4)
+    short = Source(arithmetic.base_inv_freq(1e4, 64), 6, rope_theta=1e4)
     table = table_of("yarn", short, 4)
     assert table[0] == 1
     np.testing.assert_allclose(table[1:], short.inv_freq[1:] / 4, rtol=1e-14)
@@ -392,7 +392,7 @@ def test_ramp_of_no_width_does_not_divide_by_zero() -> None:
 
 @pytest.mark.parametrize("name", [name for name in methods.names() if name not in ("ntk", "dynamic")])
 def test_a_single_pair_is_enough(name: str) -> None:
-    source = Source(rope.base_inv_freq(1e4, 2), 4096, rope_theta=1e4)
+    source = Source(arithmetic.base_inv_freq(1e4, 2), 4096, rope_theta=1e4)
     assert table_of(name, source, 4).shape == (1,)
 
 
@@ -549,11 +549,11 @@ def test_unknown_method_lists_the_known_ones() -> None:
 
 def test_abf_on_a_table_replaces_the_base_that_the_file_states() -> None:
     """f (theta' / theta) ** (-2i / d) on any table, so a table that is itself a base table moves to the new base."""
-    table = rope.base_inv_freq(10000.0, 64) / 4
+    table = arithmetic.base_inv_freq(10000.0, 64) / 4
     source = Source(table, 4096, stated_theta=10000.0)
     method = methods.get("abf")
     derived = method.derive(source, Goal.make(4096, 4.0, None), method.params({"rope_theta": 1e6}))
-    np.testing.assert_allclose(derived.table.at(1).inv_freq, rope.base_inv_freq(1e6, 64) / 4, rtol=1e-12)
+    np.testing.assert_allclose(derived.table.at(1).inv_freq, arithmetic.base_inv_freq(1e6, 64) / 4, rtol=1e-12)
     assert derived.native == ()
 
 
@@ -561,7 +561,7 @@ def test_abf_refuses_a_source_without_a_base() -> None:
     method = methods.get("abf")
     with pytest.raises(InvalidRope, match="names no rope_theta"):
         method.derive(
-            Source(rope.base_inv_freq(10000.0, 64), 4096),
+            Source(arithmetic.base_inv_freq(10000.0, 64), 4096),
             Goal.make(4096, 4.0, None),
             method.params({"rope_theta": 1e6}),
         )
@@ -569,7 +569,7 @@ def test_abf_refuses_a_source_without_a_base() -> None:
 
 @pytest.mark.parametrize("name", ["ntk", "dynamic"])
 def test_a_base_change_refuses_a_single_pair(name: str) -> None:
-    source = Source(rope.base_inv_freq(1e4, 2), 4096, rope_theta=1e4)
+    source = Source(arithmetic.base_inv_freq(1e4, 2), 4096, rope_theta=1e4)
     refuses(InvalidRope, "rotary_dim is 2; a change of base needs at least two pairs", lambda: derive(name, source, 4))
 
 

@@ -18,7 +18,7 @@ from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
 from making import run, snapshot
 
 import ropetool
-from ropetool import inspection, names
+from ropetool import names
 from ropetool.errors import (
     AmbiguousRope,
     ConfigError,
@@ -27,7 +27,8 @@ from ropetool.errors import (
     PlanMismatch,
     UnknownRuntime,
 )  # fmt: skip
-from ropetool.plans import Plan
+from ropetool.plans.plan import Plan
+from ropetool.runtimes import inspection
 
 ARCHS = ("llama", "qwen2", "qwen3")
 SCALING = "rope.scaling"
@@ -337,7 +338,7 @@ def test_a_failure_at_the_last_file_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
     for function in ("bake_gguf", "linking.place", "provenance.write"):
         with monkeypatch.context() as patch:
-            patch.setattr(f"ropetool.applying.{function}", broken)
+            patch.setattr(f"ropetool.plans.applying.{function}", broken)
             with pytest.raises(KeyboardInterrupt):
                 ropetool.apply(plan, source, "out.gguf")
         assert snapshot(Path()) == before

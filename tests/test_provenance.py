@@ -11,9 +11,9 @@ import configs
 import pytest
 from making import write_model
 
-from ropetool import provenance
+from ropetool.checkpoint import provenance
+from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import CheckpointError, CorruptFile
-from ropetool.provenance import Provenance
 
 GOOD = {"schema": 1, "source": "/m", "source_fingerprint": "ab", "trained_length": 512, "plan": {"method": "yarn"}}
 

@@ -11,9 +11,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropetool import relations
-from ropetool.comparison import orders
-from ropetool.relations import CHANGED, CONVERTED, IDENTICAL, PERMUTED, ROWS_SCALED, SCALED, Relation, RowFit
+from ropetool.comparison import orders, relations
+from ropetool.comparison.relations import (
+    CHANGED,
+    CONVERTED,
+    IDENTICAL,
+    PERMUTED,
+    ROWS_SCALED,
+    SCALED,
+    Relation,
+    RowFit,
+)
 
 TORCH = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 FACTOR = 1.4591290795886054  # YaRN's attention factor at 8x, squared

@@ -12,9 +12,10 @@ import configs
 import pytest
 
 from ropetool import families, runtimes
+from ropetool.checkpoint.views import HfView
 from ropetool.errors import UnknownRuntime
-from ropetool.runtimes import HfView, Refuses
-from ropetool.spec import LayerRope, RopeSet
+from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes import Refuses
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LISTS = {"short_factor": [1.0] * 16, "long_factor": [1.0 + i for i in range(16)]}

@@ -15,12 +15,13 @@ import pytest
 from making import run, write_config
 
 import ropetool
-from ropetool import families, inspection, runtimes
+from ropetool import families, runtimes
+from ropetool.checkpoint.views import HfView
 from ropetool.errors import LossyExport, UnknownRuntime
 from ropetool.report.inspected import inspection_json
-from ropetool.runtimes import HfView, NotKnown, Refuses
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import NotKnown, Refuses, inspection
 from ropetool.runtimes.base import Releases, numbers
-from ropetool.spec import RopeSet
 
 YARN = peers.YARN
 ENGINES = ("vllm", "sglang", "mlx-lm", "exllamav3")
@@ -214,7 +215,7 @@ def test_a_runtime_that_is_not_known_is_said_so(tmp_path: Path) -> None:
 # --- plans
 
 
-def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) -> ropetool.planning.Plan:
+def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) -> ropetool.plans.search.Plan:
     path = tmp_path / family
     if not path.exists():
         data = peers.config(family, "v4", None)
@@ -224,7 +225,7 @@ def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) 
     return ropetool.plan(path, method, factor=4, for_runtimes=list(asked), **options)
 
 
-def kept(made: ropetool.planning.Plan) -> list[str]:
+def kept(made: ropetool.plans.search.Plan) -> list[str]:
     return [candidate.name for candidate in made.candidates if not candidate.rejected]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ropetool.errors import InvalidRope
-from ropetool.methods.dynamic import dynamic_table
-from ropetool.spec import LayerRope, Regime, RopeSet, RopeTable, Temperature, is_number
+from ropetool.rope.formulas import dynamic_table
+from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable, Temperature, is_number
 
 TABLE = np.array([1.0, 0.1, 0.01, 0.0])
 

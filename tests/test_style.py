@@ -10,9 +10,9 @@ import configs
 import pytest
 
 from ropetool import families
+from ropetool.checkpoint.style import RopeKeys, edits, read
 from ropetool.errors import AmbiguousRope, InvalidRope
-from ropetool.formats.hf import apply_edits
-from ropetool.formats.hf.style import RopeKeys, edits, read
+from ropetool.files.hf import apply_edits
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}

@@ -16,9 +16,10 @@ from making import config_of, run, write_config
 from safetensors.numpy import save_file
 
 import ropetool
-from ropetool import families, inspection
+from ropetool import families
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS
+from ropetool.runtimes import inspection
 
 PLACES = {"llava": "text_config", "internvl_chat": "llm_config"}
 VICUNA = {  # the whole text_config of llava-hf/llava-1.5-7b-hf

@@ -28,7 +28,7 @@ from torturing.scenes import SCENES, Files, Stage
 
 import ropetool.cli
 from ropetool.errors import CorruptFile
-from ropetool.formats.hf import jsontext
+from ropetool.files.hf import jsontext
 
 DIRECTORY, PARTS, FILE = "extend, links", "extend over older GGUF parts", "extend a GGUF file"
 

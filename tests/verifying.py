@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ropetool.verification import texts
-from ropetool.verification.llama_runner import LlamaRunner
+from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Scores, ignore
-from ropetool.verification.torch_runner import TorchRunner
 
 
 def cut_texts(patch: pytest.MonkeyPatch, folder: Path, characters: int) -> None:

@@ -135,14 +135,14 @@ def _outcome(arguments: list[str]) -> int:
 
 def local_source(source: str) -> Path:
     """Return where the source lies on this disk; one on the hub is downloaded, with bars where stderr is a terminal."""
-    from ropetool.formats.hub import local
+    from ropetool.files.hub import local
 
     return local(source, bars=sys.stderr.isatty())
 
 
 def config_alone(source: str) -> Path | None:
     """Return where the config of a checkpoint on the hub lies, without its weights; None for any other source."""
-    from ropetool.formats.hub import config_folder, hub_id
+    from ropetool.files.hub import config_folder, hub_id
 
     asked = hub_id(source)
     return None if asked is None else config_folder(asked)

@@ -10,8 +10,8 @@ import click
 from ropetool.cli import command_line, local_source, notes, print_json, show
 
 if TYPE_CHECKING:
-    from ropetool.applying import Applied
-    from ropetool.plans import Plan
+    from ropetool.plans.applying import Applied
+    from ropetool.plans.plan import Plan
 
 
 @click.command("apply")
@@ -36,7 +36,7 @@ def apply_command(
     ropetool extend model --method yarn --factor 8 --dry-run --plan-out plan.json
     ropetool apply model plan.json
     """
-    from ropetool.plans import Plan
+    from ropetool.plans.plan import Plan
     from ropetool.report.planned import applied_json, applied_text
 
     plan, path = Plan.read(plan_file), local_source(source)
@@ -51,8 +51,8 @@ def apply_command(
 
 def applied(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, sidecars: bool = True) -> Applied:
     """Write the planned output, and show how far it is."""
-    from ropetool.applying import apply
     from ropetool.cli.progress import BYTES, bar
+    from ropetool.plans.applying import apply
 
     with bar(BYTES) as shown:
         return apply(

@@ -78,9 +78,9 @@ def bake_command(
     ropetool bake model pair-gain --gain gains.json --side q
     ropetool bake model-yarn-8x.gguf shift-safe
     """
-    from ropetool.bake_plans import make_bake
     from ropetool.cli.apply import applied
     from ropetool.cli.extend import list_value, written_beside
+    from ropetool.plans.bakes import make_bake
     from ropetool.report.baked import check_possible, checks_of, checks_text
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 

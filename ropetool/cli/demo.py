@@ -14,7 +14,7 @@ from ropetool.cli import notes, show
 from ropetool.escaping import command, escaped
 
 if TYPE_CHECKING:
-    from ropetool.results import VerifyResult
+    from ropetool.verification.results import VerifyResult
 
 LENGTHS = [256, 512, 1024, 2048]
 PASSAGE_TOKENS = 1500
@@ -62,8 +62,8 @@ def _new_folder(directory: str) -> Path:
 
 
 def _extend(source: Path) -> Path:
-    from ropetool.applying import apply
-    from ropetool.planning import make_plan
+    from ropetool.plans.applying import apply
+    from ropetool.plans.search import make_plan
     from ropetool.report.planned import applied_text
 
     plan = make_plan(source, "yarn", factor=8)
@@ -98,7 +98,7 @@ def _export(target: Path) -> None:
 
 def _parity(target: Path, exported: Path) -> str:
     from ropetool.errors import MissingDependency
-    from ropetool.verification.parity import logit_parity
+    from ropetool.verification.measures.parity import logit_parity
     from ropetool.verification.texts import embedded_documents
 
     try:

@@ -10,7 +10,7 @@ import click
 from ropetool.cli import command_line, local_source, notes, print_json, show
 
 if TYPE_CHECKING:
-    from ropetool.exporting import Exported
+    from ropetool.gguf_export import Exported
 
 
 @click.command("export")
@@ -89,7 +89,7 @@ def export_command(
 def exported(source: Path, output: Path | None, *, command: str | None = None, **choices: Any) -> Exported:
     """Write a checkpoint as a GGUF file with these options of the command, and show how far it is."""
     from ropetool.cli.progress import BYTES, bar
-    from ropetool.exporting import COMPARING_LOGITS, export_checkpoint
+    from ropetool.gguf_export import COMPARING_LOGITS, export_checkpoint
 
     command = command_line() if command is None else command
     with bar(BYTES) as shown:

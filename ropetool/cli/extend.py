@@ -17,8 +17,8 @@ from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
-    from ropetool.plans import Plan
-    from ropetool.results import VerifyResult
+    from ropetool.plans.plan import Plan
+    from ropetool.verification.results import VerifyResult
 
 LIST_FILE_BYTES = 4 << 20
 
@@ -121,9 +121,9 @@ def extend_command(
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.cli.apply import applied
-    from ropetool.hosts import CONFIG_ONLY
-    from ropetool.planning import make_plan
-    from ropetool.report.flags import flag_lines
+    from ropetool.plans.flags import flag_lines
+    from ropetool.plans.hosts import CONFIG_ONLY
+    from ropetool.plans.search import make_plan
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
     chain = _Chain.of(options, dry_run)
@@ -205,7 +205,7 @@ class _Chain:
 
     def check_source(self, source: Path) -> None:
         """Refuse to export what is a GGUF file already."""
-        from ropetool.inspection import is_gguf
+        from ropetool.checkpoint.opening import is_gguf
 
         if self.export is not None and is_gguf(source):
             raise ConfigError(
@@ -217,8 +217,8 @@ class _Chain:
         """Refuse a file that may not be written, before the output is."""
         if self.export is None:
             return
-        from ropetool.exporting import files
-        from ropetool.exporting.splitting import Limits
+        from ropetool.gguf_export import files
+        from ropetool.gguf_export.splitting import Limits
 
         where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
         if output == file or output in file.parents:
@@ -233,7 +233,7 @@ class _Chain:
     def run(self, output: Path, as_json: bool) -> tuple[int, dict[str, Any]]:
         """Return the exit code, and what --json prints of the verification and the export."""
         if self.export is not None:
-            from ropetool.exporting import check_export
+            from ropetool.gguf_export import check_export
 
             check_export(output, self.export, force=self.force, sidecars=self.sidecars)  # a verification may take hours
         found: dict[str, Any] = {}
@@ -303,7 +303,7 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
 
 def list_value(name: str, value: str, option: str = "") -> Any:
     """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
-    from ropetool.formats.hf import parse_object
+    from ropetool.files.hf import parse_object
 
     where = f"{option or f'-p {name}'} {value if len(value) <= 200 else value[:60] + '...'}"
     text = value if value.lstrip().startswith("[") else _small_text(where, value)

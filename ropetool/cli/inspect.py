@@ -27,8 +27,8 @@ def inspect_command(source: str, target_length: int | None, as_json: bool) -> No
     ropetool inspect model --target-length 131072
     ropetool inspect Qwen/Qwen3-8B
     """
-    from ropetool import inspection
     from ropetool.report.inspected import inspection_json, inspection_text
+    from ropetool.runtimes import inspection
 
     found = inspection.inspect(source)
     if as_json:

@@ -28,8 +28,8 @@ def _without_option(command: str) -> Iterator[None]:
 @as_json_option
 def methods_command(name: str | None, as_json: bool) -> None:
     """List the methods, or explain one."""
-    from ropetool import methods
     from ropetool.report.lists import listed, method_json, method_text, overview
+    from ropetool.rope import methods
 
     with _without_option("methods"):
         chosen = [methods.get(n) for n in (methods.names() if name is None else [name])]

@@ -93,11 +93,11 @@ class Name(_Type):
 
 
 def stated_names(folder: str) -> list[str]:
-    """Return the names that the modules of a folder of the package state, as its discovery finds them."""
-    texts = (path.read_text(encoding="utf-8") for path in (_PACKAGE / folder).glob("*.py"))
+    """Return the names that the modules of a folder of the package and its folders state, as its discovery finds them."""
+    texts = (path.read_text(encoding="utf-8") for path in (_PACKAGE / folder).rglob("*.py"))
     return sorted(found for text in texts for found in re.findall(r'^NAME = "(.+)"$', text, re.MULTILINE))
 
 
-METHOD = Name(lambda: stated_names("methods"))
+METHOD = Name(lambda: stated_names("rope/methods"))
 RUNTIME = Name(lambda: stated_names("runtimes"))
 FAMILY = Name(lambda: sorted(path.stem for path in (_PACKAGE / "families").glob("*.json")))

@@ -12,7 +12,7 @@ from ropetool.cli.options import Lengths
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
-    from ropetool.results import VerifyResult
+    from ropetool.verification.results import VerifyResult
 
 
 @click.command("verify", context_settings={"allow_extra_args": True})
@@ -93,7 +93,7 @@ def verify_command(target: str, as_json: bool, **options: Any) -> int:
 
 def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> VerifyResult:
     """Verify, print the result and its notes, write the report asked for, and return the result."""
-    from ropetool.verification import parallel
+    from ropetool.verification.runners import parallel
 
     together = parallel.size() > 1
     if together:
@@ -122,12 +122,12 @@ def measured(
     again: what goes on after an interruption; empty where nothing does.
     """
     from ropetool.cli.progress import bar
-    from ropetool.inspection import inspect
+    from ropetool.plans.serving import serving_lines
     from ropetool.report.html import check_folder, write_report
-    from ropetool.serving import serving_lines
-    from ropetool.verification import parallel
+    from ropetool.runtimes.inspection import inspect
     from ropetool.verification.checkpoints import verify_checkpoint
     from ropetool.verification.gate import Limits
+    from ropetool.verification.runners import parallel
 
     report, force = options.pop("report", None), options.pop("force", False)
     if report is not None:

@@ -16,11 +16,7 @@ from ropetool.comparison import facts, scores
 from ropetool.comparison.orders import Keys, permuted, row_keys
 from ropetool.comparison.pairing import Pair, pairs
 from ropetool.comparison.reading import Matrix, differing_bytes, same_bytes
-from ropetool.comparison.sides import Opened, opened
-from ropetool.diffs import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Side, TensorDiff
-from ropetool.formats import hub
-from ropetool.formats.counting import nobody
-from ropetool.relations import (
+from ropetool.comparison.relations import (
     CHANGED,
     CONVERTED,
     IDENTICAL,
@@ -31,6 +27,10 @@ from ropetool.relations import (
     Relation,
     RowFit,
 )
+from ropetool.comparison.results import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Side, TensorDiff
+from ropetool.comparison.sides import Opened, opened
+from ropetool.files import hub
+from ropetool.files.counting import nobody
 
 Progress = Callable[[str, int, int], None]  # the tensor, the bytes of A done, those of all its tensors
 

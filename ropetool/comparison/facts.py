@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ropetool import inspection, runtimes
+from ropetool import runtimes
+from ropetool.checkpoint.identity import settings_of_config, settings_of_gguf
+from ropetool.comparison.results import Fact
 from ropetool.comparison.sides import Opened
-from ropetool.diffs import Fact
-from ropetool.formats.gguf import Value
-from ropetool.formats.hf.jsontext import shown
-from ropetool.identity import settings_of_config, settings_of_gguf
-from ropetool.spec import LayerRope, RopeSet, Temperature
+from ropetool.files.gguf import Value
+from ropetool.files.hf.jsontext import shown
+from ropetool.rope.tables import LayerRope, RopeSet, Temperature
+from ropetool.runtimes import inspection
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.relations import PERMUTED, Ints, Relation, stretches
-from ropetool.rope import half_to_interleaved, interleaved_to_half
+from ropetool.comparison.relations import PERMUTED, Ints, Relation, stretches
+from ropetool.rope.arithmetic import half_to_interleaved, interleaved_to_half
 
 Keys = npt.NDArray[np.uint64]
 

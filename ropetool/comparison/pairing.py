@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ropetool.baking.operations import layout_edits
-from ropetool.baking.sites import View, by_stage, layers
 from ropetool.comparison.reading import Matrix
+from ropetool.comparison.relations import Ints
 from ropetool.comparison.sides import Opened
 from ropetool.errors import RopetoolError
 from ropetool.families.rows import K, Q
-from ropetool.relations import Ints
-from ropetool.spec import RopeSet
+from ropetool.rope.tables import RopeSet
+from ropetool.weights.fold_targets import View, by_stage, layers
+from ropetool.weights.operations import layout_edits
 
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
 _TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

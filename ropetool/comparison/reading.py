@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ropetool.checkpoint.tensor_bytes import Stored
+from ropetool.comparison.relations import Ints
 from ropetool.errors import CorruptFile
-from ropetool.formats import dtypes
-from ropetool.formats.regular import open_regular
-from ropetool.relations import Ints
-from ropetool.spec import Array
-from ropetool.verification.tensor_bytes import Stored
+from ropetool.files import dtypes
+from ropetool.files.regular import open_regular
+from ropetool.rope.tables import Array
 
 CHUNK = 2**16  # numbers held as float64 at a time, of which a comparison makes about twenty copies
 BUFFER = 2**20  # bytes of either file compared at a time

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ropetool.baking.sites import Place, View, layers, places
+from ropetool.comparison.relations import CONVERTED, IDENTICAL, PERMUTED, ROWS_SCALED, SCALED, Relation
+from ropetool.comparison.results import NetScore, TensorDiff
 from ropetool.comparison.sides import Opened
-from ropetool.diffs import NetScore, TensorDiff
 from ropetool.errors import RopetoolError
 from ropetool.families import Stage
 from ropetool.families.rows import K, Q
-from ropetool.relations import CONVERTED, IDENTICAL, PERMUTED, ROWS_SCALED, SCALED, Relation
-from ropetool.spec import Array, LayerRope, RopeSet
+from ropetool.rope.tables import Array, LayerRope, RopeSet
+from ropetool.weights.fold_targets import Place, View, layers, places
 
 ROTARY, PLAIN = "rotary", "plain"
 SAME = 1e-5  # relative; bounds of a factor seen through bfloat16 in a whole model are narrower

@@ -10,15 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import inspection, names, runtimes
-from ropetool.baking.bakes import view_of
-from ropetool.baking.gguf_sites import gguf_view
-from ropetool.baking.sites import View
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.opening import is_gguf
+from ropetool.checkpoint.tensor_bytes import Stored, stored_tensors
+from ropetool.checkpoint.views import GgufView
 from ropetool.errors import RopetoolError
-from ropetool.formats.gguf import Value, read_shards
-from ropetool.formats.hf import Checkpoint, open_checkpoint, style
-from ropetool.inspection import Inspection, RuntimeReading
-from ropetool.verification.tensor_bytes import Stored, stored_tensors
+from ropetool.files.gguf import Value, read_shards
+from ropetool.files.hf import Checkpoint, open_checkpoint
+from ropetool.runtimes import inspection
+from ropetool.runtimes.inspection import Inspection, RuntimeReading
+from ropetool.weights.bakes import view_of
+from ropetool.weights.fold_targets import View
+from ropetool.weights.gguf_fold_targets import gguf_view
 
 HF, GGUF = "hf", "gguf"
 
@@ -57,11 +61,11 @@ def opened(path: Path) -> Opened:
 
     Raises: CheckpointError for what is none and for broken files, ConfigError for broken values of a known family.
     """
-    return _opened_gguf(path) if inspection.is_gguf(path) else _opened_directory(path)
+    return _opened_gguf(path) if is_gguf(path) else _opened_directory(path)
 
 
 def _opened_gguf(path: Path) -> Opened:
-    model = runtimes.GgufView.of(read_shards(path))
+    model = GgufView.of(read_shards(path))
     tensors = stored_tensors(path)
     why = "" if tensors else "holds no tensors"
     return Opened(

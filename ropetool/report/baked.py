@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool import families
-from ropetool.baking import LayerCheck, View, check_scores, reader, view_of
-from ropetool.baking.checking import Reader
-from ropetool.baking.gguf_sites import gguf_view
-from ropetool.baking.gguf_writing import gguf_reader
+from ropetool.checkpoint.views import GgufView
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
-from ropetool.formats.gguf import read_shards
-from ropetool.formats.hf import headers, open_checkpoint
-from ropetool.plans import Plan
+from ropetool.files.gguf import read_shards
+from ropetool.files.hf import headers, open_checkpoint
+from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
-from ropetool.runtimes import GgufView
-from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.weights import LayerCheck, View, check_scores, reader, view_of
+from ropetool.weights.checking import Reader
+from ropetool.weights.gguf_fold_targets import gguf_view
+from ropetool.weights.gguf_writing import gguf_reader
 
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ropetool.report import drawing
-from ropetool.results import DivergenceResult, FarResult, PositionResult, RetrievalResult, VerifyResult
+from ropetool.verification.results import DivergenceResult, FarResult, PositionResult, RetrievalResult, VerifyResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

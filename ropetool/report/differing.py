@@ -9,10 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ropetool.diffs import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Fact, NetScore, Side, TensorDiff
+from ropetool.comparison.relations import (
+    CHANGED,
+    CONVERTED,
+    IDENTICAL,
+    PERMUTED,
+    REQUANTISED,
+    SCALED,
+    Relation,
+    Scale,
+)
+from ropetool.comparison.results import ONLY_IN_A, ONLY_IN_B, SKIPPED, Diff, Fact, NetScore, Side, TensorDiff
 from ropetool.escaping import escaped
-from ropetool.formats.hf.jsontext import shown
-from ropetool.relations import CHANGED, CONVERTED, IDENTICAL, PERMUTED, REQUANTISED, SCALED, Relation, Scale
+from ropetool.files.hf.jsontext import shown
 from ropetool.report.layout import columns
 
 DIFFERS = "differs"

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from ropetool.report.tables import exact
-from ropetool.results import Estimate
+from ropetool.verification.results import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

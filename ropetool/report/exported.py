@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ropetool.escaping import escaped
 from ropetool.report.layout import columns, serving_text, sidecar_rows
-from ropetool.results import NOT_RUN, Check
+from ropetool.verification.results import NOT_RUN, Check
 
 SCHEMA = 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ropetool.report.tables import TONES, Cell, Section, Table, exact, row
-from ropetool.results import Check, VerifyResult
+from ropetool.verification.results import Check, VerifyResult
 
 
 def gate_section(result: VerifyResult) -> Section:

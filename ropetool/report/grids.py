@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropetool.report.tables import Cell, Section, Table, exact, half_width, number, row
-from ropetool.results import DivergenceResult, DivergenceSpan, RetrievalCell, RetrievalResult
+from ropetool.verification.results import DivergenceResult, DivergenceSpan, RetrievalCell, RetrievalResult
 
 EXPLAINED = (
     ("depth", "where the key stands, 0.00 at the front and 1.00 at the end; columns: tokens of context"),

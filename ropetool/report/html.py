@@ -13,15 +13,15 @@ from typing import Any
 
 from ropetool import __version__
 from ropetool.errors import MissingDependency, OutputError
-from ropetool.formats.output import Rule, check_output, output_error
-from ropetool.formats.transaction import staged
+from ropetool.files.output import Rule, check_output, output_error
+from ropetool.files.transaction import staged
 from ropetool.report import charts, drawing
 from ropetool.report.gate import gate_section, verdict_sentence
 from ropetool.report.grids import bands_section
 from ropetool.report.sections import sections
 from ropetool.report.tables import TONES, Section
 from ropetool.report.verified import title
-from ropetool.results import VerifyResult
+from ropetool.verification.results import VerifyResult
 
 PAGE = "index.html"
 GENERATOR = "ropetool verify"

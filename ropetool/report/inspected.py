@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ropetool import names, rope, runtimes
+from ropetool import names, runtimes
 from ropetool.escaping import escaped
-from ropetool.inspection import Inspection, RuntimeReading
-from ropetool.plans import BAKE
-from ropetool.readings import CURRENT, ORIGINAL, UNSCALED, Step, Wish, steps
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step, Wish, steps
+from ropetool.plans.plan import BAKE
 from ropetool.report.layout import columns
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.spec import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
+from ropetool.runtimes.inspection import Inspection, RuntimeReading
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 SCHEMA = 1
 AGREES = "as above"
@@ -154,18 +155,18 @@ def _bands_text(
     `extended` is the table that a sequence of the target's length is rotated by.
     """
     length, known = measure.length, measure.what != STATED
-    passed, at_target = rope.turns(inv_freq, length), rope.turns(extended, target)
+    passed, at_target = arithmetic.turns(inv_freq, length), arithmetic.turns(extended, target)
     # The arc that a slow pair has seen is that of the unscaled table in the length before the scaling.
     if entry.rope_theta and known:
-        passed = rope.turns(rope.base_inv_freq(entry.rope_theta, entry.rotary_dim), length)
+        passed = arithmetic.turns(arithmetic.base_inv_freq(entry.rope_theta, entry.rotary_dim), length)
     over = int(np.sum((passed < 1) & (at_target > passed * (1 + 1e-9))))
-    near, middle, far = rope.bands(inv_freq, length)
+    near, middle, far = arithmetic.bands(inv_freq, length)
     arc = "the arc seen in training" if measure.what == TRAINED else f"the arc of the unscaled table in {length} tokens"
     arc = arc if known else f"the arc of {length} tokens"
     seen = "seen" if known else "passed"
     rows = [
         ("turns", "pairs", f"at {target} tokens"),
-        (f"over {rope.NEAR_TURNS:g}", str(near), f"every angle {seen} many times: any length is safe"),
+        (f"over {arithmetic.NEAR_TURNS:g}", str(near), f"every angle {seen} many times: any length is safe"),
         ("1 to 32", str(middle), f"every angle {seen}"),
         ("under 1", str(far), f"{over} pairs pass {arc}" if over else f"stays inside {arc}"),
     ]
@@ -292,8 +293,8 @@ def _entry_json(entry: LayerRope, decoded: RopeSet, found: Inspection) -> dict[s
             for r in entry.table.regimes
         ],
         "inv_freq": last.tolist(),
-        "wavelength": [w if math.isfinite(w) else None for w in rope.wavelengths(last).tolist()],
-        "turns": rope.turns(last, length).tolist(),
+        "wavelength": [w if math.isfinite(w) else None for w in arithmetic.wavelengths(last).tolist()],
+        "turns": arithmetic.turns(last, length).tolist(),
     }
 
 

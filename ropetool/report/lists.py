@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ropetool.families import Family
-from ropetool.methods import Method
 from ropetool.report.layout import columns
+from ropetool.rope.methods import Method
 from ropetool.runtimes import Runtime
 
 SCHEMA = 1

@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ropetool.encodings import METADATA, TENSORS, FileEdit
+from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.escaping import escaped, number
-from ropetool.formats.hf import ABSENT
-from ropetool.plans import BAKE, Plan
-from ropetool.readings import CURRENT, ORIGINAL, UNSCALED
+from ropetool.files.hf import ABSENT
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED
+from ropetool.plans.plan import BAKE, Plan
+from ropetool.plans.serving import NO_FLAG
 from ropetool.report.layout import columns, serving_text, sidecar_rows
-from ropetool.serving import NO_FLAG
 
 if TYPE_CHECKING:
-    from ropetool.applying import Applied
+    from ropetool.plans.applying import Applied
 
 SCHEMA = 1  # of what is printed; a plan has one of its own
 _SHARED = {

@@ -19,7 +19,7 @@ from ropetool.report.tables import (
     with_interval,
     yes_no,
 )
-from ropetool.results import FarResult, PositionResult, ProtocolResult, VerifyResult
+from ropetool.verification.results import FarResult, PositionResult, ProtocolResult, VerifyResult
 
 
 def sections(result: VerifyResult) -> Iterator[Section]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ropetool.results import Estimate
+from ropetool.verification.results import Estimate
 
 NONE = "-"
 GOOD, BAD, WARN = "good", "bad", "warn"

@@ -16,7 +16,7 @@ from ropetool.report.gate import gate_section, verdict_sentence
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
 from ropetool.report.sections import sections
 from ropetool.report.tables import BAD, GOOD, TONES, WARN, Section, Table
-from ropetool.results import VerifyResult
+from ropetool.verification.results import VerifyResult
 
 WIDTH = 120
 TARGET, BASELINE = "●", "○"

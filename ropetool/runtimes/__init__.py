@@ -15,12 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from ropetool.errors import UnknownRuntime, did_you_mean
-from ropetool.runtimes.base import GgufView, HfView, NotHeld, NotKnown, Refuses, Releases
-from ropetool.spec import RopeSet
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, Releases
 
 __all__ = [
-    "GgufView",
-    "HfView",
     "NotHeld",
     "NotKnown",
     "Refuses",

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ropetool import names, rope
-from ropetool.formats.hf import style
-from ropetool.methods.base import Source, blend, kept_share_by_dims, kept_share_by_turns
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.views import HfView
+from ropetool.rope import arithmetic
+from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import HfView, Refuses
-from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+from ropetool.runtimes.base import Refuses
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
@@ -95,7 +97,7 @@ def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> f
 
 def base_table(keys: Mapping[str, Any], rotary_dim: int) -> Array:
     """Return the table before any scaling."""
-    return rope.base_inv_freq(float(keys[names.ROPE_THETA]), rotary_dim)
+    return arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), rotary_dim)
 
 
 def yarn_inv_freq(keys: Mapping[str, Any], base: Array, factor: float, length: int, *, truncate: bool = True) -> Array:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from ropetool import names
+from ropetool.checkpoint.views import HfView
+from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
-from ropetool.runtimes.base import HfView, NotKnown, Refuses
+from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.runtimes.hf_formulas import mscale_of
-from ropetool.spec import Array, LayerRope, RopeSet, RopeTable, is_number
 
 NAME = "exllamav3"
 FORMATS = ("hf",)

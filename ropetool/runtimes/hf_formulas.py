@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ropetool import names, rope
+from ropetool import names
 from ropetool.families import Family
-from ropetool.methods.base import Source, blend, kept_share_by_dims, kept_share_by_turns, logn_factor
-from ropetool.methods.dynamic import dynamic_table
+from ropetool.rope import arithmetic
+from ropetool.rope.formulas import Source, blend, dynamic_table, kept_share_by_dims, kept_share_by_turns, logn_factor
+from ropetool.rope.tables import LayerRope, Regime, RopeTable, Temperature, is_number
 from ropetool.runtimes.base import NotKnown, Refuses
-from ropetool.spec import LayerRope, Regime, RopeTable, Temperature, is_number
 
 NEEDS = {
     "linear": (names.FACTOR,),
@@ -94,7 +94,7 @@ def table(r: Resolved) -> RopeTable:
 
     Raises: Refuses where transformers would stop.
     """
-    base = rope.base_inv_freq(r.rope_theta, r.rotary_dim)
+    base = arithmetic.base_inv_freq(r.rope_theta, r.rotary_dim)
     source = Source(base, r.length, r.rope_theta)
     if r.rope_type == "default":
         return RopeTable.fixed(base)

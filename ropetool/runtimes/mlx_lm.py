@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool import names
-from ropetool.methods.dynamic import dynamic_table
+from ropetool.checkpoint.views import HfView
+from ropetool.rope.formulas import dynamic_table
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
-from ropetool.runtimes.base import HfView, NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
 from ropetool.runtimes.hf_formulas import mscale_of
-from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable
 
 NAME = "mlx-lm"
 FORMATS = ("hf",)

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.views import HfView
 from ropetool.families import Family
-from ropetool.formats.hf import style
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import HfView, NotKnown, Refuses
-from ropetool.spec import RopeSet
+from ropetool.runtimes.base import NotKnown, Refuses
 
 NAME = "transformers"
 FORMATS = ("hf",)

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from ropetool import names
+from ropetool.checkpoint.views import HfView
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
-from ropetool.runtimes.base import HfView, NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
 from ropetool.runtimes.hf_formulas import mscale_of
-from ropetool.spec import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 
 NAME = "vllm"
 FORMATS = ("hf",)

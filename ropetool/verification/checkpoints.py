@@ -12,26 +12,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ropetool import __version__, certificate, inspection, names, provenance, publishing
-from ropetool.certificate import Certificate
+from ropetool import __version__, names
+from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint.certificate import Certificate
+from ropetool.checkpoint.opening import first_file, is_gguf
 from ropetool.errors import ConfigError
-from ropetool.formats import hub
-from ropetool.formats.gguf import read_shards
-from ropetool.formats.hf import open_checkpoint
-from ropetool.inspection import Inspection, is_gguf
-from ropetool.plans import BAKE
-from ropetool.results import VerifyResult
-from ropetool.verification import catalogue, parallel, suites
+from ropetool.files import hub
+from ropetool.files.gguf import read_shards
+from ropetool.files.hf import open_checkpoint
+from ropetool.plans import model_card
+from ropetool.plans.plan import BAKE
+from ropetool.runtimes import inspection
+from ropetool.runtimes.inspection import Inspection
+from ropetool.verification import catalogue, suites
 from ropetool.verification.gate import KL, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
-from ropetool.verification.llama_runner import LlamaRunner
-from ropetool.verification.readback import read_back, same_tables
-from ropetool.verification.rotary import check_rotation
+from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.readback.comparing import read_back, same_tables
+from ropetool.verification.results import VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
+from ropetool.verification.runners import parallel
+from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, default_documents, fingerprint, read_documents
-from ropetool.verification.torch_runner import TorchRunner
 
 Wrap = Callable[[Runner, str], Runner]
 UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
@@ -68,14 +73,14 @@ def verify_checkpoint(
 
     Raises: CheckpointError, ConfigError.
     """
-    target = inspection.first_file(hub.local(target))
+    target = first_file(hub.local(target))
     chosen = suites.choose(suite, measures, segments)
     place = None if certificate_file is None else Path(certificate_file)
     if place is not None:
         certificate.check_place(target, place)
     notes: list[str] = []
-    original = inspection.first_file(hub.local(baseline)) if baseline is not None else _unchanged_source(target, notes)
-    other = inspection.first_file(hub.local(against)) if against is not None else None
+    original = first_file(hub.local(baseline)) if baseline is not None else _unchanged_source(target, notes)
+    other = first_file(hub.local(against)) if against is not None else None
     found = inspection.inspect(target)
     context, trained = _lengths_of(found, target)
     if original is not None:
@@ -197,7 +202,7 @@ def _certified(
         checks=tuple(vars(check) for check in result.checks),
         text_fingerprint=result.text_fingerprint,
         versions=versions,
-        command=publishing.portable(command),
+        command=model_card.portable(command),
         made=certificate.now(),
         fingerprint=marked,
         full_hash=marked.startswith("sha256:"),
@@ -212,7 +217,7 @@ def _certified(
         return replace(result, certificate=state, notes=(*result.notes, kept))
     written = certificate.write(target, found, place)
     if written is not None and place is None:
-        publishing.refresh(target, found.to_json())
+        model_card.refresh(target, found.to_json())
     if written is None:
         return result
     state = {"file": str(written), "written": True, "kept": ""}

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropetool.errors import ConfigError
-from ropetool.results import (
+from ropetool.verification.measures.retrieval import count_at, score_within
+from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
     NOT_RUN,
@@ -21,7 +22,6 @@ from ropetool.results import (
     LengthResult,
     RetrievalResult,
 )  # fmt: skip
-from ropetool.verification.retrieval import count_at, score_within
 from ropetool.verification.statistics import wilson
 
 KL = "KL"

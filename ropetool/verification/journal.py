@@ -16,8 +16,8 @@ from typing import IO, TypeVar
 import numpy as np
 
 from ropetool import machine
-from ropetool.formats.hidden import is_open_as
-from ropetool.spec import Array
+from ropetool.files.hidden import is_open_as
+from ropetool.rope.tables import Array
 from ropetool.verification.scoring import Done, Predictions, Runner, Scores, Wrapped, ignore
 
 Found = TypeVar("Found")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropetool import families, names
 from ropetool.errors import ConfigError
-from ropetool.plans import Plan
+from ropetool.plans.plan import Plan
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -14,24 +14,24 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ropetool.errors import ConfigError
-from ropetool.formats import hub
-from ropetool.formats.counting import nobody
-from ropetool.results import Check, DivergenceResult, VerifyResult
+from ropetool.files import hub
+from ropetool.files.counting import nobody
 from ropetool.verification import estimate, gate, suites
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.divergence import diverge, divergence_rows
 from ropetool.verification.gate import Limits
-from ropetool.verification.loss import LastSegment, prepare_last_segment
-from ropetool.verification.position import prepare_position
-from ropetool.verification.protocols import PROTOCOLS
-from ropetool.verification.protocols import prepare as prepare_protocol
-from ropetool.verification.repeats import prepare_far
-from ropetool.verification.retrieval import prepare_retrieval
+from ropetool.verification.measures.divergence import diverge, divergence_rows
+from ropetool.verification.measures.loss import LastSegment, prepare_last_segment
+from ropetool.verification.measures.position import prepare_position
+from ropetool.verification.measures.protocols import PROTOCOLS
+from ropetool.verification.measures.protocols import prepare as prepare_protocol
+from ropetool.verification.measures.repeats import prepare_far
+from ropetool.verification.measures.retrieval import prepare_retrieval
+from ropetool.verification.measures.segments import MIN_SEGMENTS
+from ropetool.verification.results import Check, DivergenceResult, VerifyResult
+from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner
-from ropetool.verification.segments import MIN_SEGMENTS
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
-from ropetool.verification.torch_runner import TorchRunner
 
 MIN_LENGTH = 8
 AGAINST = "against"

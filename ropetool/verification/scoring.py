@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.spec import Array
+from ropetool.rope.tables import Array
 
 PIECE_TOKENS = 512  # positions whose logits are held at a time: 0.26 GB in float32 at a vocabulary of 128k
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ropetool.results import Estimate
-from ropetool.spec import Array
+from ropetool.rope.tables import Array
+from ropetool.verification.results import Estimate
 
 CONFIDENCE = 0.95
 NORMAL = 1.959963984540054  # the same for a normal variable

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ropetool.errors import ConfigError, did_you_mean
-from ropetool.verification.protocols import PROTOCOLS
+from ropetool.verification.measures.protocols import PROTOCOLS
 
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
 MANY_KEYS, VARIABLES = "many-keys", "variables"

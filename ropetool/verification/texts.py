@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from ropetool.errors import CheckpointError, ConfigError
 from ropetool.escaping import command
-from ropetool.formats.regular import open_regular
+from ropetool.files.regular import open_regular
 
 EMBEDDED = Path(__file__).parent.parent / "demo" / "text"
 LONG = Path(__file__).parent.parent / "texts"

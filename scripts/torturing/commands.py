@@ -63,9 +63,11 @@ def load() -> None:
     import gguf  # noqa: F401
     import numpy as np  # noqa: F401
 
-    from ropetool import applying, bake_plans, exporting, hosts, planning  # noqa: F401
+    from ropetool import gguf_export  # noqa: F401
     from ropetool.cli import apply, bake, export, extend  # noqa: F401
-    from ropetool.report import baked, exported, flags, planned  # noqa: F401
+    from ropetool.plans import (
+        flags,  # noqa: F401
+    )
 
     gc.collect()
     gc.freeze()  # so that a child's collector does not touch, and thereby copy, the parent's pages

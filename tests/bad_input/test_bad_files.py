@@ -15,7 +15,7 @@ import configs
 import pytest
 from making import refused, run, safetensors, snapshot
 
-from ropetool.formats.parts import conversion
+from ropetool.files.parts import conversion
 
 BASE = configs.config("llama", "v4")
 EXTEND = ("--method", "yarn", "--factor", "4")

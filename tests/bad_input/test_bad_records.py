@@ -13,8 +13,8 @@ import pytest
 from making import Done, run
 
 import ropetool
-from ropetool import certificate
-from ropetool.certificate import Certificate
+from ropetool.checkpoint import certificate
+from ropetool.checkpoint.certificate import Certificate
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 HUGE = 10**400

@@ -25,9 +25,9 @@ from making import Done, run, write_model
 from safetensors.numpy import save_file
 
 import ropetool
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 from ropetool.escaping import escaped, word
-from ropetool.publishing import CARD, MODELFILE
+from ropetool.plans.model_card import CARD, MODELFILE
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 EVIL = "a\n\x1b]8;;x\x07\x1b[31m\u202e[red] [bold]'\"$(touch x) ;`touch y`<script>&|\\"

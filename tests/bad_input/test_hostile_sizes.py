@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from bounds import bounded
 
-from ropetool.formats.hf.checkpoint import MAX_INDEX
-from ropetool.formats.hf.safetensors import MAX_HEADER, MAX_TENSORS
+from ropetool.files.hf.directory import MAX_INDEX
+from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS
 
 EXTEND = ("--method", "yarn", "--factor", "4")
 INDEX = "model.safetensors.index.json"
@@ -163,7 +163,7 @@ MODEL_FILES = {
     ),
 }
 READ_MODEL_FILE = (
-    "import pathlib; from ropetool.exporting import tokenizer_model_file as model; "
+    "import pathlib; from ropetool.gguf_export.tokenizer import model_file as model; "
     "model.read_model_file(pathlib.Path(sys.argv[1]))"
 )
 

@@ -9,9 +9,9 @@ import pytest
 from bounds import bounded
 from exporting import maker
 
-from ropetool.formats.gguf import Value, ValueType
-from ropetool.formats.gguf.tensors import TensorInfo
-from ropetool.formats.gguf.writer import encode_head, encode_info
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.gguf.tensors import TensorInfo
+from ropetool.files.gguf.writer import encode_head, encode_info
 
 N = 3_900_000  # characters; a card has four million bytes at most
 BLANKS, TABS = " " * N, "\t" * N
@@ -38,7 +38,7 @@ CARDS = {
     "ends": "<!-- ropetool -->" + "<!-- /ropetool -->" * (N // 18),
 }
 WITH_STEP = (
-    "import pathlib; from ropetool import publishing as p; card = p.read_card(pathlib.Path(sys.argv[1])); "
+    "import pathlib; from ropetool.plans import model_card as p; card = p.read_card(pathlib.Path(sys.argv[1])); "
     "card = p.with_step(card, 'a step', '', [], base_model='a/b', long=True); p.with_verification(card, None)"
 )
 
@@ -68,7 +68,7 @@ def test_an_importance_matrix_of_many_tensors_is_read_in_linear_time(tmp_path: P
     path = tmp_path / "imatrix.gguf"
     path.write_bytes(head + bytes(-len(head) % 32) + data)
     read = (
-        "import pathlib; from ropetool.exporting.imatrix import read_imatrix as read; "
+        "import pathlib; from ropetool.gguf_export.imatrix import read_imatrix as read; "
         "found = read(pathlib.Path(sys.argv[1])); assert len(found) == 32767 and set(map(float, map(sum, found.values()))) == {1.0}"
     )
     assert bounded(path, program=read) == (0, "")

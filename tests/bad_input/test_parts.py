@@ -15,10 +15,10 @@ import pytest
 from making import run, safetensors, snapshot
 
 import ropetool
-from ropetool import inspection
+from ropetool.checkpoint.views import GgufView
 from ropetool.escaping import words
-from ropetool.formats.gguf import Value, ValueType, read_shards
-from ropetool.runtimes import GgufView
+from ropetool.files.gguf import Value, ValueType, read_shards
+from ropetool.runtimes import inspection
 
 gguf = pytest.importorskip("gguf")
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

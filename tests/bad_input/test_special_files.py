@@ -12,7 +12,7 @@ from bounds import bounded
 from exporting import maker
 
 from ropetool.errors import CorruptFile
-from ropetool.formats.regular import read_regular
+from ropetool.files.regular import read_regular
 
 EXTEND = ("--method", "yarn", "--factor", "4")
 

@@ -17,11 +17,11 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType
 from gguf_models import library
 
-from ropetool.baking import View, gguf_bakes, gguf_sites, gguf_writing
-from ropetool.baking.gguf_bakes import GgufBake
-from ropetool.baking.writing import Baked
-from ropetool.formats.gguf import GgufHeader, read_shards
-from ropetool.runtimes import GgufView
+from ropetool.checkpoint.views import GgufView
+from ropetool.files.gguf import GgufHeader, read_shards
+from ropetool.weights import View, gguf_bakes, gguf_fold_targets, gguf_writing
+from ropetool.weights.gguf_bakes import GgufBake
+from ropetool.weights.writing import Baked
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)
@@ -239,7 +239,7 @@ def quantised(source: Path, target: Path, dtype: str) -> Path:
 def opened(path: Path) -> tuple[tuple[GgufHeader, ...], GgufView, View]:
     headers = read_shards(path)
     model = GgufView.of(headers)
-    return headers, model, gguf_sites.gguf_view(model)
+    return headers, model, gguf_fold_targets.gguf_view(model)
 
 
 def carry_out(bake: GgufBake, source: Path, target: Path, **options: Any) -> Baked:

@@ -19,9 +19,9 @@ import torch
 import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from ropetool import baking, families
-from ropetool.baking import Bake, Baked, View
-from ropetool.formats.hf import Checkpoint, apply_edits, headers, open_checkpoint, read_header
+from ropetool import families, weights
+from ropetool.files.hf import Checkpoint, apply_edits, headers, open_checkpoint, read_header
+from ropetool.weights import Bake, Baked, View
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)
@@ -303,7 +303,7 @@ def rotated_interleaved(model_type: str) -> Iterator[None]:
 
 def view_and_checkpoint(directory: Path) -> tuple[View, Checkpoint]:
     checkpoint = open_checkpoint(directory)
-    return baking.view_of(checkpoint, families.get(checkpoint.config["model_type"])), checkpoint
+    return weights.view_of(checkpoint, families.get(checkpoint.config["model_type"])), checkpoint
 
 
 def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
@@ -311,7 +311,7 @@ def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     checkpoint = open_checkpoint(source)
     found = headers(checkpoint)
     target.mkdir()
-    baked = baking.bake_tensors(bake.tensors, found, target, **options)
+    baked = weights.bake_tensors(bake.tensors, found, target, **options)
     for file in source.iterdir():
         if not (target / file.name).exists():
             shutil.copy(file, target / file.name)

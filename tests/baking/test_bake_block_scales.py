@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ropetool import families
-from ropetool.baking import TensorEdit, View, bake_tensors
-from ropetool.baking.block_scales import on_scales
-from ropetool.baking.operations import gain_edits, layout_edits, score_edits
+from ropetool.checkpoint.views import HfView
 from ropetool.errors import LossyExport, UnsupportedDtype
-from ropetool.formats.hf import read_header
-from ropetool.runtimes import HfView
+from ropetool.files.hf import read_header
 from ropetool.runtimes.transformers import decode
+from ropetool.weights import TensorEdit, View, bake_tensors
+from ropetool.weights.block_scales import on_scales
+from ropetool.weights.operations import gain_edits, layout_edits, score_edits
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 # DeepSeek-V3's own sizes in the rows, narrow in the columns.

@@ -14,10 +14,11 @@ from test_bake_families import bake_of
 from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as neighbours
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as halves
 
-from ropetool import baking, rope
+from ropetool import weights
 from ropetool.errors import UnsupportedDtype
-from ropetool.formats.hf import headers, open_checkpoint
-from ropetool.spec import Array
+from ropetool.files.hf import headers, open_checkpoint
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import Array
 
 
 def drawn(*shape: int) -> Array:
@@ -29,8 +30,8 @@ def drawn(*shape: int) -> Array:
 def test_the_reference_is_torch_s_attention(layout: str, rotary_dim: int) -> None:
     q, k, v = drawn(4, 50, 16), drawn(2, 50, 16), drawn(2, 50, 12)
     positions = np.arange(50) * 7.0
-    inv_freq = rope.base_inv_freq(10000.0, rotary_dim)
-    found = rope.attention(rope.scores(q, k, positions, inv_freq, attention_factor=1.2, layout=layout), v)
+    inv_freq = arithmetic.base_inv_freq(10000.0, rotary_dim)
+    found = arithmetic.attention(arithmetic.scores(q, k, positions, inv_freq, attention_factor=1.2, layout=layout), v)
     angles = torch.tensor(positions)[:, None] * torch.tensor(inv_freq)
     both = torch.cat([angles, angles], -1) if layout == "half" else angles.repeat_interleave(2, -1)
     cos, sin = both.cos()[None] * 1.2, both.sin()[None] * 1.2
@@ -44,14 +45,14 @@ def test_the_reference_is_torch_s_attention(layout: str, rotary_dim: int) -> Non
         *turned, torch.tensor(v)[None], is_causal=True, enable_gqa=True
     )
     np.testing.assert_allclose(found, expected[0].numpy(), rtol=0, atol=1e-12)
-    plain = rope.attention(rope.scores(q, k, positions, inv_freq, layout=layout), v)
+    plain = arithmetic.attention(arithmetic.scores(q, k, positions, inv_freq, layout=layout), v)
     assert np.abs(plain - found).max() > 1e-2
 
 
-def check(source: Path, target: Path, bake: baking.Bake) -> list[baking.LayerCheck]:
+def check(source: Path, target: Path, bake: weights.Bake) -> list[weights.LayerCheck]:
     before, after = (models.view_and_checkpoint(path)[0] for path in (source, target))
-    readers = [baking.reader(headers(open_checkpoint(path))) for path in (source, target)]
-    return baking.check_scores(bake.tensors, before, readers[0], after, readers[1])
+    readers = [weights.reader(headers(open_checkpoint(path))) for path in (source, target)]
+    return weights.check_scores(bake.tensors, before, readers[0], after, readers[1])
 
 
 @pytest.mark.parametrize("name", models.MODELS)
@@ -96,8 +97,8 @@ def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_p
         if "gpt_neox" in name:
             more = {"head_mask": None}
         found = module(x, attention_mask=mask, position_embeddings=rotary(x, positions), **more)[-1][0].numpy()
-    scores = baking.checking.layer_scores(
-        view, entry, 0, baking.reader(headers(checkpoint)), view.rope.max_position_embeddings, count
+    scores = weights.checking.layer_scores(
+        view, entry, 0, weights.reader(headers(checkpoint)), view.rope.max_position_embeddings, count
     )
     expected = np.exp(scores - scores.max(-1, keepdims=True))
     expected /= expected.sum(-1, keepdims=True)
@@ -110,4 +111,4 @@ def test_types_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(4, 4).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedDtype, match="F8_E4M3"):
-        baking.reader(headers(open_checkpoint(tmp_path)))("w")
+        weights.reader(headers(open_checkpoint(tmp_path)))("w")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropetool import families
-from ropetool.baking import PERMUTE, SCALE, TensorEdit, by_tensor, row_change
 from ropetool.errors import ConfigError, UnknownName
 from ropetool.families.rows import SELECTORS, Sizes, select
+from ropetool.weights import PERMUTE, SCALE, TensorEdit, by_tensor, row_change
 
 
 @st.composite

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from bake_logits import BEYOND, logits
 
-from ropetool import baking
-from ropetool.baking import Bake, Baked
+from ropetool import weights
 from ropetool.errors import ConfigError
+from ropetool.weights import Bake, Baked
 
 EXACT, SINGLE = 1e-10, 1e-4
 LONG = ("llama", "gemma3_text", "deepseek_v3", "phi3")  # run up to four times that length
@@ -30,15 +30,15 @@ def bake_of(directory: Path, side: str = "") -> Bake:
     """Return the bake of what the config asks for: the softmax scale of MLA, else the attention factor."""
     view, checkpoint = models.view_and_checkpoint(directory)
     if view.rope.entries["full_attention"].softmax_multiplier != 1:
-        return baking.softmax_scale(view, checkpoint, side)
-    return baking.attention_factor(view, checkpoint, side or "k")
+        return weights.softmax_scale(view, checkpoint, side)
+    return weights.attention_factor(view, checkpoint, side or "k")
 
 
 def assert_only_named_rows_changed(source: Path, target: Path, bake: Bake) -> None:
     """Compare the bytes: outside the rows that the edits name nothing differs, inside them something does."""
     before, after = models.stored(source), models.stored(target)
     assert before.keys() == after.keys()
-    changes = baking.by_tensor(bake.tensors)
+    changes = weights.by_tensor(bake.tensors)
     assert changes
     for name, (dtype, shape, data) in before.items():
         assert after[name][:2] == (dtype, shape)
@@ -134,7 +134,7 @@ def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side:
     config = {**models.MODELS["deepseek_v3"], "rope_parameters": {**models.YARN, **FACTORS[keys]}}
     source = models.write(tmp_path / "m", config)
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.attention_factor(view, checkpoint, side)
+    bake = weights.attention_factor(view, checkpoint, side)
     models.carry_out(bake, source, tmp_path / "baked")
     wanted = "kv_a_proj_with_mqa" if side == "k" else "q_b_proj"
     assert all(wanted in edit.tensor for edit in bake.tensors)
@@ -151,7 +151,7 @@ def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
     """More tokens than index_topk, so that what the indexer chooses matters."""
     source = models.write(tmp_path / "m", {**models.MODELS[TOP_K], "rope_parameters": models.YARN})
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.attention_factor(view, checkpoint)
+    bake = weights.attention_factor(view, checkpoint)
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
     assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
@@ -180,7 +180,7 @@ def test_every_style_stops_asking(name: str, style: str, tmp_path: Path) -> None
 def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["granite"])
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.attention_factor(view, checkpoint, config_only=True)
+    bake = weights.attention_factor(view, checkpoint, config_only=True)
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)

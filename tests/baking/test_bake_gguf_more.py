@@ -23,13 +23,14 @@ from bake_gguf_models import (
     write,
 )
 
-from ropetool.baking import PERMUTE, check_scores, gguf_bakes, gguf_writing
-from ropetool.baking.gguf_bakes import GgufBake
+from ropetool.checkpoint.views import GgufView
 from ropetool.errors import ConfigError, LossyExport, PlanMismatch
-from ropetool.formats.gguf import Patch, Value, ValueType, read_shards, shard_paths
-from ropetool.formats.linking import place
-from ropetool.rope import half_to_interleaved
-from ropetool.runtimes import GgufView, llama_cpp
+from ropetool.files.gguf import Patch, Value, ValueType, read_shards, shard_paths
+from ropetool.files.linking import place
+from ropetool.rope.arithmetic import half_to_interleaved
+from ropetool.runtimes.llama_cpp import decoding
+from ropetool.weights import PERMUTE, check_scores, gguf_bakes, gguf_writing
+from ropetool.weights.gguf_bakes import GgufBake
 
 pytest.importorskip("llama_cpp")
 
@@ -114,7 +115,7 @@ def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path
     assert apart(logits(source), logits(target)) < TOLERANCE
     carry_out(replace(bake, tensors=()), source, tmp_path / "lost.gguf")
     assert apart(logits(source), logits(tmp_path / "lost.gguf")) > 1e-2
-    entry = llama_cpp.decode(GgufView.of(read_shards(target))).entries[FULL]
+    entry = decoding.decode(GgufView.of(read_shards(target))).entries[FULL]
     assert entry.softmax_multiplier == pytest.approx(1, rel=1e-6)
 
 
@@ -194,7 +195,7 @@ def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
     still = gguf_bakes.drop_pairs(view, model, gone, "still")
     assert still.tensors == ()
     carry_out(still, source, tmp_path / "still.gguf")
-    found = llama_cpp.decode(GgufView.of(read_shards(tmp_path / "still.gguf"))).entries[FULL]
+    found = decoding.decode(GgufView.of(read_shards(tmp_path / "still.gguf"))).entries[FULL]
     wanted = view.rope.entries[FULL].table.regimes[0]
     assert np.allclose(found.table.regimes[0].inv_freq[:29], wanted.inv_freq[:29], rtol=1e-6)
     assert (found.table.regimes[0].inv_freq[gone] < 1e-29).all()

@@ -21,10 +21,11 @@ from bake_gguf_models import (
     write,
 )
 
-from ropetool.baking import TensorEdit, gguf_bakes, gguf_writing
-from ropetool.baking.gguf_bakes import GgufBake
-from ropetool.formats.gguf import read_shards
-from ropetool.runtimes import GgufView, llama_cpp
+from ropetool.checkpoint.views import GgufView
+from ropetool.files.gguf import read_shards
+from ropetool.runtimes.llama_cpp import decoding
+from ropetool.weights import TensorEdit, gguf_bakes, gguf_writing
+from ropetool.weights.gguf_bakes import GgufBake
 
 pytest.importorskip("llama_cpp")
 
@@ -63,7 +64,7 @@ def test_the_weights_carry_the_factor(
     assert {name.split(".", 2)[2] for name in changed(sources[arch], target)} == KEYS[arch]
     assert {tensor.tensor for tensor in baked.tensors} == changed(sources[arch], target)
     assert all(0 < tensor.max_error <= HALF_STEP["F32"] for tensor in baked.tensors)
-    found = llama_cpp.decode(GgufView.of(read_shards(target)))
+    found = decoding.decode(GgufView.of(read_shards(target)))
     assert found.entries["full_attention"].attention_factor == pytest.approx(1, rel=1e-7)
 
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from ropetool.baking import TensorEdit, gguf_scales
-from ropetool.baking.gguf_sites import GgufTensor
-from ropetool.baking.sites import View
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.families import get
-from ropetool.spec import RopeSet
+from ropetool.rope.tables import RopeSet
+from ropetool.weights import TensorEdit, gguf_scales
+from ropetool.weights.fold_targets import View
+from ropetool.weights.gguf_fold_targets import GgufTensor
 
 ROWS, BLOCKS = 6, 4
 HALF_STEP = 2.0**-11  # the largest relative rounding of a normal float16

@@ -10,10 +10,10 @@ import pytest
 from bake_gguf_models import ARCHITECTURES, HIDDEN, YARN, carry_out, opened, stored, write
 
 from ropetool import families
-from ropetool.baking import by_tensor, gguf_bakes, gguf_sites
 from ropetool.errors import ConfigError, LossyExport, OutputError, UnsupportedDtype
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.rope import half_to_interleaved
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.rope.arithmetic import half_to_interleaved
+from ropetool.weights import by_tensor, gguf_bakes, gguf_fold_targets
 
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
 
@@ -24,7 +24,7 @@ def raw_rows(rows: int, nbytes: int) -> np.ndarray:
 
 def test_every_architecture_with_sites_is_made_here() -> None:
     own = {name for name in families.names() if families.get(name).gguf_architecture == name}
-    assert ARCHITECTURES.keys() == own | gguf_sites.MORE.keys() == gguf_sites.architectures().keys()
+    assert ARCHITECTURES.keys() == own | gguf_fold_targets.MORE.keys() == gguf_fold_targets.architectures().keys()
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(tmp_path: Path) -> None:

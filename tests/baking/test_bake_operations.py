@@ -13,9 +13,9 @@ import torch
 from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
-from ropetool import baking
-from ropetool.baking.operations import kept_first
+from ropetool import weights
 from ropetool.errors import ConfigError, LossyExport
+from ropetool.weights.operations import kept_first
 
 SEEN = 1e-2
 
@@ -61,7 +61,7 @@ def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> N
     view, _ = models.view_and_checkpoint(source)
     entry = view.rope.entries["full_attention"]
     gains = np.random.default_rng(3).uniform(0.5, 2.0, entry.rotary_dim // 2)
-    bake = baking.pair_gain(view, {"full_attention": gains.tolist()}, side)
+    bake = weights.pair_gain(view, {"full_attention": gains.tolist()}, side)
     models.carry_out(bake, source, tmp_path / "baked")
     with gained(gains, view.family.model_type):
         expected = logits(source)
@@ -75,8 +75,8 @@ def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
     view, _ = models.view_and_checkpoint(source)
     entry = view.rope.entries["full_attention"]
     gains = [entry.attention_factor**2] * (entry.rotary_dim // 2)
-    by_gain = baking.by_tensor(baking.pair_gain(view, {"full_attention": gains}).tensors)
-    by_factor = baking.by_tensor(bake_of(source).tensors)
+    by_gain = weights.by_tensor(weights.pair_gain(view, {"full_attention": gains}).tensors)
+    by_factor = weights.by_tensor(bake_of(source).tensors)
     assert by_gain.keys() == by_factor.keys()
     for name, change in by_gain.items():
         np.testing.assert_array_equal(change.factor, by_factor[name].factor)
@@ -88,14 +88,14 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
     """The oracle is the attention module's own scaling, multiplied in the loaded model."""
     source = models.write(tmp_path / "m", models.MODELS[name])
     view, _ = models.view_and_checkpoint(source)
-    models.carry_out(baking.score_gain(view, {"full_attention": 1.3}, side), source, tmp_path / "baked")
+    models.carry_out(weights.score_gain(view, {"full_attention": 1.3}, side), source, tmp_path / "baked")
 
     def hotter(model: Any) -> None:
         for layer in model.model.layers:
             layer.self_attn.scaling *= 1.3
 
-    assert np.abs(logits(source, change=hotter) - logits(tmp_path / "baked")).max() < EXACT
-    rotary = baking.pair_gain(view, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
+    assert np.abs(logits(source, change=hotter) - models.logits(tmp_path / "baked")).max() < EXACT
+    rotary = weights.pair_gain(view, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
     models.carry_out(rotary, source, tmp_path / "rotary")
     difference = np.abs(logits(tmp_path / "rotary") - logits(tmp_path / "baked")).max()
     assert (difference > SEEN) == (name != "granite")  # one and the same where whole heads rotate
@@ -108,7 +108,7 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
 def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.layout(view, checkpoint, "interleaved")
+    bake = weights.layout(view, checkpoint, "interleaved")
     assert "for other runtimes" in bake.notes[0]
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
@@ -122,7 +122,7 @@ def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> 
     source = models.write(tmp_path / "m", models.MODELS[name])
     view, checkpoint = models.view_and_checkpoint(source)
     now = view.rope.entries["full_attention"].layout
-    bake = baking.layout(view, checkpoint, "half" if now == "interleaved" else "interleaved")
+    bake = weights.layout(view, checkpoint, "half" if now == "interleaved" else "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     assert config(tmp_path / "baked")["rope_interleave"] is (now == "half")
     expected = logits(source)
@@ -138,10 +138,10 @@ def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> 
 def test_there_and_back_again_is_the_same_file(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["qwen3"])
     view, checkpoint = models.view_and_checkpoint(source)
-    there = baking.layout(view, checkpoint, "interleaved")
+    there = weights.layout(view, checkpoint, "interleaved")
     models.carry_out(there, source, tmp_path / "there")
-    back = [baking.TensorEdit(**{**vars(e), "order": tuple(np.argsort(e.order).tolist())}) for e in there.tensors]
-    models.carry_out(baking.Bake(tuple(back), ()), tmp_path / "there", tmp_path / "back")
+    back = [weights.TensorEdit(**{**vars(e), "order": tuple(np.argsort(e.order).tolist())}) for e in there.tensors]
+    models.carry_out(weights.Bake(tuple(back), ()), tmp_path / "there", tmp_path / "back")
     assert models.stored(tmp_path / "there") != models.stored(source)
     assert models.stored(tmp_path / "back") == models.stored(source)
 
@@ -167,7 +167,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     view, checkpoint = models.view_and_checkpoint(source)
     pairs = view.rope.entries["full_attention"].rotary_dim // 2
     gone = list(range(pairs - 4, pairs))
-    bake = baking.drop_pairs(view, checkpoint, gone, "still")
+    bake = weights.drop_pairs(view, checkpoint, gone, "still")
     assert "extends no context" in bake.notes[0]
     models.carry_out(bake, source, tmp_path / "baked")
     after = models.view_and_checkpoint(tmp_path / "baked")[0].rope.entries["full_attention"]
@@ -176,7 +176,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
     assert np.abs(expected - logits(source)).max() > SEEN
     if name != "glm4":  # in the interleaved order the slowest pairs are the last channels already
-        models.carry_out(baking.Bake((), bake.config), source, tmp_path / "unpermuted")
+        models.carry_out(weights.Bake((), bake.config), source, tmp_path / "unpermuted")
         assert np.abs(expected - logits(tmp_path / "unpermuted")).max() > SEEN
 
 
@@ -184,7 +184,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
 def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.drop_pairs(view, checkpoint, [3, 9, 15], "still")
+    bake = weights.drop_pairs(view, checkpoint, [3, 9, 15], "still")
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source, change=stopped([3, 9, 15]))
@@ -196,7 +196,7 @@ def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
 def test_muted_pairs_are_zero_in_the_keys(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.drop_pairs(view, checkpoint, [2, 7], "mute")
+    bake = weights.drop_pairs(view, checkpoint, [2, 7], "mute")
     models.carry_out(bake, source, tmp_path / "baked")
     gains = np.ones(view.rope.entries["full_attention"].rotary_dim // 2)
     gains[[2, 7]] = 0
@@ -220,20 +220,20 @@ def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None
     source = models.write(tmp_path / "m", {**models.MODELS["llama"], "rope_parameters": PLAIN})
     view, checkpoint = models.view_and_checkpoint(source)
     with pytest.raises(ConfigError, match="the attention factor is 1 already"):
-        baking.attention_factor(view, checkpoint)
+        weights.attention_factor(view, checkpoint)
     with pytest.raises(ConfigError, match="the softmax multiplier is 1 already"):
-        baking.softmax_scale(view, checkpoint)
+        weights.softmax_scale(view, checkpoint)
     with pytest.raises(ConfigError, match="16 rotary pairs"):
-        baking.pair_gain(view, {"full_attention": [1.0] * 8})
+        weights.pair_gain(view, {"full_attention": [1.0] * 8})
     with pytest.raises(ConfigError, match="'v' is not one of k, q, both"):
-        baking.pair_gain(view, {"full_attention": [2.0] * 16}, "v")
+        weights.pair_gain(view, {"full_attention": [2.0] * 16}, "v")
     with pytest.raises(ConfigError, match="is half now"):
-        baking.layout(view, checkpoint, "half")
+        weights.layout(view, checkpoint, "half")
     with pytest.raises(ConfigError, match="no query latent"):
-        baking.score_gain(view, {"full_attention": 2.0}, "norm")
+        weights.score_gain(view, {"full_attention": 2.0}, "norm")
     asking = models.view_and_checkpoint(models.write(tmp_path / "y", models.MODELS["llama"]))
     with pytest.raises(LossyExport, match="no config key that multiplies the score"):
-        baking.attention_factor(*asking, config_only=True)
+        weights.attention_factor(*asking, config_only=True)
 
 
 def test_a_config_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropetool
-from ropetool.bake_plans import KINDS, Wish, make_bake
 from ropetool.errors import AmbiguousRope, ConfigError, LossyExport, PlanMismatch, UnknownName, UnsupportedDtype
-from ropetool.plans import Plan
-from ropetool.verification.readback import read_back
+from ropetool.plans.bakes import KINDS, Wish, make_bake
+from ropetool.plans.plan import Plan
+from ropetool.verification.readback.comparing import read_back
 
 EXACT = 1e-10
 FOUR = {

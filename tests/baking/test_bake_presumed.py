@@ -10,10 +10,10 @@ from pathlib import Path
 import bake_models as models
 import pytest
 
-from ropetool.applying import apply
-from ropetool.bake_plans import make_bake
-from ropetool.bake_presumed import PRESUMED, QUANTISED, presumed, with_rows
 from ropetool.errors import LossyExport
+from ropetool.plans.applying import apply
+from ropetool.plans.bakes import make_bake
+from ropetool.plans.presumed import PRESUMED, QUANTISED, presumed, with_rows
 
 
 @pytest.mark.parametrize("name", models.MODELS)

@@ -13,9 +13,9 @@ import pytest
 from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
-from ropetool import baking
-from ropetool.baking import Bake, TensorEdit, View
+from ropetool import weights
 from ropetool.errors import LossyExport
+from ropetool.weights import Bake, TensorEdit, View
 
 Wrong = Callable[[View, Bake], Bake]
 SEEN = 1e-2  # far above the 1e-4 of float32
@@ -124,7 +124,7 @@ def test_norms_that_are_not_permuted_with_their_projection(tmp_path: Path) -> No
     """The rows of qwen3 in the other order, seen through a transformers that rotates in that order."""
     source = models.write(tmp_path / "m", models.MODELS["qwen3"])
     view, checkpoint = models.view_and_checkpoint(source)
-    bake = baking.layout(view, checkpoint, "interleaved")
+    bake = weights.layout(view, checkpoint, "interleaved")
     models.carry_out(bake, source, tmp_path / "right")
     without = edited(lambda edit: None if "norm" in edit.tensor else edit)(view, bake)
     models.carry_out(without, source, tmp_path / "wrong")

@@ -13,9 +13,9 @@ import torch
 from bake_models import stored
 from safetensors.torch import load_file, save_file
 
-from ropetool.baking import PERMUTE, SCALE, Baked, TensorEdit, bake_tensors, growth, marks
 from ropetool.errors import LossyExport, PlanMismatch, UnsupportedDtype
-from ropetool.formats.hf import read_header
+from ropetool.files.hf import read_header
+from ropetool.weights import PERMUTE, SCALE, Baked, TensorEdit, bake_tensors, growth, marks
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

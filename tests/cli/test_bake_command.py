@@ -10,11 +10,11 @@ import pytest
 from making import refused, run, snapshot
 
 import ropetool
+from ropetool.checkpoint.provenance import lineage
 from ropetool.errors import PlanMismatch
-from ropetool.plans import Plan
-from ropetool.provenance import lineage
+from ropetool.plans.plan import Plan
 from ropetool.verification.checkpoints import verify_checkpoint
-from ropetool.verification.readback import read_back
+from ropetool.verification.readback.comparing import read_back
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 

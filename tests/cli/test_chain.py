@@ -18,8 +18,8 @@ from gguf_making import model as gguf_model
 from making import config_of, run, snapshot
 
 import ropetool
-from ropetool import certificate, provenance
-from ropetool.certificate import Certificate
+from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint.certificate import Certificate
 from ropetool.cli import verify
 from ropetool.errors import ConfigError
 

@@ -13,9 +13,9 @@ import pytest
 from making import run
 
 import ropetool
-from ropetool import certificate, provenance
-from ropetool.certificate import Certificate
-from ropetool.serving import gguf_lines
+from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint.certificate import Certificate
+from ropetool.plans.serving import gguf_lines
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 

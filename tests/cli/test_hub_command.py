@@ -14,7 +14,7 @@ from hub_server import Hub, local_hub
 from making import Done, run, snapshot
 
 import ropetool
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 QUICK = ["--suite", "quick", "--segments", "8", "--lengths", "512"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from making import run
 
-from ropetool import families, methods, runtimes
+from ropetool import families, runtimes
+from ropetool.rope import methods
 
 
 @pytest.mark.parametrize(

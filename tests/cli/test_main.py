@@ -109,7 +109,7 @@ def test_what_the_system_says_of_a_file_is_no_traceback(model: Path, monkeypatch
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(model / "config.json"))
 
-    monkeypatch.setattr("ropetool.inspection.open_checkpoint", refuse)
+    monkeypatch.setattr("ropetool.runtimes.inspection.open_checkpoint", refuse)
     done = run("inspect", model, "--json")
     assert (done.code, done.err) == (1, f"Error: {model}/config.json: Permission denied\n")
     assert done.json["error"]["where"] == f"{model}/config.json"
@@ -130,7 +130,7 @@ def test_an_interrupt_is_code_130(model: Path, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropetool.inspection.inspect", interrupt)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", interrupt)
     done = run("inspect", model)
     assert (done.code, done.out) == (130, "")
     assert done.err.strip() == "Interrupted."
@@ -139,7 +139,7 @@ def test_an_interrupt_is_code_130(model: Path, monkeypatch: pytest.MonkeyPatch) 
 # The process gets the signal, so many times, as soon as the first of its files has been copied.
 STRUCK = """
 import os, signal, sys
-from ropetool.formats import linking
+from ropetool.files import linking
 place = linking.place
 def struck(*arguments, **options):
     placed = place(*arguments, **options)
@@ -196,7 +196,7 @@ def void(_: object) -> None:
 # What Python calls from C cannot raise: it says so on stderr and goes on.
 IN_A_CALLBACK = """
 import ctypes, os, signal, sys, time
-from ropetool import inspection
+from ropetool.runtimes import inspection
 @ctypes.CFUNCTYPE(None)
 def callback():
     os.kill(os.getpid(), signal.SIGTERM)
@@ -220,7 +220,8 @@ def test_a_signal_inside_a_callback_is_not_lost() -> None:
 # A thread of a library, as of a download, that has work for ever.
 WITH_A_THREAD = """
 import os, signal, threading
-from ropetool import __main__, inspection
+from ropetool import __main__
+from ropetool.runtimes import inspection
 def endless(*_):
     threading.Thread(target=threading.Event().wait).start()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -245,7 +246,7 @@ def test_the_signals_are_given_back(model: Path, monkeypatch: pytest.MonkeyPatch
 
     numbers, during = [number for number, _, _ in ENDS], list[object]()
     before = [*map(signal.getsignal, numbers), sys.unraisablehook]
-    monkeypatch.setattr("ropetool.inspection.inspect", look)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", look)
     run("inspect", model)
     assert during[1] is not before[1]
     assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
@@ -256,7 +257,7 @@ def test_a_bug_is_told_as_one(model: Path, monkeypatch: pytest.MonkeyPatch, faul
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("ropetool.inspection.inspect", fail)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", fail)
     done = run("inspect", model, "--json")
     lines = done.err.strip().splitlines()
     assert (done.code, len(lines)) == (70, 2)
@@ -279,7 +280,7 @@ def test_no_memory_is_no_bug(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("ropetool.inspection.inspect", fail)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", fail)
     done = run("inspect", model)
     assert (done.code, done.err) == (1, "Error: the machine has no memory left for this\n")
 

@@ -12,9 +12,11 @@ import configs
 import pytest
 from making import config_of, run, write_config
 
-from ropetool import bake_plans, families, methods, runtimes
+from ropetool import families, runtimes
 from ropetool.cli import COMMANDS
 from ropetool.cli.options import tokens
+from ropetool.plans import bakes
+from ropetool.rope import methods
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ def test_what_a_shell_completes() -> None:
     assert completed("ropetool", "runtimes", "") == runtimes.names()
     assert completed("ropetool", "methods", "ntk-") == ["ntk-by-parts"]
     assert completed("ropetool", "families", "") == families.names()
-    assert completed("ropetool", "bake", "model", "") == sorted(bake_plans.KINDS)
+    assert completed("ropetool", "bake", "model", "") == sorted(bakes.KINDS)
     assert completed("ropetool", "extend", "--target") == ["--target-length"]
 
 

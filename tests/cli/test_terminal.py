@@ -150,8 +150,8 @@ def test_work_of_under_a_second_shows_nothing(models: Path) -> None:
 # The work stops half done, for as long as it takes the keyboard.
 STOPPED = """
 import threading
-from ropetool.formats import linking
-from ropetool.exporting import comparing
+from ropetool.files import linking
+from ropetool.gguf_export import comparing
 def stopped(*_, **__):
     print("half done", file=sys.stderr, flush=True)
     threading.Event().wait()

@@ -16,7 +16,7 @@ import pytest
 from making import run
 
 import ropetool
-from ropetool.formats.hf import read_object
+from ropetool.files.hf import read_object
 from ropetool.verification.journal import Journal
 
 ROOT = Path(ropetool.__file__).parents[1]

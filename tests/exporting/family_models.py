@@ -159,7 +159,7 @@ def torch_logits(path: Path, length: int = LENGTH) -> np.ndarray:
 
 
 def llama_logits(path: Path, length: int = LENGTH) -> np.ndarray:
-    from ropetool.verification.llama_runner import LlamaRunner
+    from ropetool.verification.runners.llama_runner import LlamaRunner
 
     rows = [piece.copy() for _, piece in LlamaRunner(path).logits(TOKENS[:length])]
     return np.concatenate(rows)[[place for place in PLACES if place < length]].astype(np.float64)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from gguf import GGUFReader
 
-from ropetool.exporting import Exported, export_checkpoint
+from ropetool.gguf_export import Exported, export_checkpoint
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"

@@ -17,14 +17,14 @@ import ropetool
 from exporting import family_models as models
 from exporting import maker
 from ropetool.errors import CheckpointError, LossyExport, VerificationFailed
-from ropetool.exporting import comparing, export_checkpoint, preparing
-from ropetool.exporting.outtypes import OUTTYPES
-from ropetool.exporting.shapes.orders import Turn
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.results import FAIL, NOT_RUN, PASS, Check
-from ropetool.verification.llama_library import piece_of
-from ropetool.verification.llama_runner import LlamaRunner
-from ropetool.verification.readback import same_tables
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.gguf_export import comparing, export_checkpoint, preparing
+from ropetool.gguf_export.outtypes import OUTTYPES
+from ropetool.gguf_export.shapes.orders import Turn
+from ropetool.verification.readback.comparing import same_tables
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check
+from ropetool.verification.runners.llama_library import piece_of
+from ropetool.verification.runners.llama_runner import LlamaRunner
 
 llama_cpp = pytest.importorskip("llama_cpp")
 

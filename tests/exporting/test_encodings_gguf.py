@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ropetool.encodings_gguf import GgufEncoding, gguf_encodings
+from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes.base import NotKnown
-from ropetool.spec import LayerRope, Regime, RopeSet, RopeTable
+from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, gguf_encodings
 
 DIM, LENGTH, THETA = 64, 512, 10000.0
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from exporting import maker
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 from ropetool.errors import (
     CheckpointError,
     ConfigError,
@@ -25,8 +25,8 @@ from ropetool.errors import (
     UnknownName,
     UnsupportedDtype,
 )
-from ropetool.exporting import container, tensors
-from ropetool.exporting.shapes import Turn
+from ropetool.gguf_export import container, tensors
+from ropetool.gguf_export.shapes import Turn
 
 SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 

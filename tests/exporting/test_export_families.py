@@ -18,11 +18,11 @@ import ropetool
 from exporting import family_models as models
 from exporting import maker
 from exporting.family_models import CONFIGS, FACTOR, TRAINED
-from ropetool import inspection
 from ropetool.errors import LossyExport
-from ropetool.exporting.shapes import FAMILIES
-from ropetool.exporting.shapes.orders import Turn
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.gguf_export.shapes import FAMILIES
+from ropetool.gguf_export.shapes.orders import Turn
+from ropetool.runtimes import inspection
 
 pytest.importorskip("llama_cpp")
 

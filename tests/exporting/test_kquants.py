@@ -24,9 +24,9 @@ import pytest
 from exporting import maker
 from ropetool.cli import main
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
-from ropetool.exporting import kquants, outtypes
-from ropetool.exporting.imatrix import read_imatrix
-from ropetool.verification import llama_library
+from ropetool.gguf_export import kquants, outtypes
+from ropetool.gguf_export.imatrix import read_imatrix
+from ropetool.verification.runners import llama_library
 
 llama_cpp = pytest.importorskip("llama_cpp")
 
@@ -277,7 +277,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     source = maker.checkpoint(tmp_path / "model", dtype="F32", **WIDE)
     plain = maker.export(source, tmp_path / "plain.gguf").output
     code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom ropetool.exporting import kquants\n"
+        "import resource, sys\nfrom pathlib import Path\nfrom ropetool.gguf_export import kquants\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (300_000,) * 2)\n"
         "try: kquants.quantise(Path(sys.argv[1]), Path(sys.argv[2]), 'q4_k_m', None)\n"
         "except kquants.OutputError as error: print(error)\n"
@@ -310,11 +310,11 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 # An export whose other process says its number through a pipe, and then has work for ever.
 ENDLESS = """
 import signal, sys
-from ropetool.exporting import export_checkpoint, kquants
+from ropetool.gguf_export import export_checkpoint, kquants
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with it ignored
 kquants._CHILD = '''
 import os, threading
-from ropetool.exporting import kquants
+from ropetool.gguf_export import kquants
 def endless():
     pipe = open(os.environ["PIPE"], "w", buffering=1)
     pipe.write(f"{os.getpid()}\\\\n")

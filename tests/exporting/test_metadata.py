@@ -11,7 +11,7 @@ import pytest
 
 import ropetool
 from exporting import maker
-from ropetool.formats.gguf import read_header
+from ropetool.files.gguf import read_header
 
 CARD = """---
 license: apache-2.0

@@ -19,9 +19,9 @@ import pytest
 
 from exporting import family_models, maker
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnknownName, UnsupportedDtype
-from ropetool.exporting import container, export_checkpoint, mxfp4
-from ropetool.exporting.shapes import Turn
-from ropetool.exporting.tensors import Source
+from ropetool.gguf_export import container, export_checkpoint, mxfp4
+from ropetool.gguf_export.shapes import Turn
+from ropetool.gguf_export.sources import Source
 
 pytest.importorskip("torch")
 

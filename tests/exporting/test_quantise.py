@@ -14,7 +14,7 @@ from gguf.quants import quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ropetool.exporting import quantise
+from ropetool.files import quantise
 
 NAMES = sorted(quantise.BLOCK_TYPES)
 FINITE = 0x7F800000  # the first bits of a float32 that is not

@@ -11,11 +11,13 @@ import pytest
 from exporting import family_models as models
 from exporting import maker
 from ropetool import families
+from ropetool.checkpoint.views import HfView
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
-from ropetool.exported_rope import exported
-from ropetool.exporting.shapes import FAMILIES, read_model, tensors
-from ropetool.exporting.shapes.orders import Turn, even, latent_keys, latent_values, neighbours, odd, sides
-from ropetool.runtimes import HfView, Refuses, llama_cpp
+from ropetool.gguf_export.shapes import FAMILIES, read_model, tensors
+from ropetool.gguf_export.shapes.orders import Turn, even, latent_keys, latent_values, neighbours, odd, sides
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.llama_cpp.exported import exported
 
 # Counts whose class default is no count: None stands for "must be stated".
 STATED: dict[str, Any] = {
@@ -199,7 +201,7 @@ def test_layers_of_an_exaone4_slide_where_it_has_64() -> None:
     changes = {"num_hidden_layers": 64, "sliding_window": 64, "layer_types": kinds}
     config = {"model_type": "exaone4", **models.CONFIGS["exaone4"], **changes}
     _, view = exported(HfView(config, families.get("exaone4")))
-    rope = llama_cpp.decode(view)
+    rope = decoding.decode(view)
     assert rope.entries["full_attention"].layers == tuple(range(3, 64, 4))
     assert rope.entries["full_attention"].table is None
     assert rope.entries["sliding_attention"].sliding_window == 64

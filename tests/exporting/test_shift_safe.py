@@ -18,9 +18,9 @@ from exporting import family_models as models
 from exporting import maker
 from exporting.family_models import FACTOR, TRAINED
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.exporting import preparing
-from ropetool.exporting.shift_safe import ShiftSafe
-from ropetool.exporting.tensors import Source
+from ropetool.gguf_export import preparing
+from ropetool.gguf_export.shift_safe import ShiftSafe
+from ropetool.gguf_export.sources import Source
 
 pytest.importorskip("llama_cpp")
 
@@ -143,7 +143,7 @@ def test_a_bfloat16_key_is_rounded_once(tmp_path: Path) -> None:
 
 
 def test_gains_reach_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ropetool.exporting import container
+    from ropetool.gguf_export import container
 
     source = written(tmp_path / "model", "llama")
     whole = maker.export(source, tmp_path / "x.gguf", outtype="f16", shift_safe=True).output.read_bytes()

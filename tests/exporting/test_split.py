@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from exporting import maker
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 from ropetool.errors import ConfigError, OutputError
-from ropetool.exporting import container, files, splitting
-from ropetool.exporting.preparing import Wish, prepare
-from ropetool.exporting.splitting import Limits, limits_of
-from ropetool.formats.gguf import read_shards
-from ropetool.formats.renames import file_key
+from ropetool.files.gguf import read_shards
+from ropetool.files.renames import file_key
+from ropetool.gguf_export import container, files, splitting
+from ropetool.gguf_export.preparing import Wish, prepare
+from ropetool.gguf_export.splitting import Limits, limits_of
 
 SPLIT = ("split.no", "split.count", "split.tensors.count")
 LLAMA3 = {
@@ -127,7 +127,7 @@ def test_the_record_stands_beside_the_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("choices", [{"split_max_tensors": 7}, {"split_max_tensors": 8}, {"split_max_size": "20K"}])
 def test_llama_cpp_loads_the_parts_as_the_whole(choices: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    from ropetool.verification.llama_runner import LlamaRunner
+    from ropetool.verification.runners.llama_runner import LlamaRunner
 
     whole, parts = whole_and_split(tmp_path, **choices)
     ids = [list(range(40))]
@@ -181,7 +181,7 @@ def test_a_part_that_exists_is_kept_and_no_other_appears(count: int, tmp_path: P
 def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = maker.checkpoint(tmp_path / "model")
     maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
-    monkeypatch.delattr("ropetool.exporting.preparing.tokenizer_values")
+    monkeypatch.delattr("ropetool.gguf_export.preparing.tokenizer_values")
     with pytest.raises(OutputError, match="exists already, a part of a model of this name"):
         prepare(source, tmp_path / "x.gguf", Wish(limits=Limits(tensors=5)))
 

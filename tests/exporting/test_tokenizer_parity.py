@@ -23,12 +23,11 @@ pytest.importorskip("llama_cpp")
 
 from exporting import tokenizer_making as making  # noqa: E402 (it imports tokenizers)
 from ropetool.errors import LossyExport  # noqa: E402
-from ropetool.exporting import tokenizer_check  # noqa: E402
-from ropetool.exporting.pretokenizer import recognise  # noqa: E402
-from ropetool.exporting.pretokenizer_names import NAMES  # noqa: E402
-from ropetool.exporting.tokenizer import tokenizer_values  # noqa: E402
-from ropetool.formats.gguf import Value, ValueType  # noqa: E402
-from ropetool.results import PASS  # noqa: E402
+from ropetool.files.gguf import Value, ValueType  # noqa: E402
+from ropetool.gguf_export.tokenizer import check, tokenizer_values  # noqa: E402
+from ropetool.gguf_export.tokenizer.pretokenizer import recognise  # noqa: E402
+from ropetool.gguf_export.tokenizer.pretokenizer_names import NAMES  # noqa: E402
+from ropetool.verification.results import PASS  # noqa: E402
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
 REAL_NAMES = sorted(path.name for path in REAL.glob("*/")) if REAL.is_dir() else []
@@ -163,10 +162,10 @@ def test_the_wrong_name_would_be_seen(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_check_at_export(case: Case) -> None:
-    assert tokenizer_check.check_tokens(case.folder, case.values, case.notes).verdict == PASS
+    assert check.check_tokens(case.folder, case.values, case.notes).verdict == PASS
     other = "smollm" if case.values[PRE].decode() == "gpt-2" else "gpt-2"
     with pytest.raises(LossyExport, match="texts get other tokens"):
-        tokenizer_check.check_tokens(case.folder, {**case.values, PRE: Value.of(ValueType.STR, other)}, ())
+        check.check_tokens(case.folder, {**case.values, PRE: Value.of(ValueType.STR, other)}, ())
 
 
 def test_the_check_sees_an_added_token_that_gets_another_id(tmp_path: Path) -> None:
@@ -176,14 +175,14 @@ def test_the_check_sees_an_added_token_that_gets_another_id(tmp_path: Path) -> N
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     values, notes = tokenizer_values(tmp_path, {}, 3100)
     with pytest.raises(LossyExport, match="'<tool_call>' among them"):
-        tokenizer_check.check_tokens(tmp_path, values, notes)
+        check.check_tokens(tmp_path, values, notes)
 
 
 def test_without_the_packages_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "there is no tokenizer.json" in tokenizer_check.check_tokens(tmp_path, {}, ()).detail
+    assert "there is no tokenizer.json" in check.check_tokens(tmp_path, {}, ()).detail
     (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(tokenizer_check, "find_spec", lambda name: None)
-    assert "llama_cpp and tokenizers is not installed" in tokenizer_check.check_tokens(tmp_path, {}, ()).detail
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    assert "llama_cpp and tokenizers is not installed" in check.check_tokens(tmp_path, {}, ()).detail
 
 
 def test_unknown_expressions_are_shown(tmp_path: Path) -> None:

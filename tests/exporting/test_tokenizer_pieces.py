@@ -24,12 +24,12 @@ pytest.importorskip("transformers")
 from exporting import tokenizer_making as making  # noqa: E402 (it imports tokenizers)
 from exporting.tokenizer_making import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError  # noqa: E402
-from ropetool.exporting.tokenizer import tokenizer_values  # noqa: E402
-from ropetool.exporting.tokenizer_check import check_tokens  # noqa: E402
-from ropetool.exporting.tokenizer_model_file import read_model_file  # noqa: E402
-from ropetool.exporting.tokenizer_pieces import CHARSMAP_NOTE  # noqa: E402
-from ropetool.formats.gguf import Value, ValueType  # noqa: E402
-from ropetool.results import PASS  # noqa: E402
+from ropetool.files.gguf import Value, ValueType  # noqa: E402
+from ropetool.gguf_export.tokenizer import tokenizer_values  # noqa: E402
+from ropetool.gguf_export.tokenizer.check import check_tokens  # noqa: E402
+from ropetool.gguf_export.tokenizer.model_file import read_model_file  # noqa: E402
+from ropetool.gguf_export.tokenizer.pieces import CHARSMAP_NOTE  # noqa: E402
+from ropetool.verification.results import PASS  # noqa: E402
 
 LLAMA2 = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "vocab-gguf", "ggml-vocab-llama-spm.gguf")
 CONFIG = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}

@@ -17,7 +17,7 @@ from gguf.quants import dequantize, quantize
 
 from exporting import maker
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, LossyExport, UnknownName, UnsupportedDtype
-from ropetool.exporting import container, fp8, outtypes
+from ropetool.gguf_export import container, fp8, outtypes
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4}
 UP = "model.layers.1.mlp.up_proj.weight"

@@ -235,7 +235,7 @@ Tokenise = Callable[[str], list[int]]
 @contextmanager
 def llama(values: dict[str, Any], path: Path) -> Iterator[Tokenise]:
     """Give a function that tokenises as llama.cpp does by these keys, which are written as a file without tensors."""
-    from ropetool.verification.llama_library import free, library, load, tokens_of
+    from ropetool.verification.runners.llama_library import free, library, load, tokens_of
 
     write_vocabulary(values, path)
     lib = library()

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ropetool.errors import CheckpointError, CorruptFile, MissingFile, NotACheckpoint, RopetoolError
-from ropetool.formats.hf import (
+from ropetool.files.hf import (
     Checkpoint,
     Edit,
     apply_edits,
@@ -209,7 +209,7 @@ def test_what_the_system_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied", str(path))
 
     path = make(tmp_path / "m")
-    monkeypatch.setattr("ropetool.formats.regular.os.open", denied)
+    monkeypatch.setattr("ropetool.files.regular.os.open", denied)
     with pytest.raises(CheckpointError) as found:
         read_object(path / "config.json")
     assert str(found.value) == f"{path / 'config.json'}: cannot be read: Permission denied"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropetool.errors import UnsupportedDtype
-from ropetool.formats import dtypes
+from ropetool.files import dtypes
 
 TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 GGUF = {

@@ -16,7 +16,6 @@ import pytest
 from hub_server import TOKEN, Hub, local_hub
 
 import ropetool
-from ropetool import inspection
 from ropetool.errors import (
     CheckpointError,
     CorruptFile,
@@ -27,9 +26,10 @@ from ropetool.errors import (
     NotACheckpoint,
     RopetoolError,
 )
-from ropetool.formats.gguf import HeaderGoesOn, parse_header, read_header
-from ropetool.formats.hub import HubId, absolute, beside, hub_id, local, name_of, origin, peeking
+from ropetool.files.gguf import HeaderGoesOn, parse_header, read_header
+from ropetool.files.hub import HubId, absolute, beside, hub_id, local, name_of, origin, peeking
 from ropetool.report.inspected import inspection_json
+from ropetool.runtimes import inspection
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 

@@ -19,9 +19,9 @@ from hub_server import TOKEN, Handler, Hub, local_hub
 from making import run
 
 import ropetool
-from ropetool import inspection
 from ropetool.errors import HubError, RopetoolError
-from ropetool.formats.hub import bounds, local
+from ropetool.files.hub import bounds, local
+from ropetool.runtimes import inspection
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 COMMIT = "0" * 40
@@ -166,7 +166,7 @@ def test_a_download_is_cut_at_the_largest_size_that_was_stated(hub: Hub, monkeyp
 
 LOCAL = """
 from ropetool.errors import HubError
-from ropetool.formats.hub import local
+from ropetool.files.hub import local
 try:
     local("acme/demo")
 except HubError as error:

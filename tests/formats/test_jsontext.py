@@ -17,8 +17,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ropetool.errors import CorruptFile, PlanMismatch
-from ropetool.formats.hf import jsontext
-from ropetool.formats.hf.jsontext import ABSENT, Edit, apply_edits, parse_object, same
+from ropetool.files.hf import jsontext
+from ropetool.files.hf.jsontext import ABSENT, Edit, apply_edits, parse_object, same
 
 MISTRAL = """{
   "architectures": [

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ropetool.errors import CheckpointError, OutputError
-from ropetool.formats import linking
-from ropetool.formats.linking import place
+from ropetool.files import linking
+from ropetool.files.linking import place
 
 CONTENT = bytes(range(256)) * 41 + b"end"
 
@@ -211,7 +211,7 @@ def test_a_full_disk_or_a_limit_on_file_size_is_refused_and_leaves_nothing(tmp_p
                 place(source, disk / "copy")
             assert list(disk.iterdir()) == []
     program = (
-        "import sys; from pathlib import Path; from ropetool.formats.linking import place\n"
+        "import sys; from pathlib import Path; from ropetool.files.linking import place\n"
         "from ropetool.errors import OutputError\n"
         "try: place(Path(sys.argv[1]), Path(sys.argv[2]), copy=True)\n"
         "except OutputError as error: print(error.where, error.message, sep='|')"

@@ -10,8 +10,8 @@ import pytest
 from placing import earlier_output, everything, small_source
 
 from ropetool.errors import OutputError
-from ropetool.formats.output import check_output
-from ropetool.formats.transaction import staged
+from ropetool.files.output import check_output
+from ropetool.files.transaction import staged
 
 
 @pytest.fixture

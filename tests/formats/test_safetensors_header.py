@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ropetool.errors import CorruptFile, MissingFile
-from ropetool.formats.hf.safetensors import DTYPE_BITS, read_header
+from ropetool.files.hf.safetensors import DTYPE_BITS, read_header
 
 F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
@@ -237,7 +237,7 @@ def test_a_file_that_cannot_be_read_is_no_corrupt_file(tmp_path: Path) -> None:
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path / "model.safetensors", file_bytes(TWO, bytes(8)))
     size = path.stat()
-    monkeypatch.setattr("ropetool.formats.hf.safetensors.os.fstat", lambda _: size)
+    monkeypatch.setattr("ropetool.files.hf.safetensors.os.fstat", lambda _: size)
     os.truncate(path, 40)
     with pytest.raises(CorruptFile):
         read_header(path)

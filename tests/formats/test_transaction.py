@@ -16,9 +16,9 @@ import pytest
 from placing import earlier_output, everything, small_source
 
 from ropetool.errors import CorruptFile, OutputError
-from ropetool.formats import renames, transaction
-from ropetool.formats.renames import Order
-from ropetool.formats.transaction import staged
+from ropetool.files import renames, transaction
+from ropetool.files.renames import Order
+from ropetool.files.transaction import staged
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from ropetool.errors import OutputError
-from ropetool.formats.transaction import staged
+from ropetool.files.transaction import staged
 try:
     with staged(Path(sys.argv[1]), Path(sys.argv[2]), directory=True) as stage:
         (stage / "weights").write_bytes(bytes(200_000))

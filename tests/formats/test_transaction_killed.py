@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from ropetool.errors import OutputError
-from ropetool.formats import hidden, renames
-from ropetool.formats import transaction as transaction_module
-from ropetool.formats.transaction import staged, transaction
+from ropetool.files import hidden, renames
+from ropetool.files import transaction as transaction_module
+from ropetool.files.transaction import staged, transaction
 
 # What each kind of output consists of, the file that loaders open first; and what is written before its names change.
 KINDS = {
@@ -33,8 +33,8 @@ KINDS = {
 KILLED = """
 import json, os, shutil, signal, sys
 from pathlib import Path
-from ropetool.formats import renames
-from ropetool.formats.transaction import transaction
+from ropetool.files import renames
+from ropetool.files.transaction import transaction
 
 root, kind, way, earlier, names = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "earlier", sys.argv[5:]
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "shutil.rmtree", "shutil.copytree", "ctypes.dlsym"}
@@ -406,8 +406,8 @@ def killed_between(folder: Path, names: list[str]) -> Path:
     program = """
 import os, sys
 from pathlib import Path
-from ropetool.formats import renames
-from ropetool.formats.transaction import transaction
+from ropetool.files import renames
+from ropetool.files.transaction import transaction
 real = renames._rename_new
 renames._rename_new = lambda old, new: (real(old, new), os._exit(9))
 folder = Path(sys.argv[1])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ropetool.errors import CorruptFile
-from ropetool.formats.hf.typed import LIST, NUMBER, OBJECT, TEXT, Kind, list_of, taken, whole
+from ropetool.files.hf.typed import LIST, NUMBER, OBJECT, TEXT, Kind, list_of, taken, whole
 
 GOOD: list[tuple[Kind, list[Any]]] = [
     (TEXT, ["", "a", "\u00e9\U0001f600"]), (NUMBER, [0, -1.5, 10**300]), (whole(0, 7), [0, 7]),

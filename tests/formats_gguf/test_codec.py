@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ropetool.errors import ConfigError
-from ropetool.formats.gguf import Value, ValueType
+from ropetool.files.gguf import Value, ValueType
 
 from .maker import SCALARS
 

@@ -9,8 +9,8 @@ import pytest
 from gguf import GGUFReader
 
 from ropetool.errors import CorruptFile, NotACheckpoint, UnsupportedDtype
-from ropetool.formats.gguf import GgufHeader, ValueType, read_header, read_vector
-from ropetool.formats.gguf.header import MAX_HEADER_BYTES
+from ropetool.files.gguf import GgufHeader, ValueType, read_header, read_vector
+from ropetool.files.gguf.header import MAX_HEADER_BYTES
 
 from .maker import contents, model, packed, tensor, u32, vectors, vocabulary
 

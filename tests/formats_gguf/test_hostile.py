@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ropetool.errors import CorruptFile
-from ropetool.formats.gguf import Patch, read_header, write_patched
+from ropetool.files.gguf import Patch, read_header, write_patched
 
 from .maker import (
     ARR,
@@ -215,7 +215,7 @@ def write_costly_files(folder: Path) -> None:
 READ_ALL = """
 import pathlib, sys
 from ropetool.errors import CorruptFile
-from ropetool.formats.gguf import read_header
+from ropetool.files.gguf import read_header
 
 for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
     try:

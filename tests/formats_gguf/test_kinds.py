@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gguf
 
-from ropetool.formats.gguf import GGML_TYPES, ValueType
-from ropetool.formats.gguf.kinds import PACKING
+from ropetool.files.gguf import GGML_TYPES, ValueType
+from ropetool.files.gguf.kinds import PACKING
 
 NEWER = {"Q2_0"}  # in ggml, not yet in every release of the package
 

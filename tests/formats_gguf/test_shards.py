@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError, CorruptFile, MissingFile, RopetoolError
-from ropetool.formats.gguf import (
+from ropetool.files.gguf import (
     Patch,
     Value,
     ValueType,

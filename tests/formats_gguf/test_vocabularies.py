@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 
 from .maker import vocabulary
 from .test_writer import assert_patched, patched
@@ -83,7 +83,7 @@ def test_all_rope_keys_at_once_are_read_by_the_package(tmp_path):
 
 def test_llama_cpp_loads_the_vocabulary_after_a_patch(source):
     pytest.importorskip("llama_cpp")
-    from ropetool.verification.llama_library import free, library, load
+    from ropetool.verification.runners.llama_library import free, library, load
 
     arch = read_header(source).get("general.architecture", ValueType.STR)
     keys = ("context_length", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor")

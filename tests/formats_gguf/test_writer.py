@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropetool.errors import ConfigError, OutputError, PlanMismatch, UnsupportedDtype
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched, writer
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched, writer
 
 from .maker import contents, model, packed, tensor, u32, vectors, vocabulary
 from .test_codec import LISTS, PAIRS
@@ -327,7 +327,7 @@ def test_a_full_disk_is_an_error_of_the_output(tmp_path, monkeypatch):
 WRITE = """
 import sys
 from pathlib import Path
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 
 source, out = map(Path, sys.argv[1:])
 patch = Patch(set={"llama.rope.scaling.type": Value.of(ValueType.STR, "yarn")})

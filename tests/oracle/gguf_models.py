@@ -18,8 +18,8 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType
 
-from ropetool import rope
-from ropetool.spec import LayerRope, Regime
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import LayerRope, Regime
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 # More that are made of the same parts, for what only they read.
@@ -276,7 +276,7 @@ def numpy_logits(
     q = q[::2] if arch in GATED else q
     if arch in WITH_QK_NORM and arch not in NORM_BEHIND_ROTATION:
         q, k = _norm(q, w["blk.0.attn_q_norm.weight"]), _norm(k, w["blk.0.attn_k_norm.weight"])
-    q, k = (rope.rotate(a, positions, regime.inv_freq, regime.attention_factor, entry.layout) for a in (q, k))
+    q, k = (arithmetic.rotate(a, positions, regime.inv_freq, regime.attention_factor, entry.layout) for a in (q, k))
     if arch in NORM_BEHIND_ROTATION:
         q, k = _norm(q, w["blk.0.attn_q_norm.weight"]), _norm(k, w["blk.0.attn_k_norm.weight"])
     if entry.temperature is not None:

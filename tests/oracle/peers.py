@@ -21,8 +21,9 @@ import numpy as np
 import pytest
 
 from ropetool import families, runtimes
-from ropetool.runtimes import HfView, NotKnown, Refuses
-from ropetool.spec import LayerRope, RopeSet
+from ropetool.checkpoint.views import HfView
+from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes import NotKnown, Refuses
 
 TABLE, FACTOR = 3e-6, 1e-6  # relative: the engines' float32, and their factors
 POSITIONS = (511, 513, 1024, 2047)

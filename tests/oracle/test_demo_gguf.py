@@ -17,11 +17,11 @@ from verifying import remember
 
 import ropetool
 from ropetool.errors import ConfigError
-from ropetool.formats.gguf import Patch, read_header, write_patched
-from ropetool.results import VerifyResult
+from ropetool.files.gguf import Patch, read_header, write_patched
 from ropetool.verification import suites
-from ropetool.verification.parity import logit_parity
-from ropetool.verification.segments import MIN_SEGMENTS
+from ropetool.verification.measures.parity import logit_parity
+from ropetool.verification.measures.segments import MIN_SEGMENTS
+from ropetool.verification.results import VerifyResult
 from ropetool.verification.texts import Document, embedded_documents
 
 pytest.importorskip("llama_cpp")

@@ -20,10 +20,10 @@ from gguf import GGUFValueType
 from gguf_models import HIDDEN, INNER, TRAINED, VOCABULARY, Tiny, llama_kept_bytes, llama_row_logits, numpy_logits
 
 import ropetool
-from ropetool import inspection
 from ropetool.errors import InvalidRope, LossyExport
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.spec import LayerRope, Regime
+from ropetool.rope.tables import LayerRope, Regime
+from ropetool.runtimes import inspection
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 pytest.importorskip("llama_cpp")
 

@@ -17,8 +17,8 @@ import pytest
 from exporting import maker
 
 import ropetool
-from ropetool import inspection
 from ropetool.errors import LossyExport
+from ropetool.runtimes import inspection
 
 pytest.importorskip("llama_cpp")
 
@@ -93,7 +93,7 @@ def torch_logits(path: Path) -> np.ndarray:
 
 
 def llama_logits(path: Path) -> np.ndarray:
-    from ropetool.verification.llama_runner import LlamaRunner
+    from ropetool.verification.runners.llama_runner import LlamaRunner
 
     runner = LlamaRunner(path)
     try:

@@ -23,12 +23,13 @@ from gguf_models import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tin
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ropetool import rope
-from ropetool.formats.gguf import read_shards
-from ropetool.runtimes import Refuses, llama_cpp
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.runtimes.base import GgufView
-from ropetool.spec import LayerRope, Regime
+from ropetool.checkpoint.views import GgufView
+from ropetool.files.gguf import read_shards
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import LayerRope, Regime
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import decoding
 
 pytest.importorskip("llama_cpp")
 
@@ -44,7 +45,7 @@ def folder() -> Iterator[Path]:
 
 
 def decoded(path: Path) -> LayerRope:
-    (entry,) = llama_cpp.decode(GgufView.of(read_shards(path))).entries.values()  # there is only one layer
+    (entry,) = decoding.decode(GgufView.of(read_shards(path))).entries.values()  # there is only one layer
     return entry
 
 
@@ -232,7 +233,7 @@ def without_attn_factor(regime: Regime) -> Regime:
 
 def untruncated(regime: Regime) -> Regime:
     """YaRN's ramp with its ends as computed, not rounded outwards to whole pairs."""
-    base = rope.base_inv_freq(10000.0, HEAD_DIM)
+    base = arithmetic.base_inv_freq(10000.0, HEAD_DIM)
     low, high = (HEAD_DIM * math.log(TRAINED / (turns * 2 * math.pi)) / (2 * math.log(10000.0)) for turns in (32, 1))
     kept = 1 - np.clip((PAIRS - low) / (high - low), 0, 1)
     return replace(regime, inv_freq=base * (kept + (1 - kept) / 4))
@@ -247,7 +248,7 @@ def counted_in_the_context(regime: Regime) -> Regime:
 
 def multiplied(regime: Regime) -> Regime:
     """Frequency factors taken as multipliers."""
-    base = rope.base_inv_freq(10000.0, HEAD_DIM)
+    base = arithmetic.base_inv_freq(10000.0, HEAD_DIM)
     return replace(regime, inv_freq=base * (base / regime.inv_freq))
 
 

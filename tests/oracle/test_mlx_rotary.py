@@ -8,9 +8,9 @@ from typing import Any
 import peers
 import pytest
 
+from ropetool.rope.tables import RopeTable
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_lm
-from ropetool.spec import RopeTable
 
 UNKNOWN = {"qwen2_moe"}
 

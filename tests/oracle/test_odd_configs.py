@@ -11,8 +11,8 @@ import pytest
 from probes import probe, v4_python
 from test_transformers import LENGTHS, assert_agrees, write
 
-from ropetool import inspection
 from ropetool.errors import ConfigError
+from ropetool.runtimes import inspection
 
 LLAMA, LLAMA_5 = configs.config("llama", "v4"), configs.config("llama", "v5")
 GEMMA, GEMMA_5 = configs.config("gemma3_text", "v4"), configs.config("gemma3_text", "v5")

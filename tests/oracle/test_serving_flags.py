@@ -20,8 +20,8 @@ from gguf_models import TARGET, TRAINED, Tiny
 
 import ropetool
 from ropetool import families
-from ropetool.report import flags
-from ropetool.runtimes import HfView
+from ropetool.checkpoint.views import HfView
+from ropetool.plans import flags
 
 RELEASES = [(program, version) for program in peers.WITH_FLAGS for version in peers.RELEASES[program]]
 MERGES = {("sglang", "0.5.23")}  # the others take an object of rope keys as it is given

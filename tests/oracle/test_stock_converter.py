@@ -23,9 +23,9 @@ from exporting import maker
 from token_strings import letters, strings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from ropetool.exporting.pretokenizer_names import LLAMA3, QWEN2
-from ropetool.exporting.shapes import Turn
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.gguf_export.shapes import Turn
+from ropetool.gguf_export.tokenizer.pretokenizer_names import LLAMA3, QWEN2
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
 REAL_NAMES = sorted(path.name for path in REAL.glob("*/")) if REAL.is_dir() else []
@@ -243,7 +243,7 @@ def ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def runner(path: Path) -> Any:
     pytest.importorskip("llama_cpp")
-    from ropetool.verification.llama_runner import LlamaRunner
+    from ropetool.verification.runners.llama_runner import LlamaRunner
 
     return LlamaRunner(path)
 

@@ -16,7 +16,7 @@ import pytest
 from exporting import family_models as models
 from exporting import maker
 
-from ropetool.formats.gguf import Value, read_header
+from ropetool.files.gguf import Value, read_header
 
 pytestmark = converter.needs_converter
 

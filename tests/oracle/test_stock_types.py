@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from exporting import maker
 
-from ropetool.exporting import pieces
+from ropetool.gguf_export import chunks
 
 # 328 is no multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
 CHANGES: dict[str, Any] = {
@@ -70,9 +70,9 @@ def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, folder: P
 
 
 def test_scales_of_the_wrong_rows_would_be_seen(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = pieces.fp8.weights
-    monkeypatch.setattr(pieces.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
-    monkeypatch.setattr("ropetool.exporting.container.CHUNK", 5000)
+    right = chunks.fp8.weights
+    monkeypatch.setattr(chunks.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
+    monkeypatch.setattr("ropetool.gguf_export.container.CHUNK", 5000)
     found = maker.tensors(maker.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output)
     expected = maker.tensors(folder / "FP8-f16.gguf")
     assert found["blk.0.ffn_up.weight"] != expected["blk.0.ffn_up.weight"]

@@ -19,9 +19,10 @@ import pytest
 from probes import probe, v4_python
 
 import ropetool
-from ropetool import families, inspection
+from ropetool import families
 from ropetool.errors import LossyExport, RopetoolError
 from ropetool.report.inspected import inspection_json
+from ropetool.runtimes import inspection
 
 LENGTHS = [256, 512, 513, 1024, 2048]
 TOLERANCE = 3e-6  # transformers computes its tables in float32

@@ -18,11 +18,12 @@ import transformers
 from making import write_config
 
 import ropetool
-from ropetool import families, inspection
+from ropetool import families
 from ropetool.families.wrappers import ALIASES, WRAPPERS
-from ropetool.verification.readback import read_back
-from ropetool.verification.rotary import TORCH_TOLERANCE, check_rotation, largest_difference
-from ropetool.verification.torch_library import quiet
+from ropetool.runtimes import inspection
+from ropetool.verification.measures.rotary import TORCH_TOLERANCE, check_rotation, largest_difference
+from ropetool.verification.readback.comparing import read_back
+from ropetool.verification.runners.torch_library import quiet
 
 REMOTE = {name for name, wrapper in WRAPPERS.items() if "remote code" in wrapper.source}
 BUILT_IN = sorted(WRAPPERS.keys() - REMOTE)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-from ropetool.results import (
+from ropetool.verification.results import (
     Check,
     DistanceResult,
     DivergenceResult,

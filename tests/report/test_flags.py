@@ -14,9 +14,10 @@ from making import write_config
 
 import ropetool
 from ropetool import families, runtimes
-from ropetool.plans import Plan
-from ropetool.report import flags, server_flags
-from ropetool.runtimes import HfView, engine_formulas
+from ropetool.checkpoint.views import HfView
+from ropetool.plans import flags, server_flags
+from ropetool.plans.plan import Plan
+from ropetool.runtimes import engine_formulas
 
 ENGINES = {"vllm": (False,), "sglang": (False, True)}  # whether the rope keys are merged into the source's
 

@@ -22,7 +22,7 @@ import pytest
 import sample
 
 from ropetool.errors import MissingDependency, OutputError
-from ropetool.results import VerifyResult
+from ropetool.verification.results import VerifyResult
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")

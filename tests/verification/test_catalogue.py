@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import ropetool
-from ropetool import certificate, machine, publishing
+from ropetool import machine
+from ropetool.checkpoint import certificate
+from ropetool.plans.plan import model_card
 from ropetool.verification import catalogue
 from ropetool.verification.catalogue import described
 from ropetool.verification.checkpoints import verify_checkpoint
@@ -89,13 +91,13 @@ def test_result_certificate_and_card_name_the_catalogue(tmp_path: Path, monkeypa
 
 
 def test_the_card_says_which_part_was_read_and_whether_others_were() -> None:
-    card = f"{publishing.START}\n\n{publishing.VERIFICATION}\n\n{publishing.SERVING}\n\n{publishing.END}\n"
+    card = f"{model_card.START}\n\n{model_card.VERIFICATION}\n\n{model_card.SERVING}\n\n{model_card.END}\n"
     held = {"verdict": "pass", "suite": "quick", "longest": 8, "made": "2026-01-01", "checks": [], "command": ""}
     texts = {"origin": "mixed", "documents": 9, "manifest": HASH, "names": ["a", "b"]}
     sentence = f"(2026-01-01). Measured on 2 documents of ropetool's catalogue of texts `{HASH[:16]}` and others.\n"
-    assert sentence in publishing.with_verification(card, {**held, "texts": texts})
+    assert sentence in model_card.with_verification(card, {**held, "texts": texts})
     for silent in (held, {**held, "texts": {**texts, "manifest": None}}):
-        made = publishing.with_verification(card, silent)
+        made = model_card.with_verification(card, silent)
         assert "(2026-01-01).\n" in made
         assert "Measured on" not in made
 

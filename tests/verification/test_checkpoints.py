@@ -14,9 +14,9 @@ import pytest
 from exporting import maker
 
 import ropetool
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 from ropetool.errors import ConfigError, MissingDependency, RopetoolError
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.verification import checkpoints
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.scoring import Scores

@@ -21,15 +21,15 @@ from safetensors.torch import load_file, save_file
 from verifying import cut_texts, remember
 
 import ropetool
-from ropetool import provenance
+from ropetool.checkpoint import provenance
 from ropetool.errors import RopetoolError
-from ropetool.formats.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.results import FAIL, Check
-from ropetool.runtimes import llama_cpp_archs as archs
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.verification import run as verification_run
 from ropetool.verification.checkpoints import verify_checkpoint
-from ropetool.verification.readback import read_back
-from ropetool.verification.rotary import check_rotation
+from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.readback.comparing import read_back
+from ropetool.verification.results import FAIL, Check
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"

@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropetool.errors import CheckpointError, ConfigError
-from ropetool.results import DivergenceResult
-from ropetool.verification import divergence
-from ropetool.verification.divergence import MAX_SPANS, diverge, divergence_rows, span_edges
+from ropetool.verification.measures import divergence
+from ropetool.verification.measures.divergence import MAX_SPANS, diverge, divergence_rows, span_edges
+from ropetool.verification.results import DivergenceResult
 from ropetool.verification.scoring import Corpus, Logits
 
 PIECE = 24

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 import ropetool
-from ropetool.results import DistanceResult, Estimate
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.loss import prepare_last_segment
-from ropetool.verification.position import prepare_position
-from ropetool.verification.repeats import prepare_far
+from ropetool.verification.measures.loss import prepare_last_segment
+from ropetool.verification.measures.position import prepare_position
+from ropetool.verification.measures.repeats import prepare_far
+from ropetool.verification.results import DistanceResult, Estimate
+from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Corpus, ignore
 from ropetool.verification.statistics import clustered, paired_difference
 from ropetool.verification.texts import embedded_documents
-from ropetool.verification.torch_runner import TorchRunner
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED, FACTOR = 256, 8

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.results import (
+from ropetool.verification import gate
+from ropetool.verification.gate import Limits
+from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
     NOT_RUN,
@@ -23,8 +25,6 @@ from ropetool.results import (
     RetrievalCell,
     RetrievalResult,
 )  # fmt: skip
-from ropetool.verification import gate
-from ropetool.verification.gate import Limits
 
 TRAINED = 256
 

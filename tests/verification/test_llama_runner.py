@@ -15,15 +15,16 @@ from gguf import GGUFValueType
 from gguf_models import ARCHITECTURES, Tiny, numpy_logits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from ropetool.checkpoint.views import GgufView
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint
-from ropetool.formats.gguf import read_shards
-from ropetool.runtimes import llama_cpp as decoder
-from ropetool.runtimes import llama_cpp_archs as archs
-from ropetool.runtimes.base import GgufView
-from ropetool.spec import Regime
-from ropetool.verification import llama_library, suites
-from ropetool.verification.llama_runner import LlamaRunner
+from ropetool.files.gguf import read_shards
+from ropetool.rope.tables import Regime
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import decoding as decoder
+from ropetool.verification import suites
 from ropetool.verification.run import verify
+from ropetool.verification.runners import llama_library
+from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.texts import Document
 
 llama_cpp = pytest.importorskip("llama_cpp")
@@ -258,7 +259,7 @@ def test_a_file_that_llama_cpp_refuses_is_refused_in_its_words(
         LlamaRunner(path)
     assert caught.value.where == str(path)
     # the same from the library itself, had our decoder not looked first
-    monkeypatch.setattr("ropetool.verification.llama_runner.llama_cpp.decode", lambda view: None)
+    monkeypatch.setattr("ropetool.verification.runners.llama_runner.decoding.decode", lambda view: None)
     with pytest.raises(CheckpointError, match=ours):
         LlamaRunner(path).score(rows_of(32), SCORED)
     unknown = Tiny("llama").write(tmp_path / "unknown.gguf")

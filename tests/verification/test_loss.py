@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from ropetool.errors import CheckpointError, ConfigError
 from ropetool.verification import suites
-from ropetool.verification.loss import perplexity
+from ropetool.verification.measures.loss import perplexity
 from ropetool.verification.run import Limits, default_lengths, verify
 from ropetool.verification.scoring import Scores
 from ropetool.verification.texts import Document

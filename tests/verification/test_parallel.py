@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ropetool
-from ropetool.verification import parallel
+from ropetool.verification.runners import parallel
 from ropetool.verification.scoring import Scores
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.results import PositionResult
-from ropetool.verification import fillers
-from ropetool.verification.fillers import passage_length, passages, text_of_others
-from ropetool.verification.position import PositionProbe, prepare_position
+from ropetool.verification.measures import fillers
+from ropetool.verification.measures.fillers import passage_length, passages, text_of_others
+from ropetool.verification.measures.position import PositionProbe, prepare_position
+from ropetool.verification.results import PositionResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores, ignore
 
 TRAINED = 256

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ropetool.errors import ConfigError, UnknownName
-from ropetool.results import ProtocolResult
-from ropetool.verification import protocols
-from ropetool.verification.protocols import MAX_WINDOWS, PROTOCOLS, prepare
+from ropetool.verification.measures import protocols
+from ropetool.verification.measures.protocols import MAX_WINDOWS, PROTOCOLS, prepare
+from ropetool.verification.results import ProtocolResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores
 
 BOS = 0

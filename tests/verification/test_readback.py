@@ -20,10 +20,10 @@ from making import write_config
 from safetensors.numpy import load_file, save_file
 
 import ropetool
-from ropetool.results import Check
-from ropetool.verification import tensor_bytes
-from ropetool.verification.readback import read_back, same_tables
-from ropetool.verification.rotary import check_rotation
+from ropetool.checkpoint import tensor_bytes
+from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.readback.comparing import read_back, same_tables
+from ropetool.verification.results import Check
 
 HEADS, HEAD_DIM, HIDDEN = 4, 32, 128
 LAYER_0, LAYER_1 = "model.layers.0.self_attn", "model.layers.1.self_attn"

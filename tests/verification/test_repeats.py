@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.results import FarResult
-from ropetool.verification import fillers
-from ropetool.verification.fillers import Passage, text_of_others
-from ropetool.verification.repeats import FarDependence, prepare_far
+from ropetool.verification.measures import fillers
+from ropetool.verification.measures.fillers import Passage, text_of_others
+from ropetool.verification.measures.repeats import FarDependence, prepare_far
+from ropetool.verification.results import FarResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores, ignore
 
 TRAINED, SIZE = 256, 128

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.results import RetrievalCell, RetrievalResult
-from ropetool.verification import retrieval
-from ropetool.verification.retrieval import (
+from ropetool.verification.measures import retrieval
+from ropetool.verification.measures.retrieval import (
     DEPTHS,
     TASKS,
     WORDS,
@@ -26,6 +25,7 @@ from ropetool.verification.retrieval import (
     score_within,
     single_tokens,
 )
+from ropetool.verification.results import RetrievalCell, RetrievalResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Predictions, Scores, ignore
 from ropetool.verification.statistics import wilson
 

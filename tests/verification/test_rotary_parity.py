@@ -19,13 +19,14 @@ from making import write_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropetool
-from ropetool import inspection
-from ropetool.formats.gguf import read_shards
-from ropetool.runtimes import GgufView
-from ropetool.spec import LayerRope, RopeSet
-from ropetool.verification import llama_probe, rotary
-from ropetool.verification.probe_model import write_probe
-from ropetool.verification.rotary import check_rotation
+from ropetool.checkpoint.views import GgufView
+from ropetool.files.gguf import read_shards
+from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes import inspection
+from ropetool.verification.measures import rotary
+from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.runners import llama_probe
+from ropetool.verification.runners.probe_model import write_probe
 
 LISTS = {"long_factor": [1.0 + 0.2 * i for i in range(16)], "short_factor": [1.0 + 0.01 * i for i in range(16)]}
 METHODS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropetool.errors import ConfigError
-from ropetool.verification.segments import Segment, choose_segments, enough, scored_tokens
+from ropetool.verification.measures.segments import Segment, choose_segments, enough, scored_tokens
 
 DOCUMENTS = st.lists(st.integers(0, 4000), min_size=1, max_size=20)
 LENGTHS = st.lists(st.integers(8, 4000), min_size=1, max_size=5, unique=True)

@@ -18,10 +18,10 @@ from torturing.scenes import EXTEND
 
 
 def configs(folder: Path, sources: Path) -> Iterator[Reader]:
-    from ropetool.formats.hf import read_object
-    from ropetool.inspection import inspect
-    from ropetool.planning import make_plan
-    from ropetool.plans import Plan
+    from ropetool.files.hf import read_object
+    from ropetool.plans.plan import Plan
+    from ropetool.plans.search import make_plan
+    from ropetool.runtimes.inspection import inspect
 
     seeds = [json.dumps(data, indent=2).encode() for data in _config_seeds()]
     words = [name.encode() for name in (*FAMILIES, *MORE_FAMILIES)]
@@ -63,8 +63,8 @@ def configs(folder: Path, sources: Path) -> Iterator[Reader]:
 
 def _apply(folder: Path, sources: Path) -> Read:
     """Return a reader that carries a plan out on the source, and takes the output away again."""
-    from ropetool.applying import apply
-    from ropetool.plans import Plan
+    from ropetool.plans.applying import apply
+    from ropetool.plans.plan import Plan
     from torturing.scenes import contents
 
     slot, target = Slot(folder / "applied" / "plan.json"), folder / "applied" / "output"

@@ -23,8 +23,8 @@ LISTED = {
 
 
 def hub() -> Iterator[Reader]:
-    from ropetool.formats.hub.ids import HubId, hub_id
-    from ropetool.formats.hub.snapshots import check_checkpoint, files_of, listing, weight_files
+    from ropetool.files.hub.ids import HubId, hub_id
+    from ropetool.files.hub.snapshots import check_checkpoint, files_of, listing, weight_files
 
     def read_id(data: bytes, rng: random.Random) -> None:
         hub_id(os.fsdecode(data.replace(b"\0", b"")[:3000]))

@@ -17,7 +17,8 @@ from torturing.scenes import EXTEND
 
 
 def records(folder: Path) -> Iterator[Reader]:
-    from ropetool import certificate, provenance, publishing
+    from ropetool.checkpoint import certificate, provenance
+    from ropetool.plans import model_card
     from torturing.commands import run
 
     made = folder / "made"
@@ -43,12 +44,12 @@ def records(folder: Path) -> Iterator[Reader]:
     checks = json.loads(seeds[1])["certificate"]
 
     def read_card(data: bytes, rng: random.Random) -> None:
-        text = publishing.read_card(card(data))
+        text = model_card.read_card(card(data))
         assert text is not None
-        again = publishing.with_step(
+        again = model_card.with_step(
             text, "Extended.", "ropetool extend x", ["vllm serve x"], base_model="a/b", long=True
         )
-        publishing.write_card(card.path, publishing.grafted(publishing.with_verification(again, checks), text))
+        model_card.write_card(card.path, model_card.grafted(model_card.with_verification(again, checks), text))
 
     cards = [(made / "README.md").read_bytes(), b"---\nlicense: mit\ntags:\n- a\nbase_model: x/y\n---\n# A model\n"]
     yield Reader(

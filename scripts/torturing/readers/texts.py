@@ -36,7 +36,7 @@ def edit(data: bytes, rng: random.Random) -> None:
     Half of the texts are good ones, made here: mutated ones are mostly refused.
     """
     from ropetool.errors import CorruptFile
-    from ropetool.formats.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
+    from ropetool.files.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
 
     if rng.random() < 0.7:
         data = _good_text(rng).encode("utf-8", "surrogatepass")

@@ -15,11 +15,11 @@ from torturing.readers.printed import printed
 
 def weights(folder: Path, sources: Path) -> Iterator[Reader]:
     from ropetool.comparison import compare
-    from ropetool.exporting.imatrix import read_imatrix
-    from ropetool.formats.gguf import read_shards
-    from ropetool.formats.hf import open_checkpoint, read_header
-    from ropetool.inspection import inspect
-    from ropetool.planning import make_plan
+    from ropetool.files.gguf import read_shards
+    from ropetool.files.hf import open_checkpoint, read_header
+    from ropetool.gguf_export.imatrix import read_imatrix
+    from ropetool.plans.search import make_plan
+    from ropetool.runtimes.inspection import inspect
 
     gguf = [_small_gguf(folder)]
     words = [b"llama.rope.scaling.type", b"general.alignment", b"split.count", b"rope_freqs.weight", b"GGUF", b"yarn"]

@@ -1,0 +1,382 @@
+"""The certificate of a verification: what was found, bound to the bytes that decide what a checkpoint computes.
+
+Kept in the provenance file, or in a file of its own for a checkpoint of others. Knows nothing of how one measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ropetool import escaping, names
+from ropetool.checkpoint import identity, provenance
+from ropetool.checkpoint.opening import first_file, is_gguf
+from ropetool.errors import CheckpointError, CorruptFile, OutputError
+from ropetool.files.gguf import read_shards
+from ropetool.files.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
+from ropetool.files.hf.jsontext import shown
+from ropetool.files.output import Rule, check_output
+from ropetool.files.transaction import staged
+from ropetool.rope.tables import MAX_LENGTH
+
+SCHEMA = 1
+PASS, FAIL, PARTIAL, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "not run", "-"
+NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
+SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
+SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
+
+BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
+# What decides the tokens; transformers reads the last four beside an older tokenizer.
+_TEXTS = (
+    names.CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, names.TOKENIZER_JSON, names.TOKENIZER_CONFIG_JSON,
+    "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+_FINGERPRINT = re.compile(r"(sampled|sha256):[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a verification found. longest: the longest context that was measured, in tokens.
+
+    checks: name, figure, limit, verdict and detail of each. made: UTC, in ISO form. full_hash: the fingerprint is over
+    all bytes and not over samples. lengths: all that were measured, none where an earlier version wrote it. baseline:
+    what the target was compared with, by name; None if with itself. texts: origin, number, manifest and names of the
+    documents, as `verify` states them; None where an earlier version wrote it. text_fingerprint is over their contents.
+    """
+
+    verdict: str
+    suite: str
+    longest: int
+    checks: tuple[Mapping[str, Any], ...]
+    text_fingerprint: str
+    versions: Mapping[str, str]
+    command: str
+    made: str
+    fingerprint: str
+    full_hash: bool
+    lengths: tuple[int, ...] = ()
+    baseline: str | None = None
+    texts: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for a JSON file; a figure that is not finite is null."""
+        checks = [{key: _finite(value) for key, value in check.items()} for check in self.checks]
+        return {**vars(self), "checks": checks, "versions": dict(self.versions), "lengths": list(self.lengths)}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str, try_: str = "ropetool verify, which makes a new one") -> Certificate:
+        """Return the certificate that this data holds; keys of a later version are ignored.
+
+        Raises: CorruptFile if a key is absent, has another type, or contradicts another.
+        """
+        problem = _problem(data)
+        if problem:
+            raise CorruptFile(f"it is no certificate of ropetool ({problem})", where=where, try_=try_)
+        known = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+        checks = tuple({key: check[key] for key in provenance.CHECK} for check in data["checks"])
+        return cls(**{**known, "checks": checks, "lengths": tuple(data.get("lengths", ()))})
+
+
+@dataclass(frozen=True)
+class State:
+    """What a certificate is worth now: none, stale, failed, partial or passed; and a sentence why."""
+
+    name: str
+    why: str
+    certificate: Certificate | None = None
+
+
+def now() -> str:
+    """Return the time as a certificate states it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+# --- the checkpoint's bytes
+
+
+def fingerprint(path: Path, full: bool = False) -> str:
+    """Return a digest of what decides the computation: config, tokenizer and weights; a copy elsewhere has the same.
+
+    Of each weight file it takes the size, the header and blocks spread evenly over the data, or with `full` all bytes;
+    the form, `sampled:...` or `sha256:...`, tells which.
+
+    Raises: CheckpointError for files that are broken or cannot be read.
+    """
+    digest = hashlib.sha256()
+    for label, file, data_start in _parts(Path(path)):
+        identity.feed(digest, file, None if full else data_start, BLOCKS, label=label)
+    return f"{'sha256' if full else 'sampled'}:{digest.hexdigest()}"
+
+
+def _parts(path: Path) -> Iterator[tuple[str, Path, int | None]]:
+    """Yield the files by the name under which they count, and where the data of a weight file begins."""
+    if is_gguf(path):
+        for number, header in enumerate(read_shards(path)):
+            yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing
+        return
+    checkpoint = open_checkpoint(path)
+    yield from ((name, path / name, None) for name in _TEXTS if (path / name).is_file())
+    yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.weights)
+
+
+# --- the file
+
+
+def read(path: Path, place: Path | None = None) -> Certificate | None:
+    """Return the certificate of a checkpoint, or None; `place` is a file of its own instead of the provenance.
+
+    Raises: CorruptFile if it is none of ours, or was changed to what cannot be.
+    """
+    again = escaping.command("ropetool", "verify", path, "--suite", "quick")
+    if place is None:
+        record = first_file(path)
+        made = provenance.record(record)
+        data = made.certificate if made is not None else None
+        where = f"{provenance.place(record)}: {provenance.CERTIFICATE}"
+    else:
+        found = read_optional_object(place)
+        data = None if found is None else found[1].get(provenance.CERTIFICATE, ABSENT)
+        where, again = str(place), "give another FILE to --certificate"
+    return None if data is None else Certificate.from_json(data, where, again)
+
+
+def write(path: Path, certificate: Certificate, place: Path | None = None) -> Path | None:
+    """Put the certificate into the provenance file, whose other keys keep their text, or into `place`.
+
+    Returns the file that was written; None, and nothing is written, for a checkpoint of others without a `place`.
+    Raises: what check_place does; OutputError if it cannot be written, or is of other bytes since another command wrote
+    the checkpoint anew.
+    """
+    file = place or provenance.place(first_file(path))
+    # The provenance lies inside a directory that ropetool made, so the file to keep apart from is its config.
+    source = path / names.CONFIG_JSON if place is None and path.is_dir() else path
+    while True:
+        if place is not None:
+            check_place(path, place)
+        found = read_optional_object(file)
+        if found is None and place is None:
+            return None
+        text, data = found or (f'{{\n  "schema": {SCHEMA}\n}}\n', {})
+        edit = Edit((provenance.CERTIFICATE,), data.get(provenance.CERTIFICATE, ABSENT), certificate.to_json())
+        try:
+            with staged(file, source, force=True, may_replace=_only(found)) as stage:
+                stage.write_text(apply_edits(text, [edit], str(file)), encoding="utf-8", newline="")
+            return file
+        except OutputError:
+            if read_optional_object(file) == found:
+                raise
+        if fingerprint(path, certificate.full_hash) != certificate.fingerprint:
+            raise OutputError(
+                "was written anew by another command while this certificate was made, of the files that were there",
+                where=str(file), try_=escaping.command("ropetool", "verify", path, "--suite", certificate.suite),
+            )  # fmt: skip
+
+
+def _only(found: tuple[str, dict[str, Any]] | None) -> Rule:
+    """Return the rule that a file may be replaced as it was read, and not after another command has written it."""
+    return lambda path: "" if read_optional_object(path) == found else "has changed meanwhile"
+
+
+def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
+    """Return why the certificate on record stays where this one was to be written, as a sentence; empty if it does not.
+
+    Only one of the same bytes stays.
+    """
+    try:
+        held = read(path, place)
+    except CorruptFile:  # a new one takes the place of what cannot be
+        held = None
+    if held is None:
+        return ""
+    now = new.fingerprint if held.full_hash == new.full_hash else fingerprint(path, held.full_hash)
+    more = wider(held, new) if held.fingerprint == now else ""
+    if not more:
+        return ""
+    words: list[str | Path] = ["ropetool", "verify", path, "--suite", max(held.suite, new.suite, key=_rank)]
+    if held.lengths:
+        words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
+    if held.baseline is not None and new.baseline is None:
+        words += ["--baseline", held.baseline]
+    return f"the certificate of {held.made[:10]} stays, for it is wider: {more}; to replace it: `{escaping.command(*words)}`"
+
+
+def wider(held: Certificate, new: Certificate) -> str:
+    """Return in what a certificate covers more than a newer one, in words; empty where the newer takes its place.
+
+    A newer one that failed always does, and one that passed in place of a partial one.
+    """
+    if new.verdict == FAIL or (held.verdict, new.verdict) == (PARTIAL, PASS):
+        return ""
+    more = []
+    if held.verdict != PARTIAL and new.verdict == PARTIAL:
+        more.append("all of it ran")
+    if _rank(held.suite) > _rank(new.suite):
+        more.append(f"the {held.suite} suite and not the {new.suite} one")
+    besides = sorted({*held.lengths} - {*new.lengths})
+    if besides and len({*held.lengths}) > len({*new.lengths}):
+        more.append(f"lengths {', '.join(map(str, besides))} besides")
+    elif held.longest > new.longest:
+        more.append(f"up to {held.longest} tokens and not {new.longest}")
+    if held.baseline is not None and new.baseline is None:
+        more.append(f"the baseline {held.baseline}")
+    if SAME_TABLES in _names(held) - _names(new):
+        more.append("compared with another file of the model")
+    return ", ".join(more)
+
+
+def _rank(suite: str) -> int:
+    return SUITES.index(suite) if suite in SUITES else -1
+
+
+def _names(found: Certificate) -> set[str]:
+    return {check["name"] for check in found.checks}
+
+
+def check_place(path: Path, place: Path) -> None:
+    """Return if the certificate of this checkpoint may be written to a file of its own.
+
+    Raises: OutputError for a place where nothing may be written; CorruptFile for another file; CheckpointError for the
+    certificate of another model.
+    """
+    try:
+        check_output(place, path, force=True)
+    except OutputError as error:
+        raise OutputError(error.message, where=f"--certificate {place}", try_="give another FILE") from None
+    state(path, place)
+
+
+def state(path: Path, place: Path | None = None) -> State:
+    """Return what the certificate of a checkpoint says of it as it is now.
+
+    Raises: CorruptFile; CheckpointError if `place` holds the certificate of another model.
+    """
+    found = read(path, place)
+    if found is None:
+        return State(NONE, "no verification of it is on record")
+    if fingerprint(path, found.full_hash) != found.fingerprint:
+        if place is not None:
+            raise CheckpointError(
+                f"it is the certificate of another model than {path}, or of this one before a change",
+                where=f"--certificate {place}", try_="give another FILE, or remove this one",
+            )  # fmt: skip
+        why = "its config, tokenizer or weights are not those that its certificate was made for"
+        return State(STALE, why, found)
+    return State(*_judged(found), found)
+
+
+def _judged(found: Certificate) -> tuple[str, str]:
+    measured = f"the {found.suite} suite up to {found.longest} tokens"
+    if found.verdict == FAIL:
+        return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
+    if found.verdict == PARTIAL:
+        return PARTIAL, f"it went through {measured} in part: not run were {_named(found, NOT_RUN)}"
+    if not _named(found, PASS):
+        return PARTIAL, f"{measured} checked nothing"
+    return PASSED, f"it passed {measured}"
+
+
+def remedy(path: Path) -> str:
+    """Return the command that makes a certificate, of the suite on record: a smaller one would not take its place."""
+    found = state(path)
+    held = found.certificate if found.name in (PASSED, FAILED) else None
+    suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
+    return escaping.command("ropetool", "verify", path, "--suite", suite)
+
+
+def shortfall(path: Path, length: int) -> str:
+    """Return why the checkpoint is not certified up to a context of `length` tokens, empty if it is.
+
+    Raises: CorruptFile.
+    """
+    found = state(path)
+    if found.name != PASSED or found.certificate is None:
+        return found.why
+    reached = found.certificate.longest
+    return "" if reached >= length else f"{found.why}, but states a context of {length}"
+
+
+# --- what may stand in it
+
+_KINDS = {
+    "verdict": str, "suite": str, "longest": int, "checks": list, "text_fingerprint": str, "versions": dict,
+    "command": str, "made": str, "fingerprint": str, "full_hash": bool,
+}  # fmt: skip
+_WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
+_MANIFEST = re.compile(r"[0-9a-f]{64}")
+MAX_COMMAND = 100_000  # characters, with all its paths
+_VERDICTS = (PASS, FAIL, NOT_RUN, NOT_ASKED)
+
+
+def _problem(data: Any) -> str:
+    """Return what is wrong with the data of a certificate, empty if nothing is."""
+    if not isinstance(data, dict):
+        return f"it is {shown(data)}"
+    for key, kind in _KINDS.items():
+        if type(data.get(key, ABSENT)) is not kind:
+            return f"{key} is {shown(data.get(key, ABSENT))}"
+    if not _WORD.fullmatch(data["suite"]):
+        return f"suite is {shown(data['suite'])}"
+    if not _TIME.fullmatch(data["made"]):
+        return f"made is {shown(data['made'])}"
+    if len(data["command"]) > MAX_COMMAND:
+        return f"command is of {len(data['command']):,} characters"
+    for number, check in enumerate(data["checks"]):
+        problem = provenance.check_problem(check)
+        if not problem and check["verdict"] not in _VERDICTS:
+            problem = f"verdict is {shown(check['verdict'])}"
+        if problem:
+            return problem.replace(" is ", f" of check {number} is ", 1)
+    if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
+        return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
+    if not _is_texts(data.get("texts")):
+        return f"texts is {shown(data['texts'])}"
+    if not all(isinstance(version, str) for version in data["versions"].values()):
+        return f"versions is {shown(data['versions'])}"
+    return _contradiction(data)
+
+
+def _contradiction(data: Mapping[str, Any]) -> str:
+    found = {check["verdict"] for check in data["checks"]}
+    verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else PASS
+    if data["verdict"] != verdict:
+        return f"verdict is {shown(data['verdict'])}, and its checks come to {verdict}"
+    if not 0 <= data["longest"] <= MAX_LENGTH:
+        return f"longest is {shown(data['longest'])}"
+    form = "sha256" if data["full_hash"] else "sampled"
+    if not _FINGERPRINT.fullmatch(data["fingerprint"]) or not data["fingerprint"].startswith(form):
+        return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
+    return ""
+
+
+def _is_lengths(value: Any) -> bool:
+    return isinstance(value, list) and all(type(length) is int and 0 < length <= MAX_LENGTH for length in value)
+
+
+def _is_texts(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, dict) or type(value.get("documents")) is not int or value["documents"] < 1:
+        return False
+    manifest, names = value.get("manifest"), value.get("names")
+    if manifest is not None and not (isinstance(manifest, str) and _MANIFEST.fullmatch(manifest)):
+        return False
+    listed = (
+        isinstance(names, list) and len(names) <= value["documents"] and all(isinstance(name, str) for name in names)
+    )
+    return listed and isinstance(value.get("origin"), str) and bool(_WORD.fullmatch(value["origin"]))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _named(found: Certificate, verdict: str) -> str:
+    return ", ".join(check["name"] for check in found.checks if check["verdict"] == verdict)

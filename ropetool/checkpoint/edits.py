@@ -1,0 +1,46 @@
+"""A change of a checkpoint as plain data: one key of one of its JSON files, one metadata key or one vector of a GGUF model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool import names
+from ropetool.files.hf import ABSENT
+from ropetool.files.hf.jsontext import shown
+
+METADATA, TENSORS = "metadata", "tensors"  # the two parts of a GGUF model that plans edit
+
+
+EDITED_FILES = (names.CONFIG_JSON, names.TOKENIZER_CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, METADATA, TENSORS)
+
+
+@dataclass(frozen=True)
+class FileEdit:
+    """One change in one JSON file of the checkpoint, or to the METADATA or TENSORS of a GGUF model.
+
+    old and new may be ABSENT. A metadata value is {"type", "value"}, a tensor a list of numbers.
+    """
+
+    file: str
+    path: tuple[str, ...]
+    old: Any
+    new: Any
+
+    def to_json(self) -> dict[str, Any]:
+        values = {key: v for key, v in (("old", self.old), ("new", self.new)) if v is not ABSENT}
+        return {"file": self.file, "path": list(self.path), **values}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FileEdit:
+        """Return the edit of a plan file.
+
+        Raises: KeyError, TypeError or ValueError if it is none, or of a file that plans do not edit.
+        """
+        file, path = data["file"], data["path"]
+        if file not in EDITED_FILES:
+            raise ValueError(f"{shown(file)} is no file that a plan edits")
+        if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
+            raise ValueError(f"{shown(path)} is no path to a key")
+        return cls(file, tuple(path), data.get("old", ABSENT), data.get("new", ABSENT))

@@ -1,0 +1,110 @@
+"""A GGUF encoding as edits that a plan can hold and print, and edits as the patch that a writer takes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
+from ropetool.checkpoint.views import GgufView
+from ropetool.errors import ConfigError, PlanMismatch
+from ropetool.files.gguf import Patch, Value, ValueType
+from ropetool.files.hf import ABSENT
+from ropetool.rope.tables import is_number
+
+MAX_PLAIN_BYTES = 1024
+
+
+def edits_of_patch(patch: Patch, view: GgufView) -> list[FileEdit]:
+    """Return a patch of the model as edits.
+
+    Raises: ConfigError for an array or a long string, which a plan does not hold.
+    """
+    edits = []
+    for key, value in patch.set.items():
+        plain = plain_value(value)
+        if "value" not in plain:
+            raise ConfigError("it holds an array or a long text, which a plan cannot state", where=key)
+        edits.append(FileEdit(METADATA, (key,), plain_value(view.values.get(key)), plain))
+    edits += [FileEdit(METADATA, (key,), plain_value(view.values.get(key)), ABSENT) for key in sorted(patch.remove)]
+    edits += [FileEdit(TENSORS, (n,), vector_numbers(view, n), vector.tolist()) for n, vector in patch.tensors.items()]
+    return edits
+
+
+def plain_value(value: Value | None) -> Any:
+    """Return a value as JSON can hold it; an array or a long string, which is only ever removed, by its digest."""
+    if value is None:
+        return ABSENT
+    if value.type is ValueType.ARR or len(value.raw) > MAX_PLAIN_BYTES:
+        return {"type": value.label, "sha256": hashlib.sha256(value.raw).hexdigest()}
+    return {"type": value.label, "value": _finite(value.decode())}
+
+
+def vector_numbers(view: GgufView, name: str) -> Any:
+    return [_finite(number) for number in view.vector(name).tolist()] if name in view.tensors else ABSENT
+
+
+def _finite(value: Any) -> Any:
+    """Return NaN and the infinities as text, which JSON can hold and which equals itself; the rest as it is."""
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _value(data: Any, key: str) -> Value:
+    """Return the typed value of an edit.
+
+    Raises: ConfigError if it is none.
+    """
+    try:
+        return Value.of(ValueType[str(data["type"]).upper()], data["value"])
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"the plan states no value of a known type ({error})", where=key) from None
+
+
+def _vector(data: Any, name: str) -> npt.NDArray[np.float32]:
+    """Return the new data of a tensor.
+
+    Raises: ConfigError if it is no list of finite numbers.
+    """
+    if not isinstance(data, list) or not data or not all(map(is_number, data)):
+        raise ConfigError("the plan states no list of finite numbers", where=name)
+    with np.errstate(over="ignore"):
+        vector = np.array(data, np.float32)
+    if not np.isfinite(vector).all():
+        raise ConfigError("the plan states numbers beyond f32", where=name)
+    return vector
+
+
+def patch_of(edits: Sequence[FileEdit]) -> Patch:
+    """Return the patch that these edits ask for.
+
+    Raises: ConfigError if a value is not of its type, or an edit is of another kind of file.
+    """
+    foreign = next((e.file for e in edits if e.file not in (METADATA, TENSORS)), None)
+    if foreign is not None:
+        raise ConfigError("the plan edits it, and a GGUF model has no such file", where=foreign)
+    values = {e.path[0]: e for e in edits if e.file == METADATA}
+    return Patch(
+        {key: _value(edit.new, key) for key, edit in values.items() if edit.new is not ABSENT},
+        frozenset(key for key, edit in values.items() if edit.new is ABSENT),
+        {e.path[0]: _vector(e.new, e.path[0]) for e in edits if e.file == TENSORS},
+    )
+
+
+def check_old_values(edits: Sequence[FileEdit], view: GgufView, where: str) -> None:
+    """Raise PlanMismatch unless the model still holds every old value."""
+    for edit in edits:
+        name = edit.path[0]
+        if edit.file == METADATA:
+            present = plain_value(view.values.get(name))
+        else:
+            present = vector_numbers(view, name)
+        if present != edit.old:
+            raise PlanMismatch(
+                f"{name} is not what it was when the plan was made", where=where,
+                try_="make a new plan with ropetool extend ... --dry-run --plan-out FILE",
+            )  # fmt: skip

@@ -1,0 +1,48 @@
+"""The keys of ours in a GGUF file: what was done to the model, and how that was verified. Nobody computes by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ropetool import __version__
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.gguf_edits import edits_of_patch
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.checkpoint.views import GgufView
+from ropetool.files.gguf import Patch, Value, ValueType
+
+PREFIX = "ropetool."
+_TYPES = {str: ValueType.STR, int: ValueType.U32, float: ValueType.F32}
+
+
+def stamp(
+    made: Provenance | None, baked: Sequence[str] = (), certificate: Mapping[str, Any] | None = None
+) -> dict[str, Value]:
+    """Return the keys for the export of a checkpoint that ropetool made, or into whose weights the export put something.
+
+    certificate: of that checkpoint as it is now; a stale one says nothing of it.
+    """
+    bakes = [*(made.plan.get("bakes", ()) if made is not None else ()), *baked]
+    found = {f"{PREFIX}bakes": Value.array(ValueType.STR, map(str, bakes))} if bakes else {}
+    if made is None:
+        return found
+    plan = made.plan
+    params = {name: value for name, value in dict(plan.get("params", {})).items() if not isinstance(value, list)}
+    stated: dict[str, Any] = {
+        "version": __version__, "method": plan.get("method"), "factor": plan.get("factor"),
+        "params": json.dumps(params) if params else None, "trained_length": made.trained_length,
+        "source_fingerprint": made.source_fingerprint,
+    }  # fmt: skip
+    if certificate is not None:
+        stated |= {
+            f"verified.{key}": certificate[key] for key in ("verdict", "suite", "longest", "made", "fingerprint")
+        }
+    return {f"{PREFIX}{key}": Value.of(_TYPES[type(v)], v) for key, v in stated.items() if type(v) in _TYPES} | found
+
+
+def removal(view: GgufView) -> list[FileEdit]:
+    """Return the edits that take our keys out of a file, which is about to be another than the one they speak of."""
+    ours = frozenset(key for key in view.values if key.startswith(PREFIX))
+    return edits_of_patch(Patch(remove=ours), view)

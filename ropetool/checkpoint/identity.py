@@ -1,0 +1,140 @@
+"""What tells whether a checkpoint is still the one that a plan was made for: its settings one by one, its weights by samples.
+
+Keys of positions are left out: what they come to is compared as decoded tables, however it is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import CheckpointError
+from ropetool.files.gguf import GgufHeader, Value
+from ropetool.files.hf import Checkpoint, data_start
+from ropetool.files.regular import open_regular
+
+BLOCK = 64 << 10  # bytes
+FEW = 8  # blocks between the first and the last: training changes every tensor
+_CHUNK = 1 << 20
+_DIGITS = 16  # of the digest of one setting
+_NAMED = 4  # settings that a sentence names
+# Keys that say where a model comes from, how it is trained or run, and nothing of what it computes.
+_WITHOUT_MEANING = frozenset({
+    "architectures", "_name_or_path", "name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache",
+    "initializer_range", "attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "auto_map", "model_type", "quantization_config",
+    "output_attentions", "output_hidden_states", "return_dict", "_attn_implementation", "pretraining_tp",
+    "router_aux_loss_coef", "gradient_checkpointing", "text_config",
+})  # fmt: skip
+# Keys that the decoded tables already speak for.
+_DECODED = frozenset({names.LAYER_TYPES, "head_dim", names.MAX_POSITION_EMBEDDINGS, "use_sliding_window",
+                      "max_window_layers", "no_rope_layers"})  # fmt: skip
+_DECODED_WORDS = ("rope", "rotary", "max_position", "sliding_window", "context_length", "attention.temperature")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """settings: a digest of each; weights: one of all of them, empty where there are none."""
+
+    settings: Mapping[str, str]
+    weights: str
+
+    def change(self, now: Identity) -> str:
+        """Return what is not as it was, for the front of a sentence; empty where nothing is known to have changed."""
+        keys = {**self.settings, **now.settings}
+        changed = sorted(key for key in keys if self.settings.get(key) != now.settings.get(key))
+        if changed:
+            more = len(changed) - _NAMED
+            return ", ".join(changed[:_NAMED]) + (f" and {more} more settings" if more > 0 else "")
+        return "weights" if self.weights and now.weights and self.weights != now.weights else ""
+
+
+def of_checkpoint(checkpoint: Checkpoint) -> Identity:
+    """Return the identity of a Hugging Face checkpoint, of whose weights there may be none.
+
+    Raises: CheckpointError.
+    """
+    found = {
+        key: json.dumps(value, sort_keys=True).encode() for key, value in settings_of_config(checkpoint.config).items()
+    }
+    digest = hashlib.sha256()
+    for file in checkpoint.weights:
+        feed(digest, file, data_start(file), FEW, label=file.name)
+    return _identity(found, digest.hexdigest() if checkpoint.weights else "")
+
+
+def of_gguf(headers: Sequence[GgufHeader], values: Mapping[str, Value], architecture: str) -> Identity:
+    """Return the identity of a GGUF model, of whose tensors there may be none.
+
+    Raises: CheckpointError.
+    """
+    found = {
+        key: value.label.encode() + bytes(value.raw) for key, value in settings_of_gguf(values, architecture).items()
+    }
+    digest = hashlib.sha256()
+    for header in headers:
+        digest.update(bytes(header.infos))  # not the keys: one that is without meaning may change
+        feed(digest, header.path, header.data_start, FEW, begin=header.data_start)
+    return _identity(found, digest.hexdigest() if any(header.tensors for header in headers) else "")
+
+
+def _identity(found: Mapping[str, bytes], weights: str) -> Identity:
+    return Identity({key: hashlib.sha256(text).hexdigest()[:_DIGITS] for key, text in found.items()}, weights)
+
+
+def settings_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a config that change what is computed besides positions, those of an inner text model too."""
+    found = dict(config)
+    for inner in (config.get(key) for key in names.TEXT_CONFIGS):
+        found |= inner if isinstance(inner, Mapping) else {}
+    return {key: value for key, value in found.items() if not _is_left_out(key)}
+
+
+def settings_of_gguf(values: Mapping[str, Value], architecture: str) -> dict[str, Value]:
+    """Return the keys of an architecture that change what is computed besides positions, without its name."""
+    prefix = f"{architecture}."
+    found = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+    return {key: value for key, value in found.items() if not _is_left_out(key)}
+
+
+def _is_left_out(key: str) -> bool:
+    return key in _WITHOUT_MEANING or key in _DECODED or any(word in key for word in _DECODED_WORDS)
+
+
+# --- bytes
+
+
+def feed(
+    digest: Any, file: Path, data_start: int | None, blocks: int, *, label: str = "", begin: int = 0, block: int = BLOCK
+) -> None:
+    """Add a file to a digest: what stands before its data, from `begin` on, and blocks spread evenly over the data.
+
+    All of it where the data is short, or where it is not said where it begins. label: added first, with the size.
+    Raises: CheckpointError if it cannot be read.
+    """
+    try:
+        with open_regular(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            if label:
+                digest.update(os.fsencode(f"{label}\0{size}\0"))
+            for start, end in _spans(size, data_start, blocks, begin, block):
+                opened.seek(start)
+                for at in range(start, end, _CHUNK):
+                    digest.update(opened.read(min(_CHUNK, end - at)))
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
+
+
+def _spans(size: int, data_start: int | None, blocks: int, begin: int, block: int) -> list[tuple[int, int]]:
+    """Return which bytes count; of the data its ends and so many blocks between them."""
+    if data_start is None or size - data_start <= (blocks + 2) * block:
+        return [(begin, size)]
+    last = size - block
+    starts = [data_start + (last - data_start) * number // (blocks + 1) for number in range(blocks + 2)]
+    return [(begin, data_start), *((start, start + block) for start in starts)]

@@ -1,0 +1,315 @@
+"""The provenance file beside an output: which source, which plan, which trained length, and its certificate.
+
+Reading is forgiving towards unknown keys and strict towards wrong types: the file may have been edited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import machine, names
+from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint
+from ropetool.files import hub
+from ropetool.files.hf import ABSENT, read_optional_object
+from ropetool.files.hf.jsontext import SMALL, shown
+from ropetool.files.regular import open_regular, read_regular
+from ropetool.rope.tables import MAX_LENGTH, is_number
+
+SCHEMA = 1
+CERTIFICATE = "certificate"
+EXTENSION, EXPORT = "extension", "export"
+FILES, SET = "files", "set"
+_AWAY = "move it away, then run again"
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What an output says about its making.
+
+    source: where that lies on this machine, or is looked for; of a model of the hub that is not in the cache, its hub id.
+    In the file it is relative to the file, a hub id or a plain name, for outputs are published and moved.
+    plan: how its positions came to be; empty for the export of a checkpoint that ropetool did not scale.
+    trained_length: in tokens; None where such a checkpoint does not say it. export: the type of the matrices and the
+    encoding of the positions, of a file that `export` wrote. certificate: as it stands in the file, unchecked. files:
+    all that was written, each with its name as seen from the record, and mostly its size. set_id: of the files of a GGUF
+    model, as listings.set_id has it.
+    """
+
+    source: str
+    source_fingerprint: str
+    trained_length: int | None
+    plan: Mapping[str, Any]
+    export: Mapping[str, Any] | None = None
+    certificate: Any = None
+    files: Sequence[Mapping[str, Any]] = ()
+    set_id: str = ""
+
+    @property
+    def kind(self) -> str:
+        """`extension` if `source` is what was extended, `export` if it is the same model in another format."""
+        return EXTENSION if self.export is None else EXPORT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of the file; `export` and `certificate` only where there is one."""
+        from ropetool import __version__
+
+        more = {EXPORT: self.export, CERTIFICATE: self.certificate}
+        more |= {FILES: list(self.files) or None, SET: self.set_id or None}
+        return {
+            "schema": SCHEMA, "ropetool": __version__, "source": self.source,
+            "source_fingerprint": self.source_fingerprint, "trained_length": self.trained_length, "plan": self.plan,
+            **{key: value for key, value in more.items() if value is not None},
+        }  # fmt: skip
+
+
+def place(checkpoint: Path) -> Path:
+    """Return where the provenance of a checkpoint stands: inside a directory, beside a file."""
+    return checkpoint / names.PROVENANCE_JSON if checkpoint.is_dir() else beside(checkpoint)
+
+
+def beside(file: Path) -> Path:
+    """Return the name of the provenance beside this file."""
+    return file.with_name(f"{file.name}.{names.PROVENANCE_JSON}")
+
+
+def fingerprint(checkpoint: Path) -> str:
+    """Return a digest of config.json's text and of every weight file's name, size and modification time.
+
+    Of a GGUF file it is the size, the time and the first MiB, which holds the rope keys. Cheap on purpose: it says
+    whether a source is still the one that an output was made from.
+    Raises: CheckpointError if a file cannot be read.
+    """
+    try:
+        return (_file_fingerprint if checkpoint.is_file() else _directory_fingerprint)(checkpoint)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", where=str(error.filename or checkpoint)) from error
+
+
+def _file_fingerprint(file: Path) -> str:
+    status = file.stat()
+    with open_regular(file) as opened:
+        digest = hashlib.sha256(opened.read(2**20))
+    digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _directory_fingerprint(directory: Path) -> str:
+    digest = hashlib.sha256(read_regular(directory / names.CONFIG_JSON, SMALL.chars))
+    for path in sorted(directory.glob("*.safetensors")):
+        if path.exists():  # a link to nowhere is left behind, and holds nothing
+            status = path.stat()
+            digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def read(checkpoint: Path) -> Provenance | None:
+    """Return the provenance of an output whose positions ropetool scaled, or None.
+
+    The export of a checkpoint that ropetool did not scale has None too: to extend it is like extending that checkpoint.
+
+    Raises: CorruptFile if the file is not what ropetool writes, or is of another GGUF file.
+    """
+    found = record(checkpoint)
+    problem = of_another(checkpoint, found)
+    if problem:
+        raise CorruptFile(problem, where=str(place(checkpoint)), try_=_AWAY)
+    return None if found is None or (found.kind == EXPORT and not found.plan) else found
+
+
+def of_another(checkpoint: Path, made: Provenance | None) -> str:
+    """Return why the record beside a GGUF file was written for another of this name; empty where nothing says so."""
+    if made is None or not checkpoint.is_file():
+        return ""
+    sizes = {entry["name"]: entry.get("size") for entry in made.files}
+    listed, size = sizes.get(checkpoint.name), checkpoint.stat().st_size
+    if listed in (None, size):
+        return ""
+    return f"is the record of another file of this name, of {listed:,} bytes, where {checkpoint.name} has {size:,}"
+
+
+def record(checkpoint: Path) -> Provenance | None:
+    """Return the provenance of any output, or None where there is no such file.
+
+    Raises: CorruptFile if it is not what ropetool writes.
+    """
+    path = place(checkpoint)
+    try:
+        found = read_optional_object(path)
+    except CorruptFile as error:
+        error.try_ = error.try_ or _AWAY
+        raise
+    return None if found is None else _checked(found[1], path)
+
+
+def unsuffixed(name: str, made: Provenance) -> str:
+    """Return the name of an output without what its plan put behind that of its source; as it is where it holds none."""
+    suffix = made.plan.get("suffix")
+    before, _, after = name.rpartition(f"-{suffix}")
+    return before + after if suffix and before and after[:1] in ("", "-", ".") else name
+
+
+def source_problem(made: Provenance) -> str:
+    """Return what has become of the source, as the end of a sentence; empty if it is what it was."""
+    source = Path(made.source)
+    if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # of any text: pathlib's may raise
+        return "is not there any more"
+    try:
+        return "" if fingerprint(source) == made.source_fingerprint else "has changed"
+    except CheckpointError:
+        return "cannot be read"
+
+
+def lineage(checkpoint: Path) -> Iterator[Provenance]:
+    """Yield the record of an output, then those of what it was made from, back to the first; a source that a file
+    names twice ends it.
+
+    Raises: CorruptFile if one is not what ropetool writes.
+    """
+    made, seen = record(checkpoint), set[str]()
+    while made is not None and made.source not in seen:
+        seen.add(made.source)
+        yield made
+        made = record(Path(made.source)) if os.path.exists(made.source) else None
+
+
+def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
+    kinds = {"source": str, "source_fingerprint": str, "trained_length": int, "plan": dict}
+    kinds |= {key: kind for key, kind in {EXPORT: dict, FILES: list, SET: str}.items() if key in data}
+    for key, kind in kinds.items():
+        unknown_length = key == "trained_length" and EXPORT in data and data.get(key, ABSENT) is None
+        if type(data.get(key)) is not kind and not unknown_length:
+            raise _foreign(path, f"{key} is {shown(data.get(key, ABSENT))}")
+    for entry in data.get(FILES, ()):
+        size = entry.get("size", 0) if isinstance(entry, dict) else None
+        if type(size) is not int or type(entry.get("name")) is not str:
+            raise _foreign(path, f"{FILES} holds {shown(entry)}")
+    length = data["trained_length"]
+    if length is not None and not 1 <= length <= MAX_LENGTH:
+        raise _foreign(path, f"trained_length is {shown(length)}")
+    for part, known in (("plan", _PLAN), (EXPORT, _EXPORT)):
+        for key in known.keys() & data.get(part, {}).keys():
+            if not known[key](data[part][key]):
+                raise _foreign(path, f"{part}.{key} is {shown(data[part][key])}")
+    digest = data["source_fingerprint"]
+    source = _located(data["source"], path, digest)
+    files, set_id = tuple(data.get(FILES, ())), data.get(SET, "")
+    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files, set_id)
+
+
+# --- what may stand in it
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value of a record is text."""
+    return isinstance(value, str)
+
+
+def is_figure(value: Any) -> bool:
+    """Return whether a value of a record is a figure: a finite number, or null where there is none."""
+    return value is None or is_number(value)
+
+
+# The keys of a check, as verification and export write it.
+CHECK: Mapping[str, Callable[[Any], bool]] = {
+    "name": is_text, "figure": is_figure, "limit": is_figure, "verdict": is_text, "detail": is_text,
+}  # fmt: skip
+
+
+def check_problem(value: Any) -> str:
+    """Return which key of a check is not as it is written, with its value; empty if it is a whole check."""
+    for key, holds in CHECK.items():
+        found = value.get(key, ABSENT) if isinstance(value, dict) else value
+        if not holds(found):
+            return f"{key} is {shown(found)}"
+    return ""
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_text, value))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_checks(value: Any) -> bool:
+    return isinstance(value, list) and not any(map(check_problem, value))
+
+
+# What is read of these parts without making a Plan of them; they may hold more, or less.
+_PLAN: Mapping[str, Callable[[Any], bool]] = {
+    "method": is_text, "reading": is_text, "suffix": is_text, "factor": is_number, "params": _is_object, "bakes": _is_texts,
+}  # fmt: skip
+_EXPORT: Mapping[str, Callable[[Any], bool]] = {
+    "outtype": is_text, "encoding": is_text, "bakes": _is_texts, "checks": _is_checks,
+}  # fmt: skip
+
+
+def write(made: Provenance, destination: Path, final: Path | None = None) -> None:
+    """Write the file, in ASCII, so that a path that is no UTF-8 survives too; `final` is its place once it is put there.
+
+    Where its name for the source does not lead back to it, this machine keeps the place, apart from the output.
+    """
+    place = final or destination
+    named = _name_in(place, Path(made.source))
+    if _located(named, place, "") != made.source:
+        machine.remember(made.source_fingerprint, Path(made.source))
+    destination.write_text(json.dumps({**made.to_json(), "source": named}, indent=2) + "\n", encoding="ascii")
+
+
+# --- the name of the source
+
+
+def _name_in(record: Path, source: Path) -> str:
+    """Return what a record calls a source: its hub id, its path from the record, or its name.
+
+    A path that climbs up to the root of the disk is the absolute one in other words, so that is its name alone.
+    """
+    origin = hub.origin(source)
+    if origin is not None:
+        return str(origin)
+    folder = hub.absolute(record.parent)
+    try:
+        shared = os.path.commonpath([source, folder])
+    except ValueError:  # different drives, or a name that is no path
+        shared = source.anchor
+    if shared == source.anchor:
+        return source.name
+    named = Path(os.path.relpath(source, folder)).as_posix()
+    return f"./{named}" if "/" in named and not named.startswith("../") else named  # FOLDER/NAME looks like a hub id
+
+
+def _located(named: str, record: Path, digest: str) -> str:
+    """Return where the source lies on this machine: by its path from the record, in the hub's cache, or as kept here.
+
+    Where it is in none of these, the place where it is looked for first, or the hub id. A plain name may also stand
+    beside the output. An absolute path, as in records of earlier versions, is taken as it is.
+    """
+    folder = hub.absolute(record.parent)
+    expected = Path(os.path.normpath(folder / named))
+    if Path(named).name == named and record.name == names.PROVENANCE_JSON:  # inside its output
+        expected = folder.parent / named
+    if os.path.isabs(named) or os.path.lexists(expected):
+        return named if os.path.isabs(named) else str(expected)
+    asked = _hub_id(named)
+    place = (hub.on_disk(asked) if asked is not None else None) or (machine.recall(digest) if digest else None)
+    return str(place or asked or expected)
+
+
+def _hub_id(named: str) -> hub.HubId | None:
+    """Return the commit on the hub that a record names; those always have one, relative paths seldom."""
+    try:
+        asked = hub.hub_id(named)
+    except NotACheckpoint:
+        return None
+    return asked if asked is not None and asked.revision else None
+
+
+def _foreign(path: Path, reason: str) -> CorruptFile:
+    return CorruptFile(f"it is not a provenance file of ropetool ({reason})", where=str(path), try_=_AWAY)

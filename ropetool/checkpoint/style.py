@@ -1,0 +1,392 @@
+"""The two styles in which a config.json states rope keys: reading what the file says, and the edits that change it.
+
+v4 is rope_theta beside rope_scaling (transformers up to 4.57), v5 is rope_parameters, nested by layer type in some
+families. Knows the spelling and its rules, not what a runtime makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import AmbiguousRope, InvalidRope
+from ropetool.families import Family
+from ropetool.files.hf.jsontext import ABSENT, Edit, shown
+from ropetool.rope.tables import LARGEST, MAX_LENGTH, SMALLEST, is_number
+
+MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
+MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
+
+
+@dataclass(frozen=True)
+class RopeKeys:
+    """The keys of one kind of layer; rope_theta None means that the class's default serves."""
+
+    rope_type: str = "default"
+    rope_theta: float | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileRope:
+    """What a config.json says: its style, and the keys of each kind of layer that has a table."""
+
+    style: str
+    keys: Mapping[str, RopeKeys]
+
+
+def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[str, Any]:
+    """Return the object that holds the rope keys: config.json itself or its text_config.
+
+    transformers saves of an inner object only what differs from its class, so the sizes that it leaves out are filled in.
+    Raises: InvalidRope if it is missing.
+    """
+    found: Any = config
+    for name in family.text_path:
+        found = found.get(name)
+        if not isinstance(found, Mapping):
+            raise InvalidRope(
+                f"{family.name} keeps its rope keys in {name}, an object; it is {shown(found)}", where=where
+            )
+    result: Mapping[str, Any] = {**family.default_sizes, **found} if family.text_path else found
+    return result
+
+
+def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
+    """Return what the file says.
+
+    Raises: InvalidRope for a value that breaks a rule or a nesting that the family does not read; AmbiguousRope if
+    `type` and `rope_type`, or the two styles, disagree.
+    """
+    part = section(config, family, where)
+    _check_numbers(part, family, where)
+    _check_layer_types(part, family, where)
+    parameters, scaling = part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING)
+    v4 = _read_v4(part, family, where)
+    if parameters is None:
+        return FileRope(names.V4, v4)
+    v5 = _read_v5(parameters, family, where)
+    # A rope_scaling of null says "unscaled" only where a rope_theta stands beside it.
+    if scaling is None and (names.ROPE_SCALING not in part or names.ROPE_THETA not in part):
+        _refuse_other_theta(part, v5, family, where)
+        return FileRope(names.V5, v5)
+    _refuse_conflict(v4, v5, family, where)
+    return FileRope(names.BOTH, v5)
+
+
+def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, RopeKeys]:
+    scaling = part.get(names.ROPE_SCALING)
+    theta = _theta(part.get(names.ROPE_THETA), f"{where}: rope_theta")
+    keys = _keys({} if scaling is None else scaling, f"{where}: rope_scaling")
+    if any(isinstance(value, Mapping) for value in keys.params.values()):
+        raise InvalidRope("it is nested, and rope_scaling is read flat", where=f"{where}: rope_scaling")
+    entries = {names.FULL_ATTENTION: RopeKeys(keys.rope_type, keys.rope_theta or theta, keys.params)}
+    if names.SLIDING_ATTENTION in family.rope_entries:
+        local = part.get(names.ROPE_LOCAL_BASE_FREQ)
+        entries[names.SLIDING_ATTENTION] = RopeKeys(
+            rope_theta=_theta(local, f"{where}: rope_local_base_freq") if family.has_local_base else theta
+        )
+    return entries
+
+
+def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]:
+    place = f"{where}: rope_parameters"
+    if not isinstance(parameters, Mapping):
+        raise InvalidRope(f"{shown(parameters)} is no object", where=place)
+    by_layer = any(isinstance(value, Mapping) for value in parameters.values())
+    if by_layer != family.nested and parameters:
+        shape, reads = ("nested by layer type", "flat") if by_layer else ("flat", "nested by layer type")
+        raise InvalidRope(
+            f"it is {shape}, and {family.model_type} reads it {reads}: transformers would ignore these keys",
+            where=place, try_="write rope_parameters in the family's own form",
+        )  # fmt: skip
+    if not family.nested:
+        return {names.FULL_ATTENTION: _keys(parameters, place)}
+    entries = {}
+    for layer_type in family.layer_types:
+        value = parameters.get(layer_type)
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidRope(f"{shown(value)} is no object", where=f"{place}.{layer_type}")
+        entries[layer_type] = _keys(value or {}, f"{place}.{layer_type}")
+    return entries
+
+
+def _keys(data: Any, where: str) -> RopeKeys:
+    """Return the keys of one object, checked."""
+    if not isinstance(data, Mapping):
+        raise InvalidRope(f"{shown(data)} is no object", where=where)
+    new, old = data.get(names.ROPE_TYPE), data.get(names.LEGACY_TYPE)
+    if new is not None and old is not None and _canonical(new) != _canonical(old):
+        raise AmbiguousRope(
+            f"rope_type is {shown(new)} and type is {shown(old)}; transformers 5 reads the first, 4 the second",
+            where=where, try_="make them equal in config.json",
+        )  # fmt: skip
+    rope_type = _canonical(new if new is not None else old if old is not None else "default")
+    if rope_type not in names.KNOWN_ROPE_TYPES:
+        raise InvalidRope(
+            f"rope_type {shown(rope_type)} is unknown; known: {', '.join(names.KNOWN_ROPE_TYPES)}", where=where
+        )
+    params = {k: v for k, v in data.items() if k not in (names.ROPE_TYPE, names.LEGACY_TYPE, names.ROPE_THETA)}
+    for key, value in params.items():
+        _check_param(key, value, f"{where}.{key}")
+    return RopeKeys(str(rope_type), _theta(data.get(names.ROPE_THETA), f"{where}.rope_theta"), params)
+
+
+def _canonical(rope_type: Any) -> Any:
+    return names.ROPE_TYPE_ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
+
+
+def _theta(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if not is_number(value) or value <= 1 or _is_beyond(value, LARGEST):
+        raise InvalidRope(f"{shown(value)} is no base; it is a finite number above 1, up to {LARGEST:g}", where=where)
+    return float(value)
+
+
+def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
+    """Raise InvalidRope unless the lengths and sizes that the object states are whole numbers within bounds."""
+    for key in (names.MAX_POSITION_EMBEDDINGS, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.SLIDING_WINDOW):
+        if key == names.SLIDING_WINDOW and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
+            continue
+        # null stands for "none" in the other two; a model without a context there is not.
+        if part.get(key) is not None or (key in part and key == names.MAX_POSITION_EMBEDDINGS):
+            _check_length(part[key], f"{where}: {key}")
+    sizes = (
+        names.NUM_HIDDEN_LAYERS, names.NUM_ATTENTION_HEADS, names.NUM_KEY_VALUE_HEADS, names.HIDDEN_SIZE,
+        names.KV_LORA_RANK, names.SLIDING_WINDOW_PATTERN, family.head_dim_key,
+    )  # fmt: skip
+    for key in sizes:
+        value = part.get(key)
+        if key == names.SLIDING_WINDOW_PATTERN and family.pattern_letters and _is_letters(value):
+            continue
+        most = MAX_LAYERS if key == names.NUM_HIDDEN_LAYERS else MAX_SIZE
+        if value is not None and not _is_whole(value, 1, most):
+            raise InvalidRope(f"{shown(value)} is not a whole number from 1 to {most}", where=f"{where}: {key}")
+
+
+def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
+    """Return whether the family's switch is off; transformers 5 itself then saves the window of a qwen2_moe as 0."""
+    switched = family.sliding_window not in ("never", "always", "alternate")
+    return switched and part.get(family.sliding_window) is not True
+
+
+def _is_letters(value: Any) -> bool:
+    """Return whether this is a pattern in letters: L for a local layer, G for a global one, as in LLLG."""
+    return isinstance(value, str) and bool(value) and set(value) <= {"L", "G"}
+
+
+def _check_layer_types(part: Mapping[str, Any], family: Family, where: str) -> None:
+    """Raise InvalidRope unless layer_types names one kind that the family has for each layer."""
+    kinds = part.get(names.LAYER_TYPES)
+    if not family.nested or kinds is None:
+        return
+    place = f"{where}: {names.LAYER_TYPES}"
+    if not isinstance(kinds, list) or len(kinds) != part.get(names.NUM_HIDDEN_LAYERS, len(kinds)):
+        raise InvalidRope("it is no list with one kind for each of the num_hidden_layers layers", where=place)
+    unknown = next((kind for kind in kinds if kind not in family.layer_types), None)
+    if unknown is not None:
+        raise InvalidRope(
+            f"{shown(unknown)} is no kind of layer of {family.model_type}; it has {', '.join(family.layer_types)}",
+            where=place,
+        )
+
+
+def _is_whole(value: Any, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _check_length(value: Any, where: str) -> None:
+    if not _is_whole(value, 2, MAX_LENGTH):
+        raise InvalidRope(
+            f"{shown(value)} is no length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where=where
+        )
+
+
+_POSITIVE = {
+    names.FACTOR, names.ATTENTION_FACTOR, "attn_factor", names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
+}  # fmt: skip
+_NOT_NEGATIVE = {
+    names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,
+}  # fmt: skip
+LARGEST_DIVISOR = 1e30  # of one pair, which then stands still; divisors are not multiplied by each other
+_LISTS = {names.SHORT_FACTOR, names.LONG_FACTOR}
+
+
+def _is_beyond(value: Any, largest: float) -> bool:
+    """Return whether this is a number above 0 whose square or product would be none."""
+    return is_number(value) and value > 0 and not SMALLEST <= value <= largest
+
+
+def _check_param(key: str, value: Any, where: str) -> None:
+    if value is None:
+        return  # transformers takes null for "not given", where a key may be left out
+    if key in _POSITIVE | _NOT_NEGATIVE | _LISTS:
+        values, largest = (value, LARGEST_DIVISOR) if isinstance(value, list) else ([value], LARGEST)
+        beyond = next((v for v in values if _is_beyond(v, largest)), None)
+        if beyond is not None:
+            raise InvalidRope(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {largest:g}", where=where)
+    if key in _POSITIVE and not (is_number(value) and value > 0):
+        raise InvalidRope(f"{shown(value)} is not a finite number above 0", where=where)
+    if key in _NOT_NEGATIVE and not (is_number(value) and value >= 0):
+        raise InvalidRope(f"{shown(value)} is not a finite number of at least 0", where=where)
+    if key == names.ORIGINAL_MAX_POSITION_EMBEDDINGS:
+        _check_length(value, where)
+    if key == names.TRUNCATE and not isinstance(value, bool):
+        raise InvalidRope(f"{shown(value)} is neither true nor false", where=where)
+    if key in _LISTS and not (isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)):
+        raise InvalidRope("it is a list of finite numbers above 0, one per rotary pair", where=where)
+
+
+def _refuse_other_theta(part: Mapping[str, Any], v5: Mapping[str, RopeKeys], family: Family, where: str) -> None:
+    """Refuse a rope_theta beside rope_parameters that has another value; nested families read it for other things."""
+    outer, inner = part.get(names.ROPE_THETA), v5[names.FULL_ATTENTION].rope_theta
+    if not family.nested and outer is not None and inner not in (None, outer):
+        raise AmbiguousRope(
+            f"rope_theta is {outer:g} at the top and {inner:g} in rope_parameters; transformers 4 reads the first, 5 "
+            "the second", where=where, try_="remove the wrong one from config.json",
+        )  # fmt: skip
+
+
+def _refuse_conflict(v4: Mapping[str, RopeKeys], v5: Mapping[str, RopeKeys], family: Family, where: str) -> None:
+    for layer_type, new in v5.items():
+        old = v4[layer_type]
+        default = family.default_rope_theta[layer_type]
+        same = (
+            old.rope_type == new.rope_type
+            and (old.rope_theta or default) == (new.rope_theta or default)
+            and all(old.params.get(k) == new.params.get(k) for k in {*old.params, *new.params} & names.ROPE_TYPE_KEYS)
+        )
+        if not same:
+            raise AmbiguousRope(
+                f"rope_scaling and rope_parameters disagree for {layer_type} ({_shown(old, default)} against "
+                f"{_shown(new, default)}); transformers 5 reads the first, llama.cpp's converter the second",
+                where=where, try_="remove the wrong one from config.json",
+            )  # fmt: skip
+
+
+def _shown(keys: RopeKeys, default: float) -> str:
+    factor = keys.params.get(names.FACTOR)
+    return f"{keys.rope_type}{f' factor {factor}' if factor else ''} theta {keys.rope_theta or default:g}"
+
+
+def edits(
+    config: Mapping[str, Any], family: Family, target: Mapping[str, RopeKeys], style: str, where: str
+) -> list[Edit]:
+    """Return the edits that make the file state `target` in `style`; layer types not in `target` keep their keys.
+
+    An edit touches one key where the object already exists, so that a small change is a small diff.
+    """
+    part = section(config, family, where)
+    found = read(config, family, where)
+    wanted = {**found.keys, **target}
+    extra = {layer_type: _unknown(keys.params) for layer_type, keys in found.keys.items()}
+    result: list[Edit] = []
+    if style in (names.V4, names.BOTH):
+        result += _v4_edits(part, family, found.keys, wanted, extra[names.FULL_ATTENTION])
+    elif found.style == names.V5:
+        result += _outer_theta_edit(part, family, wanted[names.FULL_ATTENTION])
+    else:
+        result += _removals(part, family, (names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_LOCAL_BASE_FREQ))
+    if style in (names.V5, names.BOTH):
+        result += _v5_edits(part, family, wanted, extra)
+    else:
+        result += _removals(part, family, (names.ROPE_PARAMETERS,))
+    return result
+
+
+def _removals(part: Mapping[str, Any], family: Family, keys: Iterable[str]) -> list[Edit]:
+    return [Edit((*family.text_path, key), part[key], ABSENT) for key in keys if key in part]
+
+
+def _outer_theta_edit(part: Mapping[str, Any], family: Family, full: RopeKeys) -> list[Edit]:
+    """Return the edit that keeps a rope_theta beside rope_parameters equal to the one inside."""
+    outer = part.get(names.ROPE_THETA)
+    if outer is None or full.rope_theta is None or family.nested:
+        return []
+    return _value_edit((*family.text_path, names.ROPE_THETA), outer, full.rope_theta)
+
+
+def _v4_edits(
+    part: Mapping[str, Any],
+    family: Family,
+    current: Mapping[str, RopeKeys],
+    wanted: Mapping[str, RopeKeys],
+    extra: Mapping[str, Any],
+) -> list[Edit]:
+    path = family.text_path
+    full = wanted[names.FULL_ATTENTION]
+    old = part.get(names.ROPE_SCALING, ABSENT)
+    theta_inside = isinstance(old, Mapping) and names.ROPE_THETA in old
+    # v4 has one theta for all; where the file is silent the class's own default is already right.
+    theta = full.rope_theta
+    result: list[Edit] = []
+    if theta is None and names.ROPE_PARAMETERS in part:
+        theta = family.default_rope_theta[names.FULL_ATTENTION]
+    silent = current[names.FULL_ATTENTION].rope_theta is None and theta == family.shared_default_theta
+    if theta is not None and not silent and not theta_inside:
+        result += _value_edit((*path, names.ROPE_THETA), part.get(names.ROPE_THETA, ABSENT), theta)
+    sliding = wanted.get(names.SLIDING_ATTENTION)
+    if family.has_local_base and sliding is not None and sliding.rope_theta is not None:
+        key = names.ROPE_LOCAL_BASE_FREQ
+        result += _value_edit((*path, key), part.get(key, ABSENT), sliding.rope_theta)
+    new = _object(full, old, extra)
+    if full.rope_type == "default" and not _unknown(new):
+        return result + ([Edit((*path, names.ROPE_SCALING), old, None)] if isinstance(old, Mapping) else [])
+    if theta_inside and theta is not None:
+        new[names.ROPE_THETA] = theta
+    return result + _object_edits((*path, names.ROPE_SCALING), old, new)
+
+
+def _v5_edits(
+    part: Mapping[str, Any], family: Family, wanted: Mapping[str, RopeKeys], extra: Mapping[str, Mapping[str, Any]]
+) -> list[Edit]:
+    path = (*family.text_path, names.ROPE_PARAMETERS)
+    old = part.get(names.ROPE_PARAMETERS, ABSENT)
+
+    def stated(layer_type: str, before: Any) -> dict[str, Any]:
+        keys = wanted[layer_type]
+        theta = keys.rope_theta if keys.rope_theta is not None else family.default_rope_theta[layer_type]
+        return {**_object(keys, before, extra[layer_type]), names.ROPE_THETA: theta}
+
+    if not family.nested:
+        return _object_edits(path, old, stated(names.FULL_ATTENTION, old))
+    if not isinstance(old, Mapping):
+        return [Edit(path, old, {t: stated(t, ABSENT) for t in family.layer_types})]
+    result = []
+    for layer_type in family.layer_types:
+        before = old.get(layer_type, ABSENT)
+        result += _object_edits((*path, layer_type), before, stated(layer_type, before))
+    return result
+
+
+def _unknown(keys: Any) -> dict[str, Any]:
+    """Return the keys that no rope type reads; they are carried along."""
+    if not isinstance(keys, Mapping):
+        return {}
+    return {k: v for k, v in keys.items() if k not in names.ROPE_TYPE_KEYS and k != names.ROPE_THETA}
+
+
+def _object(keys: RopeKeys, old: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the object to write: the type first, in the spelling or spellings that the old object has."""
+    before: Mapping[str, Any] = old if isinstance(old, Mapping) else {}
+    spellings = [key for key in (names.ROPE_TYPE, names.LEGACY_TYPE) if key in before] or [names.ROPE_TYPE]
+    params = {k: v for k, v in keys.params.items() if k in names.ROPE_TYPE_KEYS}
+    return {**dict.fromkeys(spellings, keys.rope_type), **params, **extra, **_unknown(before)}
+
+
+def _value_edit(path: tuple[str, ...], old: Any, new: Any) -> list[Edit]:
+    # A number need not be rewritten: 10000 and 10000.0 say the same.
+    stays = old == new and (type(old) is type(new) or (is_number(old) and is_number(new)))
+    return [] if stays else [Edit(path, old, new)]
+
+
+def _object_edits(path: tuple[str, ...], old: Any, new: Mapping[str, Any]) -> list[Edit]:
+    if not isinstance(old, Mapping):
+        return [Edit(path, old, dict(new))]
+    result = [Edit((*path, key), value, ABSENT) for key, value in old.items() if key not in new]
+    for key, value in new.items():
+        result += _value_edit((*path, key), old.get(key, ABSENT), value)
+    return result

@@ -1,0 +1,41 @@
+"""GGUF files: headers read without their data, copies with keys and vectors changed, models split over files.
+
+Knows the container; which keys and tensors matter, and what they mean, is for the runtimes to say.
+"""
+
+from ropetool.files.gguf.codec import Value
+from ropetool.files.gguf.cursor import HeaderGoesOn
+from ropetool.files.gguf.header import (
+    MAX_HEADER_BYTES,
+    GgufHeader,
+    check_vector,
+    parse_header,
+    read_header,
+    read_vector,
+)
+from ropetool.files.gguf.kinds import GGML_TYPES, ValueType
+from ropetool.files.gguf.patch import Patch
+from ropetool.files.gguf.shards import model_name, read_shards, shard_paths, shards, split_patch
+from ropetool.files.gguf.tensors import TensorInfo
+from ropetool.files.gguf.writer import write_patched
+
+__all__ = [
+    "GGML_TYPES",
+    "MAX_HEADER_BYTES",
+    "GgufHeader",
+    "HeaderGoesOn",
+    "Patch",
+    "TensorInfo",
+    "Value",
+    "ValueType",
+    "check_vector",
+    "model_name",
+    "parse_header",
+    "read_header",
+    "read_shards",
+    "read_vector",
+    "shard_paths",
+    "shards",
+    "split_patch",
+    "write_patched",
+]

@@ -1,0 +1,69 @@
+"""Copies byte ranges between open files, inside the kernel where it can. Knows nothing of GGUF."""
+
+from __future__ import annotations
+
+import errno
+import os
+from io import FileIO
+
+from ropetool.errors import PlanMismatch
+from ropetool.files.counting import moved
+
+CHUNK = 1 << 20
+RANGE = 64 << 20  # at a time in the kernel: often enough to be interrupted, and to say how far it is
+
+# What copy_file_range says where it cannot serve: another file system, an old kernel, a special one.
+_NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF, errno.ETXTBSY}
+
+
+def copy_range(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> None:
+    """Copy `nbytes` from `start` in the source to `at` in the target.
+
+    Raises: PlanMismatch if the source ends before that; OSError if the target cannot be written.
+    """
+    done = _copy_in_kernel(source, target, start, at, nbytes)
+    _copy_in_chunks(source, target, start + done, at + done, nbytes - done)
+
+
+def write_all(target: FileIO, at: int, data: bytes | memoryview) -> None:
+    """Write all of `data` at a position; one call of write may take less."""
+    target.seek(at)
+    rest = memoryview(data)
+    while rest:
+        step = target.write(rest)
+        rest = rest[step:]
+        moved(step)
+
+
+def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> int:
+    """Return how many bytes the kernel copied; fewer than asked where it does not serve these files."""
+    done = 0
+    if not hasattr(os, "copy_file_range"):  # Linux only
+        return done
+    while done < nbytes:
+        try:
+            step = os.copy_file_range(
+                source.fileno(), target.fileno(), min(RANGE, nbytes - done), start + done, at + done
+            )
+        except OSError as error:
+            if error.errno in _NOT_HERE:
+                break
+            raise
+        if step == 0:
+            break
+        done += step
+        moved(step)
+    return done
+
+
+def _copy_in_chunks(source: FileIO, target: FileIO, start: int, at: int, nbytes: int) -> None:
+    buffer = memoryview(bytearray(min(CHUNK, nbytes)))
+    done = 0
+    while done < nbytes:
+        source.seek(start + done)
+        step = source.readinto(buffer[: nbytes - done])
+        if not step:
+            message = f"the file became shorter than {start + nbytes} bytes while it was copied"
+            raise PlanMismatch(message, where=str(source.name))
+        write_all(target, at + done, buffer[:step])
+        done += step

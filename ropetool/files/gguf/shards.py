@@ -1,0 +1,148 @@
+"""Models split over several GGUF files: which files belong together, how they are named, which file a change goes to.
+
+Knows the three split.* keys; all other metadata stands in the first file, the only one whose header ever changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from ropetool.errors import ConfigError, CorruptFile, MissingFile
+from ropetool.files.gguf.codec import Value, shown
+from ropetool.files.gguf.header import GgufHeader, read_header
+from ropetool.files.gguf.kinds import ValueType
+from ropetool.files.gguf.patch import Patch
+
+SPLIT_NO = "split.no"
+SPLIT_COUNT = "split.count"
+SPLIT_TENSORS = "split.tensors.count"
+
+_SHARD_SUFFIX = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
+
+
+def shard_paths(output: Path, count: int) -> list[Path]:
+    """Return the paths of a model of `count` files: the path itself for one, else the names that llama.cpp demands.
+
+    The path may be NAME.gguf or that of any shard.
+    """
+    if count == 1:
+        return [output]
+    return [output.with_name(_shard_name(output.name, index, count)) for index in range(count)]
+
+
+def shards(path: str | Path) -> list[Path]:
+    """Return the files of the model that this file belongs to, as `read_shards` finds them."""
+    return [header.path for header in read_shards(path)]
+
+
+def read_shards(path: str | Path, read: Callable[[Path], GgufHeader] | None = None) -> tuple[GgufHeader, ...]:
+    """Return the headers of all files of a model, from the path of any one; the first has the metadata.
+
+    A file that does not say it is split is a model by itself, whatever its name, as for llama.cpp. `read` gets the
+    header of one file, where that is not on this disk.
+
+    Raises: MissingFile if a shard is absent; CorruptFile if one has another name than its keys ask for, metadata of
+    its own, or the tensors are not those that the first announces.
+    """
+    given = read_header(path) if read is None else read(Path(path))
+    count = given.get(SPLIT_COUNT, ValueType.U16) or 1
+    if count == 1:
+        return (given,)
+    _check_name(given)
+    headers = tuple(
+        given if each == given.path else _read_neighbour(each, given, read) for each in shard_paths(given.path, count)
+    )
+    for header in headers[1:]:
+        _check_no_metadata(header)
+    _check_tensors(headers)
+    return headers
+
+
+def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, ...]:
+    """Return what the patch asks of each file of a model; an empty part leaves its file as it is.
+
+    Keys and new tensors go to the first file, which then announces more tensors; new data goes where its tensor is.
+
+    Raises: ConfigError if the patch touches the keys that tie the files together.
+    """
+    for key in (SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS):
+        if key in patch.set or key in patch.remove:
+            raise ConfigError("ties the files of a model together and follows from them", where=key)
+    owner = {tensor.name: index for index, header in enumerate(headers) for tensor in header.tensors}
+    parts = [
+        Patch(tensors={name: vector for name, vector in patch.tensors.items() if owner.get(name, 0) == index})
+        for index in range(len(headers))
+    ]
+    announced = headers[0].get(SPLIT_TENSORS, ValueType.I32)
+    new = len(patch.tensors.keys() - owner.keys())
+    recount = {SPLIT_TENSORS: Value.of(ValueType.I32, announced + new)} if new and announced is not None else {}
+    return (Patch({**patch.set, **recount}, patch.remove, parts[0].tensors), *parts[1:])
+
+
+def model_name(path: Path) -> str:
+    """Return the name of the model that a file belongs to: without the suffix, and without the numbers of a shard."""
+    return _SHARD_SUFFIX.sub("", path.name).removesuffix(".gguf")
+
+
+def _shard_name(name: str, index: int, count: int) -> str:
+    return f"{_SHARD_SUFFIX.sub('', name)}-{index + 1:05d}-of-{count:05d}.gguf"
+
+
+def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHeader] | None) -> GgufHeader:
+    if read is None and not path.exists():
+        raise MissingFile(
+            f"the shard {path.name} is not beside it",
+            where=str(given.path),
+            try_="put all files of the model into one folder",
+        )
+    header = read_header(path) if read is None else read(path)
+    _check_name(header)
+    return header
+
+
+def _check_name(header: GgufHeader) -> None:
+    """Refuse a shard whose name does not say what its keys say; llama.cpp finds shards by name and checks the keys."""
+    count = header.get(SPLIT_COUNT, ValueType.U16)
+    number = header.get(SPLIT_NO, ValueType.U16)
+    if count is None or number is None:
+        missing = SPLIT_COUNT if count is None else SPLIT_NO
+        raise CorruptFile(f"is no shard: it has no {missing}", where=str(header.path))
+    if number >= count:
+        raise CorruptFile(f"{SPLIT_NO} is {number}, and {SPLIT_COUNT} only {count}", where=str(header.path))
+    name = _shard_name(header.path.name, number, count)
+    if header.path.name != name:
+        raise CorruptFile(
+            f"is shard {number + 1} of {count} by its keys, for which llama.cpp wants the name {name}",
+            where=str(header.path),
+        )
+
+
+def _check_no_metadata(header: GgufHeader) -> None:
+    """Refuse keys that look as if they had an effect; llama.cpp reads the metadata of the first shard alone."""
+    for key in header.values:
+        if not key.startswith(("split.", "general.")):
+            raise CorruptFile(
+                f"has the key {shown(key)}; the metadata of a split model stands in its first shard alone",
+                where=str(header.path),
+            )
+
+
+def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
+    first = headers[0]
+    home: dict[str, Path] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            if tensor.name in home:
+                raise CorruptFile(
+                    f"has tensor {shown(tensor.name)}, which {home[tensor.name].name} has too", where=str(header.path)
+                )
+            home[tensor.name] = header.path
+    # The other shards announce a number as well, which is only true until a tensor is added: llama.cpp ignores it.
+    announced = first.get(SPLIT_TENSORS, ValueType.I32)
+    if announced != len(home):
+        said = "does not say how many tensors there are" if announced is None else f"is {announced}"
+        raise CorruptFile(
+            f"{SPLIT_TENSORS} {said}, and its {len(headers)} shards have {len(home)}", where=str(first.path)
+        )

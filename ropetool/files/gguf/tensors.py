@@ -1,0 +1,90 @@
+"""The tensor table of a header: names, shapes, types and where the data lies. Reads no data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ropetool.files.gguf.codec import shown
+from ropetool.files.gguf.cursor import I32, I64, U32, U64, Cursor
+from ropetool.files.gguf.kinds import GGML_TYPES
+
+MAX_NAME_BYTES = 63  # ggml keeps 64 bytes with the closing zero
+MAX_DIMS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as the header announces it.
+
+    Shapes: the lengths as stored, the contiguous one first, which numpy has last. Units: `offset` and `nbytes` in
+    bytes, the offset from the start of the data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ggml_type: int
+    offset: int
+    nbytes: int
+
+    @property
+    def end(self) -> int:
+        """Where the data ends, from the start of the data, without padding."""
+        return self.offset + self.nbytes
+
+    @property
+    def type_name(self) -> str:
+        """The tensor type in ggml's words: F32, Q4_K."""
+        return GGML_TYPES[self.ggml_type].name
+
+
+def padded(size: int, alignment: int) -> int:
+    """Return the size rounded up to a multiple of the alignment, a power of two."""
+    return (size + alignment - 1) & -alignment
+
+
+def read_tensors(cursor: Cursor, count: int, alignment: int) -> tuple[TensorInfo, ...]:
+    """Return the next `count` tensors of the table.
+
+    Raises: CorruptFile for anything that llama.cpp would not load: names, shapes, types, and any offset that is not
+    the sum of the padded sizes before it.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    expected = 0
+    for index in range(count):
+        info = _tensor(cursor, index)
+        if info.name in tensors:
+            raise cursor.error("appears a second time; a tensor appears once")
+        if info.offset != expected:
+            fault = "overlaps the tensor before it" if info.offset < expected else "leaves a gap before it"
+            raise cursor.error(f"{fault}: its offset is {info.offset}, the padded sizes so far make {expected}")
+        tensors[info.name] = info
+        expected = padded(info.end, alignment)
+    return tuple(tensors.values())
+
+
+def _tensor(cursor: Cursor, index: int) -> TensorInfo:
+    start = cursor.position
+    cursor.enter(f"tensor number {index}", start)
+    name = cursor.text(MAX_NAME_BYTES, f"a tensor's name has at most {MAX_NAME_BYTES}")
+    cursor.enter(f"tensor {shown(name)}", start)
+    n_dims = cursor.number(U32)
+    if n_dims > MAX_DIMS:
+        raise cursor.error(f"has {n_dims} dimensions; at most {MAX_DIMS} are allowed")
+    shape = tuple(cursor.number(I64) for _ in range(n_dims))
+    ggml_type = cursor.number(I32)
+    nbytes = _nbytes(cursor, shape, ggml_type)
+    return TensorInfo(name, shape, ggml_type, cursor.number(U64), nbytes)
+
+
+def _nbytes(cursor: Cursor, shape: tuple[int, ...], number: int) -> int:
+    elements = prod(shape)
+    if min(shape, default=0) < 0 or elements >= 2**63:
+        raise cursor.error(f"has shape {list(shape)}; lengths are at least 0 and make fewer than 2^63 elements")
+    known = GGML_TYPES.get(number)
+    if known is None:
+        raise cursor.error(f"has tensor type {number}, which is none of ggml's")
+    row = shape[0] if shape else 1
+    if row % known.block:
+        raise cursor.error(f"has rows of {row} elements; {known.name} stores blocks of {known.block}")
+    return elements // known.block * known.nbytes

@@ -1,0 +1,161 @@
+"""Writes a patched copy of a GGUF file; every byte that the patch does not name stays what it was.
+
+Where the copy goes and when it becomes visible is the caller's concern.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from io import FileIO
+from itertools import accumulate
+from math import prod
+from pathlib import Path
+
+from ropetool.errors import PlanMismatch
+from ropetool.files.gguf.codec import Buffer, Value, encode_text
+from ropetool.files.gguf.copying import copy_range, write_all
+from ropetool.files.gguf.cursor import I32, I64, U32, U64
+from ropetool.files.gguf.header import MAGIC, VERSIONS, GgufHeader, reading
+from ropetool.files.gguf.kinds import GGML_TYPES
+from ropetool.files.gguf.patch import Patch, appended, overwritten, patched_values
+from ropetool.files.gguf.tensors import TensorInfo, padded
+from ropetool.files.output import output_error
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes of the source, copied as they are."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The copy before it is written: pieces and where they go, later ones over earlier ones, zeros in between."""
+
+    size: int
+    pieces: tuple[tuple[int, Buffer | Span], ...]
+
+
+def write_patched(
+    header: GgufHeader, patch: Patch, destination: Path, retyped: Mapping[str, int] | None = None
+) -> None:
+    """Write the patched copy of the header's file to a new path; the caller makes it visible when it is whole.
+
+    The memory used does not depend on the size of the file: its data is copied inside the kernel where possible.
+    retyped: tensors that get another type, by name; their data is left zero, for the caller to write.
+
+    Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file; PlanMismatch if the file
+    has changed since its header was read; OutputError if the path exists or cannot be written.
+    """
+    layout = lay_out(header, patch, retyped or {})
+    with reading(header.path) as source, creating(destination, layout.size) as target:
+        _check_unchanged(header, source)
+        for position, piece in layout.pieces:
+            if isinstance(piece, Span):
+                copy_range(source, target, piece.start, position, piece.end - piece.start)
+            else:
+                write_all(target, position, piece)
+        _check_unchanged(header, source)
+
+
+def lay_out(header: GgufHeader, patch: Patch, retyped: Mapping[str, int] | None = None) -> Layout:
+    """Return the layout of the patched copy; nothing is written.
+
+    Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
+    """
+    after = _moved(header, retyped) if retyped else header
+    values = patched_values(header, patch)
+    new = appended(after, patch)
+    head = _head(after, values, [info for info, _ in new])
+    starts = [0, *accumulate(map(len, head))]
+    head_end = starts.pop()
+    data_start = padded(head_end, header.alignment) if header.tensors or new else head_end
+    pieces: list[tuple[int, Buffer | Span]] = list(zip(starts, head, strict=True))
+    if (head_end, data_start) == (header.header_end, header.data_start):
+        pieces.append((head_end, Span(head_end, data_start)))  # the padding as found, which may not be zeros
+    body, tail = _body_and_tail(header, grows=bool(new or retyped))
+    pieces += _one_by_one(header, after, data_start, retyped) if retyped else [(data_start, body)]
+    pieces += [(data_start + info.offset, data) for info, data in (*overwritten(after, patch), *new)]
+    end = body.end - body.start
+    if new or retyped:
+        end = padded((new[-1][0] if new else after.tensors[-1]).end, header.alignment)
+    pieces.append((data_start + end, tail))
+    return Layout(data_start + end + tail.end - tail.start, tuple(pieces))
+
+
+def _moved(header: GgufHeader, retyped: Mapping[str, int]) -> GgufHeader:
+    """Return the header with these types; the offsets after them follow from the new sizes."""
+    tensors: list[TensorInfo] = []
+    for info in header.tensors:
+        kind = GGML_TYPES[retyped.get(info.name, info.ggml_type)]
+        nbytes = prod(info.shape) // kind.block * kind.nbytes
+        offset = padded(tensors[-1].end, header.alignment) if tensors else 0
+        ggml_type = retyped.get(info.name, info.ggml_type)
+        tensors.append(replace(info, ggml_type=ggml_type, offset=offset, nbytes=nbytes))
+    return replace(header, tensors=tuple(tensors), infos=b"".join(map(encode_info, tensors)))
+
+
+def _one_by_one(
+    header: GgufHeader, after: GgufHeader, data_start: int, retyped: Mapping[str, int]
+) -> Iterator[tuple[int, Span]]:
+    """Yield the data of each tensor that keeps its type, and where it goes."""
+    for old, new in zip(header.tensors, after.tensors, strict=True):
+        if old.name not in retyped:
+            yield data_start + new.offset, Span(header.data_start + old.offset, header.data_start + old.end)
+
+
+def _head(header: GgufHeader, values: Mapping[str, Value], new: list[TensorInfo]) -> list[Buffer]:
+    """Return everything before the padding: counts, keys and values, tensor table."""
+    head = encode_head(values, len(header.tensors) + len(new), header.version)
+    return [*head, header.infos, b"".join(map(encode_info, new))]
+
+
+def encode_head(values: Mapping[str, Value], tensors: int, version: int = max(VERSIONS)) -> list[Buffer]:
+    """Return what stands in front of the table of so many tensors: counts, keys and values."""
+    head: list[Buffer] = [MAGIC + U32.pack(version) + I64.pack(tensors) + I64.pack(len(values))]
+    for key, value in values.items():
+        head += (encode_text(key) + I32.pack(value.type), value.raw)
+    return head
+
+
+def encode_info(info: TensorInfo) -> bytes:
+    """Return a tensor's line of the table: name, shape, type and offset."""
+    shape = b"".join(map(I64.pack, info.shape))
+    return encode_text(info.name) + U32.pack(len(info.shape)) + shape + I32.pack(info.ggml_type) + U64.pack(info.offset)
+
+
+def _body_and_tail(header: GgufHeader, *, grows: bool) -> tuple[Span, Span]:
+    """Return the data with its padding, and what lies behind it, which moves when tensors are appended.
+
+    The last padding may be missing, and a file without tensors may have some where data would start.
+    """
+    end = header.file_size
+    if not grows:
+        return Span(header.data_start, end), Span(end, end)
+    if header.tensors:
+        used = min(end, header.data_start + padded(header.tensors[-1].end, header.alignment))
+        return Span(header.data_start, used), Span(used, end)
+    used = min(end, padded(header.header_end, header.alignment))
+    return Span(used, used), Span(used, end)
+
+
+def _check_unchanged(header: GgufHeader, source: FileIO) -> None:
+    status = os.fstat(source.fileno())
+    if (status.st_size, status.st_mtime_ns) != (header.file_size, header.mtime_ns):
+        raise PlanMismatch("the file has changed since its header was read", where=str(header.path))
+
+
+@contextmanager
+def creating(destination: Path, size: int) -> Iterator[FileIO]:
+    """Yield a new file of this size, all zero: the padding between tensors is what stays so."""
+    try:
+        with FileIO(destination, "x") as target:  # x: whatever is there, the source above all, is never opened
+            target.truncate(size)
+            yield target
+    except OSError as error:
+        raise output_error(error, destination, need=size) from error

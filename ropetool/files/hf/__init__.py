@@ -1,0 +1,30 @@
+"""Hugging Face directories: config.json as text that is edited in place, safetensors headers, shards."""
+
+from ropetool.files.hf.directory import (
+    Checkpoint,
+    headers,
+    limits_of,
+    open_checkpoint,
+    read_object,
+    read_optional_object,
+)
+from ropetool.files.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
+from ropetool.files.hf.safetensors import DTYPE_BITS, Header, TensorInfo, data_start, read_header
+
+__all__ = [
+    "ABSENT",
+    "DTYPE_BITS",
+    "Checkpoint",
+    "Edit",
+    "Header",
+    "TensorInfo",
+    "apply_edits",
+    "data_start",
+    "headers",
+    "limits_of",
+    "open_checkpoint",
+    "parse_object",
+    "read_header",
+    "read_object",
+    "read_optional_object",
+]

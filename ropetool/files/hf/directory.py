@@ -1,0 +1,221 @@
+"""A Hugging Face directory as found: its config, its weight files, its shard index. Loads no weights, no pickles.
+
+Knows which files belong together, not what a key of the config means.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ropetool import names
+from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
+from ropetool.escaping import word
+from ropetool.files import parts
+from ropetool.files.hf.jsontext import LARGE, SMALL, Limits, parse_object
+from ropetool.files.hf.members import Members
+from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
+from ropetool.files.regular import open_regular, read_regular
+
+SUFFIX = ".safetensors"
+SINGLE_FILE = "model.safetensors"
+MAX_INDEX = MAX_HEADER  # bytes; it has a line of the same length for each tensor
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a directory. `weights` are what a loader reads; `index` maps tensor names to shard names."""
+
+    path: Path
+    config: Mapping[str, Any]
+    config_text: str
+    tokenizer_config: Mapping[str, Any] | None
+    weights: tuple[Path, ...]
+    index: Mapping[str, str] | None
+    pickles: tuple[Path, ...]
+
+    @property
+    def config_only(self) -> bool:
+        """Return whether there are no weights of any kind."""
+        return not self.weights and not self.pickles
+
+    @property
+    def pickle_only(self) -> bool:
+        """Return whether the only weights are pickles, which are never loaded."""
+        return bool(self.pickles) and not self.weights
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Return what the directory holds; the files that its shard index names are there.
+
+    Raises: NotACheckpoint, MissingFile, CorruptFile, or CheckpointError where a file cannot be read.
+    """
+    path = Path(path)
+    _check_directory(path)
+    text, config = read_object(path / names.CONFIG_JSON)
+    tokenizer = read_optional_object(path / names.TOKENIZER_CONFIG_JSON)
+    index = _read_index(path)
+    weights, pickles = _weights(path, index), tuple(sorted(_pickles(path)))
+    parts.check_directory(path, (*weights, *pickles), has_config=True)
+    return Checkpoint(
+        path, config, text,
+        tokenizer_config=tokenizer[1] if tokenizer else None,
+        weights=weights,
+        index=index,
+        pickles=pickles,
+    )  # fmt: skip
+
+
+def _check_directory(path: Path) -> None:
+    where = str(path)
+    if os.path.isfile(path):
+        if path.suffix.lower() == ".gguf":
+            raise NotACheckpoint("is a GGUF file, not a Hugging Face directory", where=where)
+        raise NotACheckpoint(
+            f"is a file; a checkpoint is a directory with a {names.CONFIG_JSON}",
+            where=where, try_=_directory_of(path),
+        )  # fmt: skip
+    if not os.path.isdir(path):
+        raise NotACheckpoint(
+            "does not exist" if not os.path.lexists(path) else "is neither a directory nor a file",
+            where=where, try_=f"give a directory that holds a {names.CONFIG_JSON}",
+        )  # fmt: skip
+    config = path / names.CONFIG_JSON
+    if not os.path.lexists(config):
+        parts.check_directory(path, (), has_config=False)
+        raise NotACheckpoint(f"holds no {names.CONFIG_JSON}", where=where, try_=_nearby(path))
+
+
+def _nearby(path: Path) -> str:
+    """Return what the user may have meant by a directory without a config."""
+    found = sorted(path.glob("*.gguf"))[:1] or [c.parent for c in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))]
+    return f"give {word(found[0])}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
+
+
+def limits_of(name: str) -> Limits:
+    """Return how much of a file of this name is read as text: a shard index may be longer than a config."""
+    return LARGE if name == names.SAFETENSORS_INDEX_JSON else SMALL
+
+
+def read_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str, Any]]:
+    """Return the text of a JSON file, line ends as they are, and the object that it holds.
+
+    limits: by default limits_of its name.
+    Raises: MissingFile, CorruptFile, or CheckpointError where it cannot be read.
+    """
+    where = str(path)
+    limits = limits or limits_of(path.name)
+    try:
+        text = read_regular(path, limits.chars).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorruptFile(f"is not UTF-8: {error.reason} at byte {error.start}", where=where) from None
+    if not text.strip():
+        raise CorruptFile("is empty", where=where)
+    return text, parse_object(text, where, limits)
+
+
+def read_optional_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str, Any]] | None:
+    """Return what read_object does, or None where there is no such file."""
+    return read_object(path, limits) if os.path.lexists(path) else None
+
+
+def _pickles(path: Path) -> Iterator[Path]:
+    """Yield the pickles at any depth: Meta's repositories keep theirs in original/."""
+    for folder, inner, files in os.walk(path):
+        inner[:] = [name for name in inner if not name.startswith(".")]  # .git and the hub's .cache
+        yield from (Path(folder, name) for name in files if name.endswith(names.PICKLE_SUFFIXES))
+
+
+def _weights(path: Path, index: Mapping[str, str] | None) -> tuple[Path, ...]:
+    """Return the files that loaders read: model.safetensors and the shards of the index, else all there are."""
+    found = sorted(path.glob(f"*{SUFFIX}"))
+    loaded = {SINGLE_FILE, *(index or {}).values()}
+    return tuple([file for file in found if file.name in loaded] or found)
+
+
+# --- the shard index
+
+
+def _read_index(path: Path) -> Mapping[str, str] | None:
+    file = path / names.SAFETENSORS_INDEX_JSON
+    if not os.path.lexists(file):
+        return None
+    with open_regular(file) as opened:
+        index = _weight_map(opened, str(file))
+    first_tensor = {shard: tensor for tensor, shard in reversed(index.items())}
+    for shard, tensor in sorted(first_tensor.items()):
+        _check_shard(path, shard, tensor, str(file))
+    return index
+
+
+def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
+    size = os.fstat(file.fileno()).st_size
+    if size > MAX_INDEX:
+        raise CorruptFile(f"is {size:,} bytes long; at most {MAX_INDEX:,} are read", where=where)
+    no_map = CorruptFile("has no weight_map of tensor names to file names", where=where)
+    found: dict[str, str] = {}
+    shards: dict[str, str] = {}  # one object for all tensors of a shard
+    text = Members(file, size, where, "")
+    for tensor, shard in text.members_of("weight_map"):
+        if not isinstance(shard, str):
+            raise no_map
+        if tensor in found:
+            raise CorruptFile(f"names the key {tensor!r} twice in one object", where=where)
+        if len(found) == MAX_TENSORS:
+            raise CorruptFile(f"lists more than {MAX_TENSORS:,} tensors, more than a checkpoint may have", where=where)
+        found[tensor] = shards.setdefault(shard, shard)
+    text.end()
+    if not found:
+        raise no_map
+    return found
+
+
+def _check_shard(path: Path, shard: str, tensor: str, where: str) -> None:
+    if any(char in shard for char in "/\\\0") or not shard.endswith(SUFFIX):
+        raise CorruptFile(
+            f"{tensor!r} is said to be in {shard!r}; shards are {SUFFIX} files of the same directory", where=where
+        )
+    if not os.path.isfile(path / shard):
+        raise MissingFile(
+            f"{tensor!r} is said to be in {shard}, which is not there",
+            where=where, try_=f"fetch {word(shard)} into {word(path)}",
+        )  # fmt: skip
+
+
+def _directory_of(file: Path) -> str:
+    """Return what to give instead of a file; a config under another name belongs into a directory of its own."""
+    if file.suffix == ".json" and not (file.parent / names.CONFIG_JSON).is_file():
+        folder = file.with_suffix("")
+        return f"mkdir {word(folder)} && cp {word(file)} {word(folder / names.CONFIG_JSON)}, and give {word(folder)}"
+    return f"give its directory, {word(file.parent)}"
+
+
+def headers(checkpoint: Checkpoint) -> list[Header]:
+    """Return the checked headers of all weight files, no tensor twice and each where the index says.
+
+    Raises: CorruptFile.
+    """
+    found: list[Header] = []
+    left = MAX_TENSORS
+    for path in checkpoint.weights:
+        found.append(read_header(path, left))
+        left -= len(found[-1].tensors)
+    holder: dict[str, str] = {}
+    for header in found:
+        for name in header.tensors:
+            if name in holder:
+                raise CorruptFile(
+                    f"tensor {name!r} is in {holder[name]} and in {header.path.name}: loaders differ in which they take",
+                    where=str(checkpoint.path),
+                )
+            holder[name] = header.path.name
+    for name, shard in (checkpoint.index or {}).items():
+        if holder.get(name) != shard:
+            raise CorruptFile(
+                f"tensor {name!r} is said to be in {shard}, but is in {holder.get(name, 'no weight file')}",
+                where=str(checkpoint.path / names.SAFETENSORS_INDEX_JSON),
+            )
+    return found

@@ -1,0 +1,178 @@
+"""A JSON object of a file read one member at a time: the memory that it costs is that of one member.
+
+For the two files that may be large, the header of a safetensors file and a shard index. Knows not what members mean.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from ropetool.errors import CorruptFile
+from ropetool.files.hf.jsontext import unique
+
+MAX_MEMBER = 2 << 20  # characters; the longest known is a __metadata__ with a tenth
+MAX_BESIDE = 64  # members of an object of which one is wanted; an index has two in all
+MAX_NAME = 1 << 10  # characters; the longest tensor names known have a tenth
+_CHUNK = 1 << 16
+_SPACE = re.compile(r"[ \t\n\r]*")
+_SPACES = " \t\n\r"
+_NAME = re.compile(r'"([^"\\\x00-\x1f]*)":')
+
+
+class Members:
+    """The next `length` bytes of a file as JSON text, read as they are needed.
+
+    what: how errors call it. Where it ends is for the caller to ask with `end`.
+    """
+
+    def __init__(self, file: BinaryIO, length: int, where: str, what: str) -> None:
+        self._file = file
+        self._left = length
+        self._where = where
+        self._what = what
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        decoder: Any = json.JSONDecoder(object_pairs_hook=lambda pairs: unique(pairs, where))
+        self._scan = decoder.scan_once
+        self._text = ""
+        self._at = 0
+        self._passed = 0  # characters dropped before _text
+
+    def begins_with(self, char: str) -> bool:
+        """Return whether this is the first character of all."""
+        return (bool(self._text) or self._more()) and self._text.startswith(char)
+
+    def members(self) -> Iterator[tuple[str, Any]]:
+        """Yield the names and values of the object that begins here; that a name comes once is for the caller to see.
+
+        Raises: CorruptFile.
+        """
+        for _ in self._opened():
+            more = True
+            while more:
+                name, value, more = self._plain_member() or self._member()
+                if len(name) > MAX_NAME:
+                    raise self.error(f"has a name of {len(name):,} characters; at most {MAX_NAME:,} are read")
+                yield name, value
+
+    def members_of(self, wanted: str) -> Iterator[tuple[str, Any]]:
+        """Yield the names and values of one member of the object that begins here, itself an object.
+
+        Raises: CorruptFile.
+        """
+        seen: set[str] = set()
+        for _ in self._opened():
+            more = True
+            while more:
+                name = self._name()
+                if name in seen:
+                    raise self.error(f"names {name!r} twice")
+                if len(seen) == MAX_BESIDE:
+                    raise self.error(f"has more than {MAX_BESIDE} members beside {wanted!r}")
+                seen.add(name)
+                if name == wanted and self._peek() == "{":
+                    yield from self.members()
+                else:
+                    self._value()
+                more = self._ends_with_more()
+
+    def end(self) -> None:
+        """Raise CorruptFile if more than spaces follow."""
+        if self._peek():
+            raise self.error(f"has {self._peek()!r} behind its object, where only spaces may follow")
+
+    def error(self, message: str) -> CorruptFile:
+        """Return the error for the place that was read last."""
+        return CorruptFile(f"{self._what}{message}, at character {self._passed + self._at}", where=self._where)
+
+    def _opened(self) -> Iterator[None]:
+        """Step into an object, and yield once if it has members."""
+        self._take("{")
+        if self._peek() == "}":
+            self._take("}")
+        else:
+            yield
+
+    def _member(self) -> tuple[str, Any, bool]:
+        """Return the next name and value, and whether more follow."""
+        name = self._name()
+        return name, self._value(), self._ends_with_more()
+
+    def _plain_member(self) -> tuple[str, Any, bool] | None:
+        """Return what _member does in half the time, or None where the text at hand is not plain or not enough."""
+        head = _NAME.match(self._text, self._at)
+        if head is None:
+            return None
+        try:
+            value, at = self._scan(self._text, head.end())
+        except (ValueError, StopIteration, RecursionError):
+            return None
+        char = self._text[at : at + 1]
+        if char not in (",", "}"):
+            return None
+        self._at = at + 1
+        return head[1], value, char == ","
+
+    def _name(self) -> str:
+        if self._peek() != '"':
+            raise self.error(f"has {self._peek()!r} where a name in quotes belongs")
+        name: str = self._value()
+        self._take(":")
+        return name
+
+    def _ends_with_more(self) -> bool:
+        more = self._peek() == ","
+        self._take(",}")
+        return more
+
+    def _peek(self) -> str:
+        """Return the next character that is no space, "" at the end."""
+        while True:
+            char = self._text[self._at : self._at + 1]
+            if char in _SPACES:  # also at the end, where it is empty
+                self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+                char = self._text[self._at : self._at + 1]
+            if char or not self._more():
+                return char
+
+    def _take(self, wanted: str) -> None:
+        found = self._peek()
+        if found not in wanted or not found:
+            raise self.error(f"has {found!r} where {' or '.join(map(repr, wanted))} belongs")
+        self._at += 1
+
+    def _value(self) -> Any:
+        """Return the JSON value that begins here."""
+        self._peek()
+        while True:
+            try:
+                value, at = self._scan(self._text, self._at)
+                if at < len(self._text) or not isinstance(value, (int, float)) or not self._more():
+                    self._at = at
+                    return value  # a number at the end of the text at hand may go on
+            except RecursionError:
+                raise self.error("is nested too deeply") from None
+            except (ValueError, StopIteration) as error:
+                if len(self._text) - self._at >= MAX_MEMBER:
+                    raise self.error(f"has an entry of more than {MAX_MEMBER:,} characters, or a broken one") from None
+                if not self._more():
+                    raise self.error(f"is not valid JSON ({getattr(error, 'msg', 'Expecting value')})") from None
+
+    def _more(self) -> bool:
+        if not self._left:
+            return False
+        waiting = len(self._text) - self._at
+        # Doubling, so that a long entry is tried log n times.
+        piece = self._file.read(min(self._left, max(_CHUNK, min(waiting, MAX_MEMBER - waiting))))
+        self._left = self._left - len(piece) if piece else 0
+        try:
+            text = self._utf8.decode(piece, final=not self._left)
+        except UnicodeDecodeError as error:
+            raise self.error(f"is not UTF-8 ({error.reason})") from None
+        self._passed += self._at
+        self._text = self._text[self._at :] + text
+        self._at = 0
+        return True

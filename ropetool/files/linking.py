@@ -1,0 +1,180 @@
+"""Putting an unchanged file into an output for as little as the file system charges: shared blocks, a link, a copy.
+
+Knows of formats only which files hold weights; never changes the source.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from ropetool import names
+from ropetool.errors import CheckpointError, OutputError
+from ropetool.files import hub
+from ropetool.files.counting import moved
+from ropetool.files.output import output_error
+
+if sys.platform == "linux":
+    import fcntl
+
+WEIGHTS = (".safetensors", ".gguf")
+REFLINKED, HARD_LINKED, COPIED = "reflinked", "hard-linked", "copied"
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_RANGE = 64 << 20
+_BUFFER = 1 << 20
+# The answers that mean "not with this file system or this pair of files"; everything else is an error.
+_UNSUPPORTED = frozenset({
+    errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.EMLINK,
+    errno.EPERM,  # a hard link to a file of another owner, under fs.protected_hardlinks
+    errno.EACCES,
+})  # fmt: skip
+
+
+def check_within(path: Path, root: Path) -> None:
+    """Return if a file of a checkpoint lies in its directory, all links followed, or in the same cache of the hub.
+
+    Raises: CheckpointError for one elsewhere: what a link happens to reach is not the model's, and may be private.
+    """
+    real = Path(os.path.realpath(path))
+    homes, blobs = [Path(os.path.realpath(root))], hub.blobs(root)
+    if blobs is not None:  # the folder of that name itself: a link in its place could lead anywhere
+        homes.append(Path(os.path.realpath(blobs.parent), blobs.name))
+    if not any(home in real.parents for home in homes):
+        raise CheckpointError(
+            f"is a link that leads out of the checkpoint, to {real}", where=str(path),
+            try_="remove the link, or put the file itself there if it belongs to the model",
+        )  # fmt: skip
+
+
+def check_links(root: Path) -> None:
+    """Return if no file that a program may read of this directory is a link that leads out of it.
+
+    Raises: CheckpointError, as check_within does.
+    """
+    for path in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(root).parts)  # .git and the hub's .cache
+        if path.is_symlink() and path.is_file() and not hidden and path.suffix not in names.PICKLE_SUFFIXES:
+            check_within(path, root)
+
+
+def carry(source: Path, destination: Path, *, copy: bool = False) -> str:
+    """Put an unchanged file of a checkpoint into an output, as `place` does; only weights are ever linked.
+
+    Programs rewrite tokenizers and configs in place, and through a hard link that would change the source.
+    """
+    return place(source, destination, copy=copy or source.suffix not in WEIGHTS)
+
+
+def place(source: Path, destination: Path, *, copy: bool = False) -> str:
+    """Put the content of `source` at `destination`; return "reflinked", "hard-linked" or "copied".
+
+    Symbolic links are followed first, as in a hub cache. `copy` asks for a copy where a link would do; a hard-linked
+    file keeps its mode and owner.
+    Raises: OutputError if it cannot be written, nothing is left then; CheckpointError if the source cannot be read.
+    """
+    with _readable(source) as reader:
+        try:
+            return _place(reader, destination, copy)
+        except OSError as error:
+            raise output_error(error, destination, need=os.fstat(reader.fileno()).st_size) from error
+
+
+def _place(reader: BinaryIO, destination: Path, copy: bool) -> str:
+    if os.path.lexists(destination):
+        raise OutputError("exists already", where=str(destination))
+    if not copy and _reflink(reader, destination):
+        return REFLINKED
+    if not copy and _hard_link(Path(reader.name), destination):
+        return HARD_LINKED
+    _copy(reader, destination)
+    return COPIED
+
+
+@contextmanager
+def _readable(source: Path) -> Iterator[BinaryIO]:
+    try:
+        real = source.resolve(strict=True)
+        if not real.is_file():  # opening a pipe would wait for ever
+            raise CheckpointError("is no regular file, so it cannot be carried over", where=str(source))
+        file = real.open("rb")
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"cannot be read: {reason}", where=str(source)) from error
+    with file:
+        yield file
+
+
+@contextmanager
+def _new(destination: Path) -> Iterator[BinaryIO]:
+    """Yield a new file that is gone again if the body fails, a keyboard interrupt included."""
+    file = destination.open("xb")
+    try:
+        with file:
+            yield file
+    except BaseException:
+        destination.unlink(missing_ok=True)
+        raise
+
+
+def _reflink(reader: BinaryIO, destination: Path) -> bool:
+    """Return whether the new file shares the blocks of the source, as btrfs, xfs and bcachefs can."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with _new(destination) as writer:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _hard_link(real: Path, destination: Path) -> bool:
+    try:
+        os.link(real, destination)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return False
+        raise
+    return True
+
+
+def _copy(reader: BinaryIO, destination: Path) -> None:
+    size = os.fstat(reader.fileno()).st_size
+    with _new(destination) as writer:
+        done = _copy_in_kernel(reader.fileno(), writer.fileno(), size)
+        if done < size:
+            reader.seek(done)
+            writer.seek(done)
+            while data := reader.read(_BUFFER):
+                writer.write(data)
+                moved(len(data))
+            writer.flush()
+        if os.fstat(writer.fileno()).st_size != size:
+            raise CheckpointError(
+                f"is no longer {size:,} bytes long: it changed while it was copied", where=reader.name
+            )
+
+
+def _copy_in_kernel(source: int, destination: int, size: int) -> int:
+    """Return how many bytes copy_file_range carried over; some file systems do none, or stop early."""
+    done = 0
+    if not hasattr(os, "copy_file_range"):
+        return done
+    try:
+        while done < size:
+            step = os.copy_file_range(source, destination, min(_RANGE, size - done), done, done)
+            if not step:
+                break
+            done += step
+            moved(step)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    return done

@@ -1,0 +1,197 @@
+"""Export to GGUF: a Hugging Face checkpoint as one file that llama.cpp runs, computing the same positions.
+
+Tensors are streamed; what the file or llama.cpp cannot hold is refused, and so is what ropetool made and no passing
+certificate covers. What differs otherwise is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint.gguf_keys import stamp
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
+from ropetool.files import hub
+from ropetool.files.counting import nobody
+from ropetool.gguf_export import files, kquants
+from ropetool.gguf_export import sidecars as companions
+from ropetool.gguf_export.comparing import COMPARING_LOGITS, Lengths, compare
+from ropetool.gguf_export.container import File, Progress
+from ropetool.gguf_export.files import Choices
+from ropetool.gguf_export.outtypes import AUTO, check_outtype
+from ropetool.gguf_export.preparing import Prepared, Wish, prepare
+from ropetool.gguf_export.splitting import limits_of
+from ropetool.runtimes import inspection
+from ropetool.verification.results import Check
+
+__all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
+
+
+# The next step where a refusal names none of its own.
+_NEXT_STEPS: tuple[tuple[type[RopetoolError], str], ...] = (
+    (LossyExport, "serve the checkpoint itself, with transformers or vLLM: llama.cpp would compute something else"),
+    (UnsupportedDtype, "save its weights in bfloat16 with transformers, then export that"),
+    (CorruptFile, "get the file again, or save the checkpoint anew with transformers"),
+)
+
+
+@contextmanager
+def _with_next_step() -> Iterator[None]:
+    """Give a refusal that says no next step the one of its kind."""
+    try:
+        yield
+    except RopetoolError as error:
+        error.try_ = error.try_ or next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), "")
+        raise
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. output: the file, the first of several. encoding: how its rotary table is stated.
+
+    nbytes: the size of all files. bakes: what its weights hold that the checkpoint's keys ask for. checks: how the file
+    compares with the checkpoint. serving: the command lines that serve it. sidecars: its model card and Modelfile.
+    """
+
+    output: Path
+    arch: str
+    outtype: str
+    tensors: int
+    nbytes: int
+    encoding: str
+    context_length: int
+    notes: tuple[str, ...]
+    bakes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    serving: tuple[str, ...] = ()
+    sidecars: tuple[Path, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as plain data."""
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        checks, sidecars = [vars(check) for check in self.checks], [str(path) for path in self.sidecars]
+        return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars}
+
+
+@_with_next_step()
+def export_checkpoint(
+    source: str | Path,
+    output: str | Path | None = None,
+    *,
+    outtype: str = AUTO,
+    imatrix: str | Path | None = None,
+    split_max_size: str | None = None,
+    split_max_tensors: int | None = None,
+    allow_nan: bool = False,
+    force: bool = False,
+    allow_full_attention: bool = False,
+    allow_unverified: bool = False,
+    rearch: str = "",
+    shift_safe: bool = False,
+    check: bool = True,
+    sidecars: bool = True,
+    command: str = "",
+    progress: Progress | None = None,
+) -> Exported:
+    """Write a checkpoint as a GGUF file, whole or not at all, and return what was written.
+
+    Without an output it goes beside the source, as NAME-TYPE.gguf; its provenance goes beside it, and with `sidecars` a
+    model card and a Modelfile. `command` is the command line that asked for it, for the card. `outtype` is the type
+    of the matrices, one of outtypes.OUTTYPES, or auto for the source's own; `imatrix` an importance matrix for those
+    that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
+    go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
+    `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. What ropetool
+    made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`. With `check` the tokens
+    are compared before anything is written, and tables and logits before the file gets its name. `progress` is told the
+    tensor, the bytes done, and those of the whole; in the stage COMPARING_LOGITS tokens, and 0 where that is unknown.
+    Raises: CheckpointError for broken files and for a source without such a certificate, ConfigError for broken values,
+    UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError,
+    MissingDependency for a type that needs llama-cpp-python; VerificationFailed for a file that computes something
+    else. A NaN or an infinity among the weights is a CheckpointError, unless `allow_nan`.
+    """
+    matrix = None if imatrix is None else Path(imatrix)
+    choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
+    check_outtype(outtype)
+    entries = kquants.check(outtype, matrix)
+    wish = Wish(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars)
+    ready = prepare(hub.local(source), output, wish)
+    matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
+    gate_notes = _gate(ready, allow_unverified)
+    found = companions.fresh_certificate(ready.host)
+    values = {**ready.values, **stamp(ready.host.made, ready.bakes, found)}
+    values |= kquants.stated(matrix, entries) if matrix is not None else {}
+    trained = _trained_length(ready)
+    tell = progress or nobody
+
+    def compared(file: Path, outtype: str) -> tuple[Check, ...]:
+        lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
+        return compare(ready.host.path, file, outtype, lengths, tell)
+
+    def told(checks: tuple[Check, ...]) -> companions.Exporting:
+        checks = (*ready.checks, *checks)
+        return companions.Exporting(
+            ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command
+        )
+
+    written = files.write(
+        ready.target, ready.host.path, File(values, ready.layout, ready.encoding.tensors), choices,
+        lambda checks: _provenance(ready, trained, (*ready.checks, *checks)),
+        lambda paths, checks: companions.texts(ready.host, paths, told(checks), found) if sidecars else {},
+        compared if check else None, force=force, progress=tell,
+    )  # fmt: skip
+    lines = companions.serving(written.paths, ready.context_length, written.sidecars)
+    several = () if len(written.paths) == 1 else (f"split over {len(written.paths)} files, of which this is the first",)
+    return Exported(
+        written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
+        ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes), ready.bakes,
+        (*ready.checks, *written.checks), tuple(lines), written.sidecars,
+    )  # fmt: skip
+
+
+@_with_next_step()
+def check_export(source: str | Path, output: str | Path, *, force: bool = False, sidecars: bool = True) -> None:
+    """Return if export_checkpoint would write this, its certificate and tokens aside: before a verification of hours.
+
+    Raises: what export_checkpoint does.
+    """
+    prepare(hub.local(source), output, Wish(force=force, check=False, sidecars=sidecars))
+
+
+def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
+    """Return a note where no certificate is asked for.
+
+    Raises: CheckpointError where one is, and none covers the context that the file would state.
+    """
+    path = ready.host.path
+    if ready.host.made is None:
+        return ("exported as it came, without a certificate: ropetool did not make this checkpoint",)
+    if allow_unverified:
+        return ("exported without asking for a certificate, as --allow-unverified says",)
+    lacking = certificate.shortfall(path, ready.context_length)
+    if lacking:
+        raise CheckpointError(
+            f"ropetool made it, and {lacking}",
+            where=str(path), try_=certificate.remedy(path),
+        )  # fmt: skip
+    return ()
+
+
+def _trained_length(ready: Prepared) -> int | None:
+    host = ready.host
+    return (host.made or inspection.inspect_checkpoint(host.checkpoint)).trained_length
+
+
+def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Check]) -> Provenance:
+    """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
+    host = ready.host
+    export = {"outtype": ready.outtype, "encoding": ready.encoding.name}
+    more = {"bakes": list(ready.bakes), "checks": [vars(check) for check in checks]}
+    return Provenance(
+        str(hub.absolute(host.path)), provenance.fingerprint(host.path), trained_length, host.made.plan if host.made else {},
+        export=export | {name: value for name, value in more.items() if value},
+    )  # fmt: skip

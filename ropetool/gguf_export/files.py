@@ -1,0 +1,217 @@
+"""Puts an export on the disk: one file or several, with its record beside the first, all of them or none.
+
+Knows paths and their order; what is inside a file is the container's concern.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from glob import escape
+from pathlib import Path
+from threading import current_thread, main_thread
+from types import FrameType
+
+from ropetool.checkpoint import provenance
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.errors import OutputError
+from ropetool.files.dtypes import STORAGE
+from ropetool.files.gguf import model_name, read_header, shard_paths
+from ropetool.files.hf import TensorInfo as Stored
+from ropetool.files.output import check_output, check_place
+from ropetool.gguf_export import container, kquants, mxfp4
+from ropetool.gguf_export.container import File, Progress
+from ropetool.gguf_export.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
+from ropetool.gguf_export.sources import Source
+from ropetool.gguf_export.splitting import Limits, split
+from ropetool.gguf_export.tensors import Layout, Placed
+from ropetool.plans import gguf_output
+from ropetool.verification.gate import KL
+from ropetool.verification.results import Check
+
+Checks = tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user may ask of the files: outtype as it was given, auto included."""
+
+    outtype: str
+    allow_nan: bool
+    imatrix: Path | None
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Written:
+    """The files that were written, how many tensors and bytes they have together, how they compare, what to know."""
+
+    paths: tuple[Path, ...]
+    tensors: int
+    nbytes: int
+    checks: Checks
+    sidecars: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def rounds(layout: Layout) -> bool:
+    """Return whether a matrix is stored in fewer bits than it came in, or was made with, before libllama sees it."""
+    return any(
+        placed.dtype in STORAGE
+        and placed.dtype != "F32"
+        and (source.stored.dtype != placed.dtype or source.gains is not None)
+        for placed in layout.tensors
+        for source in placed.sources
+    )
+
+
+def check(target: Path, source: Path, limits: Limits, *, force: bool) -> tuple[str, ...]:
+    """Return if the file may be written, or its parts, however many: before an export of hours.
+
+    What dead processes left of it is settled first, and told in notes.
+    Raises: OutputError.
+    """
+    notes = gguf_output.settled(target, source)
+    if limits == Limits():
+        gguf_output.check([target], source, force=force)
+        return notes
+    check_place(shard_paths(target, 2)[0], source)
+    for path in _parts_of(target):
+        check_output(path, source, force=True)
+        if not force:
+            raise OutputError(
+                "exists already, a part of a model of this name", where=str(path),
+                try_="give another -o, or --force, which replaces parts of the same number",
+            )  # fmt: skip
+    return notes
+
+
+def _parts_of(target: Path) -> list[Path]:
+    """Return the files that are parts of a model of this name, of one number or several."""
+    digits = "[0-9]" * 5
+    return sorted(target.parent.glob(f"{escape(model_name(target))}-{digits}-of-{digits}.gguf"))
+
+
+def write(
+    target: Path, source: Path, file: File, choices: Choices, record: Callable[[Checks], Provenance],
+    beside: Callable[[Sequence[Path], Checks], Mapping[Path, str]], compared: Callable[[Path, str], Checks] | None,
+    *, force: bool, progress: Progress,
+) -> Written:  # fmt: skip
+    """Write the file, or its parts under the names that llama.cpp asks for, with a record and the texts beside it.
+
+    compared: holds a file with matrices of this type against the checkpoint, before it gets its name.
+    Raises: what container.write, kquants.quantise and `compared` do; OutputError if a file exists.
+    """
+    notes: tuple[str, ...] = ()
+    found: Checks = ()
+    by_libllama = is_made_by_libllama(choices.outtype)
+    with _unwound_when_terminated(), gguf_output.gguf_output(target, source, force=force) as made:
+        if by_libllama:
+            expected = _expected(target, file, choices.limits)
+            if expected:
+                gguf_output.check(expected, source, force=force)
+            file, found = _quantised(made.transaction.workspace(), file, choices, record, compared, progress)
+            notes = _narrow_note(file.layout, choices.outtype)
+        parts = split(file, choices.limits)
+        stages = made.stage(len(parts))
+        total, done = sum(part.size() for part in parts), 0
+        for part, path in zip(parts, stages, strict=True):
+            done += container.write(path, part, _shifted(progress, done, total), allow_nan=choices.allow_nan)
+        if compared is not None:
+            provenance.write(record(found), provenance.beside(stages[0]))  # which says what it is compared with
+            found += compared(stages[0], choices.outtype if by_libllama else file.layout.outtype)
+        made.finish(record(found), beside(made.files, found))
+    notes += _leftovers_note(target, made.files) if choices.limits != Limits() else ()
+    count = sum(len(part.infos()) for part in parts)
+    return Written(tuple(made.files), count, total, found, tuple(made.sidecars), (*notes, *made.notes))
+
+
+def _expected(target: Path, file: File, limits: Limits) -> list[Path]:
+    """Return the files that a model will have once it is quantised, none where its size has a say in their number."""
+    if limits.nbytes and 0 < limits.tensors < len(file.infos()):
+        return []
+    return shard_paths(target, len(split(file, Limits(tensors=limits.tensors))))
+
+
+def _narrow_note(layout: Layout, outtype: str) -> tuple[str, ...]:
+    """Return a note of the matrices that libllama stored in another type, as their rows are not whole blocks."""
+    narrow = [
+        placed
+        for placed in layout.tensors
+        if placed.dtype != mxfp4.DTYPE and dtype_of(placed.info.name, placed.info.shape[::-1], outtype) == "F16"
+    ]
+    if not narrow:
+        return ()
+    types = " and ".join(f"{count} in {dtype}" for dtype, count in Counter(one.dtype for one in narrow).most_common())
+    return (
+        f"{len(narrow)} tensors are stored in other types, {types}, {narrow[0].info.name} the first: their rows are not "
+        f"whole {outtype} blocks, of {BLOCKS[OUTTYPES[outtype].dtype]} numbers",
+    )
+
+
+def _leftovers_note(target: Path, paths: Sequence[Path]) -> tuple[str, ...]:
+    others = [path.name for path in _parts_of(target) if path not in paths]
+    if not others:
+        return ()
+    return (f"parts of another number were left beside it: {others[0]}, the first of {len(others)}",)
+
+
+@contextmanager
+def _unwound_when_terminated() -> Iterator[None]:
+    """Have SIGTERM end the work as an exception does, so that nothing half done stays on the disk.
+
+    Only where nobody handles it: it would end the process at once.
+    """
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)  # what a shell reports of a process that a signal ended
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
+    return lambda tensor, done, _: progress(tensor, before + done, total)
+
+
+def _quantised(
+    folder: Path, file: File, choices: Choices, record: Callable[[Checks], Provenance],
+    compared: Callable[[Path, str], Checks] | None, progress: Progress,
+) -> tuple[File, Checks]:  # fmt: skip
+    """Return the same model with quantised matrices, which lie in this folder.
+
+    The file that is quantised is compared first: what a type of two bits costs would hide rows in the wrong order.
+    """
+    plain, small = folder / "plain.gguf", folder / "quantised.gguf"
+    container.write(plain, file, progress)
+    checks: Checks = ()
+    if compared is not None:
+        provenance.write(record(checks), provenance.beside(plain))
+        found = compared(plain, file.layout.outtype)
+        checks = tuple(replace(one, name=f"{KL} before quantising") for one in found if one.name == KL)
+    progress("quantising", 0, 0)
+    kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
+    kquants.quantise(plain, small, choices.outtype, choices.imatrix, kept)
+    plain.unlink()
+    return _read(small), checks
+
+
+def _read(path: Path) -> File:
+    """Return the content of a GGUF file as one to write."""
+    header = read_header(path)
+    tensors = []
+    for info in header.tensors:
+        begin = header.data_start + info.offset
+        stored = Stored(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
+        tensors.append(Placed(info, info.type_name, (Source(path, stored),)))
+    return File(header.values, Layout("", tuple(tensors)), {})

@@ -1,0 +1,105 @@
+"""Importance matrices as llama-imatrix writes them: how much each input channel of a matrix counts.
+
+Reads both formats, a GGUF file with sums and counts and the older one without a header. Knows nothing of models.
+Source: common/imatrix-loader.cpp and load_imatrix in tools/quantize/quantize.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.errors import CheckpointError, CorruptFile
+from ropetool.files.gguf import GgufHeader, TensorInfo, read_header
+from ropetool.files.gguf.header import MAGIC
+from ropetool.files.regular import open_regular, read_regular
+
+Vector = npt.NDArray[np.float32]
+Weights = dict[str, Vector]
+SUMS, COUNTS = ".in_sum2", ".counts"
+MAX_NAME, MAX_ENTRIES = 2**10, 2**16
+MAX_FILE = 2**31  # bytes; the largest known, of 58 layers with 256 experts, has 0.7 GB
+AGAIN = "llama-imatrix -m MODEL.gguf -f TEXT"
+
+
+def read_imatrix(path: Path) -> Weights:
+    """Return the weights by the tensor that they belong to.
+
+    Raises: MissingFile if there is no such file; CorruptFile if it is no importance matrix; CheckpointError.
+    """
+    with open_regular(path) as file:
+        start, size = file.read(len(MAGIC)), os.fstat(file.fileno()).st_size
+    if size > MAX_FILE:
+        raise CorruptFile(f"is {size:,} bytes long; at most {MAX_FILE:,} are read", where=str(path), try_=AGAIN)
+    weights = _of_gguf(path) if start == MAGIC else _of_legacy(path)
+    for name, values in weights.items():
+        if not np.isfinite(values).all():
+            raise CheckpointError(f"the importance of {name} is not finite", where=str(path))
+    if not weights:
+        raise CorruptFile("holds no importance matrix", where=str(path), try_=AGAIN)
+    return weights
+
+
+def _of_gguf(path: Path) -> Weights:
+    header = read_header(path)
+    infos = {info.name: info for info in header.tensors}
+    found: Weights = {}
+    with open_regular(path, buffering=0) as file:
+        for name in [name.removesuffix(SUMS) for name in infos if name.endswith(SUMS)]:
+            if name + COUNTS not in infos:
+                raise CorruptFile(f"has sums of {name} and no counts", where=str(path))
+            sums, times = (_values(file, header, infos[name + part]) for part in (SUMS, COUNTS))
+            if not times.size or not sums.size or sums.size % times.size:
+                raise CorruptFile(f"has {sums.size} sums of {name}, and {times.size} counts", where=str(path))
+            found[name] = _means(sums, np.rint(times))
+    return found
+
+
+def _means(sums: Vector, times: Vector) -> Vector:
+    """Return the mean of each channel, 1 for an expert that was never called."""
+    by_expert, called = sums.reshape(times.size, -1), times[:, None]
+    found = np.ones_like(by_expert)
+    with np.errstate(all="ignore"):
+        np.divide(by_expert, called, out=found, where=called > 0)
+    return found.reshape(-1)
+
+
+def _values(file: BinaryIO, header: GgufHeader, info: TensorInfo) -> Vector:
+    if info.type_name != "F32":
+        raise CorruptFile(f"{info.name} is {info.type_name}; it must be F32", where=str(header.path))
+    file.seek(header.data_start + info.offset)
+    raw = file.read(info.nbytes)
+    if len(raw) < info.nbytes:
+        raise CorruptFile(f"became shorter and ends inside {info.name}", where=str(header.path))
+    return np.frombuffer(raw, "<f4")
+
+
+def _of_legacy(path: Path) -> Weights:
+    """Return the weights of the older format: a count of entries, then name, calls and values of each."""
+    raw = read_regular(path, MAX_FILE)
+    found: Weights = {}
+    at = 4
+    try:
+        entries = _whole(raw, 0, MAX_ENTRIES)
+        for _ in range(entries):
+            length = _whole(raw, at, MAX_NAME)
+            name = raw[at + 4 : at + 4 + length].decode()
+            at += 4 + length
+            calls, count = int.from_bytes(raw[at : at + 4], "little", signed=True), _whole(raw, at + 4, len(raw) // 4)
+            values = np.frombuffer(raw, "<f4", count, at + 8)
+            found[name] = values / np.float32(calls) if calls > 0 else values
+            at += 8 + 4 * count
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise CorruptFile(f"is no importance matrix: {error}", where=str(path), try_=AGAIN) from None
+    return found
+
+
+def _whole(raw: bytes, at: int, most: int) -> int:
+    value = int.from_bytes(raw[at : at + 4], "little", signed=True)
+    if not 1 <= value <= most:
+        raise ValueError(f"{value} stands at byte {at}, where a number from 1 to {most} belongs")
+    return value

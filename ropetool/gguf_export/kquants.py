@@ -1,0 +1,177 @@
+"""K-quants and IQ types: an unquantised GGUF file made smaller by libllama's own quantiser.
+
+It runs in a process of its own: minutes of C++ can be interrupted there, and what makes it abort ends no other work.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from ctypes import POINTER, c_float
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError
+from ropetool.files.gguf import Value, ValueType
+from ropetool.gguf_export import mxfp4
+from ropetool.gguf_export.container import processors
+from ropetool.gguf_export.imatrix import Weights, read_imatrix
+from ropetool.gguf_export.outtypes import OUTTYPES, ggml_type
+from ropetool.gguf_export.tensors import Layout
+from ropetool.verification.runners.llama_library import last_words, library, listening
+
+ROWS_HELD = 128 << 20  # bytes of rows that libllama may hold beside the file
+_CHILD = f"""
+import json, sys
+from {__name__} import end_with_parent, run
+end_with_parent()
+sys.exit(run(json.loads(sys.argv[1])) or 0)
+"""
+
+
+def check(outtype: str, imatrix: Path | None) -> Weights:
+    """Return the importance matrix, empty without one, if this type can be made here: before anything is written.
+
+    Raises: MissingDependency without llama-cpp-python; ConfigError for a type that needs an importance matrix, or an
+    importance matrix that this type has no use for; what `read_imatrix` raises.
+    """
+    kind = OUTTYPES.get(outtype)
+    if kind is None or not kind.by_libllama:
+        if imatrix is not None:
+            raise ConfigError(
+                f"{outtype} has no use for an importance matrix; K-quants and IQ types have",
+                where="--imatrix", try_="--outtype q4_k_m",
+            )  # fmt: skip
+        return {}
+    _library(outtype)
+    if imatrix is not None:
+        return read_imatrix(imatrix)
+    if kind.weighted:
+        raise ConfigError(
+            f"llama.cpp makes {outtype} with an importance matrix alone",
+            where="--imatrix", try_="llama-imatrix -m MODEL.gguf -f TEXT -o FILE, then --imatrix FILE",
+        )  # fmt: skip
+    return {}
+
+
+def check_fit(imatrix: Path, entries: Weights, layout: Layout) -> tuple[str, ...]:
+    """Return a note on matrices of the model that the importance matrix says nothing of.
+
+    Raises: CheckpointError for one of another model, or for an entry of another size.
+    """
+    shapes = {placed.info.name: placed.info.shape for placed in layout.tensors if len(placed.info.shape) > 1}
+    if entries.keys().isdisjoint(shapes):
+        raise CheckpointError(
+            f"none of its {len(entries)} entries, {min(entries)} the first, is for a matrix of this model",
+            where=str(imatrix), try_="llama-imatrix -m FILE, where FILE is an unquantised export of this model",
+        )  # fmt: skip
+    for name in entries.keys() & shapes.keys():
+        columns, _, *experts = shapes[name]
+        if entries[name].size != columns * math.prod(experts):
+            raise CheckpointError(
+                f"has {entries[name].size} numbers for {name}, which has {columns * math.prod(experts)} columns",
+                where=str(imatrix), try_="llama-imatrix -m FILE, where FILE is an unquantised export of this model",
+            )  # fmt: skip
+    # llama-imatrix leaves the embedding and the head out unless it is asked for them.
+    lacking = [
+        name for name in shapes if name.startswith("blk.") and name not in entries and "ffn_gate_inp" not in name
+    ]
+    if not lacking:
+        return ()
+    return (f"the importance matrix says nothing of {len(lacking)} matrices, {lacking[0]} the first",)
+
+
+def stated(imatrix: Path, entries: Weights) -> dict[str, Value]:
+    """Return the keys by which llama-quantize says which importance matrix a file was made with."""
+    return {
+        "quantize.imatrix.file": Value.of(ValueType.STR, imatrix.name),
+        "quantize.imatrix.entries_count": Value.of(ValueType.I32, len(entries)),
+    }  # fmt: skip
+
+
+def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kept: Sequence[str] = ()) -> None:
+    """Write the model in `source` to a new file `target` with quantised matrices; kept: tensors that stay in MXFP4.
+
+    Raises: OutputError if the target cannot be written; CheckpointError with libllama's words for anything else.
+    """
+    task = {
+        "source": str(source), "target": str(target), "file_type": OUTTYPES[outtype].file_type,
+        "imatrix": None if imatrix is None else str(imatrix), "kept": list(kept),
+    }  # fmt: skip
+    code, said = _in_child(task)
+    if code == 0:
+        return
+    words = said.decode("utf-8", "replace").strip().splitlines() or [f"ended with code {code}"]
+    if "basic_ios::clear" in words[-1]:  # what libstdc++ says of a write that fails
+        raise OutputError("could not be written to the end", where=str(target), try_="give an -o on another disk")
+    raise CheckpointError(f"llama.cpp does not quantise it: {words[-1]}", where=str(target))
+
+
+def _in_child(task: dict[str, Any]) -> tuple[int, bytes]:
+    """Return the exit code and the last words of a process that runs the task, and ends when this one does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _CHILD, json.dumps(task)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # the same packages, wherever they were found
+    ) as child:  # fmt: skip
+        assert child.stderr is not None
+        said = child.stderr.read()
+    return child.returncode, said
+
+
+def _library(outtype: str) -> None:
+    try:
+        library()
+    except MissingDependency as error:
+        raise MissingDependency(
+            f"{outtype} is made by llama.cpp's own quantiser, and llama-cpp-python is absent",
+            where="--outtype", try_='pip install "ropetool[llama]"; q8_0, q5_1, q5_0, q4_1 and q4_0 need nothing',
+        ) from error  # fmt: skip
+
+
+def end_with_parent() -> None:
+    """Have this process end when the one that started it does, however it does: its end of the pipe is then closed."""
+
+    def wait() -> None:
+        os.read(0, 1)
+        os._exit(1)
+
+    Thread(target=wait, daemon=True).start()
+
+
+def run(task: dict[str, Any]) -> str:
+    """Return libllama's error, nothing where there is none; the work of the other process."""
+    lib = library()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype, params.nthread, params.max_buf_size = task["file_type"], processors(), ROWS_HELD
+    weights = read_imatrix(Path(task["imatrix"])) if task["imatrix"] else {}
+    if weights:
+        params.imatrix = _imatrix(lib, weights)
+    if task["kept"]:
+        params.tt_overrides = _unchanged(lib, task["kept"])
+    with listening(lib) as said:
+        code = lib.llama_model_quantize(os.fsencode(task["source"]), os.fsencode(task["target"]), params)
+    return (last_words(said) or f"code {code}") if code else ""
+
+
+def _unchanged(lib: Any, names: Sequence[str]) -> Any:
+    """Return what leaves these tensors in MXFP4, as C has it: libllama refuses to quantise what is quantised already."""
+    entries = (lib.llama_model_tensor_override * (len(names) + 1))()
+    for entry, name in zip(entries, names, strict=False):
+        entry.pattern, entry.type = f"^{re.escape(name)}$".encode(), ggml_type(mxfp4.DTYPE)
+    return entries
+
+
+def _imatrix(lib: Any, weights: Weights) -> Any:
+    """Return the weights as C has them; an entry without a name ends them. They must outlive it."""
+    entries = (lib.llama_model_imatrix_data * (len(weights) + 1))()
+    for entry, (name, values) in zip(entries, weights.items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(POINTER(c_float))
+    return entries

@@ -1,0 +1,197 @@
+"""The keys of a GGUF file about the model itself: general.* from the model card and the folder, sizes from the config.
+
+Rotary keys come from encodings_gguf, those of the tokenizer from tokenizer.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ropetool.checkpoint import provenance
+from ropetool.errors import ConfigError, RopetoolError
+from ropetool.files import hub
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.hf import read_optional_object
+from ropetool.files.hub import HubId
+from ropetool.files.regular import open_regular
+from ropetool.gguf_export.outtypes import OUTTYPES
+from ropetool.gguf_export.shapes import Model, stated_keys
+from ropetool.gguf_export.tensors import Layout
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter, Metadata
+
+MAX_CARD = 4 << 20  # bytes of README.md; the largest known have a tenth of it
+MAX_FRONT_MATTER = 128 << 10  # bytes, which PyYAML reads in a second
+HUB = "https://huggingface.co"
+BOM = b"\xef\xbb\xbf"
+_FRONT_END = re.compile(rb"\n---\r?(?:\n|\Z)")
+_PHI3, _PHI3_TOKENS = re.compile("phi-?3", re.IGNORECASE), ("</s>", "<unk>", "<s>", "<|endoftext|>")
+_FACTOR = re.compile(r"-[0-9]+(?:\.[0-9]+)?x(?=-|$)")
+CARD, GENERATION_CONFIG = "README.md", "generation_config.json"
+
+
+def model_values(model: Model, layout: Layout) -> dict[str, Value]:
+    """Return the keys of the model under its architecture's name; none of its rotary keys but how many channels."""
+    file_type = Value.of(ValueType.U32, OUTTYPES[layout.outtype].file_type)
+    return {**stated_keys(model), "general.file_type": file_type}
+
+
+def general_values(source: Path, model: Model, layout: Layout) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return the general.* keys, and notes.
+
+    They follow the gguf package's rules, which are the stock converter's: model card, then config.json, then the name
+    of the folder. A card that cannot be read is a note, and the rest is taken without it.
+    """
+    origin = hub.origin(source)
+    called = origin.name if origin is not None else source.resolve().name  # "." has none
+    plain = _without_reach(called, source)
+    with _named(source.resolve(), plain) as named:
+        return _general_values(named, model, layout, origin, called)
+
+
+def _without_reach(called: str, source: Path) -> str:
+    """Return a model's name without how far ropetool extended it: the gguf package takes `8x` for a fine-tune."""
+    records = list(provenance.lineage(source))
+    plain = called
+    for made in records:
+        plain = provenance.unsuffixed(plain, made)
+    return (_FACTOR.sub("", plain) or called) if records else called
+
+
+def _general_values(
+    source: Path, model: Model, layout: Layout, origin: HubId | None, called: str
+) -> tuple[dict[str, Value], tuple[str, ...]]:
+    import gguf
+
+    total = sum(math.prod(placed.info.shape) for placed in layout.tensors)
+    label = _size_label(model, layout, total)
+    # What authors' files do to the package: no YAML, no UTF-8, a list where it wants text.
+    broken = (
+        gguf.metadata.yaml.YAMLError, RopetoolError, OSError, TypeError, ValueError, LookupError, AttributeError,
+        RecursionError,
+    )  # fmt: skip
+    try:
+        _check_bounds(source)
+        known = gguf.Metadata.load(None, source, None, total)
+        return _general(known, source, label, model.arch, origin, called), ()
+    except broken as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+    known = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), {}, {}, source, total)
+    note = f"name, licence and the like come from the folder alone, not from {CARD} and {GENERATION_CONFIG}: {reason}"
+    return _general(known, source, label, model.arch, origin, called), (note,)
+
+
+@contextmanager
+def _named(source: Path, name: str) -> Iterator[Path]:
+    """Yield the folder under this name: in the hub's cache a folder is called after the commit."""
+    if name == source.name:
+        yield source
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, name)
+        link.symlink_to(source, target_is_directory=True)
+        yield link
+
+
+def _general(
+    known: Metadata, source: Path, size_label: str, arch: str, origin: HubId | None, called: str
+) -> dict[str, Value]:  # fmt: skip
+    import gguf
+
+    if called != source.name and known.name == gguf.Metadata.id_to_title(source.name):  # of the folder, not of a card
+        known.name = gguf.Metadata.id_to_title(called)
+    known.name = known.name or called
+    known.size_label = known.size_label or size_label
+    if origin is not None:
+        known.organization = known.organization or gguf.Metadata.id_to_title(origin.repo.partition("/")[0])
+        known.source_repo_url = known.source_repo_url or f"{HUB}/{origin.repo}"
+
+    def fill(writer: GGUFWriter) -> None:
+        writer.add_type(gguf.GGUFType.MODEL)
+        known.set_gguf_meta_model(writer)
+        writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+
+    return collected(arch, fill)
+
+
+def collected(arch: str, fill: Callable[[GGUFWriter], None]) -> dict[str, Value]:
+    """Return the keys that the gguf package's writer is given, which knows their spelling and types."""
+    import gguf
+
+    writer = gguf.GGUFWriter(None, arch)
+    fill(writer)
+    return {key: _value(ValueType(entry.type), entry.value) for key, entry in writer.kv_data[0].items()}
+
+
+def _value(kind: ValueType, value: Any) -> Value:
+    if kind is ValueType.ARR:  # names of tags, languages and templates: text, all of them
+        return Value.array(ValueType.STR, map(_text, value))
+    return Value.of(kind, _text(value) if kind is ValueType.STR else value)
+
+
+def _text(value: Any) -> str:
+    """Return a word of the model card as text; YAML makes numbers, dates and truths of what looks like them."""
+    if isinstance(value, (list, dict)):
+        raise ConfigError(f"{value!r} stands where text belongs")
+    if isinstance(value, bool):  # "no" is Norwegian
+        return "yes" if value else "no"
+    return str(value)
+
+
+def _check_bounds(source: Path) -> None:
+    """Refuse what the package would read without bounds, or be kept busy by for minutes."""
+    read_optional_object(source / GENERATION_CONFIG)
+    card = source / CARD
+    if not card.is_file():
+        return
+    with open_regular(card) as file:
+        head = file.read(MAX_FRONT_MATTER)
+    front = _FRONT_END.split(head, maxsplit=1)[0] if head.startswith(b"---") else b""
+    if card.stat().st_size > MAX_CARD or len(front) == MAX_FRONT_MATTER:
+        raise ConfigError(f"it has more than {MAX_CARD:,} bytes, or {MAX_FRONT_MATTER:,} of front matter", where=CARD)
+    if head.removeprefix(BOM).lstrip().startswith(b"---") and not front:
+        raise ConfigError("its front matter begins below the first line", where=CARD)
+    if _repeats(front):
+        raise ConfigError("its front matter repeats parts by reference, which can grow without end", where=CARD)
+
+
+def _repeats(front: bytes) -> bool:
+    """Return whether the YAML refers to a part of itself: nine times each, twelve deep, is 9 to the 12th parts."""
+    import gguf
+
+    yaml = gguf.metadata.yaml
+    text = front.removeprefix(b"---").decode(errors="replace").replace("\t", "  ")  # as the package does
+    return b"&" in front and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+
+
+def _size_label(model: Model, layout: Layout, total: int) -> str:
+    """Return the size in words, as 8x7B for experts: what all tokens share, and one expert."""
+    import gguf
+
+    sizes = [("_exps." in p.info.name and len(p.info.shape) > 2, math.prod(p.info.shape)) for p in layout.tensors]
+    expert = sum(size // model.experts for joined, size in sizes if joined)
+    shared = sum(size for joined, size in sizes if not joined)
+    label: str = gguf.size_label(total, shared, expert, model.experts)
+    return label
+
+
+def loadable(values: Mapping[str, Value], tokens: Value) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return the keys with a name by which llama.cpp loads this vocabulary, and a note if it had to be another one.
+
+    A name with phi-3 in it makes llama.cpp look four tokens up, and give up without them (src/llama-vocab.cpp).
+    """
+    name = str(values["general.name"].decode())
+    held = tokens.decode() if _PHI3.search(name) else _PHI3_TOKENS
+    assert isinstance(held, (list, tuple))
+    if set(_PHI3_TOKENS) <= set(held):
+        return dict(values), ()
+    other = _PHI3.sub("Phi 3", name)
+    note = f"general.name is {other!r}, for by the name {name!r} llama.cpp wants Phi-3's own tokens"
+    return {**values, "general.name": Value.of(ValueType.STR, other)}, (note,)

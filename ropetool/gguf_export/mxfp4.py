@@ -1,0 +1,153 @@
+"""MXFP4 experts of a checkpoint, their codes and scales in two tensors, as the blocks of ggml's type of that name.
+
+Bits change places, and no number is rounded. Knows nothing of files.
+Source: conversion/gpt_oss.py of llama.cpp 0c1e570; integrations/mxfp4.py of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.errors import CheckpointError, CorruptFile, UnsupportedDtype
+
+if TYPE_CHECKING:
+    from ropetool.gguf_export.shapes.orders import Turn
+    from ropetool.gguf_export.sources import Source
+
+Bytes = npt.NDArray[np.uint8]
+METHOD = "mxfp4"  # quant_method of gpt-oss
+DTYPE, STORED = "MXFP4", "U8"  # ggml's name of the type; what a checkpoint calls the bytes
+CODES, SCALES = "_blocks", "_scales"  # behind the name that the plain weight has
+EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+BLOCK, CODE_BYTES = 32, 16  # numbers that share a scale, and the bytes of their codes
+LARGEST_SCALE = 252  # the largest number is 6 * 2^(scale - 127), and float32 ends at 2^128; 255 is NaN
+NOTE = "experts stay in MXFP4, as they are stored: --outtype is for the other matrices"
+_CODES = f"V{CODE_BYTES}"  # those of a block, as one element
+_LOW, _HIGH = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0xF0F0F0F0F0F0F0F0)
+
+
+def is_mxfp4(quantization: Any) -> bool:
+    """Return whether a config's quantization_config is of this kind."""
+    return isinstance(quantization, Mapping) and quantization.get("quant_method") == METHOD
+
+
+def is_packed(source: Source) -> bool:
+    """Return whether a tensor of a checkpoint is the codes of such experts."""
+    return source.stored.dtype == STORED and source.scales is not None
+
+
+def paired(held: Mapping[str, Source], quantization: Any) -> dict[str, Source]:
+    """Return the tensors with experts under the name of the plain weight, their scales beside them.
+
+    Raises: CorruptFile for codes without scales, scales without codes, or those of other shapes; UnsupportedDtype for
+    what are no bytes.
+    """
+    found = dict(held)
+    if not is_mxfp4(quantization):
+        return found
+    for name in held:
+        plain = name.removesuffix(CODES if name.endswith(CODES) else SCALES)
+        if plain != name and plain.endswith(EXPERTS) and plain not in held:
+            found[plain] = _pair(plain, held, name)
+            del found[name]
+    return found
+
+
+def _pair(plain: str, held: Mapping[str, Source], name: str) -> Source:
+    codes, scales = held.get(plain + CODES), held.get(plain + SCALES)
+    if codes is None or scales is None:
+        raise CorruptFile(
+            f"no weight file holds {plain}{CODES if codes is None else SCALES}, which belongs to {name}",
+            where=str(held[name].path),
+        )
+    for source in (codes, scales):
+        if source.stored.dtype != STORED:
+            raise UnsupportedDtype(
+                f"{source.stored.name} has type {source.stored.dtype}; MXFP4 codes and scales are {STORED}",
+                where=str(source.path),
+            )
+    if scales.stored.shape != codes.stored.shape[:-1]:
+        raise CorruptFile(
+            f"{scales.stored.name} has shape {list(scales.stored.shape)}; the codes of shape "
+            f"{list(codes.stored.shape)} ask for {list(codes.stored.shape[:-1])}",
+            where=str(scales.path),
+        )
+    return replace(codes, scales=scales)
+
+
+def check_shape(source: Source, shape: tuple[int, ...]) -> None:
+    """Return if codes are those of experts whose matrices by columns have this shape, as config.json asks for.
+
+    Raises: CorruptFile.
+    """
+    experts, columns, rows = shape
+    stored = source.stored.shape
+    if stored != (experts, rows, columns // BLOCK, CODE_BYTES) or columns % BLOCK:
+        raise CorruptFile(
+            f"{source.stored.name} has shape {list(stored)}, and config.json asks for {experts} experts of {rows} rows "
+            f"of {columns} numbers, {BLOCK} of them in {CODE_BYTES} bytes",
+            where=str(source.path),
+        )
+
+
+def turned(source: Source, turn: Turn | None) -> Turn | None:
+    """Return the order of a tensor's elements; that of blocks for experts, which are not stored by columns."""
+    if turn is None or not is_packed(source):
+        return turn
+    return replace(turn, shape=source.stored.shape[:-1], axes=(0, 1, 2), axis=1)
+
+
+def unit(source: Source) -> int:
+    """Return how many bytes of codes belong together."""
+    return CODE_BYTES * (source.turn.unit if source.turn is not None else 1)
+
+
+def scales_of(source: Source, begin: int, nbytes: int) -> tuple[int, int]:
+    """Return where the scales of codes begin in their file, and how many there are; one belongs to each block."""
+    assert source.scales is not None
+    return source.scales.stored.begin + (begin - source.stored.begin) // CODE_BYTES, nbytes // CODE_BYTES
+
+
+def blocks(codes: Bytes, scales: bytes, source: Source, begin: int) -> Bytes:
+    """Return ggml's blocks of codes that begin at this byte of their file, in the order of the source.
+
+    A byte of a checkpoint holds neighbours; one of ggml's holds numbers half a block apart. The first is the low half.
+    Shapes: (16 * blocks,) -> (17 * blocks taken,).
+    Raises: CheckpointError for a scale that makes numbers infinite or NaN.
+    """
+    exponents = np.frombuffer(scales, np.uint8)
+    if exponents.max(initial=0) > LARGEST_SCALE:
+        raise _too_large(exponents, source, begin)
+    whole = codes.view(_CODES)
+    if source.turn is not None:
+        whole, exponents = source.turn.apply(whole), source.turn.apply(exponents)
+    out = np.empty(len(whole), [("scale", np.uint8), ("codes", _CODES)])
+    out["scale"] = exponents
+    out["codes"] = _spread(whole.view("<u8").reshape(-1, 2)).reshape(-1).view(_CODES)
+    return out.view(np.uint8)
+
+
+def _spread(halves: npt.NDArray[np.uint64]) -> Bytes:
+    """Return codes with numbers half a block apart in a byte. Shapes: (blocks, 2), eight bytes each -> (blocks, 16)."""
+    first, second = np.ascontiguousarray(halves.T)
+    out = np.empty((len(halves) * 8, 2), np.uint8)
+    out[:, 0] = ((first & _LOW) | (second & _LOW) << np.uint64(4)).view(np.uint8)
+    out[:, 1] = ((first & _HIGH) >> np.uint64(4) | (second & _HIGH)).view(np.uint8)
+    return out.reshape(-1, CODE_BYTES)
+
+
+def _too_large(exponents: Bytes, source: Source, begin: int) -> CheckpointError:
+    found = int(np.flatnonzero(exponents > LARGEST_SCALE)[0])
+    at = (begin - source.stored.begin) // CODE_BYTES + found
+    expert, row, block = np.unravel_index(at, source.stored.shape[:-1])
+    assert source.scales is not None
+    return CheckpointError(
+        f"{source.scales.stored.name} holds {exponents[found]} for expert {expert}, row {row}, block {block}; above "
+        f"{LARGEST_SCALE} numbers become infinite or NaN",
+        where=str(source.scales.path), try_="fetch the weights again",
+    )  # fmt: skip

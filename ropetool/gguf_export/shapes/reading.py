@@ -1,0 +1,152 @@
+"""The numbers of one model, read from config.json by its family's table, and the keys of a GGUF file that state them.
+
+Refuses what transformers computes and llama.cpp does not; knows no family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.hf.jsontext import shown
+from ropetool.gguf_export.fp8 import is_fp8
+from ropetool.gguf_export.mxfp4 import is_mxfp4
+from ropetool.gguf_export.shapes.base import Count, Family, Model
+from ropetool.rope.tables import is_number
+from ropetool.runtimes.llama_cpp import architectures as keys
+from ropetool.runtimes.llama_cpp.architectures import MAX_LAYERS
+
+MAX_VOCABULARY = 2**20  # Gemma has the most known, 262,208; a hostile one would be written row by row
+QUANTIZATION_CONFIG = "quantization_config"
+
+
+def read_model(
+    family: Family, config: Mapping[str, Any], arch: str, head_dim: int, rotary_dim: int, where: str
+) -> Model:
+    """Return the model that the config states, with the class's defaults where it is silent; `arch` is llama.cpp's name.
+
+    Raises: ConfigError for a size that is missing or no count; LossyExport for what llama.cpp would not compute;
+    UnsupportedDtype for quantised weights.
+    """
+    _check_computable(config, family, where)
+    heads = count(config, Count(names.NUM_ATTENTION_HEADS), where)
+    common = {
+        "layers": count(config, Count(names.NUM_HIDDEN_LAYERS, most=MAX_LAYERS), where),
+        "hidden": count(config, Count(names.HIDDEN_SIZE), where), "heads": heads,
+        "intermediate": count(config, Count("intermediate_size"), where),
+        "kv_heads": _kv_heads(config, family, heads, where),
+        "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
+    }  # fmt: skip
+    stated = common | {name: count(config, one, where) for name, one in family.counts.items()}
+    stated |= {
+        "queries": stated["heads"] * head_dim, "keys": stated["kv_heads"] * head_dim, "one": 1,
+        "twice": 2 * stated["intermediate"],
+    }  # fmt: skip
+    switches = {name: config.get(key, default) is True for name, (key, default) in family.switches.items()}
+    switches |= {"query_latent": stated.get("query_latent", 0) > 0}
+    tied = config.get("tie_word_embeddings", family.tied) is True
+    model = Model(
+        family,
+        config,
+        arch,
+        stated | dict(family.derived(stated)),
+        {**switches, "tied": tied, "untied": not tied},
+        where,
+    )
+    _check_architecture(model)
+    family.check(model)
+    return model
+
+
+def stated_keys(model: Model) -> dict[str, Value]:
+    """Return the sizes of the model under its architecture's name; none of its rotary keys but how many channels."""
+    counted = {
+        keys.BLOCK_COUNT: "layers", keys.EMBEDDING_LENGTH: "hidden", "feed_forward_length": "intermediate",
+        keys.HEAD_COUNT: "heads", keys.HEAD_COUNT_KV: "kv_heads", keys.KEY_LENGTH: "head_dim",
+        "attention.value_length": "head_dim", keys.DIMENSION_COUNT: "rotary_dim", "vocab_size": "vocabulary",
+        **model.family.sizes,
+    }  # fmt: skip
+    values = {key: Value.of(ValueType.U32, model.counts[size]) for key, size in counted.items()}
+    values[model.family.eps_name] = Value.of(ValueType.F32, _epsilon(model))
+    values |= model.family.more(model)
+    return {f"{model.arch}.{key}": value for key, value in values.items()}
+
+
+# --- reading
+
+
+def count(config: Mapping[str, Any], one: Count, where: str) -> int:
+    """Return a size of the config.
+
+    Raises: ConfigError for one that is missing or no count.
+    """
+    key = next((key for key in (one.key, *one.others) if config.get(key) is not None), one.key)
+    value = config.get(key)
+    if value is None:
+        value = one.default if one.null is None or key not in config else one.null
+    if value is None:
+        raise ConfigError("is missing; export needs it", where=f"{where}: {key}")
+    if not isinstance(value, int) or isinstance(value, bool) or not one.least <= value <= one.most:
+        raise ConfigError(
+            f"{shown(value)} is not a whole number from {one.least} to {one.most}", where=f"{where}: {key}"
+        )
+    return value
+
+
+def _kv_heads(config: Mapping[str, Any], family: Family, heads: int, where: str) -> int:
+    if not family.grouped:
+        return heads
+    return count(config, Count(names.NUM_KEY_VALUE_HEADS, family.kv_heads or heads, null=heads), where)
+
+
+def _epsilon(model: Model) -> float:
+    value = model.config.get(model.family.eps_key, model.family.eps)
+    if not is_number(value) or value <= 0:
+        raise ConfigError(f"{shown(value)} is not a number above 0", where=f"{model.where}: {model.family.eps_key}")
+    return float(value)
+
+
+# --- refusing
+
+
+def _check_computable(config: Mapping[str, Any], family: Family, where: str) -> None:
+    quantization = config.get(QUANTIZATION_CONFIG)
+    if quantization is not None and not (is_fp8(quantization) or is_mxfp4(quantization)):
+        raise UnsupportedDtype(
+            f"has a {QUANTIZATION_CONFIG} that is not of the quant_method fp8 or mxfp4; export reads weights in bf16, "
+            "f16, f32, f64 and fp8, and experts in mxfp4",
+            where=where, try_="export the checkpoint that was quantised",
+        )  # fmt: skip
+    known = family.activations
+    activation = config.get(family.activation_key, known[0])
+    if activation not in known:
+        raise LossyExport(
+            f"{family.activation_key} is {shown(activation)}; llama.cpp computes {known[0]} for this family",
+            where=where,
+        )
+    for key, values in family.fixed.items():
+        if config.get(key, values[0]) not in values:
+            raise LossyExport(
+                f"{key} is {shown(config[key])}; llama.cpp computes as if it were {shown(values[0])}", where=where
+            )
+
+
+def _check_architecture(model: Model) -> None:
+    """Refuse what transformers computes and llama.cpp has no place for."""
+    c, family = model.counts, model.family
+    if family.square and c["queries"] != c["hidden"]:
+        raise model.lossy(
+            f"head_dim is {c['head_dim']}; llama.cpp reckons with hidden_size / num_attention_heads, "
+            f"{c['hidden']} / {c['heads']}, for {model.arch}"
+        )
+    if c["heads"] % c["kv_heads"]:
+        raise ConfigError(
+            f"num_attention_heads {c['heads']} is no multiple of num_key_value_heads {c['kv_heads']}", where=model.where
+        )
+    if not family.output_bias and model.config.get("attention_bias") is True:
+        raise model.lossy(f"attention_bias is true; llama.cpp has no bias behind {model.arch}'s attention")
+    if not model.tied:
+        model.untied("tie_word_embeddings is false")

@@ -1,0 +1,49 @@
+"""An export after which llama.cpp turns queries and keys by cos and sin of length 1: the factor goes into the keys.
+
+A context shift, cache reuse and self-extend turn cached keys once more, and a factor would multiply them each time.
+Plans what the rows are multiplied by; reads and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ropetool.errors import LossyExport
+from ropetool.families.rows import K
+from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
+from ropetool.weights import RowChange, TensorEdit, View, by_tensor, operations, rest_of, rest_words
+
+
+@dataclass(frozen=True, eq=False)
+class ShiftSafe:
+    """rope: what the file is to ask for, no factor among it. gains: what the keys are multiplied by, by tensor; in words."""
+
+    rope: RopeSet
+    gains: Mapping[str, RowChange]
+    words: tuple[str, ...]
+
+
+def shift_safe(view: View) -> ShiftSafe:
+    """Return what makes the export of a checkpoint safe to shift; nothing to multiply where it has no factor.
+
+    Raises: LossyExport for a factor that depends on the length, or that this family's weights cannot hold.
+    """
+    rope = replace(view.rope, entries={kind: _without_factor(entry) for kind, entry in view.rope.entries.items()})
+    try:
+        rests = rest_of(view.rope, rope)
+    except LossyExport as error:
+        error.where = view.where
+        raise
+    edits: list[TensorEdit] = []
+    for kind, rest in rests.items():
+        pairs = view.rope.entries[kind].rotary_dim // 2
+        edits += operations.gain_edits(view, kind, [rest.rotary] * pairs, K, f"attention factor of {kind}")
+    return ShiftSafe(rope, by_tensor(edits), rest_words(rests))
+
+
+def _without_factor(entry: LayerRope) -> LayerRope:
+    if entry.table is None:
+        return entry
+    regimes = tuple(replace(regime, attention_factor=1.0) for regime in entry.table.regimes)
+    return replace(entry, table=RopeTable(regimes, entry.table.rule, entry.table.rule_key))

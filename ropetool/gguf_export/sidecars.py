@@ -1,0 +1,77 @@
+"""What an export leaves beside the file: a model card, a Modelfile.
+
+Their text is publishing's; here they are filled from the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool.checkpoint import certificate
+from ropetool.files import hub
+from ropetool.plans import model_card
+from ropetool.plans.hosts import HfHost
+from ropetool.plans.serving import commands, gguf_lines
+from ropetool.verification.gate import KL
+from ropetool.verification.results import PASS, Check
+
+
+@dataclass(frozen=True)
+class Exporting:
+    """What was exported how: the type of the matrices, the encoding of the positions, the context, what went into the
+    weights, how the file compares with the checkpoint, the command line."""
+
+    outtype: str
+    encoding: str
+    context_length: int
+    bakes: tuple[str, ...]
+    checks: tuple[Check, ...]
+    command: str
+
+
+def fresh_certificate(host: HfHost) -> Mapping[str, Any] | None:
+    """Return the certificate of a checkpoint that ropetool made, if it is of these bytes."""
+    if host.made is None:
+        return None
+    found = certificate.state(host.path)
+    return None if found.certificate is None or found.name == certificate.STALE else found.certificate.to_json()
+
+
+def check(source: Path) -> None:
+    """Raise CheckpointError if what goes beside the file cannot be made: before an export of hours."""
+    model_card.read_card(source / model_card.CARD)
+
+
+def texts(
+    host: HfHost, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None
+) -> dict[Path, str]:
+    """Return the card and the Modelfile of these files, by place."""
+    base, names = hub.origin(host.path), [Path(file.name) for file in files]
+    place = model_card.modelfile_place(names)
+    lines = serving(names, exporting.context_length, [] if place is None else [place])
+    card = model_card.with_step(
+        model_card.read_card(host.path / model_card.CARD) or "",
+        model_card.exported_step(exporting.outtype, exporting.encoding, exporting.bakes, _passed(exporting.checks)),
+        exporting.command, commands(lines),
+        base_model=base.repo if base else "", long=host.made is not None,
+    )  # fmt: skip
+    card = model_card.with_verification(card, found, of_source=True)
+    return model_card.texts_beside(files, card, exporting.context_length)
+
+
+def serving(files: Sequence[Path], context: int, sidecars: Collection[Path]) -> list[str]:
+    """Return the lines that serve the model; with a Modelfile among the sidecars, Ollama's too."""
+    place = model_card.modelfile_place(files)
+    return gguf_lines(str(files[0]), context, place if place in sidecars else None)
+
+
+def _passed(checks: Sequence[Check]) -> list[str]:
+    """Return what was compared and found to be the same, in words."""
+    return [
+        check.detail if check.figure is None or check.name != KL else f"KL {check.figure:.2g} nats a token"
+        for check in checks
+        if check.verdict == PASS
+    ]

@@ -1,0 +1,43 @@
+"""What llama.cpp needs of a byte-level BPE: its merges, and a refusal of everything that it would do otherwise.
+
+Knows the model of a tokenizer.json; how text is split before is for pretokenizer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool.errors import CorruptFile, LossyExport
+from ropetool.files.hf.jsontext import shown
+
+
+def check_byte_level(tokenizer: Mapping[str, Any], where: str) -> None:
+    """Return if a tokenizer.json with a BPE model is byte-level. Raises: LossyExport for one that is not."""
+    model, decoder = tokenizer["model"], tokenizer.get("decoder")
+    if not isinstance(decoder, Mapping) or decoder.get("type") != "ByteLevel":
+        raise LossyExport(f"is not byte-level: its decoder is {shown(decoder)}", where=where)
+    if model.get("unk_token") and not _byte_letters() <= model["vocab"].keys():
+        raise LossyExport("has unk_token for bytes without a token; llama.cpp leaves such bytes out", where=where)
+
+
+def check_bpe(model: Mapping[str, Any], where: str) -> None:
+    """Return if this is a BPE as llama.cpp knows it. Raises: CorruptFile without vocab or merges; LossyExport."""
+    if not isinstance(model.get("vocab"), Mapping) or not isinstance(model.get("merges"), list):
+        raise CorruptFile("has no vocab, or no merges", where=where)
+    for key in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(key):
+            raise LossyExport(f"has {key} {shown(model[key])}, which llama.cpp does not have", where=where)
+    for merge in model["merges"]:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        left, right = parts if isinstance(parts, list) and len(parts) == 2 else ("", "")
+        if not (isinstance(left, str) and isinstance(right, str) and left and right):
+            raise CorruptFile(f"has the merge {shown(merge)}, which is no pair of tokens", where=where)
+        if " " in left or " " in right:
+            raise CorruptFile(f"has the merge {shown(merge)}; spaces are spelled by another letter", where=where)
+
+
+def _byte_letters() -> set[str]:
+    """Return the letters that byte-level BPE spells the 256 bytes by: themselves, or beyond 255 what cannot be seen."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    return {chr(byte) for byte in seen} | {chr(256 + at) for at in range(256 - len(seen))}

@@ -1,0 +1,106 @@
+"""The exported tokenizer held against the one it was made from: some hundred texts through llama.cpp and tokenizers.
+
+Both are optional packages; without them nothing is compared, and the check says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from ropetool import names
+from ropetool.errors import LossyExport
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.gguf.writer import encode_head
+from ropetool.verification.results import NOT_RUN, PASS, Check
+
+# Each is checked alone and in front of each other one.
+TEXTS = (
+    "Hello world", " I'm sure they'll say IT'S fine, don't you think?", "12345 and 3.14159, 1,000,000", "\n\n", "\t", "    ",
+    "def f(x):\n    return x ** 2  # comment\r\n", "https://example.org/a?b=c&d=%20", "!!!???...;;-- (x) [y] {z}", "<|x|>",
+    "caf\u00e9 na\u00efve stra\u00dfe", "\u043f\u0440\u0438\u0432\u0435\u0442 \u043c\u0438\u0440", "\u03b1\u03b2\u03b3 \u00bd \u00b2",
+    "\u4f60\u597d\uff0c\u4e16\u754c\uff01", "\u3053\u3093\u306b\u3061\u306f", "\uc548\ub155\ud558\uc138\uc694",
+    "\u0645\u0631\u062d\u0628\u0627", "\u0928\u092e\u0938\u094d\u0924\u0947", "\u2764\ufe0f\U0001f680\U0001f469\u200d\U0001f467",
+    "\u041f\u0440\u0438\u0432\u0435\u0442\u041c\u0438\u0440 camelCase HTMLParser", "e\u0301\u0323", "\u3000x\u00a0y",
+)  # fmt: skip
+TOKENS, TOKENS_KEY = "tokens", "tokenizer.ggml.tokens"
+MOST_ADDED = 1000
+_SIZES = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+
+
+def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) -> Check:
+    """Return the check that the tokens of all texts are the tokenizer's own, or why it could not run.
+
+    `values` are the keys that tokenizer_values returned for this checkpoint, and `notes` its notes: where there are
+    any, texts of the kinds that llama.cpp is known to take otherwise are left out.
+    Raises: LossyExport with a text that comes out otherwise.
+    """
+    file = path / names.TOKENIZER_JSON
+    if not file.is_file():
+        return Check(TOKENS, None, None, NOT_RUN, f"there is no {names.TOKENIZER_JSON}, which could tell them")
+    lacking = [name for name in ("llama_cpp", "tokenizers") if find_spec(name) is None]
+    if lacking:
+        return Check(TOKENS, None, None, NOT_RUN, f"{' and '.join(lacking)} is not installed")
+    texts = [text for text in _texts() if not notes or _is_plain(text)]
+    both = _both(file, values, texts)
+    wrong = [text for text, wanted, found in both if wanted != found]
+    if wrong:
+        text = min(wrong, key=len)
+        raise LossyExport(
+            f"{len(wrong)} of {len(both)} texts get other tokens in llama.cpp, {text!r} among them", where=str(file),
+            try_="--no-check, if that does not matter",
+        )  # fmt: skip
+    return Check(TOKENS, None, None, PASS, f"{len(both)} texts get the same in tokenizers and llama.cpp")
+
+
+def _texts() -> Iterator[str]:
+    yield from TEXTS
+    yield from (a + b for a, b in itertools.product(TEXTS, repeat=2))
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether no difference that an export may have, and says so in a note, shows in this text."""
+    marked = any(unicodedata.category(letter).startswith("M") for letter in text)
+    composed = unicodedata.is_normalized("NFKC", text)
+    spaced = text[:1].isspace() or any(letter.isspace() and letter > "\x7f" for letter in text)
+    cased = any(a > "\x7f" and a.islower() and b.isupper() for a, b in itertools.pairwise(text))
+    return composed and not (marked or spaced or cased or "<|" in text)
+
+
+def _both(file: Path, values: Mapping[str, Value], texts: Sequence[str]) -> list[tuple[str, list[int], list[int]]]:
+    """Return each text, and each added token's, with its tokens by the tokenizers library and by llama.cpp."""
+    from tokenizers import Tokenizer
+
+    from ropetool.verification.runners.llama_library import free, library, load, tokens_of
+
+    tokenizer = Tokenizer.from_file(str(file))
+    tokens = values[TOKENS_KEY].decode()  # those behind the embedding are not among them
+    assert isinstance(tokens, list)
+    added = (token.content for number, token in tokenizer.get_added_tokens_decoder().items() if number < len(tokens))
+    texts = [*texts, *itertools.islice(added, MOST_ADDED)]
+    wanted = [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    lib = library()
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder, "vocabulary.gguf")
+        target.write_bytes(_vocabulary_file(values))
+        model = load(lib, target, gpu=False, vocabulary_only=True)
+    try:
+        vocabulary = lib.llama_model_get_vocab(model)
+        found = [tokens_of(lib, vocabulary, text) for text in texts]
+    finally:
+        free(lib, model)
+    return list(zip(texts, wanted, found, strict=True))
+
+
+def _vocabulary_file(values: Mapping[str, Value]) -> bytes:
+    """Return a GGUF file without tensors, of a llama whose sizes mean nothing."""
+    sizes = {f"llama.{name}": Value.of(ValueType.U32, 8) for name in _SIZES}
+    everything = {
+        "general.architecture": Value.of(ValueType.STR, "llama"), **sizes,
+        "llama.attention.layer_norm_rms_epsilon": Value.of(ValueType.F32, 1e-5), **values,
+    }  # fmt: skip
+    return b"".join(encode_head(everything, tensors=0))

@@ -1,0 +1,116 @@
+"""Which of llama.cpp's pre-tokenizers a tokenizer.json asks for, told by its structure alone.
+
+llama.cpp knows pre-tokenizers by name, and a name also decides whether words in the vocabulary skip the merges.
+What no name does exactly is refused with its regular expressions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ropetool.errors import CorruptFile, LossyExport
+from ropetool.files.hf.jsontext import shown
+from ropetool.gguf_export.tokenizer.merges import merges_make_every_token
+from ropetool.gguf_export.tokenizer.pretokenizer_names import DIFFERENCES, DIGIT, GPT2, NAMES
+
+NFC_NOTE = (
+    "the tokenizer composes text first (NFC), llama.cpp does not: text with decomposed letters, such as e followed by "
+    "a combining accent, gets other tokens there"
+)
+
+
+def recognise(tokenizer: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]]:
+    """Return llama.cpp's name for the normaliser, pre-tokenizer and merging of a byte-level BPE, and notes.
+
+    Raises: LossyExport for anything that none of its names does; CorruptFile for what is no such structure.
+    """
+    notes = _normaliser_notes(tokenizer.get("normalizer"), where)
+    splits = tuple(_splits(tokenizer.get("pre_tokenizer"), where))
+    name = _name(splits, tokenizer, where)
+    if splits in DIFFERENCES:
+        notes += (f"llama.cpp splits text almost as the tokenizer does; other tokens come of {DIFFERENCES[splits]}",)
+    return name, notes
+
+
+def _name(splits: tuple[str, ...], tokenizer: Mapping[str, Any], where: str) -> str:
+    ignore_merges = tokenizer["model"].get("ignore_merges", False) is True
+    if (splits, ignore_merges) in NAMES:
+        return NAMES[splits, ignore_merges]
+    known = NAMES.get((splits, not ignore_merges))
+    if known is not None and merges_make_every_token(tokenizer):
+        return known
+    if known is not None:
+        raise LossyExport(
+            f"splits text like {known}, but with ignore_merges {str(ignore_merges).lower()}; llama.cpp ties the two, and "
+            "the merges do not make every token", where=where,
+        )  # fmt: skip
+    spelled = " then ".join(splits) or "no regular expression"
+    raise LossyExport(
+        f"its pre-tokenizer is not known: it splits text by {spelled}; known are {', '.join(NAMES.values())}",
+        where=where,
+    )
+
+
+def _normaliser_notes(normaliser: Any, where: str) -> tuple[str, ...]:
+    kinds = [_kind(step, where) for step in steps_of(normaliser, "normalizers", where)]
+    others = [kind for kind in kinds if kind != "NFC"]
+    if others:
+        raise LossyExport(
+            f"normalises text by {others[0]}, which llama.cpp does not do for byte-level BPE", where=where
+        )
+    return (NFC_NOTE,) if kinds else ()
+
+
+def _splits(pre_tokenizer: Any, where: str) -> Iterator[str]:
+    """Yield the expressions that text is split by, in order; ByteLevel must be the last step."""
+    steps = list(steps_of(pre_tokenizer, "pretokenizers", where))
+    if not steps or _kind(steps[-1], where) != "ByteLevel":
+        raise LossyExport("does not spell text as bytes: its last pre-tokenizer is not ByteLevel", where=where)
+    for step in steps[:-1]:
+        yield _expression(step, where)
+    if steps[-1].get("add_prefix_space", True) is True:
+        raise LossyExport("puts a space before each text (add_prefix_space); llama.cpp does not", where=where)
+    if steps[-1].get("use_regex", True) is True:
+        yield GPT2
+
+
+def _expression(step: Mapping[str, Any], where: str) -> str:
+    """Return the expression of a Split that keeps every character, each match on its own."""
+    kind, pattern = _kind(step, where), step.get("pattern")
+    if kind == "Digits" and step.get("individual_digits") is True:
+        return DIGIT
+    expression = pattern.get("Regex") if kind == "Split" and isinstance(pattern, Mapping) else None
+    if not isinstance(expression, str):
+        raise LossyExport(f"its pre-tokenizer {shown(dict(step))} is none that llama.cpp has a name for", where=where)
+    expression = expression.replace("\r", r"\r").replace("\n", r"\n")  # DeepSeek's files have the characters themselves
+    # The expressions known match every character, so that keeping the matches alone keeps all; but for DIGIT.
+    ways = [("Isolated", False)] + ([("Removed", True)] if expression != DIGIT else [])
+    if (step.get("behavior"), step.get("invert", False)) not in ways:
+        raise LossyExport(
+            f"splits text by {expression} with behavior {shown(step.get('behavior'))} and invert "
+            f"{shown(step.get('invert'))}, which drops or joins parts; llama.cpp keeps each match on its own",
+            where=where,
+        )
+    return expression
+
+
+def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normaliser or pre-tokenizer, sequences taken apart; each has a type."""
+    if part is None:
+        return
+    if _kind(part, where) != "Sequence":
+        yield part
+        return
+    steps = part.get(inner)
+    if not isinstance(steps, list):
+        raise CorruptFile(f"has a Sequence without {inner}", where=where)
+    for step in steps:
+        yield from steps_of(step, inner, where)
+
+
+def _kind(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if not isinstance(kind, str):
+        raise CorruptFile(f"{shown(part)} is no step of a tokenizer, it has no type", where=where)
+    return kind

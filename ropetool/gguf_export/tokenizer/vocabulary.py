@@ -1,0 +1,147 @@
+"""The tokens of a vocabulary by id: texts, types and scores, one for each row of the embedding.
+
+Knows added tokens and what llama.cpp makes of each type; which algorithm uses them is for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from ropetool.errors import CorruptFile, LossyExport
+from ropetool.files.hf.jsontext import is_text, shown
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # llama_token_type in llama.h
+SPACE = "\u2581"  # how SentencePiece spells a space
+MAX_TOKEN, MAX_LETTERS = 1 << 10, 1 << 22  # the longest known have 256 letters; Gemma's 262,144 tokens 1.8 million
+ADDED_SCORE, PADDING_SCORE = -1000.0, -10000.0  # as the stock converter writes; no text is split by them
+# Added tokens that are not marked special though models use them so; llama.cpp matches control tokens only where it is
+# asked to, all others in any text. The stock converter takes the same ones for control tokens.
+_SPECIAL_LOOKS = (("<|", "|>"), ("<\uff5c", "\uff5c>"), ("<unused", ">"))  # the second is DeepSeek's, full width
+_SPECIAL_NAMES = frozenset({"<pad>", "<mask>", "<2mass>", "[@BOS@]"})
+
+
+class Entry(NamedTuple):
+    """A token of the model itself, before any are added."""
+
+    number: int
+    score: float = 0.0
+    type: int = NORMAL
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The vocabulary by id, one entry for each row of the embedding; `ids` has those that stand for text."""
+
+    texts: tuple[str, ...]
+    types: tuple[int, ...]
+    scores: tuple[float, ...]
+    ids: Mapping[str, int]
+    notes: tuple[str, ...] = field(default=())
+
+
+def numbered(vocabulary: Mapping[str, Any], where: str) -> dict[str, Entry]:
+    """Return the tokens of a vocabulary that maps texts to ids. Raises: CorruptFile if an id is none."""
+    check_lengths(vocabulary, where)
+    for text, number in vocabulary.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise CorruptFile(f"gives {text!r} the id {shown(number)}; ids are whole numbers from 0", where=where)
+    return {text: Entry(number) for text, number in vocabulary.items()}
+
+
+def check_lengths(texts: Iterable[str], where: str) -> None:
+    """Raise CorruptFile for tokens longer than any: what is asked of each takes time by the square of its length."""
+    letters = 0
+    for text in texts:
+        letters += len(text)
+        if len(text) > MAX_TOKEN or letters > MAX_LETTERS:
+            raise CorruptFile(
+                f"has a token of {len(text):,} letters, and {letters:,} up to there; at most {MAX_TOKEN:,} and "
+                f"{MAX_LETTERS:,} are read", where=where,
+            )  # fmt: skip
+        if not is_text(text):
+            raise CorruptFile(f"has the token {shown(text)}, half of a surrogate pair, which is no text", where=where)
+
+
+def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, where: str, *, pieces: bool) -> Tokens:
+    """Return the tokens by id, added ones among them; rows without a token get a name that no text spells.
+
+    pieces: the texts are SentencePiece's, with spaces spelled out of the ordinary.
+    Added tokens beyond the rows are left out: the model cannot take them either (Gemma 3's text models name one of the
+    larger ones, <image_soft_token>).
+    Raises: LossyExport if the model's own tokens have more ids than rows; CorruptFile if two share an id or a text.
+    """
+    found = dict(entries)
+    habits: dict[str, list[str]] = {}
+    beyond: list[str] = []
+    for token in added:
+        text, number, special = _added(token, where)
+        known = found.get(text)
+        if known is not None and known.number != number:
+            raise CorruptFile(f"gives {text!r} the ids {known.number} and {number}", where=where)
+        if known is None and number >= rows:
+            beyond.append(text)
+            continue
+        kind = CONTROL if special or _looks_special(text) else USER_DEFINED
+        found[text] = Entry(number, ADDED_SCORE, kind)
+        habits.setdefault(_habits(token), []).append(text)
+    by_id = _by_id(found, rows, where)
+    texts = tuple(_written(by_id.get(number), number, found, pieces) for number in range(rows))
+    if len(set(texts)) < rows:  # llama.cpp aborts the process over two tokens of one text
+        raise CorruptFile("has two tokens of one text, or one named [PADn] as unused rows are", where=where)
+    filled = [found[by_id[n]] if n in by_id else Entry(n, PADDING_SCORE, UNUSED) for n in range(rows)]
+    return Tokens(
+        texts, tuple(entry.type for entry in filled), tuple(entry.score for entry in filled),
+        {text: entry.number for text, entry in found.items()}, (*_habit_notes(habits), *_beyond_notes(beyond, rows)),
+    )  # fmt: skip
+
+
+def _written(text: str | None, number: int, found: Mapping[str, Entry], pieces: bool) -> str:
+    """Return a token's text as llama.cpp wants it: it looks for user-defined ones before it spells out spaces."""
+    if text is None:
+        return f"[PAD{number}]"
+    return text.replace(SPACE, " ") if pieces and found[text].type == USER_DEFINED else text
+
+
+def _added(token: Any, where: str) -> tuple[str, int, bool]:
+    text = token.get("content") if isinstance(token, Mapping) else None
+    number = token.get("id") if isinstance(token, Mapping) else None
+    if not is_text(text) or not text or not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise CorruptFile(f"has the added token {shown(token)}, which is none", where=where)
+    return text, number, token.get("special") is True
+
+
+def _habits(token: Mapping[str, Any]) -> str:
+    return " and ".join(key for key in ("lstrip", "rstrip", "single_word") if token.get(key) is True)
+
+
+def _habit_notes(texts_by_habits: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for habits, texts in texts_by_habits.items():
+        if habits:
+            who = f"token {texts[0]!r} has" if len(texts) == 1 else f"{len(texts)} tokens, {texts[0]!r} the first, have"
+            yield f"{who} {habits}, which llama.cpp does not follow"
+
+
+def _beyond_notes(texts: Sequence[str], rows: int) -> Iterator[str]:
+    if texts:
+        which = f"token {texts[0]!r} is" if len(texts) == 1 else f"{len(texts)} tokens, {texts[0]!r} the first, are"
+        yield f"{which} left out: the embedding has {rows} rows, and none for what was added beyond"
+
+
+def _looks_special(text: str) -> bool:
+    return text in _SPECIAL_NAMES or any(text.startswith(a) and text.endswith(b) for a, b in _SPECIAL_LOOKS)
+
+
+def _by_id(found: Mapping[str, Entry], rows: int, where: str) -> dict[int, str]:
+    by_id: dict[int, str] = {}
+    for text, entry in found.items():
+        number = entry.number
+        if number >= rows:
+            raise LossyExport(
+                f"has token {text!r} with id {number}, and the embedding has {rows} rows: vocab_size is too small",
+                where=where, try_="resize the model's embedding to the tokenizer",
+            )  # fmt: skip
+        if by_id.setdefault(number, text) != text:
+            raise CorruptFile(f"gives {by_id[number]!r} and {text!r} the same id {number}", where=where)
+    return by_id

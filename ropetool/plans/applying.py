@@ -1,0 +1,326 @@
+"""Carrying out a Plan: a staged copy of the source with the planned edits, put in place whole.
+
+The source is only read; an old value that is no longer there stops everything before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import families, names
+from ropetool.checkpoint import identity, listings, provenance, style
+from ropetool.checkpoint.gguf_edits import check_old_values, patch_of
+from ropetool.checkpoint.identity import Identity
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.checkpoint.views import GgufView
+from ropetool.errors import LossyExport, PlanMismatch
+from ropetool.families import Family
+from ropetool.files import hub, linking
+from ropetool.files.counting import counted, nobody
+from ropetool.files.gguf import Patch, read_shards, write_patched
+from ropetool.files.hf import (
+    Checkpoint,
+    Edit,
+    Header,
+    apply_edits,
+    headers,
+    limits_of,
+    open_checkpoint,
+    parse_object,
+    read_object,
+)
+from ropetool.files.hf.jsontext import shown
+from ropetool.files.transaction import transaction
+from ropetool.plans import model_card
+from ropetool.plans.gguf_output import gguf_output
+from ropetool.plans.plan import BAKE, Plan
+from ropetool.plans.serving import commands, gguf_lines, serving_lines
+from ropetool.rope.tables import in_words
+from ropetool.runtimes import inspection
+from ropetool.runtimes.inspection import RuntimeReading
+from ropetool.weights import BakedTensor, bake_tensors, marks
+from ropetool.weights.gguf_writing import bake_gguf, gguf_marks
+
+LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
+_PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
+
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
+
+    left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
+    serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file. notes: what
+    became of files of others, and of those of dead processes.
+    """
+
+    output: Path
+    placed: Mapping[str, int]
+    edited: tuple[str, ...]
+    left: tuple[str, ...]
+    baked: tuple[BakedTensor, ...] = ()
+    serving: tuple[str, ...] = ()
+    sidecars: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def apply(
+    plan: Plan,
+    source: str | Path,
+    target: str | Path,
+    *,
+    force: bool = False,
+    copy: bool = False,
+    command: str = "",
+    sidecars: bool = True,
+    progress: Progress | None = None,
+) -> Applied:
+    """Write the planned checkpoint to `target`, whole or not at all.
+
+    command: the command line that asked for it, for the model card. sidecars: tell what was done in the model card, and
+    write a Modelfile beside a GGUF file; without them the source's card is carried as it is. progress: told the file,
+    the bytes done, and those of the whole output; 0 of these while the system brings the last of them to the disk.
+    Raises: PlanMismatch if the source is not what the plan was made for; OutputError if the target cannot be written.
+    """
+    path = hub.local(source)
+    if plan.format == "gguf":
+        return _apply_gguf(
+            plan, path, Path(target), force=force, copy=copy, command=command, sidecars=sidecars, tell=progress or nobody
+        )  # fmt: skip
+    checkpoint = open_checkpoint(path)
+    card = model_card.read_card(checkpoint.path / model_card.CARD) if sidecars else None
+    family = _family(plan, checkpoint)
+    edited = _edited_texts(plan, checkpoint)
+    _check_outcome(plan, checkpoint, family, edited)
+    _check_identity(plan, identity.of_checkpoint(checkpoint), checkpoint.path)
+    weights = _checked_weights(plan, checkpoint)
+    carried, left = _sorted_out(checkpoint)
+    placed: Counter[str] = Counter()
+    target = Path(target)
+    anew = {*edited, *([model_card.CARD] if card is not None else [])}
+    unchanged = [path for path in carried if str(path) not in anew]
+    steps = _Steps(progress or nobody, checkpoint.path, unchanged)
+    names_written = {*(path.as_posix() for path in carried), *anew, names.PROVENANCE_JSON, model_card.CARD}
+    may_replace = listings.directory_rule(names_written)
+    with (
+        transaction(target, checkpoint.path, force=force, directory=True, may_replace=may_replace) as made,
+        counted(steps.moved),
+    ):
+        stage = made.stage(target)
+        stage.mkdir()
+        done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=steps.begin)
+        written = {*edited, *(file.name for file in done.files)}
+        for relative in (path for path in unchanged if str(path) not in written):
+            destination = stage / relative
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            steps.begin(str(relative))
+            placed[linking.carry(checkpoint.path / relative, destination, copy=copy)] += 1
+        for name, text in edited.items():
+            (stage / name).write_bytes(text.encode("utf-8"))
+        more = [names.PROVENANCE_JSON, *([model_card.CARD] if card is not None else [])]
+        record = _record(plan, checkpoint.path, listings.of_directory(stage, more))
+        provenance.write(record, stage / names.PROVENANCE_JSON)  # as seen from there, for a look at the output
+        found = inspection.inspect(stage)
+        provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
+        if card is not None:
+            text = _card(plan, checkpoint.path, card, command, serving_lines(found, target.name))
+            model_card.write_card(stage / model_card.CARD, text)
+        steps.end()
+    lines = serving_lines(found, str(target))
+    beside, notes = () if card is None else (target / model_card.CARD,), tuple(made.notes)
+    return Applied(target, dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes)
+
+
+class _Steps:
+    """How far an output is, in the bytes of its files: a link is done at once, a copy as it is written."""
+
+    def __init__(self, tell: Progress, source: Path, files: Sequence[Path]) -> None:
+        self._tell = tell
+        self._sizes = {str(path): (source / path).stat().st_size for path in files}
+        self._total = sum(self._sizes.values())
+        self._name, self._before, self._now = "", 0, 0
+
+    def begin(self, name: str) -> None:
+        """Go on to this file; the one before is done."""
+        self._before += self._sizes.get(self._name, 0)
+        self._name, self._now = name, 0
+        self.moved(0)
+
+    def moved(self, nbytes: int) -> None:
+        """Count bytes of the file at hand; those of a file that is written twice count once."""
+        self._now = min(self._now + nbytes, self._sizes.get(self._name, 0))
+        self._tell(self._name, self._before + self._now, self._total)
+
+    def end(self) -> None:
+        """Say that all is written, and is being brought to the disk."""
+        self._tell("flushing to the disk", 0, 0)
+
+
+def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
+    """Return the headers of the weight files, if the plan bakes; the source must have what it bakes into."""
+    if not plan.bakes:
+        return []
+    if not plan.tensors:
+        raise LossyExport(
+            f"the plan bakes {plan.bakes[0]}, and there are no weights here", where=str(checkpoint.path),
+            try_="run the same command on the checkpoint with its weights",
+        )  # fmt: skip
+    found = headers(checkpoint)
+    _check_marks(plan, marks(plan.tensors, found), checkpoint.path)
+    return found
+
+
+def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
+    changed = sorted(name for name, mark in plan.weight_files.items() if present.get(name) != mark)
+    if changed or present.keys() != plan.weight_files.keys():
+        raise PlanMismatch(
+            f"{', '.join(changed) or 'a weight file'} has changed since the plan was made", where=str(where),
+            try_="make a new plan",
+        )  # fmt: skip
+
+
+def _record(plan: Plan, source: Path, files: Sequence[Mapping[str, Any]] = ()) -> Provenance:
+    return Provenance(
+        str(hub.absolute(source)), provenance.fingerprint(source), plan.trained_length, plan.to_json(), files=files
+    )
+
+
+def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str]) -> str:
+    """Return the model card of the output, from that of the source."""
+    base = hub.origin(source)
+    return model_card.with_step(
+        card, model_card.planned_step(plan), command, commands(serving), base_model=base.repo if base else "",
+        long=plan.method != BAKE,
+    )  # fmt: skip
+
+
+def _apply_gguf(
+    plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
+) -> Applied:  # fmt: skip
+    """Write the model's files, the unchanged ones linked."""
+    headers = read_shards(source)
+    view = GgufView.of(headers)
+    check_old_values(plan.edits, view, str(headers[0].path))
+    _check_marks(plan, gguf_marks(plan.tensors, headers), headers[0].path.parent)
+    patch = patch_of(plan.edits)
+    for runtime in plan.runtimes:
+        _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
+    _check_identity(plan, identity.of_gguf(headers, view.values, plan.family), headers[0].path)
+    placed, edited = Counter[str](), list[str]()
+    steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
+    with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
+        stages = made.stage(len(headers))
+        done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype, progress=steps.begin)
+        for header, stage in zip(headers, stages, strict=True):
+            if stage not in done.files:
+                steps.begin(header.path.name)
+            if stage not in done.files and header is not headers[0]:
+                placed[linking.carry(header.path, stage, copy=copy)] += 1
+                continue
+            if stage not in done.files:
+                write_patched(header, Patch(), stage)
+            edited.append(stage.name)
+        beside = _texts_beside(plan, headers[0].path, made.files, command) if sidecars else {}
+        steps.end()
+        made.finish(_record(plan, headers[0].path), beside)
+    lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
+    return Applied(
+        made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes
+    )
+
+
+def _texts_beside(plan: Plan, source: Path, targets: list[Path], command: str) -> dict[Path, str]:
+    """Return the card and the Modelfile of a GGUF output, by place."""
+    context = plan.max_position_embeddings
+    lines = gguf_lines(targets[0].name, context, model_card.modelfile_place([Path(path.name) for path in targets]))
+    return model_card.texts_beside(targets, _card(plan, source, _card_beside(source), command, lines), context)
+
+
+def _card_beside(file: Path) -> str:
+    place = model_card.card_place(file)
+    linking.check_within(place, place.parent)
+    return model_card.read_card(place) or ""
+
+
+def _family(plan: Plan, checkpoint: Checkpoint) -> Family:
+    found = checkpoint.config.get(names.MODEL_TYPE)
+    if found != plan.family:
+        raise PlanMismatch(
+            f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=_PLAN_AGAIN
+        )
+    return families.of_config(checkpoint.config, str(checkpoint.path))
+
+
+def _edited_texts(plan: Plan, checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the new text of every file that the plan names."""
+    texts = {}
+    for name in dict.fromkeys(edit.file for edit in plan.edits):
+        path = checkpoint.path / name
+        if not path.is_file():
+            raise PlanMismatch(
+                f"the plan edits {name}, which is not there", where=str(checkpoint.path), try_=_PLAN_AGAIN
+            )
+        text = checkpoint.config_text if name == names.CONFIG_JSON else read_object(path)[0]
+        edits = [Edit(edit.path, edit.old, edit.new) for edit in plan.edits if edit.file == name]
+        texts[name] = apply_edits(text, edits, str(path), limits_of(name))
+    return texts
+
+
+def _check_outcome(plan: Plan, checkpoint: Checkpoint, family: Family, texts: Mapping[str, str]) -> None:
+    """Refuse where a key that no edit names has changed: every runtime must still read what the plan says."""
+    where = str(checkpoint.path / names.CONFIG_JSON)
+    config = parse_object(texts.get(names.CONFIG_JSON, checkpoint.config_text), where)
+    style.read(config, family, where)
+    for runtime in plan.runtimes:
+        _check_reading(plan, inspection.read_as(runtime, config, family, where), where)
+
+
+def _check_reading(plan: Plan, reading: RuntimeReading, where: str) -> None:
+    if plan.target is None:
+        raise PlanMismatch(
+            "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
+            where=where, try_=_PLAN_AGAIN,
+        )  # fmt: skip
+    difference = reading.refuses if reading.rope is None else in_words(plan.target.differences(reading.rope))
+    if difference:
+        raise PlanMismatch(
+            f"with the plan's edits {reading.name} would not compute what was planned ({difference}): another key has "
+            "changed", where=where, try_=_PLAN_AGAIN,
+        )  # fmt: skip
+
+
+def _check_identity(plan: Plan, now: Identity, where: Path) -> None:
+    changed = plan.identity.change(now) if plan.identity is not None else ""
+    if changed:
+        raise PlanMismatch(f"{changed} changed since the plan was made", where=str(where), try_=_PLAN_AGAIN)
+
+
+def _sorted_out(checkpoint: Checkpoint) -> tuple[list[Path], tuple[str, ...]]:
+    """Return the files of the source that belong in the output, and the names of what does not.
+
+    Pickles stay behind with their index, folders of tools, links that lead to a directory or nowhere, pipes and devices.
+    Raises: CheckpointError for a link that leads out of the checkpoint.
+    """
+    carried, left = [], []
+    for path in sorted(checkpoint.path.rglob("*")):
+        relative = path.relative_to(checkpoint.path)
+        if not LEFT_BEHIND.isdisjoint(relative.parts[:-1]) or str(relative) == names.PROVENANCE_JSON:
+            continue
+        pickled = path in checkpoint.pickles or path.name == names.PICKLE_INDEX_JSON
+        if relative.name in LEFT_BEHIND or pickled or not (path.is_file() or _is_real_directory(path)):
+            left.append(str(relative))
+        elif path.is_file():
+            linking.check_within(path, checkpoint.path)
+            carried.append(relative)
+    return carried, tuple(left)
+
+
+def _is_real_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()

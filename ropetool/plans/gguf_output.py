@@ -1,0 +1,126 @@
+"""A GGUF model as an output: its files, its record and what goes beside them, put in their places together.
+
+Knows which names there are and what may be replaced; what is inside the files is for others to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ropetool.checkpoint import listings, provenance
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.files.gguf import model_name, shard_paths
+from ropetool.files.hidden import settle
+from ropetool.files.output import Rule, check_output, check_place
+from ropetool.files.transaction import Transaction, transaction
+from ropetool.plans import model_card
+
+
+@contextmanager
+def gguf_output(target: Path, source: Path, *, force: bool) -> Iterator[GgufOutput]:
+    """Yield what stages a GGUF model; nothing has its name before the body has ended without an error.
+
+    Raises: OutputError.
+    """
+    made = GgufOutput(target, source, force)
+    with transaction(
+        target, source, force=force, may_replace=lambda path: rule(made.files)(path), hidden_name=_hidden_name(target)
+    ) as made.transaction:
+        yield made
+
+
+def settled(target: Path, source: Path) -> tuple[str, ...]:
+    """Settle what dead processes left of a model, and return notes of it; for a check before there is a transaction.
+
+    Raises: OutputError if this is no place for an output.
+    """
+    check_place(target, source)
+    return tuple(settle(target.with_name(_hidden_name(target))))
+
+
+def _hidden_name(target: Path) -> str:
+    return f"{model_name(target)}.gguf"  # one for all names that a user may give to the files of a model
+
+
+def check(files: Sequence[Path], source: Path, *, force: bool) -> None:
+    """Return if a model may be written to these files, its record beside the first: before work of hours.
+
+    What else would stand beside it is left alone where others wrote it.
+    Raises: OutputError.
+    """
+    for path in files:
+        check_output(path, source, force=force, may_replace=rule(files))
+    record = provenance.beside(files[0])
+    # The record of a file that is gone is no output: it may go without --force.
+    check_output(record, source, force=force or not files[0].exists(), may_replace=rule(files))
+
+
+def rule(files: Sequence[Path]) -> Rule:
+    """Return the rule of what may be replaced, for the files of a model and what stands beside them."""
+    beside = [model_card.beside(files[0], name) for name in (model_card.CARD, model_card.MODELFILE)]
+    return listings.files_rule(files, (*files, provenance.beside(files[0]), *beside))
+
+
+@dataclass
+class GgufOutput:
+    """A model that is being written. files: their final paths, once they are staged. sidecars: what is written beside them."""
+
+    target: Path
+    source: Path
+    force: bool
+    files: list[Path] = field(default_factory=list)
+    staged: list[Path] = field(default_factory=list)
+    sidecars: list[Path] = field(default_factory=list)
+    transaction: Transaction = field(init=False)
+    _notes: list[str] = field(default_factory=list)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What became of files of others, and of those that dead processes left."""
+        return (*self.transaction.notes, *self._notes)
+
+    @property
+    def modelfile(self) -> Path | None:
+        """Where a Modelfile is written for these files, if it is."""
+        place = model_card.modelfile_place(self.files)
+        return place if place in self.sidecars else None
+
+    def stage(self, count: int) -> list[Path]:
+        """Return where to write the files of the model, under their own names.
+
+        Raises: OutputError if one may not be written.
+        """
+        self.files = shard_paths(self.target, count)
+        check(self.files, self.source, force=self.force)
+        for path in (provenance.beside(self.files[0]), model_card.card_place(self.files[0])):
+            self._notes += settle(path)  # what a verification that was killed has left
+        self.staged = [self.transaction.stage(path) for path in self.files]
+        return self.staged
+
+    def finish(self, made: Provenance, beside: Mapping[Path, str]) -> None:
+        """Write the record, which lists all, and these texts; what others wrote under such a name stays."""
+        self.transaction.flush()
+        free = self.force or not self.files[0].exists()
+        listed = list(self.staged)
+        for place, text in beside.items():
+            if self._is_of_others(place):
+                self._notes.append(f"{place} is left as it is: no record of ropetool lists it")
+                continue
+            stage = self.transaction.stage(place, force=free)
+            model_card.write_card(stage, text)
+            self.sidecars.append(place)
+            listed.append(stage)
+        record = provenance.beside(self.files[0])
+        files = listings.of_files(listed, [record.name])
+        made = replace(made, files=files, set_id=listings.set_id(self.staged))
+        provenance.write(made, self.transaction.stage(record, force=free), record)
+        if self.force:
+            for path in listings.leftovers(self.files[0], [record, *self.files, *beside]):
+                self.transaction.withdraw(path)
+
+    def _is_of_others(self, place: Path) -> bool:
+        regular = place.is_file() and not place.is_symlink()
+        return (place.exists() or place.is_symlink()) and not (regular and rule(self.files)(place) == "")

@@ -1,0 +1,316 @@
+"""What goes with an output to its readers: a section of the model card between markers, and an Ollama Modelfile.
+
+Text in, text out; a user's own words and front matter stay as they are. Knows no tensor and no table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropetool import __version__, names
+from ropetool.escaping import command, escaped, words
+from ropetool.files import hub
+from ropetool.files.regular import open_regular
+from ropetool.files.transaction import staged
+from ropetool.plans.basis import CURRENT, ORIGINAL
+from ropetool.plans.plan import BAKE, Plan
+
+CARD, MODELFILE = "README.md", "Modelfile"
+START, VERIFICATION, SERVING, END = (
+    "<!-- ropetool -->", "<!-- ropetool: verification -->", "<!-- ropetool: serving -->", "<!-- /ropetool -->"
+)  # fmt: skip
+TAG, LONG_TAG = "ropetool", "long-context"
+MAX_CARD = 4 << 20  # bytes; the largest known have a tenth of it
+MODELFILE_HEAD = "# Written by ropetool"
+_UNVERIFIED = "Not verified yet; `ropetool verify` measures it and writes the figures here."
+_FRONT = re.compile(r"\A([\s\ufeff]*---[ \t]*\r?\n)(.*?)(^---[ \t]*(?:\r?\n|\Z))", re.DOTALL | re.MULTILINE)
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*/[A-Za-z0-9._-]+")  # with its slash nothing that YAML reads otherwise
+_KEY = r"^[\"']?tags[\"']?[ \t]*:[ \t]*"
+_BLOCK_TAGS = re.compile(_KEY + r"(?:#.*)?\r?\n((?:([ \t]*)-[ \t]+.*\r?\n)+)", re.MULTILINE)
+_FLOW_TAGS = re.compile(_KEY + r"\[([^\]\n]*)\]", re.MULTILINE)
+_WORD = re.compile(r"(--[A-Za-z][A-Za-z0-9-]*=|-[A-Za-z](?=/))?(.*)", re.DOTALL)  # an option with its value, or either
+# A key without a value. Never may two repetitions of one set stand side by side: their time grows with the square.
+_EMPTY = r"^[\"']?{}[\"']?[ \t]*:[ \t]*(?:(?:null|~)[ \t]*)?\r?\n(?![ \t#-])"
+
+
+# --- files
+
+
+def card_place(checkpoint: Path) -> Path:
+    """Return where the card of a checkpoint stands: README.md inside a directory, NAME.gguf.README.md beside a file."""
+    return checkpoint / CARD if checkpoint.is_dir() else beside(checkpoint, CARD)
+
+
+def beside(file: Path, name: str) -> Path:
+    """Return the path of a file that goes with a GGUF file, under its name: the folder may hold other models."""
+    return file.with_name(f"{file.name}.{name}")
+
+
+def read_card(place: Path) -> str | None:
+    """Return the text of a card, empty where there is none; None for one that is too long to be touched.
+
+    Raises: CheckpointError for one that is no regular file, or cannot be read.
+    """
+    if not place.exists():
+        return ""
+    with open_regular(place) as file:
+        raw = file.read(MAX_CARD + 1)
+    return None if len(raw) > MAX_CARD else raw.decode("utf-8", "surrogateescape")
+
+
+def write_card(place: Path, card: str) -> None:
+    """Write a card; bytes that were no UTF-8 come out as they went in, other halves of surrogate pairs as U+FFFD."""
+    place.write_bytes(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\ufffd", card).encode("utf-8", "surrogateescape"))
+
+
+def texts_beside(files: Sequence[Path], card: str, context: int) -> dict[Path, str]:
+    """Return what stands beside a GGUF model, by place: its card, and a Modelfile where there is to be one.
+
+    What somebody wrote into a card that is there is kept; a Modelfile that somebody took over is left alone.
+    """
+    place = beside(files[0], CARD)
+    there = read_card(place) if place.is_file() else ""
+    found = {} if there is None else {place: grafted(there, card)}
+    ollama = modelfile_place(files)
+    if ollama is not None and _may_replace_modelfile(ollama):
+        found[ollama] = modelfile(files[0].name, context)
+    return found
+
+
+def modelfile_place(files: Sequence[Path]) -> Path | None:
+    """Return where the Modelfile of a GGUF model stands, or None where there is none.
+
+    Ollama takes no model in several files, and a Modelfile cannot name a file with control characters.
+    """
+    return beside(files[0], MODELFILE) if len(files) == 1 and escaped(files[0].name) == files[0].name else None
+
+
+def refresh(checkpoint: Path, certificate: Mapping[str, Any]) -> None:
+    """Write the figures of a certificate into the card of an output, if it has a section of ours."""
+    place = card_place(checkpoint)
+    card = read_card(place)
+    if not card or place.is_symlink():
+        return
+    made = with_verification(card, certificate)
+    if made != card:
+        inside = checkpoint / names.CONFIG_JSON if checkpoint.is_dir() else checkpoint
+        with staged(place, inside, force=True) as stage:
+            write_card(stage, made)
+
+
+# --- the section
+
+
+def portable(line: str) -> str:
+    """Return a command line with names and hub ids in place of the absolute paths of this machine."""
+    try:
+        return command(*map(_portable_word, words(line)))
+    except ValueError:  # no line of a shell
+        return escaped(line)
+
+
+def _portable_word(word: str) -> str:
+    option, value = _WORD.fullmatch(word).groups("")  # type: ignore[union-attr]  # it matches any text
+    if not os.path.isabs(value):
+        return word
+    return f"{option}{hub.origin(Path(value)) or Path(value).name or value}"
+
+
+def planned_step(plan: Plan) -> str:
+    """Return what carrying out a plan does to a model, as a paragraph."""
+    baked = (
+        f" Baked into the weights: {'; '.join(map(escaped, plan.bakes))}." if plan.bakes else " No weight was changed."
+    )
+    if plan.method == BAKE:
+        return f"{baked.lstrip()} The context stays at {plan.max_position_embeddings} tokens."
+    earlier = {ORIGINAL: ", in place of an earlier scaling", CURRENT: ", on top of the scaling it had"}
+    params = "".join(f", {name} {_short(value)}" for name, value in plan.params.items())
+    return (
+        f"The context was extended from {plan.trained_length} to {plan.max_position_embeddings} tokens: "
+        f"`{plan.method}`, factor {plan.factor:g}{params}{earlier.get(plan.reading, '')}.{baked}"
+    )
+
+
+def exported_step(outtype: str, encoding: str, bakes: Sequence[str] = (), checks: Sequence[str] = ()) -> str:
+    """Return what an export does to a model, as a paragraph, and how the file compares with the checkpoint."""
+    baked = f" Baked into the weights: {'; '.join(bakes)}." if bakes else ""
+    compared = f" Compared with the checkpoint: {'; '.join(checks)}." if checks else ""
+    return f"Exported to GGUF: matrices in {outtype}, positions stated by {encoding}.{baked}{compared}"
+
+
+def with_step(card: str, step: str, command: str, serving: Sequence[str], *, base_model: str = "", long: bool) -> str:
+    """Return the card with one more thing that was done to the model; what was measured before it is dropped.
+
+    command: the line that did it, empty for a call from Python. serving: command lines. base_model: a hub id, which
+    goes into the front matter where none stands there. long: it is about a longer context.
+    """
+    before, inside, after = _split(card)
+    done = _between(inside, "", VERIFICATION).strip()
+    number = len(re.findall(r"^[0-9]+\. ", done, re.MULTILINE)) + 1
+    shown = f"\n\n{_fenced(portable(command), '   ')}" if command else ""
+    steps = f"{done}\n\n" if done else f"## What ropetool {__version__} did\n\n"
+    lines = f"\n\n### Serving\n\n{_fenced(chr(10).join(serving))}" if serving else ""
+    section = f"{steps}{number}. {step}{shown}\n\n{VERIFICATION}\n\n{_verification(None)}\n\n{SERVING}{lines}"
+    tags = (TAG, LONG_TAG) if long else (TAG,)
+    return with_front_matter(_joined(before, section, after), base_model, tags)
+
+
+def with_verification(card: str, certificate: Mapping[str, Any] | None, *, of_source: bool = False) -> str:
+    """Return the card with the figures of a certificate; one without our section stays as it is.
+
+    of_source: the certificate is that of the checkpoint that this file was exported from.
+    """
+    before, inside, after = _split(card)
+    if VERIFICATION not in inside:
+        return card
+    steps, rest = inside.partition(VERIFICATION)[0], inside.partition(SERVING)[2]
+    section = (
+        f"{steps.strip()}\n\n{VERIFICATION}\n\n{_verification(certificate, of_source)}\n\n{SERVING}{rest.rstrip()}"
+    )
+    return _joined(before, section, after)
+
+
+def grafted(card: str, made: str) -> str:
+    """Return a card with the section of another, its own words kept; an empty one is replaced by the other."""
+    if not card.strip():
+        return made
+    before, _, after = _split(card)
+    return _joined(before, _split(made)[1].strip(), after)
+
+
+def _split(card: str) -> tuple[str, str, str]:
+    """Return the text before our section, the section without its markers, and the text behind it."""
+    before, start, rest = card.partition(START)
+    inside, end, after = rest.rpartition(END)
+    return (before, inside, after) if start and end else (card, "", "")
+
+
+def _joined(before: str, section: str, after: str) -> str:
+    head = f"{before.rstrip()}\n\n" if before.strip() else ""
+    tail = f"\n\n{after.strip()}\n" if after.strip() else "\n"
+    return f"{head}{START}\n\n{section}\n\n{END}{tail}"
+
+
+def _between(text: str, start: str, end: str) -> str:
+    return text.partition(start)[2].partition(end)[0] if start else text.partition(end)[0]
+
+
+def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False) -> str:
+    if certificate is None:
+        return f"### Verification\n\n{_UNVERIFIED}"
+    verdicts = {"pass": "passed", "fail": "**failed**", "partial": "was measured in part"}
+    subject = "Of the checkpoint that this file was exported from. " if of_source else ""
+    verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
+    head = (
+        f"### Verification\n\n{subject}The {certificate['suite']} suite of `ropetool verify`, up to "
+        f"{certificate['longest']} tokens: it {verdict} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
+    ).rstrip()
+    rows = [
+        f"| {_cell(c['name'])} | {_figure(c['figure'])} | {_figure(c['limit'])} | {_cell(c['verdict'])} | {_cell(c['detail'])} |"
+        for c in certificate["checks"]
+    ]
+    table = "\n".join(["| check | figure | limit | verdict | detail |", "| --- | --: | --: | --- | --- |", *rows])
+    command = portable(certificate["command"])
+    return "\n\n".join([head, table, *([_fenced(command)] if command else [])])
+
+
+def _texts(certificate: Mapping[str, Any]) -> str:
+    """Return the sentence that names the documents of the catalogue, so that others can measure on the same."""
+    texts = certificate.get("texts") or {}
+    if texts.get("manifest") is None:
+        return ""
+    part = f"{len(texts['names'])} documents of " if texts["names"] else ""
+    others = " and others" if texts["origin"] == "mixed" else ""
+    return f"Measured on {part}ropetool's catalogue of texts `{texts['manifest'][:16]}`{others}."
+
+
+def _fenced(text: str, indent: str = "") -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return "\n".join(f"{indent}{line}" for line in (f"{fence}sh", *text.splitlines(), fence))
+
+
+_MARKUP = re.compile(r"[\\`|*\[\]]")
+
+
+def _cell(text: Any) -> str:
+    """Return text for a cell of a table, which shows it letter by letter: no markup of Markdown or HTML is in force."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(escaped(" ".join(str(text).split())).split())).replace("<", "&lt;")
+
+
+def _figure(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"of {len(value)} numbers"
+    return f"{value:g}" if isinstance(value, float) else escaped(value)
+
+
+# --- front matter
+
+
+def with_front_matter(card: str, base_model: str, tags: Sequence[str]) -> str:
+    """Return the card with tags, and with a base model where it names none; all other lines stay as they are."""
+    found = _FRONT.match(card)
+    if found is None:
+        lines = [*([f"base_model: {_yaml(base_model)}"] if base_model else []), "tags:", *(f"- {tag}" for tag in tags)]
+        return "---\n" + "".join(f"{line}\n" for line in lines) + f"---\n\n{card}"
+    newline = "\r\n" if found[1].endswith("\r\n") else "\n"
+    inner = _with_tags(_without_empty(found[2], "tags"), tags, newline)
+    if base_model:
+        inner = _without_empty(inner, "base_model")
+    if base_model and not re.search(r"^base_model[ \t]*:", inner, re.MULTILINE):
+        inner += f"base_model: {_yaml(base_model)}{newline}"
+    return f"{found[1]}{inner}{found[3]}{card[found.end() :]}"
+
+
+def _yaml(text: str) -> str:
+    """Return a text as a scalar of YAML, quoted unless it is a plain hub id."""
+    if _PLAIN.fullmatch(text):
+        return text
+    return '"' + "".join(c if " " <= c <= "~" and c not in '"\\' else f"\\U{ord(c):08x}" for c in text) + '"'
+
+
+def _without_empty(front: str, key: str) -> str:
+    return re.sub(_EMPTY.format(key), "", front, flags=re.MULTILINE)
+
+
+def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
+    """Return the lines with these tags in their list, however that is written; a value that is no list stays."""
+    block, flow = _BLOCK_TAGS.search(front), _FLOW_TAGS.search(front)
+    if block is not None:
+        held = {line.partition(" #")[0].strip().lstrip("- ").strip("\"'") for line in block[1].splitlines()}
+        more = "".join(f"{block[2]}- {tag}{newline}" for tag in tags if tag not in held)
+        return front[: block.end()] + more + front[block.end() :]
+    if flow is not None:
+        held = {part.strip().strip("\"'") for part in flow[1].split(",")}
+        listed = flow[1].rstrip(" ,")
+        wanted = [*([listed] if listed.strip() else []), *(tag for tag in tags if tag not in held)]
+        return f"{front[: flow.start(1)]}{', '.join(wanted)}{front[flow.end(1) :]}"
+    if re.search(_KEY, front, re.MULTILINE):
+        return front
+    return front + f"tags:{newline}" + "".join(f"- {tag}{newline}" for tag in tags)
+
+
+# --- Ollama
+
+
+def modelfile(file: str, context: int) -> str:
+    """Return a Modelfile for a GGUF file in the same folder; the chat template is the file's own.
+
+    Without num_ctx Ollama takes a few thousand tokens, whatever the file states.
+    """
+    return f"{MODELFILE_HEAD}: ollama create NAME -f THIS-FILE\nFROM ./{file}\nPARAMETER num_ctx {context}\n"
+
+
+def _may_replace_modelfile(place: Path) -> bool:
+    """Return whether no file stands there, or a Modelfile that ropetool wrote and nobody has taken over."""
+    if not place.is_file():
+        return True
+    with open_regular(place) as file:
+        return file.read(len(MODELFILE_HEAD)) == MODELFILE_HEAD.encode()

@@ -1,0 +1,150 @@
+"""Refusals of planning: why no encoding serves, and a command that does.
+
+Knows what was asked and what became of each encoding; whether another wish would serve is asked of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropetool import names, runtimes
+from ropetool.errors import LossyExport
+from ropetool.escaping import number
+from ropetool.plans.basis import CURRENT, ORIGINAL, Wish
+from ropetool.plans.hosts import Host
+from ropetool.plans.plan import Candidate
+from ropetool.rope.methods import Goal
+from ropetool.runtimes.config_encodings import IN_WEIGHTS
+from ropetool.runtimes.llama_cpp import architectures as archs
+
+BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # with their own parameters nearly any GGUF file holds them
+PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Another wish, with the parameters and the attention factor that go with it.
+
+    runtimes: that it is for; style: the config style of its output; empty as they were asked for.
+    """
+
+    wish: Wish
+    params: Mapping[str, Any]
+    attention_factor: str | float = "auto"
+    runtimes: tuple[str, ...] = ()
+    style: str = ""
+
+    @property
+    def options(self) -> list[str]:
+        """The words of its command line besides those of the wish."""
+        source = [] if self.wish.reading is None else ["--from", self.wish.reading]
+        params = [word for name, value in self.params.items() for word in ("-p", name, _word(value))]
+        factor = [] if self.attention_factor == "auto" else ["--attention-factor", _word(self.attention_factor)]
+        length = self.wish.original_length
+        counted = [] if length is None else ["--original-length", str(length)]
+        wanted = [word for name in runtimes.folded(self.runtimes) for word in ("--for", name)]
+        return [*source, *params, *factor, *counted, *wanted, *(["--config-style", self.style] if self.style else [])]
+
+
+def lossy(
+    host: Host,
+    asked: Alternative,
+    goal: Goal,
+    reading: str,
+    tried: Sequence[Candidate],
+    quarrel: Sequence[str],
+    rest: Sequence[str],
+    serves: Callable[[Alternative], bool],
+) -> LossyExport:
+    """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
+
+    asked: what was, with all its runtimes. quarrel: the runtime that no file serves, or the two. rest: those of the
+    runtimes that one file serves. reading: that of the start.
+    """
+    wanted, wish = asked.runtimes, asked.wish
+    reasons = _reasons(tried) or "no rope keys can say it"
+    if quarrel:
+        who = f"no file serves {quarrel[0]}" if len(quarrel) == 1 else f"no one file serves {' and '.join(quarrel)}"
+        reasons = f"{who}: {reasons}"
+    others = [replace(asked, style=names.BOTH)] if host.style == names.V5 and "transformers-v4" in wanted else []
+    if wish.method == "dynamic":
+        others.append(replace(asked, params={**asked.params, "freeze": goal.target_length}))
+    if rest:
+        others.append(replace(asked, runtimes=tuple(rest)))
+    others += [replace(other, runtimes=wanted) for other in _alternatives(wish, goal, reading, asked.params)]
+    chosen = next(filter(serves, others), None)
+    if chosen is not None and chosen.runtimes == (host.runtime,):  # which is the default
+        chosen = replace(chosen, runtimes=())
+    return LossyExport(
+        f"{wish.method} cannot be written in {host.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
+        where=host.where, try_="" if chosen is None else chosen.wish.command(host.path, *chosen.options),
+    )  # fmt: skip
+
+
+def lossy_gguf(
+    host: Host,
+    wish: Wish,
+    goal: Goal,
+    reading: str,
+    changed: Mapping[str, Any],
+    tried: Sequence[Candidate],
+    serves: Callable[[Alternative], bool],
+) -> LossyExport:
+    """Return the refusal that names what stands against it in llama.cpp, and a command that works.
+
+    reading: that of the start. changed: the parameters that are not the method's own.
+    """
+    arch = archs.get(host.name)
+    what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or wish.method
+    if wish.method == "dynamic":
+        what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
+    elif tried or arch.vectors:
+        why = "; ".join(filter(None, [_reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
+    else:
+        why = f"llama.cpp {_unread(arch, changed)} for this architecture"
+    if reading == CURRENT and wish.method != "dynamic":
+        what += " on top of the present table"
+    others = list(_alternatives(wish, goal, reading, changed))
+    chosen = next(filter(serves, others), others[0])
+    return LossyExport(
+        f"{arch.name} files cannot hold {what}: {why}", where=host.where,
+        try_=chosen.wish.command(host.path, *chosen.options),
+    )  # fmt: skip
+
+
+def _alternatives(wish: Wish, goal: Goal, reading: str, changed: Mapping[str, Any]) -> Iterator[Alternative]:
+    """Yield what to try instead, the nearest first."""
+    if wish.method == "dynamic":
+        yield Alternative(wish, {**changed, "freeze": goal.target_length})
+    elif reading == CURRENT:
+        wish = replace(wish, factor=None, target_length=goal.target_length, reading=ORIGINAL)
+    first = wish.method if wish.method in BY_YARN_KEYS else "yarn"
+    yield Alternative(replace(wish, method=first), {})
+    yield Alternative(replace(wish, method="yarn"), {}, "none")
+    for method in ("linear", "ntk"):
+        yield Alternative(replace(wish, method=method), {})
+
+
+def _reasons(tried: Sequence[Candidate]) -> str:
+    """Return why each encoding was rejected, those of one reason together, and the bakes as one."""
+    alike: dict[str, dict[str, None]] = {}
+    for candidate in tried:
+        name = f"with {IN_WEIGHTS}" if candidate.name.endswith(IN_WEIGHTS) else candidate.name
+        alike.setdefault(candidate.rejected, {})[name] = None
+    return "; ".join(f"{', '.join(those)}: {reason}" for reason, those in alike.items())
+
+
+def _unread(arch: archs.Architecture, changed: Mapping[str, Any]) -> str:
+    """Return what would have to be read: the keys of these parameters, or a vector of divisors."""
+    keys = [key for name, key in PARAMETER_KEYS.items() if name in changed and key not in arch.keys]
+    absent = [*(key.rpartition(".")[2] for key in keys), archs.ROPE_FREQS.partition(".")[0]]
+    return f"reads neither {' nor '.join(absent)}" if keys else f"has no key for it and reads no {absent[0]}"
+
+
+def _word(value: Any) -> str:
+    """Return a parameter as the command line takes it; a list by its length."""
+    if isinstance(value, list):
+        return f"of {len(value)} divisors"
+    return str(value).lower() if isinstance(value, bool) else number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,118 @@
+"""The formulas of the methods and of the runtimes' scalings, in float64: ramps, blends, stretches, attention factors."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.errors import InvalidRope
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import MAX_LENGTH, Array, Regime, RopeTable, frozen_table
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The table that a method starts from.
+
+    length: tokens that this table was trained on. rope_theta: set when inv_freq is exactly its base table, so
+    that a native encoding exists. stated_theta: the base that the file names, whatever was done to its table.
+    mscale: DeepSeek's multiplier when the family scales the whole score (MLA).
+    """
+
+    inv_freq: Array
+    length: int
+    rope_theta: float | None = None
+    stated_theta: float | None = None
+    attention_factor: float = 1.0
+    softmax_multiplier: float = 1.0
+    mscale: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inv_freq", frozen_table(self.inv_freq))
+        # ln L divides in the logn factor, so a single token will not do.
+        if not 2 <= self.length <= MAX_LENGTH:
+            raise InvalidRope(f"the trained length is {self.length} tokens; it must be from 2 to {MAX_LENGTH}")
+
+    @property
+    def rotary_dim(self) -> int:
+        return 2 * self.inv_freq.size
+
+
+def yarn_factor(factor: float) -> float:
+    """Return YaRN's attention factor, 0.1 ln s + 1."""
+    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def logn_factor(factor: float, length: int) -> float:
+    """Return sqrt(ln(s L) / ln L), the constant form of the entropy-invariance scale; LongRoPE's default too."""
+    return math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+
+
+def kept_share_by_dims(source: Source, beta_fast: float, beta_slow: float, truncate: bool) -> Array:
+    """Return g, the share of each pair's frequency that stays: 1 at and below index c(beta_fast), 0 from c(beta_slow).
+
+    Linear in the pair index between. The clip at rotary_dim - 1 (not at the last pair) is transformers' and
+    llama.cpp's; keeping it keeps the tables equal.
+    """
+    if source.rope_theta is not None:
+
+        def index(count: float) -> float:
+            assert source.rope_theta is not None
+            return (
+                source.rotary_dim * math.log(source.length / (count * 2 * math.pi)) / (2 * math.log(source.rope_theta))
+            )
+    else:
+
+        def index(count: float) -> float:
+            return arithmetic.index_at_turns(source.inv_freq, source.length, count)
+
+    low, high = index(beta_fast), index(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, source.rotary_dim - 1)
+    if low == high:
+        high += 0.001
+    kept: Array = 1 - np.clip((np.arange(source.inv_freq.size) - low) / (high - low), 0, 1)
+    return kept
+
+
+def kept_share_by_turns(source: Source, beta_fast: float, beta_slow: float) -> Array:
+    """Return g by the paper's formula: linear in the number of turns from beta_slow (0) to beta_fast (1)."""
+    counted = arithmetic.turns(source.inv_freq, source.length)
+    if beta_fast == beta_slow:
+        return (counted >= beta_fast).astype(np.float64)
+    return np.clip((counted - beta_slow) / (beta_fast - beta_slow), 0, 1)
+
+
+def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
+    """Return f (g + (1 - g) / s) for each pair."""
+    return inv_freq * (kept + (1 - kept) / factor)
+
+
+def ntk_stretch(rotary_dim: int, factor: float) -> Array:
+    """Return s ** (-2i / (d - 2)) for each pair: 1 for the fastest, 1 / s for the slowest.
+
+    Raises: InvalidRope for a single pair, which would be both.
+    """
+    if rotary_dim < 4:
+        raise InvalidRope(f"rotary_dim is {rotary_dim}; a change of base needs at least two pairs")
+    stretch: Array = np.float64(factor) ** (-np.arange(0, rotary_dim, 2) / (rotary_dim - 2))
+    return stretch
+
+
+def stretch(length: int, n: int, factor: float) -> float:
+    """Return by how much n tokens stretch the slowest pair: factor n / L - (factor - 1), and 1 up to L."""
+    return factor * max(n, length) / length - (factor - 1)
+
+
+def dynamic_table(inv_freq: Array, length: int, factor: float, attention_factor: float = 1.0) -> RopeTable:
+    """Return the rule of transformers' `dynamic` (ours at factor 1), counted from a trained length."""
+    base = Regime(inv_freq, attention_factor)
+    ntk_stretch(2 * base.inv_freq.size, 1.0)  # refuses a single pair now, not at the first call of the rule
+
+    def rule(n: int) -> Regime:
+        return Regime(base.inv_freq * ntk_stretch(2 * base.inv_freq.size, stretch(length, n, factor)), attention_factor)
+
+    return RopeTable((base,), rule=rule, rule_key=("dynamic", float(factor), length))

@@ -1,0 +1,119 @@
+"""The context-extension methods, one file each, found by discovery.
+
+`get("yarn")` returns a Method; `names()` lists them. A new file in this folder is a new method.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ropetool.errors import UnknownMethod, UnknownParameter, did_you_mean
+from ropetool.escaping import command
+from ropetool.rope.formulas import Source
+from ropetool.rope.methods.base import PRESETS, Derived, Goal
+
+__all__ = ["PRESETS", "Derived", "Goal", "Method", "Source", "get", "names"]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as its module states it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    summary: str
+    source: str
+    auto_attention_factor: str
+    params_type: type
+    module: types.ModuleType
+
+    def params(self, values: Mapping[str, Any]) -> Any:
+        """Return the parameters from text or typed values.
+
+        Raises: UnknownParameter for a name that the method does not have or a value of the wrong kind.
+        """
+        fields = {f.name: f for f in dataclasses.fields(self.params_type)}
+        hints = typing.get_type_hints(self.params_type)
+        typed = {}
+        for name, value in values.items():
+            if name not in fields:
+                known = ", ".join(fields) or "none"
+                raise UnknownParameter(
+                    f"{self.name} has no parameter {name}{did_you_mean(name, fields)}; it has: {known}",
+                    where="-p",
+                    try_=command("ropetool", "methods", self.name),
+                )
+            typed[name] = _typed(f"{self.name} -p {name}", hints[name], value)
+        return self.params_type(**typed)
+
+    def derive(self, source: Source, goal: Goal, params: Any) -> Derived:
+        """Return the target table for this source and goal."""
+        derived: Derived = self.module.derive(source, goal, params)
+        return derived
+
+
+def _typed(where: str, hint: Any, value: Any) -> Any:
+    kinds = [k for k in typing.get_args(hint) if k is not type(None)] if not isinstance(hint, type) else [hint]
+    kind = kinds[0] if kinds and typing.get_origin(hint) is not tuple else hint
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[str(value).lower()]
+        if kind is float:
+            return float(value)
+        if kind is int:
+            if isinstance(value, float) and value != int(value):
+                raise ValueError
+            return int(value)
+        if kind is str:
+            return str(value)
+        if isinstance(value, str):  # its characters would pass for a list of digits
+            raise ValueError
+        return tuple(float(v) for v in value)
+    except (ValueError, TypeError, KeyError, OverflowError):
+        wanted = {bool: "true or false", float: "a number", int: "a whole number"}.get(kind, "a list of numbers")
+        raise UnknownParameter(f"{value!r} is not {wanted}", where=where) from None
+
+
+@cache
+def _discovered() -> dict[str, Method]:
+    found = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        if hasattr(module, "NAME"):
+            found[module.NAME] = Method(
+                module.NAME,
+                module.ALIASES,
+                module.SUMMARY,
+                module.SOURCE,
+                module.AUTO_ATTENTION_FACTOR,
+                module.Params,
+                module,
+            )
+    return dict(sorted(found.items()))
+
+
+def names() -> list[str]:
+    """Return the names of all methods, sorted."""
+    return list(_discovered())
+
+
+def get(name: str) -> Method:
+    """Return the method of this name or alias.
+
+    Raises: UnknownMethod with the known names.
+    """
+    for method in _discovered().values():
+        if name == method.name or name in method.aliases:
+            return method
+    near = did_you_mean(name, (known for method in _discovered().values() for known in (method.name, *method.aliases)))
+    raise UnknownMethod(
+        f"no method is called {name!r}{near}; known: {', '.join(names())}", where="--method", try_="ropetool methods"
+    )

@@ -1,0 +1,50 @@
+"""ABF, adjusted base frequency: a stated rope_theta, larger or smaller than the source's.
+
+It is chosen before a fine-tune; the factor only states the length.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.errors import InvalidRope
+from ropetool.rope.formulas import Source
+from ropetool.rope.methods.base import Derived, Goal, chosen_attention_factor, described
+from ropetool.rope.tables import RopeTable
+
+NAME = "abf"
+ALIASES = ("adjusted-base",)
+SUMMARY = "adjusted base frequency: a stated rope_theta; the factor only states the length"
+SOURCE = "arXiv:2309.16039; arXiv:2308.12950; smaller bases: arXiv:2310.05209"
+AUTO_ATTENTION_FACTOR = "none"
+
+
+@dataclass(frozen=True)
+class Params:
+    rope_theta: float | None = described(None, "the new base; required")
+
+
+def derive(source: Source, goal: Goal, params: Params) -> Derived:
+    rope_theta = params.rope_theta
+    if rope_theta is None:
+        raise InvalidRope("abf needs the new base", where="--rope-theta", try_="--rope-theta 1e6")
+    if not math.isfinite(rope_theta) or rope_theta <= 1:
+        raise InvalidRope(f"{rope_theta:g} is no base; it is a finite number above 1", where="--rope-theta")
+    old = source.rope_theta or source.stated_theta
+    if old is None:
+        raise InvalidRope(
+            "the source names no rope_theta, so there is no old base to replace",
+            where="--method abf",
+            try_="--method ntk, which stretches any table",
+        )
+    d = source.rotary_dim
+    inv_freq = source.inv_freq * np.float64(rope_theta / old) ** (-np.arange(0, d, 2) / d)
+    return Derived(
+        RopeTable.fixed(inv_freq, chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)),
+        goal.target_length,
+        native=({"rope_type": "default", "rope_theta": rope_theta},) if source.rope_theta is not None else (),
+        softmax_multiplier=source.softmax_multiplier,
+    )

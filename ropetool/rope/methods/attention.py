@@ -1,0 +1,26 @@
+"""Attention factor only: frequencies stay, cos and sin are multiplied by a constant.
+
+It keeps the entropy of a longer softmax in hand; alone it does not extend a context.
+"""
+
+from __future__ import annotations
+
+from ropetool.rope.formulas import Source
+from ropetool.rope.methods.base import Derived, Goal, NoParams, chosen_attention_factor
+from ropetool.rope.tables import RopeTable
+
+NAME = "attention"
+ALIASES = ("attention-factor",)
+SUMMARY = "only the attention factor changes; default logn, sqrt(ln(sL) / ln L)"
+SOURCE = "kexue.fm/archives/8823; arXiv:2202.12172"
+AUTO_ATTENTION_FACTOR = "logn"
+Params = NoParams
+
+
+def derive(source: Source, goal: Goal, params: NoParams) -> Derived:
+    return Derived(
+        RopeTable.fixed(source.inv_freq, chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)),
+        goal.target_length,
+        softmax_multiplier=source.softmax_multiplier,
+        notes=("the frequencies stay as they are: an attention factor alone does not extend a context",),
+    )

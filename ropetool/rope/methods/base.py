@@ -1,0 +1,157 @@
+"""What a method is: a source table and a goal in, a target table out. Shared by all files of this folder.
+
+A method module holds NAME, ALIASES, SUMMARY, SOURCE, AUTO_ATTENTION_FACTOR, a frozen dataclass Params and a
+function derive(source, goal, params) -> Derived. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ropetool.errors import InvalidRope
+from ropetool.rope import arithmetic
+from ropetool.rope.formulas import Source, logn_factor, yarn_factor
+from ropetool.rope.tables import MAX_LENGTH, Array, RopeTable, is_number
+
+# Beyond these a ramp ends far outside every table, and a runtime's float32 loses the number.
+FEWEST_TURNS, MOST_TURNS = 1e-6, 1e9
+PRESETS = ("auto", "none", "yarn", "logn")
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How far to go: factor times the source's length, exactly; target_length is that in whole tokens.
+
+    attention_factor: a preset's name or a number, see `PRESETS`; auto is the method's own.
+    """
+
+    factor: float
+    target_length: int
+    attention_factor: str | float = "auto"
+
+    @classmethod
+    def make(
+        cls, length: int, factor: float | None, target_length: int | None, attention_factor: str | float = "auto"
+    ) -> Goal:
+        """Return the goal from exactly one of factor and target length.
+
+        Raises: InvalidRope if both or neither are given, the factor is no finite number of at least 1, or the
+        target is below the source's length or beyond 2^31 positions.
+        """
+        if (factor is None) == (target_length is None):
+            raise InvalidRope("give exactly one of --factor and --target-length", try_="--factor 4")
+        if factor is not None:
+            if not is_number(factor) or factor < 1:
+                raise InvalidRope(f"{factor} is not a factor; it is a finite number of at least 1", where="--factor")
+            if length * factor > MAX_LENGTH:
+                raise InvalidRope(
+                    f"{factor:g} times {length} tokens is beyond {MAX_LENGTH} positions, the most that runtimes count",
+                    where="--factor",
+                )
+            target_length = round(length * factor)
+        if not isinstance(target_length, int) or isinstance(target_length, bool):
+            raise InvalidRope(f"{target_length} is not a whole number of tokens", where="--target-length")
+        if target_length < length:
+            raise InvalidRope(
+                f"{target_length} is below the {length} tokens that the model was trained on; nothing to extend",
+                where="--target-length",
+                try_=f"a target length of at least {length}",
+            )
+        if target_length > MAX_LENGTH:
+            raise InvalidRope(
+                f"{target_length} is beyond {MAX_LENGTH} positions, the most that runtimes count",
+                where="--target-length",
+            )
+        if not isinstance(attention_factor, str) and not (is_number(attention_factor) and attention_factor > 0):
+            raise InvalidRope(
+                f"{attention_factor} multiplies cos and sin and must be a finite number above 0",
+                where="--attention-factor",
+            )
+        return cls(float(factor) if factor is not None else target_length / length, target_length, attention_factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """What a method wants: the table, the multiplier of the whole score, and how native keys would say it.
+
+    native: candidates of Hugging Face rope keys in order of preference (rope_type and its parameters; rope_theta
+    where the base changes); empty when only a full table can say it.
+    max_position_embeddings: tokens that the config must state (dynamic keeps the trained length).
+    """
+
+    table: RopeTable
+    max_position_embeddings: int
+    native: tuple[Mapping[str, Any], ...] = ()
+    softmax_multiplier: float = 1.0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoParams:
+    """The parameters of a method that has none."""
+
+
+def described(default: Any, text: str) -> Any:
+    """Return a dataclass field with its one-line description, which help and docs show."""
+    return field(default=default, metadata={"help": text})
+
+
+def chosen_attention_factor(source: Source, goal: Goal, auto: str) -> float:
+    """Return the attention factor: the preset's value, the number, or the source's times the method's own.
+
+    A stated preset or number is absolute; only `auto` builds on what the source already has.
+    """
+    preset = goal.attention_factor
+    base = 1.0
+    if preset == "auto":
+        preset, base = auto, source.attention_factor
+    if isinstance(preset, (int, float)):
+        return float(preset)
+    values = {"none": 1.0, "yarn": yarn_factor(goal.factor), "logn": logn_factor(goal.factor, source.length)}
+    if preset not in values:
+        raise InvalidRope(f"{preset!r} is neither a number nor one of {', '.join(PRESETS)}", where="--attention-factor")
+    return base * values[preset]
+
+
+def check_betas(beta_fast: float, beta_slow: float) -> None:
+    """Raise InvalidRope unless both are plausible numbers of turns and beta_fast is not below beta_slow."""
+    for name, value in (("beta_fast", beta_fast), ("beta_slow", beta_slow)):
+        if not FEWEST_TURNS <= value <= MOST_TURNS:
+            raise InvalidRope(
+                f"{name} is {value}; it counts turns and must be from {FEWEST_TURNS:g} to {MOST_TURNS:g}",
+                where=f"--{name.replace('_', '-')}",
+            )
+    if beta_fast < beta_slow:
+        raise InvalidRope(
+            f"beta_fast {beta_fast:g} is below beta_slow {beta_slow:g}; "
+            "pairs above beta_fast turns are kept, below beta_slow divided",
+            where="--beta-fast",
+            try_="--beta-fast 32 --beta-slow 1",
+        )
+
+
+def reach_note(method: str, source: Source, inv_freq: Array, target_length: int) -> tuple[str, ...]:
+    """Say how far a table reaches: where the first pair with under one turn leaves its arc; nothing at the target."""
+    slow = np.flatnonzero((arithmetic.turns(source.inv_freq, source.length) < 1) & (inv_freq > 0))
+    if not slow.size:
+        return ()
+    reached = source.length * source.inv_freq[slow] / inv_freq[slow]
+    first = int(np.argmin(reached))
+    if reached[first] >= target_length * (1 - 1e-9):
+        return ()
+    return (
+        f"{method} reaches about {math.floor(reached[first])} tokens, not {target_length}: beyond that, pair {slow[first]} "
+        f"leaves the arc that it passes within {source.length} tokens; yarn reaches its target",
+    )
+
+
+def with_attention_factor(
+    native: Mapping[str, Any], attention_factor: float, default: float, key: str = "attention_factor"
+) -> Mapping[str, Any]:
+    """Return the native keys, with the attention factor stated only where the runtime's default differs."""
+    return dict(native) if math.isclose(attention_factor, default, rel_tol=1e-12) else {**native, key: attention_factor}

@@ -1,0 +1,153 @@
+"""The ways to write a table into a Hugging Face config, in order of preference, as edits of its text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.style import RopeKeys
+from ropetool.families import Family
+from ropetool.files.hf import ABSENT, Checkpoint, Edit
+from ropetool.rope.arithmetic import base_inv_freq
+from ropetool.rope.methods import Derived
+from ropetool.rope.tables import LayerRope, RopeSet
+
+IN_WEIGHTS = "the rest in the weights"  # ends the name of an encoding that bakes
+
+
+class Encoding(NamedTuple):
+    """A way to write a table: its name, the keys, and whether the weights take what the keys leave of a factor."""
+
+    name: str
+    keys: RopeKeys
+    baked: bool = False
+
+
+class Way(NamedTuple):
+    """An encoding as edits of the source's files."""
+
+    name: str
+    edits: list[FileEdit]
+    baked: bool = False
+
+
+def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> list[Encoding]:
+    """Return the encodings to try, in order of preference: the method's own keys, a full table, then with a bake."""
+    found: list[Encoding] = []
+    said = {key for native in derived.native for key in native}
+
+    def lost(native: Mapping[str, Any]) -> int:
+        """Return how many keys of the source would go, though the method has them; some runtimes ask for each."""
+        return len((entry.params.keys() & said) - native.keys()) if native[names.ROPE_TYPE] == entry.rope_type else 0
+
+    for native in sorted(derived.native, key=lost):
+        keys = dict(native)
+        rope_type = keys.pop(names.ROPE_TYPE)
+        theta = keys.pop(names.ROPE_THETA, entry.rope_theta)
+        name = f"{rope_type} keys"
+        again = any(encoding.name == name for encoding in found)
+        found.append(Encoding(f"{name} in full" if again else name, RopeKeys(rope_type, theta, keys)))
+    lists = _as_lists(entry, derived, trained_length, family)
+    if lists:
+        found.append(Encoding("a full table as longrope lists", lists))
+    return found + [
+        Encoding(f"{name} {how}, {IN_WEIGHTS}", other, baked=True)
+        for name, keys, _ in found
+        for how, other in variants(keys).items()
+    ]
+
+
+def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> RopeKeys | None:
+    """Return the table as longrope divisors, which hold any fixed table; None where a pair never turns."""
+    regimes = derived.table.regimes
+    if derived.table.rule is not None or len(regimes) > 2 or any((r.inv_freq == 0).any() for r in regimes):
+        return None
+    assert entry.rope_theta is not None
+    base = base_inv_freq(entry.rope_theta, entry.rotary_dim)
+    factor = max(1.0, derived.max_position_embeddings / trained_length)
+    params: dict[str, Any] = {
+        names.SHORT_FACTOR: (base / regimes[0].inv_freq).tolist(),
+        names.LONG_FACTOR: (base / regimes[-1].inv_freq).tolist(),
+        names.FACTOR: factor,
+        names.ORIGINAL_MAX_POSITION_EMBEDDINGS: trained_length,
+        names.ATTENTION_FACTOR: regimes[-1].attention_factor,
+    }
+    if family.mla and derived.softmax_multiplier != 1 and factor > 1:
+        # The softmax scale follows (0.1 m ln s + 1)^2 for any type, so the multiplier is said through m.
+        params[names.MSCALE_ALL_DIM] = (math.sqrt(derived.softmax_multiplier) - 1) / (0.1 * math.log(factor))
+    return RopeKeys("longrope", entry.rope_theta, params)
+
+
+def config_edits(
+    checkpoint: Checkpoint,
+    family: Family,
+    keys: RopeKeys,
+    target: RopeSet,
+    config_style: str,
+    where: str,
+) -> list[FileEdit]:
+    config = checkpoint.config
+    part = style.section(config, family, where)
+    edits = style.edits(config, family, {names.FULL_ATTENTION: keys}, config_style, where)
+    path = family.text_path
+    edits += _number_edit(path, part, names.MAX_POSITION_EMBEDDINGS, target.max_position_embeddings)
+    outer = names.ORIGINAL_MAX_POSITION_EMBEDDINGS
+    if keys.rope_type == "longrope" or (outer in part and outer in keys.params):
+        # transformers 4.57 reads longrope's length only here, and transformers 5 lets this one win over the inner.
+        edits += _number_edit(path, part, outer, int(keys.params[outer]))
+    if (
+        family.null_head_dim
+        and keys.rope_type in ("yarn", "dynamic", "longrope")
+        and part.get(family.head_dim_key) is None
+    ):
+        edits += _number_edit(path, part, family.head_dim_key, target.entries[names.FULL_ATTENTION].head_dim)
+    return [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
+
+
+def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value: int) -> list[Edit]:
+    old = part.get(key, ABSENT)
+    return [] if old == value else [Edit((*path, key), old, value)]
+
+
+STATES_FACTOR = ("yarn", "longrope")  # the types that read attention_factor
+
+
+_FACTOR_KEYS = (
+    names.ATTENTION_FACTOR, "attn_factor", names.MSCALE, names.MSCALE_ALL_DIM, "short_mscale", "long_mscale",
+)  # fmt: skip
+
+
+def variants(keys: RopeKeys) -> dict[str, RopeKeys]:
+    """Return other ways to state the same frequencies, whose factors every runtime may read alike, by their names.
+
+    What they leave of a factor is for the weights.
+    """
+    bare = {key: value for key, value in keys.params.items() if key not in _FACTOR_KEYS}
+    found = {
+        "without a factor": RopeKeys(keys.rope_type, keys.rope_theta, bare),
+        "with factor 1": settled(keys, 1.0, keep_softmax=False),
+        "with factor 1 and the softmax scale": settled(keys, 1.0, keep_softmax=True),
+    }
+    distinct: dict[str, RopeKeys] = {}
+    for name, one in found.items():
+        if one != keys and one not in distinct.values():
+            distinct[name] = one
+    return distinct
+
+
+def settled(keys: RopeKeys, attention_factor: float, *, keep_softmax: bool) -> RopeKeys:
+    """Return keys that ask for this attention factor, and for MLA's softmax scale as before or not at all.
+
+    mscale goes with mscale_all_dim, or stays equal to it: readers that know no attention_factor take their ratio.
+    """
+    params = {key: value for key, value in keys.params.items() if key not in _FACTOR_KEYS}
+    if keys.rope_type in STATES_FACTOR:
+        params[names.ATTENTION_FACTOR] = float(attention_factor)
+    all_dim = keys.params.get(names.MSCALE_ALL_DIM)
+    if keep_softmax and all_dim:
+        params |= {names.MSCALE: all_dim, names.MSCALE_ALL_DIM: all_dim}
+    return RopeKeys(keys.rope_type, keys.rope_theta, params)

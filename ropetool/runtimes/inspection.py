@@ -1,0 +1,304 @@
+"""What a checkpoint says and what each runtime makes of it: the data behind `ropetool inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ropetool import families, names, runtimes
+from ropetool.checkpoint import provenance, style
+from ropetool.checkpoint.opening import is_gguf
+from ropetool.checkpoint.views import GgufView, HfView
+from ropetool.errors import InvalidRope
+from ropetool.families import Family, TrainedLength
+from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
+from ropetool.files import parts
+from ropetool.files.gguf import Value, ValueType, read_shards
+from ropetool.files.hf import Checkpoint, open_checkpoint
+from ropetool.files.hf.jsontext import shown
+from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import kv_cache
+from ropetool.runtimes.kv_cache import KvCache
+from ropetool.runtimes.llama_cpp.architectures import ARCHITECTURE, WITHOUT_ROTATION
+from ropetool.runtimes.llama_cpp.exported import RUNTIME, read_exported
+from ropetool.runtimes.llama_cpp.layers import value_of
+
+MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
+
+
+@dataclass(frozen=True)
+class RuntimeReading:
+    """What one runtime computes, or why there is nothing to show.
+
+    known: whether ropetool knows what it does with the file. stops: whether it stops with an error; if not, it would
+    compute something else, from any file that it reads.
+    """
+
+    name: str
+    rope: RopeSet | None
+    refuses: str = ""
+    known: bool = True
+    stops: bool = True
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A checkpoint as found: `family` and `rope` are None where the model_type is unknown.
+
+    trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it.
+    """
+
+    source: Path
+    format: str
+    model_type: str
+    family: Family | None
+    rope: RopeSet | None
+    trained_length: int | None
+    stated: Mapping[str, Any]
+    readings: tuple[RuntimeReading, ...]
+    kv_bytes: Mapping[str, KvCache]
+    notes: tuple[str, ...]
+    made: provenance.Provenance | None = None
+
+    def cache_bytes(self, length: int) -> int:
+        """Return the size of a KV cache of this many tokens, for one sequence."""
+        return sum(kind.bytes_at(length) for kind in self.kv_bytes.values())
+
+
+def inspect(source: str | Path) -> Inspection:
+    """Return what the checkpoint says and what each runtime makes of it; reads no weights, and of the hub no more.
+
+    Raises: CheckpointError for broken files, ConfigError for broken values of a known family; HubError.
+    """
+    asked = hub_id(source)
+    if asked is not None:
+        return _inspect_hub(asked)
+    path = Path(source)
+    return _inspect_gguf(path) if is_gguf(path) else inspect_checkpoint(open_checkpoint(path))
+
+
+def architecture(view: GgufView) -> str:
+    """Return the architecture that a GGUF file names.
+
+    Raises: InvalidRope if it names none; NotACheckpoint where the file is no language model.
+    """
+    kind = ""
+    with suppress(runtimes.Refuses):
+        kind = value_of(view, parts.GENERAL_TYPE, ValueType.STR)
+    try:
+        found = value_of(view, ARCHITECTURE, ValueType.STR)
+        parts.check_gguf(kind, found, Path(view.where))
+    except runtimes.Refuses as refusal:
+        raise InvalidRope(str(refusal), where=view.where) from None
+    if not found:
+        raise InvalidRope(f"{ARCHITECTURE} is missing, so nothing says how its keys are read", where=view.where)
+    return str(found)
+
+
+def read_view(runtime: str, view: GgufView) -> RuntimeReading:
+    """Return what this runtime makes of a GGUF model."""
+    return _reading(runtime, view)
+
+
+def _inspect_hub(asked: HubId) -> Inspection:
+    if asked.file:
+        peeked = peek_gguf(asked)
+        view = replace(GgufView.of(peeked.headers), vector=peeked.vector)
+        found, notes = _inspect_view(view, peeked.path), peeked.notes
+    else:
+        checkpoint, notes = peek_checkpoint(asked)
+        found = inspect_checkpoint(checkpoint)
+    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes))
+
+
+def _inspect_gguf(path: Path) -> Inspection:
+    headers = read_shards(path)
+    return _inspect_view(GgufView.of(headers), headers[0].path)
+
+
+def _inspect_view(view: GgufView, path: Path) -> Inspection:
+    arch = architecture(view)
+    described = families.of_gguf(arch)
+    alone = described and (len(described) == 1 or described[0].model_type == arch)
+    family = described[0] if alone else None  # of two families under one name a file does not say which it is
+    readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
+    decoded = next((r.rope for r in readings if r.rope is not None), None)
+    made = provenance.record(path)
+    other = provenance.of_another(path, made)
+    made = None if other else made
+    trained = _trained_of(made, trained_lengths(arch), decoded)
+    kv = kv_cache.of_gguf(view, decoded) if decoded else {}
+    notes = _gguf_notes(view, arch, decoded)
+    if other:
+        notes = (f"{provenance.place(path).name} {other}: it is left aside; move it away", *notes)
+    return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, notes, made)
+
+
+def _gguf_notes(view: GgufView, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
+    """Say what such a file lacks, and what to do instead."""
+    notes = []
+    if not view.tensors:
+        notes.append(
+            "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
+        )
+    if arch in WITHOUT_ROTATION:
+        notes.append(without_positions(arch))
+    elif decoded is not None and all(entry.table is None for entry in decoded.entries.values()):
+        notes.append(without_positions(f"this {arch} file"))
+    elif view.tensors and decoded is not None and not any("rope" in name for name in (*view.values, *view.tensors)):
+        notes.append(
+            "no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs"
+        )
+    return tuple(notes)
+
+
+def without_positions(model: str) -> str:
+    """Return what to say of a model that rotates nothing."""
+    return (
+        f"{model} has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them"
+    )
+
+
+def _stated_metadata(view: GgufView) -> dict[str, Any]:
+    """Return every key about positions, and which frequency vectors there are."""
+    wanted = ("rope.", "context_length", "sliding_window", "attention.temperature")
+    found: dict[str, Any] = {}
+    for key, value in view.values.items():
+        if any(word in key for word in wanted):
+            found[key] = _shown_value(value)
+    vectors = {name: tensor for name, tensor in view.tensors.items() if name.startswith("rope_f")}
+    return found | {name: f"{tensor.type_name} {list(tensor.shape)}" for name, tensor in vectors.items()}
+
+
+def _shown_value(value: Value) -> Any:
+    """Return a value as plain data; a long one by its type and size, for a hostile file may have millions."""
+    if len(value.raw) > MAX_SHOWN_BYTES:
+        return f"{value.label} of {len(value.raw)} bytes"
+    plain: Any = value.decode()
+    return plain.tolist() if hasattr(plain, "tolist") else plain
+
+
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Return the inspection of an opened Hugging Face checkpoint."""
+    config = checkpoint.config
+    where = str(checkpoint.path / names.CONFIG_JSON)
+    stated_type = config.get(names.MODEL_TYPE)
+    model_type = stated_type if isinstance(stated_type, str) else ""
+    family = families.find_of(config)
+    notes = ["only config.json, no weights"] if checkpoint.config_only else []
+    if checkpoint.pickle_only:
+        base = origin(checkpoint.path)
+        line = parts.conversion(base.repo if base else str(checkpoint.path))
+        notes.append(f"the weights are pickles, which ropetool never loads; to have them as safetensors: `{line}`")
+    stated = stated_rope_keys(config)
+    if family is None:
+        return Inspection(
+            checkpoint.path, "hf", model_type, None, None, None, stated, (), {},
+            (*notes, _why_as_written(model_type, families.text_type(config))),
+        )  # fmt: skip
+    notes += remote_code(config, family)
+    style.read(config, family, where)
+    readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes(family))
+    decoded = next((r.rope for r in readings if r.rope is not None), None)
+    made = provenance.read(checkpoint.path)
+    if family.off_key and style.section(config, family, where).get(family.off_key):
+        notes.append(without_positions(f"this {model_type}, with {family.off_key} on,"))
+    return Inspection(
+        checkpoint.path, "hf", model_type, family, decoded, _trained_of(made, family.trained_length, decoded), stated, readings,
+        kv_cache.of_config(config, family, decoded) if decoded else {}, tuple(notes), made,
+    )  # fmt: skip
+
+
+def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
+    """Say of a model that names code of its own for which class the readings hold; nothing of any other."""
+    wrapper = WRAPPERS.get(family.stated)
+    if family.stated in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
+        return (
+            f"transformers has no class for {family.stated}, only the remote code of its repository, which ropetool never "
+            f"runs: what is said here holds for the built-in class of {family.model_type}",
+        )
+    if "auto_map" in config:
+        return (
+            "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class",
+        )
+    return ()
+
+
+def _why_as_written(model_type: str, inner: str) -> str:
+    """Return why the keys of a config are shown as they stand, and what to do about it."""
+    if model_type in names.NO_ROTATION:
+        return without_positions(model_type)
+    within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
+    if not model_type:
+        return "config.json states no model_type, so nothing says how its keys are read: they are shown as written"
+    return (
+        f"the family {shown(inner)}{within} is unknown: the keys are shown as written, not as runtimes read them; "
+        "`ropetool families` lists those that are known"
+    )
+
+
+def _hf_runtimes(family: Family) -> list[str]:
+    """Return what reads such a checkpoint; llama.cpp, where it is exported."""
+    return [*(runtime.name for runtime in runtimes.for_format("hf")), *([RUNTIME] if family.gguf_architecture else [])]
+
+
+def read_as(runtime: str, config: Mapping[str, Any], family: Family, where: str) -> RuntimeReading:
+    """Return what this runtime makes of the config; llama.cpp, of our export of such a checkpoint."""
+    return _reading(runtime, HfView(config, family, where))
+
+
+def _reading(runtime: str, view: HfView | GgufView) -> RuntimeReading:
+    try:
+        if runtime == RUNTIME and isinstance(view, HfView):
+            return RuntimeReading(runtime, read_exported(view))
+        return RuntimeReading(runtime, runtimes.get(runtime).decode(view))
+    except runtimes.Refuses as refusal:
+        known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
+        return RuntimeReading(runtime, None, str(refusal), known, stops)
+
+
+def understood(reading: RuntimeReading, where: str, what: str = "config") -> RopeSet:
+    """Return what the runtime computes.
+
+    Raises: InvalidRope if it stops with an error, or ropetool does not know.
+    """
+    if reading.rope is None:
+        if not reading.known:
+            does = f"reads this {what} in a way that is not known"
+        else:
+            does = f"cannot load this {what}" if reading.stops else f"would not compute what this {what} says"
+        raise InvalidRope(f"{reading.name} {does}: {reading.refuses}", where=where)
+    return reading.rope
+
+
+def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every key about positions as written, those of a text model inside under their dotted name."""
+    wanted = ("rope", "rotary", "max_position", "sliding_window", "max_seq", "seq_length", "alibi")
+    found = {}
+    inner = [(f"{key}.", config[key]) for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)]
+    for prefix, part in (("", config), *inner):
+        found.update({prefix + k: v for k, v in part.items() if any(word in k for word in wanted)})
+    return found
+
+
+def trained_lengths(architecture: str) -> tuple[TrainedLength, ...]:
+    """Return the shipped lengths that are not those trained on, of any family that has GGUF files of this architecture."""
+    return tuple(length for family in families.of_gguf(architecture) for length in family.trained_length)
+
+
+def _trained_of(
+    known: provenance.Provenance | None, lengths: tuple[TrainedLength, ...], decoded: RopeSet | None
+) -> int | None:
+    if known is not None and known.trained_length is not None:
+        return known.trained_length
+    if decoded is None:
+        return None
+    length = decoded.original_max_position_embeddings
+    if any(entry.rope_type != "default" for entry in decoded.entries.values()):
+        return length
+    shipped = {t.max_position_embeddings: t.trained for t in lengths}
+    return shipped.get(length, length) if length is not None else None

@@ -1,0 +1,359 @@
+"""What llama.cpp reads and computes for each architecture: keys, frequency vectors, layouts, sliding layers.
+
+Data alone, with the lookups that go with it; decoding a file is llama_cpp.py's concern. Source: src/llama-arch.cpp,
+src/llama-model.cpp and src/models/*.cpp of llama.cpp, the sources within llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from ropetool.files.gguf import ValueType
+from ropetool.files.gguf.codec import shown
+from ropetool.rope.arithmetic import FAR_TURNS, NEAR_TURNS
+from ropetool.runtimes.base import NotKnown
+
+BETAS = (NEAR_TURNS, FAR_TURNS)  # the ends of YaRN's ramp where no key says others
+
+# --- spellings: keys carry the architecture's name and a dot in front
+ARCHITECTURE = "general.architecture"
+CONTEXT_LENGTH = "context_length"
+EMBEDDING_LENGTH = "embedding_length"
+BLOCK_COUNT = "block_count"
+NEXTN_LAYERS = "nextn_predict_layers"
+HEAD_COUNT = "attention.head_count"
+HEAD_COUNT_KV = "attention.head_count_kv"
+KEY_LENGTH = "attention.key_length"
+KEY_LENGTH_SWA = "attention.key_length_swa"
+VALUE_LENGTH = "attention.value_length"
+VALUE_LENGTH_SWA = "attention.value_length_swa"
+KEY_LENGTH_MLA = "attention.key_length_mla"
+VALUE_LENGTH_MLA = "attention.value_length_mla"
+SLIDING_WINDOW = "attention.sliding_window"
+SLIDING_WINDOW_PATTERN = "attention.sliding_window_pattern"
+ROPE_PATTERN = "attention.rope_pattern"
+RECURRENT_LAYERS = "attention.recurrent_layers"
+ATTENTION_INTERVAL = "full_attention_interval"
+TEMPERATURE_SCALE = "attention.temperature_scale"
+TEMPERATURE_LENGTH = "attention.temperature_length"
+DIMENSION_COUNT = "rope.dimension_count"
+DIMENSION_COUNT_SWA = "rope.dimension_count_swa"
+DIMENSION_SECTIONS = "rope.dimension_sections"
+FREQ_BASE = "rope.freq_base"
+FREQ_BASE_SWA = "rope.freq_base_swa"
+SCALE_LINEAR = "rope.scale_linear"
+SCALING_TYPE = "rope.scaling.type"
+FACTOR = "rope.scaling.factor"
+ATTN_FACTOR = "rope.scaling.attn_factor"
+ORIGINAL_CONTEXT_LENGTH = "rope.scaling.original_context_length"
+FINETUNED = "rope.scaling.finetuned"
+ALPHA = "rope.scaling.alpha"
+YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+YARN_EXT_FACTOR = "rope.scaling.yarn_ext_factor"
+YARN_ATTN_FACTOR = "rope.scaling.yarn_attn_factor"
+YARN_BETA_FAST = "rope.scaling.yarn_beta_fast"
+YARN_BETA_SLOW = "rope.scaling.yarn_beta_slow"
+
+ROPE_FREQS = "rope_freqs.weight"
+ROPE_FACTORS_LONG = "rope_factors_long.weight"
+ROPE_FACTORS_SHORT = "rope_factors_short.weight"
+VECTORS = (ROPE_FREQS, ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT)
+
+SCALING_TYPES = ("none", "linear", "yarn", "longrope")
+MAX_LAYERS = 512
+
+# The type that each key must have in the file; llama.cpp converts nothing.
+TYPES = {
+    **dict.fromkeys(
+        (CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, HEAD_COUNT, HEAD_COUNT_KV, KEY_LENGTH,
+         KEY_LENGTH_SWA, VALUE_LENGTH, VALUE_LENGTH_SWA, KEY_LENGTH_MLA, VALUE_LENGTH_MLA, SLIDING_WINDOW,
+         SLIDING_WINDOW_PATTERN, RECURRENT_LAYERS, ATTENTION_INTERVAL, TEMPERATURE_LENGTH,
+         DIMENSION_COUNT, DIMENSION_COUNT_SWA, ORIGINAL_CONTEXT_LENGTH),
+        ValueType.U32,
+    ),
+    **dict.fromkeys(
+        (TEMPERATURE_SCALE, FREQ_BASE, FREQ_BASE_SWA, SCALE_LINEAR, FACTOR, ATTN_FACTOR, ALPHA, YARN_LOG_MULTIPLIER,
+         YARN_EXT_FACTOR, YARN_ATTN_FACTOR, YARN_BETA_FAST, YARN_BETA_SLOW),
+        ValueType.F32,
+    ),
+    SCALING_TYPE: ValueType.STR,
+    FINETUNED: ValueType.BOOL,
+}  # fmt: skip
+
+# Loaded, and so checked for their type, whatever the architecture does with them.
+ALWAYS_LOADED = (
+    CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, FREQ_BASE, SCALING_TYPE, FACTOR, ATTN_FACTOR,
+    ORIGINAL_CONTEXT_LENGTH, FINETUNED, ALPHA, DIMENSION_COUNT, DIMENSION_COUNT_SWA, KEY_LENGTH, KEY_LENGTH_SWA,
+    VALUE_LENGTH, VALUE_LENGTH_SWA,
+)  # fmt: skip
+READ_BY_ALL = frozenset({
+    CONTEXT_LENGTH, FREQ_BASE, SCALING_TYPE, FACTOR, SCALE_LINEAR, ATTN_FACTOR, ORIGINAL_CONTEXT_LENGTH,
+    DIMENSION_COUNT, KEY_LENGTH,
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """How an architecture's sliding layers are found and rotated.
+
+    required: without the window's key the file does not load. default: the window where the key is absent, 0 for no
+    sliding layers then. fixed: the window whatever the key says. pattern: every n-th layer is a full one where the
+    file does not say, 0 for none, None where the file must list the layers; dense_first: the first of each n is.
+    own_base: the base without rope.freq_base_swa is 10000, not that of the other layers. shares_base: the graph
+    takes the others' base and scale, whatever the file says. scaled: rope.scaling.factor reaches them.
+    plain: neither scaling nor any attention factor does. own_dims: their rotary_dim is their own, otherwise all
+    layers have that of layer 0. layer_count: the only number of layers with which any of this happens.
+    """
+
+    required: bool = False
+    default: int = 0
+    fixed: int = 0
+    pattern: int | None = None
+    dense_first: bool = False
+    own_base: bool = False
+    shares_base: bool = False
+    scaled: bool = True
+    plain: bool = False
+    own_dims: bool = False
+    layer_count: int | None = None
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture as llama.cpp runs it.
+
+    layout: half or interleaved, empty where nothing rotates. keys: those that change what it computes, beyond
+    READ_BY_ALL. vectors: whether its graph divides by frequency vectors. whole_heads: rope.dimension_count must be
+    the head's. rotating: which layers rotate: all, sliding, or a step. layer_count: the only number of layers with
+    which any does. norm_after: queries and keys are normalised
+    after the rotation, which takes any factor on cos and sin away.
+    """
+
+    name: str
+    layout: str
+    keys: frozenset[str] = frozenset()
+    vectors: bool = False
+    whole_heads: bool = False
+    sliding: Sliding | None = None
+    rotating: str = "all"
+    layer_count: int | None = None
+    norm_after: bool = False
+
+    @property
+    def mla(self) -> bool:
+        """Whether YaRN's factor also multiplies the whole score, and only part of a head's channels rotate."""
+        return self.name in MLA
+
+    @property
+    def betas(self) -> tuple[float, float]:
+        """The ends of YaRN's ramp where the file states none."""
+        return (8.0, 1.0) if self.name == "grok" else BETAS
+
+    @property
+    def takes_factor(self) -> bool:
+        """Whether any factor on cos and sin can be had without one on the whole score."""
+        return not self.norm_after and not (self.mla and YARN_LOG_MULTIPLIER not in self.keys)
+
+    @property
+    def limit(self) -> str:
+        """What stands against some tables here, in words; empty where nothing does."""
+        if self.norm_after:
+            return "it normalises queries and keys after the rotation, which takes any factor away"
+        if self.mla and YARN_LOG_MULTIPLIER not in self.keys:
+            return f"it reads no {YARN_LOG_MULTIPLIER.rpartition('.')[2]}, so one factor is on cos and sin and on the score"
+        if self.sliding is None or (self.sliding.plain and not self.sliding.shares_base):
+            return ""
+        return (
+            f"its sliding layers rotate by the same {'base' if self.sliding.shares_base else 'factor on cos and sin'}"
+        )
+
+    def loads(self, scaling_type: str) -> tuple[str, ...]:
+        """Return the frequency vectors that a file of this scaling type may hold; any other one stops the loading."""
+        if self.name in LISTS or (self.name in LISTS_FOR_LONGROPE and scaling_type == "longrope"):
+            return (ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT)
+        return (ROPE_FREQS,) if self.name in FREQS or self.name in FREQS_UNUSED else ()
+
+
+def names() -> list[str]:
+    """Return the architectures whose rotation is known, sorted."""
+    return sorted(_architectures())
+
+
+def get(name: str) -> Architecture:
+    """Return the architecture of this name.
+
+    Raises: NotKnown if llama.cpp does not have it, or runs it in a way that is not described here.
+    """
+    found = _architectures().get(name)
+    if found is not None:
+        return found
+    if name in UNDESCRIBED:
+        raise NotKnown(f"llama.cpp {UNDESCRIBED[name]}: what it makes of {name} is not described here")
+    raise NotKnown(f"unknown model architecture: {shown(name)}")
+
+
+def reads(name: str) -> frozenset[str]:
+    """Return the keys, without the architecture in front, that change what llama.cpp rotates by.
+
+    Every other rope key in a file is ignored without a word. Raises: NotKnown as `get` does.
+    """
+    arch = get(name)
+    if not arch.layout:
+        return frozenset({CONTEXT_LENGTH})
+    ignored = {ATTN_FACTOR} if arch.norm_after else set()
+    return (READ_BY_ALL | arch.keys) - ignored
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# --- rotation: pairs of neighbours, pairs half a head apart, or none
+INTERLEAVED = _words(
+    """llama llada deci baichuan internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 deepseek32
+    muse-glimmer plm chatglm granite granitemoe granitehybrid granite_swa chameleon bailingmoe neo-bert smollm3 arcee
+    ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa nanbeige pockettts glm4"""
+)
+HALF = _words(
+    """falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet qwen
+    qwen2 dream qwen2moe qwen3 qwen3moe llada-moe rnd1 olmo2 olmoe phi2 phi3 phimoe plamo plamo2 plamo3 gemma gemma2
+    gemma3 gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion nemotron exaone exaone4 exaone-moe
+    minicpm3 bailingmoe2 dots1 hunyuan-moe jais2 gpt-oss hunyuan-dense hunyuan_vl hy_v3 lfm2 lfm2moe smallthinker
+    seed_oss grovemoe apertus minimax-01 minimax-m2 minimax-m3 pangu-embedded afmoe laguna qwen3next mimo2 spark2_5
+    talkie mellum maple hrm_text glm4moe qwen2vl paddleocr qwen3vl qwen3vlmoe qwen35 qwen35moe qwen3tts"""
+)
+WITHOUT_ROTATION = _words(
+    """gpt2 gptj mpt refact bloom mamba mamba2 jamba bert jina-bert-v2 starcoder t5 t5encoder jais rwkv6 rwkv6qwen2
+    rwkv7 arwkv7 wavtokenizer-dec nemotron_h nemotron_h_moe kimi-linear kimi-k3 glm5-next"""
+)
+# Not described here, and what sets them apart; after "llama.cpp".
+DRAFTS = "runs it to draft tokens for another model, whose keys decide with its own"
+UNDESCRIBED = {
+    "clip": "runs it to encode images or sound, not text",
+    "llama4": "lets its layers attend in chunks, and the scores of those without rotation grow with the position",
+    "cohere2moe": "rotates its leading dense layers though they do not slide",
+    "deepseek2-ocr": "rotates it by a base of 10000 whatever the file says",
+    "deepseek4": "rotates its layers with compressed keys by a base of their own, and ignores attn_factor",
+    "dots3note": "gives its sliding MLA layers a base of their own beside a sparse indexer",
+    "dflash": DRAFTS,
+    "eagle3": DRAFTS,
+    "gemma4-assistant": DRAFTS,
+    "cogvlm": "rotates it by a base of 10000 whatever the file says",
+    "step35": "rotates another share of a head in its full layers than in its sliding ones",
+    "qwen4exp": "rotates pooled keys of a sparse indexer beside those of attention",
+    "bailingmoe3": "mixes MLA with layers that keep a state",
+    "graniteswitch": "adds a layer that chooses among adapters token by token",
+    "hy_v4": "rotates the tail of a sparse indexer's heads beside MLA",
+}
+# With image sections in the file these pair channels half a head apart; text has one position for all sections.
+HALF_WITH_SECTIONS = frozenset({"glm4"})
+# llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert
+# n_embd_head == n_rot. Some have another's graph: granitemoe and minicpm granite's (granite.cpp:131), hunyuan-dense
+# that of hunyuan_vl (hunyuan-vl.cpp:64), qwen3tts that of qwen3vl (qwen3vl.cpp:67). The assertion is commented out in
+# minimax-01.cpp:196, minimax-m2.cpp:51 and nemotron.cpp:54, which rotate a part of each head.
+WHOLE_HEADS = _words(
+    """llama llama-embed deci falcon apertus arcee arctic baichuan chameleon codeshell dbrx deepseek dots1 dream
+    ernie4_5 ernie4_5-moe exaone exaone4 exaone-moe granite granitemoe granite_swa minicpm grok grovemoe hunyuan-dense
+    hunyuan-moe hunyuan_vl hy_v3 internlm2 jais2 llada llada-moe maincoder mellum mistral3 olmo olmo2 olmoe orion
+    paddleocr pangu-embedded plamo pockettts qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts rnd1
+    seed_oss smallthinker smollm3 starcoder2 talkie xverse"""
+)
+MLA = frozenset({"deepseek2", "deepseek32", "mistral4", "glm-dsa"})
+READS_MLA_LENGTHS = MLA | {"kimi-linear", "kimi-k3", "glm5-next"}  # with them the cache holds the latent keys alone
+NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talkie"})
+GRANITE = frozenset({"granite", "granitemoe", "granitehybrid"})  # rope.scaling.finetuned = false: no rotation
+HUNYUAN = frozenset({"hunyuan-dense", "hunyuan_vl"})
+RECURRENT_WITHOUT_HEADS = frozenset({"lfm2", "lfm2moe", "plamo2", "granitehybrid"})  # layers with no key heads
+RECURRENT_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "minimax-01": 8}  # every n-th attends
+
+# --- frequency vectors
+FREQS = _words(
+    """llama llama-embed mistral3 deci minicpm granite granitemoe granite_swa granitehybrid apertus arcee nanbeige
+    exaone exaone4 exaone-moe gemma4"""
+)
+FREQS_UNUSED = frozenset({"falcon-h1", "llada", "pangu-embedded", "refact"})  # loaded, then not looked at
+LISTS = frozenset({"phi3", "phimoe", "minicpm3"})  # whatever the scaling type
+LISTS_FOR_LONGROPE = _words(
+    "llama llama-embed deci minicpm mistral3 granite granitemoe granite_swa apertus pangu-embedded refact"
+)
+FREQS_REQUIRED = frozenset({"gemma4"})
+
+SLIDING = {
+    "afmoe": Sliding(pattern=4),
+    "cohere2": Sliding(required=True, pattern=4, shares_base=True),
+    "exaone4": Sliding(default=4096, pattern=4, shares_base=True, layer_count=64),
+    "exaone-moe": Sliding(required=True, pattern=4, shares_base=True),
+    "gemma2": Sliding(default=4096, pattern=2),
+    "gemma3": Sliding(pattern=6, own_base=True, scaled=False),
+    "gemma3n": Sliding(required=True, pattern=5, own_base=True, scaled=False),
+    "gemma4": Sliding(required=True, own_base=True, scaled=False, own_dims=True),
+    "gemma-embedding": Sliding(required=True, pattern=6, own_base=True, scaled=False),
+    "gpt-oss": Sliding(required=True, pattern=2),
+    "granite_swa": Sliding(required=True, shares_base=True),
+    "laguna": Sliding(pattern=4, dense_first=True, plain=True, own_dims=True),
+    "lfm2": Sliding(pattern=0, shares_base=True),
+    "maple": Sliding(required=True, own_dims=True),
+    "mellum": Sliding(pattern=4, shares_base=True, plain=True),
+    "mimo2": Sliding(required=True, own_base=True, scaled=False),
+    "modern-bert": Sliding(pattern=3, dense_first=True, own_base=True, scaled=False),
+    "muse-glimmer": Sliding(required=True, pattern=4, scaled=False),
+    "olmo2": Sliding(pattern=4, shares_base=True, plain=True),
+    "plamo3": Sliding(pattern=8, own_base=True, scaled=False),
+    "smallthinker": Sliding(fixed=4096, pattern=4, dense_first=True),
+    "spark2_5": Sliding(required=True, own_dims=True),
+}
+WITHOUT_SLIDING_CACHE = frozenset({"gemma-embedding", "lfm2", "modern-bert"})  # elsewhere one layer must slide
+ROTATING = {
+    "afmoe": "step",
+    "smollm3": "step",
+    "smallthinker": "sliding step",
+    "cohere2": "sliding",
+    "exaone4": "sliding",
+    "exaone-moe": "sliding",
+    "muse-glimmer": "sliding",
+    "maple": "sliding",
+}
+# With 40 layers a file is taken for the model with ALiBi, with any other number for one without positions
+# (baichuan.cpp:77).
+LAYER_COUNTS = {"baichuan": 32}
+_YARN_KEYS = frozenset({YARN_BETA_FAST, YARN_BETA_SLOW})
+KEYS = {
+    "grok": _YARN_KEYS | {YARN_EXT_FACTOR, YARN_ATTN_FACTOR},
+    "mistral3": _YARN_KEYS | {YARN_LOG_MULTIPLIER, TEMPERATURE_SCALE},
+    "deepseek2": frozenset({YARN_LOG_MULTIPLIER, TEMPERATURE_SCALE, TEMPERATURE_LENGTH}),
+    "mistral4": frozenset({YARN_LOG_MULTIPLIER, TEMPERATURE_SCALE, TEMPERATURE_LENGTH}),
+    "deepseek32": frozenset({YARN_LOG_MULTIPLIER}),
+    "granite_swa": frozenset({ROPE_PATTERN}),
+    "glm4": frozenset({DIMENSION_SECTIONS}),
+    **dict.fromkeys(GRANITE, frozenset({FINETUNED})),
+    **dict.fromkeys(HUNYUAN, frozenset({ALPHA})),
+}
+
+
+@cache
+def _architectures() -> dict[str, Architecture]:
+    layouts = dict.fromkeys(INTERLEAVED, "interleaved") | dict.fromkeys(HALF, "half")
+    return {
+        name: _architecture(name, layout) for name, layout in (layouts | dict.fromkeys(WITHOUT_ROTATION, "")).items()
+    }
+
+
+def _architecture(name: str, layout: str) -> Architecture:
+    sliding = SLIDING.get(name)
+    return Architecture(
+        name, layout, KEYS.get(name, frozenset()) | _sliding_keys(name, sliding),
+        vectors=name in FREQS or name in LISTS, whole_heads=name in WHOLE_HEADS, sliding=sliding,
+        rotating=ROTATING.get(name, "all"), layer_count=LAYER_COUNTS.get(name), norm_after=name in NORM_AFTER,
+    )  # fmt: skip
+
+
+def _sliding_keys(name: str, sliding: Sliding | None) -> frozenset[str]:
+    if sliding is None:
+        return frozenset()
+    keys = {SLIDING_WINDOW, DIMENSION_COUNT_SWA, KEY_LENGTH_SWA}
+    if name != "lfm2":
+        keys.add(SLIDING_WINDOW_PATTERN)
+    if not sliding.shares_base:
+        keys.add(FREQ_BASE_SWA)
+    return frozenset(keys)

@@ -1,0 +1,337 @@
+"""llama.cpp: a GGUF's metadata and frequency vectors, resolved as a context with default parameters resolves them.
+
+Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope of llama.cpp, the sources within
+llama-cpp-python 0.3.36. What each architecture reads stands in llama_cpp_archs.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ropetool import names
+from ropetool.checkpoint.views import GgufView
+from ropetool.errors import InvalidRope
+from ropetool.files.gguf.codec import shown
+from ropetool.files.gguf.kinds import F32
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, Temperature
+from ropetool.runtimes.base import Refuses
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import layers
+from ropetool.runtimes.llama_cpp.layers import Model
+
+NAME = "llama.cpp"
+FORMATS = ("gguf",)
+VERSIONS = "llama-cpp-python 0.3.36"
+SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and ignores the rest without a word"
+
+LEAST_FACTOR = 5e-5  # 1 + 0.1 ln s is above 0 from e^-10 on
+CONTEXT_STEP = 256  # a context is allocated in multiples of this, and its size alone chooses the list
+
+
+def decode(view: GgufView) -> RopeSet:
+    """Return what llama.cpp computes from this model.
+
+    Of two lists (longrope) llama.cpp takes one for the whole life of a context, by its allocated size and not by the
+    text: a regime's `up_to` is the largest context that gets it.
+
+    Raises: Refuses where loading fails or the process aborts, and for an architecture that is not known; InvalidRope
+    for numbers from which no rotation follows.
+    """
+    model = Model.of(view)
+    kinds = layers.kinds(model)
+    context = int(model.need(archs.CONTEXT_LENGTH))
+    if not model.arch.layout:
+        return RopeSet({t: _unrotated(model, indices) for t, (indices, _) in kinds.items()}, context, context)
+    resolved = _resolve(model, context)
+    entries = {
+        t: _entry(model, resolved, t, indices) if rotate else _unrotated(model, indices)
+        for t, (indices, rotate) in kinds.items()
+    }
+    rotating = [t for t, (_, rotate) in kinds.items() if rotate]
+    trained = entries[rotating[0]].original_max_position_embeddings if rotating else context
+    return RopeSet(entries, context, trained)
+
+
+# --- what the context resolves
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """The values of a context, before a layer's own.
+
+    factor: 1 / freq_scale. mix: ext_factor, how much of YaRN's ramp is used; 0 for none. attn: what cos and sin are
+    multiplied by, before ggml's own correction for YaRN. trained: original_context_length as the file has it, None
+    where it does not.
+    """
+
+    scaling_type: str
+    rope_theta: float
+    factor: float
+    mix: float
+    attn: float
+    log_multiplier: float
+    beta_fast: float
+    beta_slow: float
+    context: int
+    trained: int | None
+    vectors: Mapping[str, Array]
+
+    @property
+    def length(self) -> int:
+        """The length that YaRN's ramp counts in."""
+        return self.trained or self.context
+
+
+def _resolve(model: Model, context: int) -> _Resolved:
+    scaling_type = model.get(archs.SCALING_TYPE, "linear")
+    if scaling_type not in archs.SCALING_TYPES:
+        raise Refuses(
+            f"{model.key(archs.SCALING_TYPE)} is {shown(scaling_type)}: llama.cpp aborts the whole process unless it is "
+            f"one of {', '.join(archs.SCALING_TYPES)}"
+        )
+    stated = archs.FACTOR if model.get(archs.FACTOR) is not None else archs.SCALE_LINEAR
+    factor = model.number(stated, 0.0) or 1.0
+    if factor < LEAST_FACTOR:
+        raise InvalidRope(f"is {factor:g}; below e^-10 YaRN's own factor turns around", where=model.where(stated))
+    factor = 1.0 if scaling_type == "none" else factor
+    mix = model.get(archs.YARN_EXT_FACTOR, -1.0) if archs.YARN_EXT_FACTOR in model.arch.keys else -1.0
+    if mix < 0:
+        mix = 1.0 if scaling_type == "yarn" else 0.0
+    multiplier = log_multiplier(model)
+    return _Resolved(
+        scaling_type, _theta(model), factor, mix, _attn(model, factor, mix, multiplier), multiplier,
+        model.number_if_read(archs.YARN_BETA_FAST, model.arch.betas[0]),
+        model.number_if_read(archs.YARN_BETA_SLOW, model.arch.betas[1]), context, model.get(archs.ORIGINAL_CONTEXT_LENGTH),
+        _vectors(model, scaling_type),
+    )  # fmt: skip
+
+
+def _theta(model: Model) -> float:
+    theta = _base(model, archs.FREQ_BASE, 10000.0)
+    alpha = model.number_if_read(archs.ALPHA, 0.0)
+    head_dim = layers.head_dim(model)
+    return theta * alpha ** (head_dim / (head_dim - 2)) if alpha > 0 and head_dim > 2 else theta
+
+
+def _base(model: Model, suffix: str, default: float) -> float:
+    base = model.number(suffix, default)
+    if base <= 1:
+        raise InvalidRope(f"is {base}; a base is above 1, so that later pairs turn slower", where=model.where(suffix))
+    return base
+
+
+def log_multiplier(model: Model) -> float:
+    """Return DeepSeek's mscale_all_dim, 0 where there is none; most files hold a tenth of it, mistral3's the number."""
+    if archs.YARN_LOG_MULTIPLIER not in model.arch.keys:
+        return 0.0
+    stored = model.number(archs.YARN_LOG_MULTIPLIER, 0.0, least=-math.inf)
+    return stored if model.arch.name == "mistral3" else stored / np.float64(np.float32(0.1))
+
+
+def _attn(model: Model, factor: float, mix: float, log_multiplier: float) -> float:
+    """Return attn_factor as the context keeps it: with YaRN divided by what ggml multiplies again."""
+    stated = model.number(archs.ATTN_FACTOR, 1.0)
+    if stated == 0:
+        raise InvalidRope("is 0, which takes the positions away", where=model.where(archs.ATTN_FACTOR))
+    if mix == 0:
+        return model.number_if_read(archs.YARN_ATTN_FACTOR, 1.0) * stated
+    return _ratio(model, factor, log_multiplier) / (1 + 0.1 * math.log(factor)) * stated
+
+
+def _ratio(model: Model, factor: float, log_multiplier: float) -> float:
+    """Return YaRN's factor on cos and sin, from DeepSeek's two multipliers where the file has one of them."""
+    if log_multiplier == 0:
+        return _mscale(factor, 1.0)
+    if model.arch.name == "deepseek2":
+        return 1.0  # the loader takes both multipliers to be equal
+    below = _mscale(factor, log_multiplier)
+    if below <= 0:
+        raise InvalidRope(
+            f"is {log_multiplier:g} after loading, which with factor {factor:g} turns the attention factor around",
+            where=model.where(archs.YARN_LOG_MULTIPLIER),
+        )
+    return _mscale(factor, 1.0) / below
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+# --- frequency vectors
+
+
+def _vectors(model: Model, scaling_type: str) -> dict[str, Array]:
+    """Return the divisors that the graph uses, by the tensor's name.
+
+    Raises: Refuses for a vector that stops the loading or aborts the process.
+    """
+    loaded, tensors = model.arch.loads(scaling_type), model.view.tensors
+    if model.arch.name in archs.FREQS_REQUIRED and tensors and archs.ROPE_FREQS not in tensors:
+        raise Refuses(f"check_tensor_dims: tensor '{archs.ROPE_FREQS}' not found")
+    found = {}
+    for name in (name for name in archs.VECTORS if name in tensors):
+        if name not in loaded:
+            raise Refuses(
+                f"wrong number of tensors; expected {len(tensors)}, got {len(tensors) - 1}: llama.cpp does not create "
+                f"{name} for {model.arch.name} with rope scaling {scaling_type}"
+            )
+        found[name] = _divisors(model, name)
+    return found if model.arch.vectors else {}
+
+
+def _divisors(model: Model, name: str) -> Array:
+    info = model.view.tensors[name]
+    width = layers.head_dim(model) if model.arch.name in archs.FREQS_REQUIRED else layers.rotary_dim(model, False)
+    shape = tuple(length for at, length in enumerate(info.shape) if at == 0 or length != 1)
+    if shape != (width // 2,):
+        raise Refuses(f"tensor '{name}' has wrong shape; expected [{width // 2}], got {list(info.shape)}")
+    if info.ggml_type != F32:
+        raise Refuses(f"{name} is {info.type_name}: ggml aborts the whole process unless it is F32")
+    divisors = model.view.vector(name).astype(np.float64)
+    bad = np.isnan(divisors) | (divisors <= 0)
+    if bad.any():
+        pair = int(np.argmax(bad))
+        raise InvalidRope(
+            f"entry {pair} is {divisors[pair]}; it divides a frequency and must be above 0",
+            where=f"{model.view.where}: {name}",
+        )
+    return divisors
+
+
+# --- the entries
+
+
+def _unrotated(model: Model, indices: tuple[int, ...]) -> LayerRope:
+    return LayerRope("none", None, layers.head_dim(model), 0, model.arch.layout or "half", indices)
+
+
+def _entry(model: Model, resolved: _Resolved, layer_type: str, indices: tuple[int, ...]) -> LayerRope:
+    sliding = layer_type == names.SLIDING_ATTENTION
+    resolved = _for_sliding(model, resolved) if sliding else resolved
+    rotary_dim = layers.rotary_dim(model, sliding)
+    table = _table(model, resolved, rotary_dim)
+    head_dim = rotary_dim if model.arch.mla else layers.head_dim(model, sliding)
+    if rotary_dim > head_dim:
+        raise Refuses(f"{rotary_dim} rotary channels in a head of {head_dim}: ggml aborts the whole process")
+    rope_type = _rope_type(resolved, table)
+    return LayerRope(
+        rope_type=rope_type, table=table, head_dim=head_dim, rotary_dim=rotary_dim, layout=_layout(model),
+        layers=indices, rope_theta=resolved.rope_theta, factor=resolved.factor if resolved.factor != 1 else None,
+        params=_stated(model), original_max_position_embeddings=_trained(resolved, rope_type),
+        softmax_multiplier=_softmax_multiplier(model, resolved), temperature=_temperature(model, resolved),
+        sliding_window=layers.window_of(model) if sliding else None,
+    )  # fmt: skip
+
+
+def _for_sliding(model: Model, resolved: _Resolved) -> _Resolved:
+    """Return the values of a sliding layer: its own base and scale, but YaRN's ramp and every factor leak into it."""
+    rules = model.arch.sliding
+    assert rules is not None
+    if model.arch.name in archs.FREQS_REQUIRED:
+        resolved = replace(resolved, vectors={})
+    if not rules.shares_base:
+        base = 10000.0 if rules.own_base else resolved.rope_theta
+        resolved = replace(resolved, rope_theta=_base(model, archs.FREQ_BASE_SWA, base))
+        resolved = resolved if rules.scaled else replace(resolved, factor=1.0)
+    return replace(resolved, factor=1.0, mix=0.0, attn=1.0) if rules.plain else resolved
+
+
+def _table(model: Model, r: _Resolved, rotary_dim: int) -> RopeTable:
+    base = arithmetic.base_inv_freq(r.rope_theta, rotary_dim)
+    kept = _kept(r, rotary_dim)
+    magnitude = r.attn * (1 + 0.1 * math.log(r.factor)) if r.mix else r.attn
+    magnitude = 1.0 if model.arch.norm_after else magnitude
+
+    def regime(name: str, up_to: int | None = None) -> Regime:
+        divisors = r.vectors.get(name)
+        turned = base if divisors is None else base / divisors[: base.size]
+        return Regime(turned * ((1 - kept) / r.factor + kept), magnitude, up_to)
+
+    if archs.ROPE_FREQS in r.vectors or not r.vectors:
+        return RopeTable((regime(archs.ROPE_FREQS),))
+    long = regime(archs.ROPE_FACTORS_LONG)
+    trained = r.context if r.trained is None else r.trained
+    up_to = trained // CONTEXT_STEP * CONTEXT_STEP  # a context is longer than `trained` from the next step on
+    short = regime(archs.ROPE_FACTORS_SHORT, up_to)
+    return RopeTable((long,) if up_to == 0 or np.array_equal(short.inv_freq, long.inv_freq) else (short, long))
+
+
+def _kept(r: _Resolved, rotary_dim: int) -> Array:
+    """Return the share of each pair's frequency that stays, by ggml's ramp; it differs from others where low > high."""
+    pairs = np.arange(rotary_dim // 2, dtype=np.float64)
+    if r.mix == 0:
+        return np.zeros_like(pairs)
+    if min(r.beta_fast, r.beta_slow, r.length) <= 0:
+        raise InvalidRope(
+            f"no ramp follows from beta_fast {r.beta_fast:g}, beta_slow {r.beta_slow:g} and an original length of "
+            f"{r.length}; all must be above 0"
+        )
+
+    def index(turns: float) -> float:
+        return rotary_dim * math.log(r.length / (turns * 2 * math.pi)) / (2 * math.log(r.rope_theta))
+
+    low, high = max(0, math.floor(index(r.beta_fast))), min(rotary_dim - 1, math.ceil(index(r.beta_slow)))
+    kept: Array = r.mix * (1 - np.clip((pairs - low) / max(0.001, high - low), 0, 1))
+    return kept
+
+
+def _rope_type(r: _Resolved, table: RopeTable) -> str:
+    """Return the type in Hugging Face's words; `table` where no type alone says it."""
+    if archs.ROPE_FREQS not in r.vectors and r.vectors:
+        return "longrope"
+    if any((divisors != 1).any() for divisors in r.vectors.values()):
+        return "table"
+    if r.mix:
+        return "yarn"
+    if r.factor != 1:
+        return "linear"
+    return "default" if table.regimes[-1].attention_factor == 1 else "table"
+
+
+def _trained(r: _Resolved, rope_type: str) -> int | None:
+    """Return the length before any scaling; a file that states none has it only where the context must be it."""
+    if r.trained:
+        return r.trained
+    return r.context if rope_type in ("default", "yarn", "longrope") else None
+
+
+def _layout(model: Model) -> str:
+    if model.arch.name not in archs.HALF_WITH_SECTIONS:
+        return model.arch.layout
+    sections = model.listed(archs.DIMENSION_SECTIONS) or []
+    return "half" if len(sections) == 4 and min(sections[:2]) > 0 else model.arch.layout
+
+
+def _softmax_multiplier(model: Model, r: _Resolved) -> float:
+    """Return what MLA graphs multiply the whole score by; linear scaling gets YaRN's factor there too."""
+    if not model.arch.mla:
+        return 1.0
+    original = r.attn * (1 + 0.1 * math.log(r.factor))
+    return (original * (1 + 0.1 * r.log_multiplier * math.log(r.factor))) ** 2
+
+
+def _temperature(model: Model, r: _Resolved) -> Temperature | None:
+    if archs.TEMPERATURE_SCALE not in model.arch.keys:
+        return None
+    beta = model.number(archs.TEMPERATURE_SCALE, 0.0, least=-math.inf)
+    stated = archs.TEMPERATURE_LENGTH in model.arch.keys
+    length = model.get(archs.TEMPERATURE_LENGTH, 0) if stated else (r.context if r.trained is None else r.trained)
+    if beta == 0:
+        return None
+    if length == 0:
+        raise Refuses(f"{model.key(archs.TEMPERATURE_SCALE)} is {beta:g}, but the length it counts in is 0")
+    return Temperature(beta, int(length))
+
+
+def _stated(model: Model) -> dict[str, Any]:
+    """Return the rope keys of the file that this architecture reads, as it spells them, but for the type and the base."""
+    shown_apart = {archs.SCALING_TYPE, archs.FREQ_BASE}
+    suffixes = sorted(s for s in archs.reads(model.arch.name) if s.startswith("rope.") and s not in shown_apart)
+    found = {model.key(suffix): model.scalar(suffix) for suffix in suffixes}
+    return {key: value for key, value in found.items() if value is not None}

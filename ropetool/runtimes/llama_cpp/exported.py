@@ -1,0 +1,213 @@
+"""The rotary part of a GGUF export: what the checkpoint computes, and the first encoding that llama.cpp reads as that.
+
+Knows neither tensors nor tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from ropetool import names, runtimes
+from ropetool.checkpoint.views import GgufView, HfView
+from ropetool.errors import ConfigError, LossyExport, RopetoolError
+from ropetool.escaping import command, number
+from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType
+from ropetool.rope.tables import LayerRope, RopeSet, in_words, is_number
+from ropetool.runtimes import NotHeld, NotKnown, Refuses
+from ropetool.runtimes.llama_cpp import architectures as keys
+from ropetool.runtimes.llama_cpp import exported_layers
+from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, gguf_encodings, rotating_entry
+
+REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
+RUNTIME, BASIS = "llama.cpp", "transformers"  # what reads the export, and what says what is exported
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """What the checkpoint computes, and what of it the file can be asked to hold.
+
+    `source` is what transformers computes; `target` the same with llama.cpp's layout and kinds of layer, the context
+    that the scaling reaches, and without a window that makes no difference. keys: those that tell the kinds apart.
+    ignored_window: one shorter than the context that llama.cpp does not know of.
+    """
+
+    arch: str
+    source: RopeSet
+    target: RopeSet
+    keys: Mapping[str, Value]
+    notes: tuple[str, ...]
+    ignored_window: int | None = None
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether rows move: llama.cpp pairs neighbouring channels, the checkpoint those half a head apart."""
+        return self._entry.layout == "half" and keys.get(self.arch).layout == "interleaved"
+
+    @property
+    def head_dim(self) -> int:
+        return self._entry.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        return self._entry.rotary_dim
+
+    @property
+    def _entry(self) -> LayerRope:
+        return self.source.entries[names.FULL_ATTENTION]
+
+
+def rotation(source: RopeSet, view: HfView, *, allow_full_attention: bool = False, rearch: str = "") -> Rotation:
+    """Return the rotation of a checkpoint with this config, of which transformers computes `source`.
+
+    rearch: another architecture to write the file for, one of REARCH.
+    Raises: ConfigError for any other; LossyExport for a sliding window shorter than the context where llama.cpp knows of none, unless full
+    attention is allowed.
+    """
+    arch = keys.get(_checked_arch(view.family.gguf_architecture, rearch))
+    layers = exported_layers.layers_of(view.config, view.family, source, view.where)
+    context, context_notes = _context(source)
+    window_notes = exported_layers.window_notes(layers, arch, context, view.where, allow_full_attention)
+    target = replace(
+        source, max_position_embeddings=context, entries=exported_layers.entries(source, layers, arch, view.where)
+    )
+    stated = exported_layers.layer_keys(target, layers, arch)
+    ignored = layers.window if layers.sliding and not exported_layers.slides(arch, layers) else None
+    return Rotation(
+        arch.name, source, target, stated, (*context_notes, *window_notes),
+        ignored if ignored is not None and ignored < context else None,
+    )  # fmt: skip
+
+
+def _checked_arch(own: str, rearch: str) -> str:
+    if not rearch:
+        return own
+    if rearch not in REARCH.get(own, ()):
+        able = ", ".join(f"{name} as {' or '.join(others)}" for name, others in REARCH.items())
+        raise ConfigError(
+            f"{own} models are not written as {rearch}: llama.cpp would compute something else; what can be: {able}",
+            where="--rearch",
+        )  # fmt: skip
+    return rearch
+
+
+def _context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
+    """Return the context to state; YaRN's factor reaches beyond a max_position_embeddings that was left as it was."""
+    entry, stated = source.entries[names.FULL_ATTENTION], source.max_position_embeddings
+    original = entry.original_max_position_embeddings
+    if entry.rope_type != "yarn" or original is None or entry.factor is None:
+        return stated, ()
+    reached = round(original * entry.factor)
+    if reached <= stated:
+        return stated, ()
+    return reached, (
+        f"context_length is {reached}, which YaRN's factor {entry.factor:g} reaches from {original}; config.json still "
+        f"states max_position_embeddings {stated}",
+    )
+
+
+def encode(
+    rotation: Rotation, values: Mapping[str, Value], infos: Sequence[TensorInfo], where: str
+) -> tuple[GgufEncoding, tuple[str, ...]]:
+    """Return the first encoding that llama.cpp decodes to the target, in a file of these keys and tensors; and notes.
+
+    Raises: LossyExport with what llama.cpp would make of each, or where no layer rotates.
+    """
+    target, arch = rotation.target, rotation.arch
+    entry = rotating_entry(target)
+    if entry.rope_theta is None:  # an exaone4 that slides nowhere, say
+        raise LossyExport(f"no layer of this {arch} rotates, and {arch} files state a rotation", where=where)
+    plain = GgufView({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
+    rejected = []
+    for encoding in gguf_encodings(target, arch, entry.rope_theta):
+        reason = _difference(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
+        if not reason:
+            return replace(encoding, keys={**rotation.keys, **encoding.keys}), _list_notes(target)
+        rejected.append(f"{encoding.name} give another table ({reason})")
+    raise _lossy(target, arch, rejected, where)
+
+
+def read_exported(view: HfView) -> RopeSet:
+    """Return what llama.cpp computes from our export of a checkpoint with this config.
+
+    Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
+    """
+    turned, _ = exported(view)
+    return replace(turned.source, max_position_embeddings=turned.target.max_position_embeddings)
+
+
+def exported(view: HfView) -> tuple[Rotation, GgufView]:
+    """Return the rotation of a checkpoint with this config, and the rotary part of its export.
+
+    Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
+    """
+    arch = view.family.gguf_architecture
+    if not arch:
+        raise NotKnown(f"a {view.family.name} is not exported")
+    source: RopeSet = runtimes.get(BASIS).decode(view)
+    try:
+        turned = rotation(source, view)
+        sizes = _sizes(turned)
+        encoding, _ = encode(turned, sizes, [], view.where)
+    except LossyExport as error:
+        raise NotHeld(error.message) from None
+    except RopetoolError as error:
+        raise Refuses(error.message) from None
+    plain = GgufView(sizes, {}, _no_vector, view.where)
+    return turned, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors))
+
+
+def _sizes(turned: Rotation) -> dict[str, Value]:
+    """Return the keys beside the rotary ones that llama.cpp's reading of a rotation depends on."""
+    arch, entry = turned.arch, rotating_entry(turned.target)
+    layers = sum(len(kind.layers) for kind in turned.target.entries.values())
+    numbers = {
+        keys.BLOCK_COUNT: layers, keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
+        keys.KEY_LENGTH: entry.head_dim, keys.DIMENSION_COUNT: entry.rotary_dim,
+    }  # fmt: skip
+    values = {f"{arch}.{key}": Value.of(ValueType.U32, number) for key, number in numbers.items()}
+    return {keys.ARCHITECTURE: Value.of(ValueType.STR, arch), **values}
+
+
+def _difference(target: RopeSet, view: GgufView) -> str:
+    try:
+        found = runtimes.get(RUNTIME).decode(view)
+    except (Refuses, RopetoolError) as refusal:
+        return f"llama.cpp refuses with {refusal}"
+    return in_words(target.differences(found))
+
+
+def _list_notes(target: RopeSet) -> tuple[str, ...]:
+    table = rotating_entry(target).table
+    if table is None or len(table.regimes) == 1:
+        return ()
+    return (
+        "llama.cpp takes the short or the long list by the context that it allocates, transformers by the length of "
+        f"each text: they differ for texts of up to {table.regimes[0].up_to} tokens in a larger context",
+    )
+
+
+def _lossy(target: RopeSet, arch: str, rejected: list[str], where: str) -> LossyExport:
+    entry = rotating_entry(target)
+    stated = ", ".join(f"{name} {value}" for name, value in entry.params.items() if is_number(value) or value is False)
+    if entry.table is not None and entry.table.rule is not None:
+        rejected = ["its table follows the length of the text, and a file holds one for all lengths"]
+    elif not keys.get(arch).vectors:
+        rejected.append(f"llama.cpp uses no frequency vectors for {arch}")
+    elif not rejected:
+        rejected = [f"llama.cpp uses one frequency vector for {arch}, whatever the length, and no short and long lists"]
+    what = f"{entry.rope_type} scaling with {stated}" if stated else f"a rope_theta of {entry.rope_theta:g} here"
+    source = Path(where).parent
+    fixed = entry.table is not None and entry.table.rule is None and len(entry.table.regimes) == 1
+    if fixed and arch in REARCH:
+        remedy = f"{command('ropetool', 'export', source, '--rearch', REARCH[arch][0])}, whose files hold any table"
+    else:
+        factor = number(entry.factor or 1)
+        remedy = command("ropetool", "extend", source, "--method", "yarn", "--factor", factor, "--from", "original")
+    return LossyExport(f"{arch} files cannot hold {what}: {'; '.join(rejected)}", where=where, try_=remedy)
+
+
+def _no_vector(name: str) -> NoReturn:
+    raise LossyExport(f"{name} is not among the tensors")

@@ -1,0 +1,109 @@
+"""The kinds of layer of a GGUF export: which layers slide, which rotate, and what the file says of them.
+
+Knows configs and llama.cpp's rules for layers; which table to rotate by, and how to write it, is exported_rope's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.errors import LossyExport
+from ropetool.families import Family
+from ropetool.files.gguf import Value, ValueType
+from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes import hf_formulas
+from ropetool.runtimes.llama_cpp import architectures as keys
+from ropetool.runtimes.llama_cpp.architectures import Architecture
+from ropetool.runtimes.llama_cpp.layers import UNROTATED
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The layers of a model: how many, which of them look back through a window, and how far."""
+
+    count: int
+    sliding: frozenset[int] = frozenset()
+    window: int | None = None
+
+
+def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where: str) -> Layers:
+    """Return the layers as transformers has them."""
+    part = style.section(config, family, where)
+    count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
+    alike = source.entries[names.FULL_ATTENTION].sliding_window
+    has_kinds = family.pattern is not None or family.unrotated_window_key
+    if not has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
+        return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
+    window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
+    kinds = hf_formulas.kinds(part, family, count)
+    sliding = frozenset(layer for layer, kind in enumerate(kinds) if kind == names.SLIDING_ATTENTION)
+    return Layers(count, sliding, int(window)) if window is not None else Layers(count)
+
+
+def slides(arch: Architecture, layers: Layers) -> bool:
+    """Return whether llama.cpp lets layers of this model slide."""
+    rules = arch.sliding
+    return rules is not None and rules.layer_count in (None, layers.count) and layers.window is not None
+
+
+def entries(source: RopeSet, layers: Layers, arch: Architecture, where: str) -> dict[str, LayerRope]:
+    """Return what each kind of layer computes, under llama.cpp's division into kinds.
+
+    Raises: LossyExport where no layer attends to the whole context.
+    """
+    full = source.entries[names.FULL_ATTENTION]
+    rotating = {layer for entry in source.entries.values() for layer in entry.layers}
+    sliding = layers.sliding if slides(arch, layers) else frozenset()
+    found: dict[str, LayerRope] = {}
+    for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
+        of_kind = [layer for layer in range(layers.count) if (layer in sliding) == (kind == names.SLIDING_ATTENTION)]
+        turning = tuple(layer for layer in of_kind if layer in rotating)
+        still = tuple(layer for layer in of_kind if layer not in rotating)
+        window = layers.window if kind == names.SLIDING_ATTENTION else None
+        if turning:
+            entry = source.entries.get(kind, full)
+            found[kind] = replace(entry, layout=arch.layout, layers=turning, sliding_window=window)
+        if still:
+            found[kind + UNROTATED if turning else kind] = LayerRope("none", None, full.head_dim, 0, arch.layout, still)
+    if names.FULL_ATTENTION not in found:
+        raise LossyExport(
+            "every layer slides, and no file is known in which none attends to the whole context", where=where
+        )
+    return found
+
+
+def layer_keys(target: RopeSet, layers: Layers, arch: Architecture) -> dict[str, Value]:
+    """Return the keys that say which layers slide, by which base they rotate, and how the score grows."""
+    found: dict[str, Value] = {}
+    if slides(arch, layers):
+        assert layers.window is not None
+        pattern = [layer in layers.sliding for layer in range(layers.count)]
+        found[keys.SLIDING_WINDOW] = Value.of(ValueType.U32, layers.window)
+        found[keys.SLIDING_WINDOW_PATTERN] = Value.array(ValueType.BOOL, pattern)
+    entry = target.entries.get(names.SLIDING_ATTENTION)
+    if entry is not None and entry.rope_theta is not None and arch.sliding is not None and arch.sliding.own_base:
+        found[keys.FREQ_BASE_SWA] = Value.of(ValueType.F32, entry.rope_theta)
+    temperature = next((entry.temperature for entry in target.entries.values() if entry.temperature), None)
+    if temperature is not None and keys.TEMPERATURE_SCALE in arch.keys:
+        found[keys.TEMPERATURE_SCALE] = Value.of(ValueType.F32, temperature.beta)
+    return {f"{arch.name}.{key}": value for key, value in found.items()}
+
+
+def window_notes(layers: Layers, arch: Architecture, context: int, where: str, allowed: bool) -> tuple[str, ...]:
+    """Return a note on a window that llama.cpp does not know of here.
+
+    Raises: LossyExport for one shorter than the context, unless full attention is allowed.
+    """
+    window = layers.window
+    if window is None or not layers.sliding or slides(arch, layers):
+        return ()
+    if window >= context:
+        return (f"llama.cpp ignores the sliding window of {window} tokens; a context of {context} stays inside it",)
+    ignored = f"llama.cpp ignores the sliding window of {window} tokens and attends to the whole context of {context}"
+    if not allowed:
+        raise LossyExport(ignored, where=where, try_="--allow-full-attention, if the model is meant to bear it")
+    return (f"{ignored}: beyond {window} tokens it computes something else than transformers",)

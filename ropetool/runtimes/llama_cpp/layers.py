@@ -1,0 +1,253 @@
+"""One model's keys, read as llama.cpp's loader reads them, and what follows for its layers and heads.
+
+Knows which layers there are, which of them slide and rotate, and by how many channels; not by which frequencies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.views import GgufView
+from ropetool.errors import InvalidRope
+from ropetool.files.gguf import ValueType
+from ropetool.rope.tables import is_number
+from ropetool.runtimes.base import Refuses
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp.architectures import Architecture
+
+MAX_CHANNELS = 2**16  # of a head; the largest known have 576
+UNROTATED = "_without_rotation"  # after a layer type of which only some layers rotate
+
+
+MAX_TEXT_BYTES = 4096
+
+
+def value_of(view: GgufView, key: str, type_: ValueType) -> Any:
+    """Return the decoded value of a key, or None where the file does not have it.
+
+    Raises: Refuses if it has another type; llama.cpp converts nothing.
+    """
+    value = view.values.get(key)
+    if value is None:
+        return None
+    if value.type is not type_:
+        raise Refuses(f"key {key} has wrong type {value.type.label} but expected type {type_.label}")
+    if type_ is ValueType.STR and len(value.raw) > MAX_TEXT_BYTES:
+        raise Refuses(f"key {key} is {len(value.raw)} bytes long; no value that is known has more than a few letters")
+    return value.decode()
+
+
+@dataclass(frozen=True)
+class Model:
+    """The typed reader of one model's keys, which callers name without the architecture in front."""
+
+    view: GgufView
+    arch: Architecture
+
+    @classmethod
+    def of(cls, view: GgufView) -> Model:
+        """Return the reader of a model. Raises: Refuses if its architecture is unknown or a key has a wrong type."""
+        model = cls(view, archs.get(str(value_of(view, archs.ARCHITECTURE, ValueType.STR) or "")))
+        for suffix in archs.ALWAYS_LOADED:
+            model.get(suffix)
+        return model
+
+    def key(self, suffix: str) -> str:
+        return f"{self.arch.name}.{suffix}"
+
+    def where(self, suffix: str) -> str:
+        return f"{self.view.where}: {self.key(suffix)}"
+
+    def get(self, suffix: str, default: Any = None) -> Any:
+        value = value_of(self.view, self.key(suffix), archs.TYPES[suffix])
+        return default if value is None else value
+
+    def need(self, suffix: str) -> Any:
+        value = self.get(suffix)
+        if value is None:
+            raise Refuses(f"key not found in model: {self.key(suffix)}")
+        return value
+
+    def scalar(self, suffix: str) -> Any:
+        """Return the value, or None where it is absent, an array, or of a type that is not read."""
+        value = self.view.values.get(self.key(suffix))
+        return value.decode() if value is not None and value.type is archs.TYPES.get(suffix) else None
+
+    def number(self, suffix: str, default: float, least: float = 0.0) -> float:
+        """Return a finite number not below `least`. Raises: InvalidRope."""
+        value = self.get(suffix, default)
+        if not is_number(value) or value < least:
+            raise InvalidRope(f"is {value}; it must be a number of at least {least:g}", where=self.where(suffix))
+        return float(value)
+
+    def number_if_read(self, suffix: str, default: float) -> float:
+        """Return a number that only some architectures read, the default where this one does not."""
+        return self.number(suffix, default) if suffix in self.arch.keys else default
+
+    def listed(self, suffix: str) -> list[int] | None:
+        """Return an array with a number for each layer; None where the file has no array there."""
+        value = self.view.values.get(self.key(suffix))
+        if value is None or value.type is not ValueType.ARR:
+            return None
+        if value.element not in (ValueType.U32, ValueType.I32, ValueType.BOOL):
+            raise Refuses(f"{self.key(suffix)} has wrong array element type {value.label.removeprefix('arr of ')}")
+        if value.count > archs.MAX_LAYERS:
+            raise Refuses(f"array length {value.count} for key {self.key(suffix)} exceeds max {archs.MAX_LAYERS}")
+        return [int(number) for number in value_of(self.view, self.key(suffix), ValueType.ARR)]
+
+    def per_layer(self, suffix: str, layer: int) -> int | None:
+        """Return a layer's number from a key that holds one for all layers or an array."""
+        listed = self.listed(suffix)
+        if listed is None:
+            found: int | None = self.get(suffix)
+            return found
+        return listed[layer] if layer < len(listed) else 0
+
+
+# --- which layers there are
+
+
+def kinds(model: Model) -> dict[str, tuple[tuple[int, ...], bool]]:
+    """Return the layers of each kind, and whether they rotate."""
+    count = layer_count(model)
+    attending = [layer for layer in range(count) if not _recurs(model, layer)]
+    sliding = sliding_layers(model, count)
+    if window_of(model) and not sliding and model.arch.name not in archs.WITHOUT_SLIDING_CACHE:
+        raise Refuses(
+            f"{model.key(archs.SLIDING_WINDOW)} is {window_of(model)} and no layer slides: llama.cpp aborts the process"
+        )
+    found: dict[str, tuple[tuple[int, ...], bool]] = {}
+    for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
+        layers = [layer for layer in attending if (layer in sliding) == (kind == names.SLIDING_ATTENTION)]
+        turning = tuple(layer for layer in layers if _rotates(model, layer, sliding))
+        still = tuple(layer for layer in layers if layer not in turning)
+        if turning:
+            found[kind] = turning, True
+        if still:
+            found[kind + UNROTATED if turning else kind] = still, False
+    return found
+
+
+def layer_count(model: Model) -> int:
+    """Return the number of layers, without those that only draft tokens."""
+    blocks, drafts = int(model.need(archs.BLOCK_COUNT)), int(model.get(archs.NEXTN_LAYERS, 0))
+    if not 0 < blocks <= archs.MAX_LAYERS or drafts > blocks:
+        raise Refuses(
+            f"{model.key(archs.BLOCK_COUNT)} is {blocks}; llama.cpp aborts unless it is 1 to {archs.MAX_LAYERS}"
+        )
+    return blocks - drafts
+
+
+def _recurs(model: Model, layer: int) -> bool:
+    """Return whether the layer keeps a state instead of attending."""
+    name = model.arch.name
+    if name in archs.RECURRENT_WITHOUT_HEADS:
+        heads = model.per_layer(archs.HEAD_COUNT_KV, layer)
+        return (model.per_layer(archs.HEAD_COUNT, layer) if heads is None else heads) == 0
+    if name not in archs.RECURRENT_BY_INTERVAL:
+        return False
+    stated = model.per_layer(archs.RECURRENT_LAYERS, layer)
+    if stated is not None:
+        return stated != 0
+    interval = int(model.get(archs.ATTENTION_INTERVAL, archs.RECURRENT_BY_INTERVAL[name]))
+    return interval == 0 or (layer + 1) % interval != 0
+
+
+def window_of(model: Model) -> int:
+    """Return how many tokens sliding layers look back, 0 where there are none."""
+    rules = model.arch.sliding
+    if rules is None or rules.layer_count not in (None, layer_count(model)):
+        return 0
+    stated = model.need(archs.SLIDING_WINDOW) if rules.required else model.get(archs.SLIDING_WINDOW, rules.default)
+    return rules.fixed if stated and rules.fixed else int(stated)
+
+
+def sliding_layers(model: Model, count: int) -> frozenset[int]:
+    """Return which of the first `count` layers slide."""
+    rules = model.arch.sliding
+    if rules is None or not window_of(model):
+        return frozenset()
+    if archs.SLIDING_WINDOW_PATTERN not in model.arch.keys:
+        return frozenset(range(count))
+    listed = model.listed(archs.SLIDING_WINDOW_PATTERN)
+    if listed is not None:
+        return frozenset(layer for layer, slides in enumerate(listed[:count]) if slides)
+    if rules.pattern is None:
+        raise Refuses(f"array key not found in model: {model.key(archs.SLIDING_WINDOW_PATTERN)}")
+    step = int(model.get(archs.SLIDING_WINDOW_PATTERN, rules.pattern))
+    full = 0 if rules.dense_first else step - 1
+    return frozenset(layer for layer in range(count) if step == 0 or layer % step != full)
+
+
+def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
+    arch, window = model.arch, window_of(model)
+    if arch.layer_count not in (None, layer_count(model)):
+        return False
+    if arch.rotating == "step":
+        return (layer + 1) % 4 != 0
+    if arch.rotating == "sliding step":
+        return not window or layer % 4 != 0
+    if arch.rotating == "sliding":
+        return not window or layer in sliding
+    if archs.ROPE_PATTERN in arch.keys:
+        listed = model.listed(archs.ROPE_PATTERN)
+        return listed is None or layer >= len(listed) or listed[layer] != 0
+    return archs.FINETUNED not in arch.keys or bool(model.get(archs.FINETUNED, True))
+
+
+# --- heads
+
+
+def head_dim(model: Model, sliding: bool = False) -> int:
+    """Return the channels of a query head, 0 in a model without attention.
+
+    Raises: Refuses for a number that no model can have.
+    """
+    heads = model.per_layer(archs.HEAD_COUNT, 0)
+    if not heads:
+        return 0
+    channels = model.get(archs.KEY_LENGTH, model.need(archs.EMBEDDING_LENGTH) // heads)
+    channels = model.get(archs.KEY_LENGTH_SWA, channels) if sliding else channels
+    return _bounded(channels)
+
+
+def value_dim(model: Model, sliding: bool = False) -> int:
+    """Return how many channels of a value head the cache keeps; 0 where MLA makes the values from the keys.
+
+    Raises: Refuses for a number that no model can have.
+    """
+    heads = model.per_layer(archs.HEAD_COUNT, 0)
+    latent = (archs.KEY_LENGTH_MLA, archs.VALUE_LENGTH_MLA)
+    if not heads or (model.arch.name in archs.READS_MLA_LENGTHS and all(model.get(suffix) for suffix in latent)):
+        return 0
+    channels = model.get(archs.VALUE_LENGTH, model.need(archs.EMBEDDING_LENGTH) // heads)
+    channels = model.get(archs.VALUE_LENGTH_SWA, channels) if sliding else channels
+    return _bounded(channels)
+
+
+def _bounded(channels: int) -> int:
+    if channels > MAX_CHANNELS:
+        raise Refuses(f"a head of {channels} channels; none has more than {MAX_CHANNELS}")
+    return int(channels)
+
+
+def rotary_dim(model: Model, sliding: bool) -> int:
+    """Return how many channels of a head rotate; most graphs take layer 0's number for all layers.
+
+    Raises: Refuses where loading or the graph would fail over the number.
+    """
+    whole = head_dim(model)
+    if whole == 0:
+        raise Refuses(f"{model.key(archs.HEAD_COUNT)} is missing or 0: there are no heads to rotate")
+    rules = model.arch.sliding
+    if rules is not None and not rules.own_dims:
+        sliding = 0 in sliding_layers(model, 1)
+    channels = model.get(archs.DIMENSION_COUNT, whole)
+    if model.arch.whole_heads and channels != whole:
+        raise Refuses(f"invalid n_rot: {channels}, expected {whole} ({model.key(archs.DIMENSION_COUNT)})")
+    channels = model.get(archs.DIMENSION_COUNT_SWA, channels) if sliding else channels
+    if not 0 < channels <= MAX_CHANNELS or channels % 2:
+        raise Refuses(f"{model.key(archs.DIMENSION_COUNT)} is {channels}; channels rotate in pairs, so it is even")
+    return int(channels)

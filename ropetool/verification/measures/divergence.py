@@ -1,0 +1,204 @@
+"""Two files against each other, token by token: how far the target's distribution is from the reference's.
+
+Both run side by side, and a piece of each one's logits is held. Knows nothing of limits, nor of what could differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.errors import CheckpointError, ConfigError
+from ropetool.rope.tables import Array
+from ropetool.verification.results import DivergenceResult, DivergenceSpan
+from ropetool.verification.scoring import Corpus, Done, Logits, Runner
+from ropetool.verification.statistics import clustered
+
+BLOCK_LOGITS = 2**18  # entries compared at a time: 2 MB in float64; with 2**21 it takes 2.4 times as long
+MAX_PADDING = 0.01  # of the probability, on average over a piece: what padding may get that only one file has
+MAX_SPANS = 16  # in steps of half an octave they reach down to 1/128 of the length
+MIN_SPAN = 16  # tokens; a first span of fewer would be noise
+
+
+@dataclass(frozen=True)
+class Differences:
+    """What was found at every token: KL in nats, same likeliest token, largest difference of two logits, and largest
+    logit of the reference, without sign. Shapes: (rows, length)."""
+
+    kl: Array
+    same: npt.NDArray[np.bool_]
+    difference: Array
+    largest: Array
+
+
+def divergence_rows(corpus: Corpus, length: int, count: int, seed: int) -> tuple[list[list[int]], list[int]]:
+    """Return at most `count` rows of `length` tokens, each from a document of its own, and which documents they are.
+
+    Raises: ConfigError if no document is long enough.
+    """
+    need = length - len(corpus.prefix)
+    fitting = [document for document, tokens in enumerate(corpus.tokens) if len(tokens) >= need]
+    if not fitting:
+        raise ConfigError(
+            f"the texts are too short: a row of {length} needs a document of {need} tokens, "
+            f"and the longest has {max(map(len, corpus.tokens), default=0)}",
+            where="--text",
+            try_="longer texts, or shorter --lengths",
+        )
+    rng = random.Random(seed)
+    documents = sorted(rng.sample(fitting, min(count, len(fitting))))
+    rows = []
+    for document in documents:
+        start = rng.randrange(len(corpus.tokens[document]) - need + 1)
+        rows.append([*corpus.prefix, *corpus.tokens[document][start : start + need].tolist()])
+    return rows, documents
+
+
+def diverge(
+    reference: Runner,
+    target: Runner,
+    rows: Sequence[Sequence[int]],
+    trained_length: int,
+    documents: Sequence[int],
+    done: Done,
+) -> DivergenceResult:
+    """Return KL(reference || target) within and beyond the trained length, and by position.
+
+    It is over the tokens that both vocabularies have. What one has beyond them must be padding, which a model never
+    says: it is left out where it gets at most `MAX_PADDING` of the probability. `done` counts the tokens of the rows.
+
+    Shapes: rows of one length; documents (rows,), the document of each.
+    Raises: CheckpointError where a logit is not finite, with its position; ConfigError where more than padding differs.
+    """
+    shape = len(rows), len(rows[0])
+    found = Differences(np.empty(shape), np.empty(shape, dtype=np.bool_), np.empty(shape), np.empty(shape))
+    note = ""
+    for index, row in enumerate(rows):
+        for start, ours, theirs in _aligned(reference, target, row, index):
+            note = _vocabularies(ours, theirs)
+            _compare(found, index, start, ours, theirs)
+            done(len(ours))
+    border = min(trained_length, shape[1])
+    edges = span_edges(shape[1], border)
+    return DivergenceResult(
+        reference=reference.description,
+        length=shape[1],
+        rows=shape[0],
+        within=_span(found, documents, 0, border),
+        beyond=_span(found, documents, border, shape[1]) if border < shape[1] else None,
+        by_position=tuple(_span(found, documents, start, end) for start, end in pairwise(edges)),
+        note=note,
+    )
+
+
+def span_edges(length: int, border: int) -> list[int]:
+    """Return where spans by position begin, and the end: half an octave each, counted from the border both ways.
+
+    On a logarithmic axis, as for the loss against context, they are equally wide, and none lies across the border.
+    What is shorter than `MIN_SPAN` or beyond `MAX_SPANS` goes into the first span, a rest at the end into the last.
+    """
+    edges = {round(border * 2 ** (step / 2)) for step in range(-40, 41)}
+    inner = sorted(edge for edge in edges if MIN_SPAN <= edge < length / 2**0.25)
+    return [0, *inner[1 - MAX_SPANS :], length]
+
+
+def _aligned(reference: Runner, target: Runner, row: Sequence[int], index: int) -> Iterator[tuple[int, Logits, Logits]]:
+    """Yield the pieces of both, of the same positions, with the first of them."""
+    for (start, ours), (other, theirs) in zip(reference.logits(row), target.logits(row), strict=True):
+        if (start, len(ours)) != (other, len(theirs)):
+            raise ValueError(f"{len(ours)} positions from {start} do not align with {len(theirs)} from {other}")
+        _refuse_not_finite(ours, reference, "reference", index, start)
+        _refuse_not_finite(theirs, target, "target", index, start)
+        yield start, ours, theirs
+
+
+def _refuse_not_finite(logits: Logits, runner: Runner, role: str, index: int, start: int) -> None:
+    for offset, token in np.argwhere(~np.isfinite(logits))[:1].tolist():
+        raise CheckpointError(
+            f"a logit of the {role} is {logits[offset, token]} at position {start + offset} of row {index}, token {token}",
+            where=runner.description,
+            try_="--dtype float32, if the checkpoint was loaded in a narrower type",
+        )
+
+
+def _vocabularies(ours: Logits, theirs: Logits) -> str:
+    """Return what is left out where the vocabularies have different sizes. Raises: ConfigError if it is no padding."""
+    sizes = ours.shape[1], theirs.shape[1]
+    if sizes[0] == sizes[1]:
+        return ""
+    share = _share_beyond(min(sizes), ours if sizes[0] > sizes[1] else theirs)
+    if share > MAX_PADDING:
+        raise ConfigError(
+            f"the reference has {sizes[0]} tokens in its vocabulary and the target {sizes[1]}, and what only one has gets "
+            f"{share:.1%} of the probability; padding gets at most {MAX_PADDING:.0%}",
+            where="--against",
+            try_="a file with the same tokenizer",
+        )
+    return f"vocabularies of {sizes[0]} and {sizes[1]}: the first {min(sizes)} are compared, the rest is padding"
+
+
+def _share_beyond(common: int, wide: Logits) -> float:
+    """Return how much of the probability, on average, lies on tokens from `common` on."""
+    shares = []
+    for block in _blocks(wide):
+        weights = np.exp(block - block.max(axis=1, keepdims=True))
+        shares.append(weights[:, common:].sum(axis=1) / weights.sum(axis=1))
+    return float(np.concatenate(shares).mean())
+
+
+def _compare(found: Differences, index: int, start: int, ours: Logits, theirs: Logits) -> None:
+    """Fill in what differs in a piece."""
+    common = min(ours.shape[1], theirs.shape[1])
+    for p, q in zip(_blocks(ours[:, :common]), _blocks(theirs[:, :common]), strict=True):
+        place = index, slice(start, start + len(p))
+        found.same[place] = p.argmax(axis=1) == q.argmax(axis=1)
+        found.difference[place] = np.abs(p - q).max(axis=1)
+        found.largest[place] = np.abs(p).max(axis=1)
+        found.kl[place] = _kl(p, q)
+        start += len(p)
+
+
+def _blocks(logits: Logits) -> Iterator[Array]:
+    """Yield a few rows at a time, in float64."""
+    step = max(1, BLOCK_LOGITS // logits.shape[1])
+    for start in range(0, len(logits), step):
+        yield logits[start : start + step].astype(np.float64)
+
+
+def _kl(p: Array, q: Array) -> Array:
+    """Return KL(p || q) of each row of logits: the mean over p of log p - log q, in nats.
+
+    Equal logits give exactly 0. What is left of cancelling terms is near 1e-15, so a KL of 1e-9 keeps six digits; a
+    result below 0 is such a rest, and 0 is returned.
+
+    Shapes: (tokens, vocabulary) twice -> (tokens,).
+    """
+    p = p - p.max(axis=1, keepdims=True)
+    q = q - q.max(axis=1, keepdims=True)
+    weights = np.exp(p)
+    total = weights.sum(axis=1)
+    # log p - log q is p - q, plus the log of the ratio of the two sums, which is the same for all tokens.
+    mean = np.einsum("tv,tv->t", weights, p - q) / total
+    divergence: Array = np.maximum(mean + np.log(np.exp(q).sum(axis=1) / total), 0.0)
+    return divergence
+
+
+def _span(found: Differences, documents: Sequence[int], start: int, end: int) -> DivergenceSpan:
+    part = slice(None), slice(start, end)
+    kl = found.kl[part]
+    return DivergenceSpan(
+        start=start,
+        end=end,
+        mean=clustered(kl, documents),
+        median=float(np.median(kl)),
+        p99=float(np.quantile(kl, 0.99)),
+        maximum=float(kl.max()),
+        top1=float(found.same[part].mean()),
+        logit_difference=float(found.difference[part].max() / found.largest[part].max()),
+        tokens=kl.size,
+    )

@@ -1,0 +1,140 @@
+"""Last segment: the loss of the same last tokens behind ever longer context, and what it says of target and baseline.
+
+Works on any `Runner`; knows nothing of torch, files or how results are shown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ropetool.rope.tables import Array
+from ropetool.verification.measures.segments import (
+    MIN_DOCUMENTS,
+    MIN_SEGMENTS,
+    Segment,
+    choose_segments,
+    enough,
+    scored_tokens,
+)
+from ropetool.verification.results import LengthResult
+from ropetool.verification.scoring import Corpus, Done, Runner
+from ropetool.verification.statistics import clustered, paired_difference
+
+Losses = Mapping[int, Array]
+"""By length. Shapes: (segments of that length, scored). Units: nats."""
+
+
+@dataclass(frozen=True)
+class LastSegment:
+    """The segments of each length, those within the trained length included that the comparisons need.
+
+    asked: the lengths to report. scored: how many tokens at the end of a segment are scored.
+    """
+
+    corpus: Corpus
+    asked: tuple[int, ...]
+    trained_length: int
+    context_length: int | None
+    max_ratio: float
+    scored: int
+    chosen: Mapping[int, tuple[Segment, ...]]
+    name: str = "last-segment"
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {length: len(segments) for length, segments in self.chosen.items()}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Losses:
+        """Return the losses for each length, short ones first."""
+        losses = {}
+        for length in sorted(self.chosen):
+            rows = [row(self.corpus, segment, length) for segment in self.chosen[length]]
+            losses[length] = runner.score(rows, self.scored, done).losses
+        return losses
+
+    def result(self, target: Losses, baseline: Losses | None) -> tuple[LengthResult, ...]:
+        """Return what was found at each length asked for; without a baseline the target is its own."""
+        before = {longer: shorter for shorter, longer in pairwise(self.asked)}
+        return tuple(self._judge(length, before.get(length), target, baseline) for length in self.asked)
+
+    def documents(self) -> tuple[str, ...]:
+        """Return the names of the documents that are read."""
+        used = sorted({segment.document for segments in self.chosen.values() for segment in segments})
+        return tuple(self.corpus.names[index] for index in used)
+
+    def _judge(self, length: int, before: int | None, target: Losses, baseline: Losses | None) -> LengthResult:
+        segments = self.chosen[length]
+        documents = [segment.document for segment in segments]
+        within = length <= self.trained_length
+        # The segments of a length are the first ones of every shorter length, so these are the same tokens.
+        reference = (target if baseline is None else baseline)[min(length, self.trained_length)][: len(segments)]
+        shown = baseline[length] if baseline is not None else reference if within else None
+        own_figure = baseline is None and within
+        difference = None if own_figure else paired_difference(target[length], reference, documents)
+        ratio = perplexity(float(target[length].mean() - reference.mean()))
+        earlier = None if before is None else target[before][: len(segments)]
+        return LengthResult(
+            length=length,
+            target=clustered(target[length], documents),
+            baseline=None if shown is None else clustered(shown, documents),
+            target_bits=self._bits_per_byte(target[length], segments),
+            baseline_bits=None if shown is None else self._bits_per_byte(shown, segments),
+            difference_to_truncation=difference,
+            ratio=ratio,
+            holds=ratio <= self.max_ratio,
+            useful=None if difference is None else difference.high < 0,
+            tax=difference if within else None,
+            doubling=None if earlier is None else paired_difference(target[length], earlier, documents),
+            segments=len(segments),
+            documents=len(set(documents)),
+            partial=not enough(segments),
+            note=self._note(length, segments),
+        )
+
+    def _bits_per_byte(self, losses: Array, segments: Sequence[Segment]) -> float:
+        lengths = self.corpus.byte_lengths
+        bytes_ = sum(int(lengths[s.document][s.end - self.scored : s.end].sum()) for s in segments)
+        return float(losses.sum()) / math.log(2) / bytes_ if bytes_ else math.inf
+
+    def _note(self, length: int, segments: Sequence[Segment]) -> str:
+        notes = []
+        if self.context_length is not None and length > self.context_length:
+            notes.append(f"beyond the {self.context_length} tokens that the file states")
+        if not enough(segments):
+            documents = len({segment.document for segment in segments})
+            notes.append(
+                f"partial: the texts give {len(segments)} segments of {documents} documents, "
+                f"a verdict needs {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
+            )
+        return "; ".join(notes)
+
+
+def prepare_last_segment(
+    corpus: Corpus,
+    lengths: Sequence[int],
+    trained_length: int,
+    *,
+    context_length: int | None,
+    max_ratio: float,
+    segments: int,
+    seed: int,
+) -> LastSegment:
+    """Return the measurement at these lengths. Raises: ConfigError if the texts are too short for the longest one."""
+    measured = sorted({*lengths, *(min(length, trained_length) for length in lengths)})
+    scored = scored_tokens(trained_length, measured)
+    sizes = [len(ids) for ids in corpus.tokens]
+    chosen = choose_segments(sizes, measured, scored, segments, seed, len(corpus.prefix))
+    return LastSegment(corpus, tuple(lengths), trained_length, context_length, max_ratio, scored, chosen)
+
+
+def perplexity(loss: float) -> float:
+    """Return e to the loss, infinite where that is beyond a float."""
+    return math.exp(loss) if loss < 709 else math.inf
+
+
+def row(corpus: Corpus, segment: Segment, length: int) -> list[int]:
+    """Return the model input of `length` tokens that ends where the segment does: the prefix, then the text."""
+    tokens = corpus.tokens[segment.document]
+    return [*corpus.prefix, *tokens[segment.end - length + len(corpus.prefix) : segment.end].tolist()]

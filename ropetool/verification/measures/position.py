@@ -1,0 +1,94 @@
+"""Position probe: fixed passages behind a growing length of other text, whose loss should not move.
+
+Shifting position_ids alone would show nothing, because RoPE is relative. Knows nothing of files or verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ropetool.rope.tables import Array
+from ropetool.verification.measures.fillers import Passage, passage_length, passages
+from ropetool.verification.measures.segments import MIN_DOCUMENTS, MIN_SEGMENTS
+from ropetool.verification.results import OffsetResult, PositionResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.statistics import clustered, paired_difference
+
+
+@dataclass(frozen=True)
+class PositionProbe:
+    """The passages, and the filler lengths; the target meets all of them, the baseline only none."""
+
+    corpus: Corpus
+    passages: tuple[Passage, ...]
+    size: int
+    fillers: tuple[int, ...]
+    name: str = "position"
+
+    @property
+    def scored(self) -> int:
+        """How many tokens at the end of a passage are scored."""
+        return self.size // 2
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {self._length(filler): len(self.passages) for filler in self._fillers(role)}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Array]:
+        """Return the losses by filler. Shapes: (passages, scored)."""
+        return {
+            filler: runner.score([self._row(p, filler) for p in self.passages], self.scored, done).losses
+            for filler in self._fillers(role)
+        }
+
+    def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> PositionResult:
+        """Return the loss behind each filler, and its change from none."""
+        documents = [passage.document for passage in self.passages]
+        offsets = tuple(
+            OffsetResult(
+                filler,
+                clustered(losses, documents),
+                None if filler == 0 else paired_difference(losses, target[0], documents),
+            )
+            for filler, losses in target.items()
+        )
+        own = None if baseline is None else clustered(baseline[0], documents)
+        return PositionResult(
+            self.size,
+            self.scored,
+            len(self.passages),
+            len(set(documents)),
+            offsets,
+            own,
+            thin(len(self.passages), documents),
+        )
+
+    def _fillers(self, role: str) -> tuple[int, ...]:
+        return self.fillers if role == TARGET else (0,)
+
+    def _length(self, filler: int) -> int:
+        return len(self.corpus.prefix) + filler + self.size
+
+    def _row(self, passage: Passage, filler: int) -> list[int]:
+        # The end of the filler, so that what stands right in front of the passage is the same at every length.
+        return [*self.corpus.prefix, *passage.filler[len(passage.filler) - filler :], *passage.tokens]
+
+
+def prepare_position(
+    corpus: Corpus, lengths: Sequence[int], trained_length: int, *, count: int, seed: int
+) -> PositionProbe:
+    """Return the probe with rows that are exactly as long as the lengths that hold a passage, and one without filler.
+
+    Raises: ConfigError if the texts are too few or too short.
+    """
+    size = passage_length(trained_length, max(lengths) - len(corpus.prefix))
+    rest = sorted({0, *(length - len(corpus.prefix) - size for length in lengths)})
+    fillers = tuple(filler for filler in rest if filler >= 0)
+    return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers)
+
+
+def thin(count: int, documents: Sequence[int]) -> str:
+    """Return a note where the passages are too few for their intervals to be trusted."""
+    if count >= MIN_SEGMENTS and len(set(documents)) >= MIN_DOCUMENTS:
+        return ""
+    return f"only {count} passages of {len(set(documents))} documents; intervals need {MIN_SEGMENTS} of {MIN_DOCUMENTS}"

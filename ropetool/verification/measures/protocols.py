@@ -1,0 +1,209 @@
+"""Perplexity by the published protocols, for comparison with their tables: which tokens are scored in which window.
+
+Windows and contexts are those of the originals; the mean is over tokens everywhere. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from ropetool.errors import ConfigError, UnknownName
+from ropetool.rope.tables import Array
+from ropetool.verification.results import ProtocolLength, ProtocolResult
+from ropetool.verification.scoring import Corpus, Done, Runner
+from ropetool.verification.statistics import clustered_sums
+
+YARN, LLAMA_CPP, HF_STRIDE = "yarn", "llama.cpp", "hf-stride"
+PROTOCOLS = (YARN, LLAMA_CPP, HF_STRIDE)
+YARN_STRIDE = 256  # of the original, and of its tables
+MAX_WINDOWS = 8
+CALL_IDS = 2**20  # ids handed to a runner at a time; as Python's integers they take 36 MB
+NOTES = {
+    YARN: "windows {stride} apart, each behind the prefix; the original takes the mean of the windows' means",
+    LLAMA_CPP: "disjoint windows, the prefix in place of the first token of each, the second half scored but for its "
+    "first token; the original asks for text of two windows",
+    HF_STRIDE: "windows {stride} apart, the prefix before the first alone; the original weighs each later window one "
+    "token too low",
+}
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of a document with its prefix in front: where it begins and ends, and how many last ids are scored."""
+
+    document: int
+    begin: int
+    end: int
+    scored: int
+
+    @property
+    def length(self) -> int:
+        """How many ids the model gets."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class ProtocolMeasurement:
+    """One protocol at some lengths; target and baseline get the same windows."""
+
+    protocol: str
+    corpus: Corpus
+    windows: Mapping[int, tuple[Window, ...]]
+    note: str
+
+    @property
+    def name(self) -> str:
+        """The protocol's."""
+        return self.protocol
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        """Return how many rows of each length either model computes; the last window of a document may be shorter."""
+        return Counter(window.length for windows in self.windows.values() for window in windows)
+
+    def run(self, runner: Runner, role: str, done: Done) -> dict[int, Array]:
+        """Return the loss of every window at each length, summed over its scored tokens.
+
+        Shapes: a value is (windows of that length,). Units: nats.
+        """
+        return {length: self._losses(windows, runner, done) for length, windows in self.windows.items()}
+
+    def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> ProtocolResult:
+        """Return the losses with their intervals, and the paired difference, from what `run` returned for each."""
+        lengths = [
+            self._length(length, target[length], None if baseline is None else baseline[length])
+            for length in self.windows
+        ]
+        return ProtocolResult(self.protocol, tuple(lengths), self.note)
+
+    def _losses(self, windows: Sequence[Window], runner: Runner, done: Done) -> Array:
+        losses = np.empty(len(windows))
+        for members in _calls(windows):
+            rows = [self._row(windows[index]) for index in members]
+            losses[members] = runner.score(rows, windows[members[0]].scored, done).losses.sum(axis=1)
+        return losses
+
+    def _row(self, window: Window) -> list[int]:
+        """Return the ids of a window. In two protocols each starts with the prefix anew, in place of its first ids."""
+        prefix, tokens = self.corpus.prefix, self.corpus.tokens[window.document]
+        end = window.end - len(prefix)
+        if self.protocol == HF_STRIDE:
+            return [*prefix[window.begin :], *tokens[max(window.begin - len(prefix), 0) : end].tolist()]
+        return [*prefix, *tokens[window.begin : end].tolist()]
+
+    def _length(self, length: int, target: Array, baseline: Array | None) -> ProtocolLength:
+        windows = self.windows[length]
+        counts, documents = [window.scored for window in windows], [window.document for window in windows]
+        nats_per_bit = math.log(2) * sum(self._bytes(window) for window in windows)
+        return ProtocolLength(
+            length=length,
+            target=clustered_sums(target, counts, documents),
+            baseline=None if baseline is None else clustered_sums(baseline, counts, documents),
+            target_bits=float(target.sum()) / nats_per_bit,
+            baseline_bits=None if baseline is None else float(baseline.sum()) / nats_per_bit,
+            difference=None if baseline is None else clustered_sums(target - baseline, counts, documents),
+        )
+
+    def _bytes(self, window: Window) -> int:
+        """Return how many bytes of text the scored tokens stand for."""
+        end = window.end - len(self.corpus.prefix)
+        return int(self.corpus.byte_lengths[window.document][end - window.scored : end].sum())
+
+
+def prepare(
+    protocol: str,
+    corpus: Corpus,
+    lengths: Sequence[int],
+    *,
+    stride: int | None = None,
+    max_windows: int = MAX_WINDOWS,
+) -> ProtocolMeasurement:
+    """Return the protocol with windows of each length, in tokens of model input: the first ones of every document.
+
+    A document takes part at the lengths that it fills. stride: 256 for `yarn` and half the window for `hf-stride`
+    unless given; `llama.cpp` has none.
+
+    Raises: UnknownName for another protocol; ConfigError if no document fills a length, or for a stride that leaves
+    tokens out or is not used.
+    Source: jquesnelle/yarn@70d45d3:eval/perplexity.py; ggml-org/llama.cpp@0c1e570:tools/perplexity/perplexity.cpp,
+    perplexity(); huggingface/transformers@052b1dc:docs/source/en/perplexity.md.
+    """
+    if protocol not in PROTOCOLS:
+        raise UnknownName(f"{protocol!r} is not one of {', '.join(PROTOCOLS)}", where="protocol")
+    _check_stride(protocol, stride, lengths)
+    windows = {length: _windows(protocol, corpus, length, stride, max_windows) for length in sorted(lengths)}
+    step = stride or (YARN_STRIDE if protocol == YARN else None)
+    note = NOTES[protocol].format(stride=f"{step} tokens" if step else "half a window")
+    return ProtocolMeasurement(
+        protocol, corpus, windows, f"{note}; at most the first {max_windows} windows of a document; mean over tokens"
+    )
+
+
+def _check_stride(protocol: str, stride: int | None, lengths: Sequence[int]) -> None:
+    if stride is None:
+        return
+    if protocol == LLAMA_CPP:
+        raise ConfigError(f"{LLAMA_CPP} has no stride, its windows are disjoint; it is {stride}", where="stride")
+    if not 1 <= stride <= min(lengths):
+        raise ConfigError(f"a stride is from 1 to the shortest length, {min(lengths)}; it is {stride}", where="stride")
+
+
+def _windows(protocol: str, corpus: Corpus, length: int, stride: int | None, most: int) -> tuple[Window, ...]:
+    """Return the first windows, at most `most`, of every document that fills one."""
+    prefix = len(corpus.prefix)
+    found: list[Window] = []
+    for document, tokens in enumerate(corpus.tokens):
+        size = prefix + len(tokens)
+        if size < length:
+            continue
+        if protocol == LLAMA_CPP:
+            windows = _disjoint(document, size, length)
+        else:
+            step = stride or (YARN_STRIDE if protocol == YARN else length // 2)
+            windows = _sliding(document, size, length, step, prefix)
+        found += islice((window for window in windows if window.scored > 0), most)
+    if not found:
+        raise ConfigError(
+            f"the texts are too short: a window of {length} needs a document of {length - prefix} tokens, "
+            f"and the longest has {max(map(len, corpus.tokens), default=0)}",
+            where="--text",
+            try_="longer texts, or shorter --lengths",
+        )
+    return tuple(found)
+
+
+def _disjoint(document: int, size: int, length: int) -> Iterator[Window]:
+    """Yield llama.cpp's chunks: it takes the logits from position length // 2 on, which score the tokens after."""
+    for begin in range(0, size - length + 1, length):
+        yield Window(document, begin, begin + length, length - length // 2 - 1)
+
+
+def _sliding(document: int, size: int, length: int, stride: int, prefix: int) -> Iterator[Window]:
+    """Yield windows that score what lies beyond the one before; the last has what is left, so less context.
+
+    Where a window is shorter than the stride (yarn below 257 tokens), tokens between windows are left out, as in the
+    original.
+    """
+    scored_to = prefix
+    for begin in range(0, size, stride):
+        end = min(begin + length, size)
+        yield Window(document, begin, end, min(end - scored_to, end - begin - 1))
+        scored_to = end
+        if end == size:
+            break
+
+
+def _calls(windows: Sequence[Window]) -> Iterator[list[int]]:
+    """Yield the indexes of windows that one call can score: of one length, with as many scored ids."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, window in enumerate(windows):
+        groups.setdefault((window.length, window.scored), []).append(index)
+    for (length, _), members in groups.items():
+        step = max(1, CALL_IDS // length)
+        for start in range(0, len(members), step):
+            yield members[start : start + step]

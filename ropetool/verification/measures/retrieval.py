@@ -1,0 +1,259 @@
+"""Retrieval: several keys with values in the context, one of them asked for at the end, by depth and length.
+
+The keys are each other's distractors: a single number in prose is found by its looks, without positions. The answer is
+one token, so the likelihoods of all values can be compared. Knows nothing of files or verdicts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.verification.measures.fillers import text_of_others
+from ropetool.verification.results import RetrievalCell, RetrievalResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.statistics import wilson
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FEWEST = 3  # candidates, below which a guess is right too often
+MOST_OF_CONTEXT = 0.5  # what the sentences may take; the rest is filler
+# Common words: all are one token in the vocabularies of Llama 3, Qwen2 and GPT-2, 37 are in the 2048 of the demo.
+WORDS = """
+air animal answer arm army bed bird blood blue board boat body book box bread bridge brother building call camp car
+case chair change child church city class clothes color control corner country cover cross daughter day death door
+earth east end example eye face family farm father field file fire fish floor flower food foot form friend front fruit
+game garden gate glass gold grass green ground group hair hand hat head heart heat hill history home horse hour house
+ice idea iron island key kind king kitchen lake land letter level life light line list love machine man map mark
+market master meat message milk mind money month moon morning mother mountain mouth music name neck night north number
+office oil order page paper part path peace pen people picture place plant point port power price prince problem
+program queen question rain reason red result river road rock room root rule salt school sea season seed servant set
+sheep ship shop side silver sister size skin sky sleep snow son song sound south space spring star state stone store
+story street string summer sun system table teacher test thing time tower town tree truth type valley value village
+voice wall war water way week west wheel white wife wind window wine winter woman wood word work world year
+""".split()  # noqa: SIM905  # a list would take a line a word
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is hidden and asked for: `keys` at most of `{key}` and `{value}`, each followed by `hops` other names."""
+
+    name: str
+    keys: int
+    statement: str
+    question: str
+    hop: str = ""
+    hops: int = 0
+
+    @property
+    def words(self) -> int:
+        """How many words each key takes: its value, its own name and the others."""
+        return 2 + self.hops
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("keys", 8, "\n[ {key} {value} ]\n", "\n[ {key}"),
+        Task("many-keys", 32, "\n[ {key} {value} ]\n", "\n[ {key}"),
+        Task(
+            "variables", 4, "\nThe secret word of {key} is {value}.\n", "\nThe secret word of {key} is",
+            hop="\nThe secret word of {key} is that of {value}.\n", hops=1,
+        ),
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Context:
+    """One row, the values that occur in it, and which of them is asked for."""
+
+    depth: float
+    row: tuple[int, ...]
+    candidates: tuple[int, ...]
+    answer: int
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The contexts of each length; the baseline gets those within the trained length."""
+
+    task: Task
+    contexts: Mapping[int, tuple[Context, ...]]
+    trained_length: int
+    note: str
+
+    @property
+    def name(self) -> str:
+        return "retrieval" if self.task.name == "keys" else self.task.name
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {length: len(self.contexts[length]) for length in self._lengths(role)}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, npt.NDArray[np.bool_]]:
+        """Return by length whether each answer was the likeliest candidate, and the likeliest token. Shapes: (rows, 2)."""
+        found = {}
+        for length in self._lengths(role):
+            contexts = self.contexts[length]
+            made = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done)
+            answers = np.array([c.answer for c in contexts])
+            wanted = np.array([c.candidates[c.answer] for c in contexts])
+            found[length] = np.stack([made.log_probs.argmax(axis=1) == answers, made.top == wanted], axis=1)
+        return found
+
+    def result(
+        self, target: Mapping[int, npt.NDArray[np.bool_]], baseline: Mapping[int, npt.NDArray[np.bool_]] | None
+    ) -> RetrievalResult:
+        """Return the grids of target and baseline; without a baseline the target within the trained length is its own."""
+        own = target if baseline is None else baseline
+        within = {length: found for length, found in own.items() if length <= self.trained_length}
+        candidates = min((len(c.candidates) for of in self.contexts.values() for c in of), default=self.task.keys)
+        return RetrievalResult(
+            self.task.name, candidates, 1 / candidates, self._cells(target), self._cells(within), self.note
+        )
+
+    def _lengths(self, role: str) -> list[int]:
+        return [length for length in self.contexts if role == TARGET or length <= self.trained_length]
+
+    def _cells(self, found: Mapping[int, npt.NDArray[np.bool_]]) -> tuple[RetrievalCell, ...]:
+        cells = []
+        for length, rows in found.items():
+            for depth in DEPTHS:
+                here = rows[[context.depth == depth for context in self.contexts[length]]]
+                hits, generated = (int(count) for count in here.sum(axis=0))
+                cells.append(RetrievalCell(length, depth, hits, generated, len(here), *wilson(hits, len(here))))
+        return tuple(cells)
+
+
+def prepare_retrieval(
+    task: str,
+    corpus: Corpus,
+    tokenize: Callable[[str], list[int]],
+    lengths: Sequence[int],
+    trained_length: int,
+    *,
+    trials: int,
+    seed: int,
+) -> Retrieval:
+    """Return the contexts of the task: `trials` for each depth, at the trained length and all longer ones.
+
+    Keys and values are words of one token each. A length that does not hold the sentences beside as much filler is left
+    out, and so are all where the vocabulary has too few such words, with a note.
+
+    Raises: ConfigError if there is no text.
+    """
+    chosen = TASKS[task]
+    words = single_tokens(chosen, tokenize)
+    wanted = [length for length in sorted({trained_length, *lengths}) if trained_length <= length <= max(lengths)]
+    makers = {length: _Maker(chosen, corpus, tokenize, words, length) for length in wanted}
+    left_out = [str(length) for length, maker in makers.items() if maker.keys < FEWEST]
+    makers = {length: maker for length, maker in makers.items() if maker.keys >= FEWEST}
+    keys = min((maker.keys for maker in makers.values()), default=0)
+    contexts = {
+        length: tuple(
+            maker.make(keys, depth, random.Random(f"{seed} {task} {length} {depth} {trial}"))
+            for depth in DEPTHS
+            for trial in range(trials)
+        )
+        for length, maker in makers.items()
+    }
+    return Retrieval(chosen, contexts, trained_length, _note(chosen, len(words), left_out))
+
+
+def single_tokens(task: Task, tokenize: Callable[[str], list[int]]) -> dict[str, int]:
+    """Return the words that are one token behind the question, found nowhere else in the sentences, and their tokens.
+
+    A lone " word" would not do: a SentencePiece vocabulary puts a space of its own in front of it.
+    """
+    question = task.question.format(key="it")
+    front = tokenize(question)
+    frame = {*front, *tokenize(task.statement.format(key="it", value="it"))}
+    frame.update(tokenize(task.hop.format(key="it", value="it")))
+    behind = {word: tokenize(f"{question} {word}") for word in WORDS}
+    found = {word: ids[-1] for word, ids in behind.items() if ids[:-1] == front and ids[-1] not in frame}
+    uses = Counter(found.values())  # the token for unknown words stands for many
+    return {word: token for word, token in found.items() if uses[token] == 1}
+
+
+def _note(task: Task, words: int, left_out: Sequence[str]) -> str:
+    """Return why lengths are missing, if some are."""
+    if left_out and words < FEWEST * task.words:
+        return f"the vocabulary has {words} common words as one token, and {FEWEST * task.words} are needed"
+    return f"{', '.join(left_out)} tokens do not hold the sentences" if left_out else ""
+
+
+class _Maker:
+    """Makes contexts of one length. keys: how many fit."""
+
+    def __init__(
+        self,
+        task: Task,
+        corpus: Corpus,
+        tokenize: Callable[[str], list[int]],
+        words: Mapping[str, int],
+        length: int,
+    ) -> None:
+        self._task, self._corpus, self._tokenize, self._length = task, corpus, tokenize, length
+        self._words = words
+        one = len(tokenize(task.statement.format(key="it", value="it")))
+        one += task.hops * len(tokenize(task.hop.format(key="it", value="it")))
+        self.keys = min(task.keys, int(length * MOST_OF_CONTEXT) // one, len(words) // task.words)
+
+    def make(self, keys: int, depth: float, rng: random.Random) -> Context:
+        """Return a context with this many keys, the asked one at this depth and the others anywhere.
+
+        What leads to a key over other names stands behind it. No word of the sentences occurs in the filler, where
+        each would be one more place to find it in, and in a long text a hundred more.
+        """
+        task, tokenize = self._task, self._tokenize
+        words = rng.sample(list(self._words), keys * task.words)
+        values, names = words[:keys], words[keys:]
+        asked = rng.randrange(keys)
+        placed: list[tuple[float, list[int]]] = []
+        last = []
+        for index, value in enumerate(values):
+            chain = names[index * (1 + task.hops) : (index + 1) * (1 + task.hops)]
+            place = depth if index == asked else rng.random()
+            places = [place, *sorted(rng.uniform(place, 1) for _ in chain[1:])]
+            sentences = [task.statement.format(key=chain[0], value=value)]
+            sentences += [task.hop.format(key=new, value=old) for old, new in pairwise(chain)]
+            placed += zip(places, map(tokenize, sentences), strict=True)
+            last.append(chain[-1])
+        question = tokenize(task.question.format(key=last[asked]))
+        room = self._length - len(self._corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
+        filler = text_of_others(self._corpus, None, room, rng, {self._words[word] for word in words})
+        row = [*self._corpus.prefix, *_woven(filler, placed), *question]
+        return Context(depth, tuple(row), tuple(self._words[value] for value in values), asked)
+
+
+def _woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]]) -> list[int]:
+    """Return the filler with each sentence behind its share of it."""
+    row: list[int] = []
+    start = 0
+    for depth, sentence in sorted(placed, key=lambda entry: entry[0]):
+        end = round(depth * len(filler))
+        row += [*filler[start:end], *sentence]
+        start = end
+    return [*row, *filler[start:]]
+
+
+def count_at(grid: RetrievalResult, length: int) -> tuple[int, int]:
+    """Return the right answers over all depths of a length, and the trials."""
+    cells = [cell for cell in grid.cells if cell.length == length]
+    return sum(cell.hits for cell in cells), sum(cell.trials for cell in cells)
+
+
+def score_within(grid: RetrievalResult, trained_length: int) -> float | None:
+    """Return the baseline's share of right answers at its best length within the trained one; None without any."""
+    hits: Counter[int] = Counter()
+    trials: Counter[int] = Counter()
+    for cell in grid.baseline:
+        if cell.length <= trained_length:
+            hits[cell.length] += cell.hits
+            trials[cell.length] += cell.trials
+    return max((hits[length] / trials[length] for length in trials), default=None)

@@ -1,0 +1,165 @@
+"""Parity of rotation: the code that will run the checkpoint rotates by the table that ropetool decodes.
+
+Builds rotary modules from the config alone; reads no weights and runs no remote code.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropetool import names
+from ropetool.checkpoint.opening import is_gguf
+from ropetool.errors import CheckpointError, ConfigError, MissingDependency
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet
+from ropetool.runtimes import inspection
+from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
+from ropetool.verification.runners import llama_probe
+from ropetool.verification.runners.torch_library import library, quiet
+
+ROTATION = "rotation"
+TORCH_TOLERANCE = 3e-6  # transformers computes its tables in float32, whose powers are off by up to 1e-6
+
+
+def check_rotation(target: Path) -> Check:
+    """Return whether the real runtime, transformers or llama.cpp, rotates by our table.
+
+    A checkpoint that cannot be read fails, with the reason; without the runtime nothing is run.
+    """
+    try:
+        return _by_llama_cpp(target) if is_gguf(target) else _by_transformers(target)
+    except MissingDependency as error:
+        return Check(ROTATION, None, None, NOT_RUN, f"{error.message}: {error.try_}")
+    except (CheckpointError, ConfigError) as error:
+        return Check(ROTATION, None, None, FAIL, error.without_folders())
+
+
+def _by_llama_cpp(target: Path) -> Check:
+    probed = llama_probe.probe(target)
+    if probed.difference is None:
+        return Check(ROTATION, None, None, NOT_ASKED, probed.detail)
+    verdict = PASS if probed.difference <= llama_probe.TOLERANCE else FAIL
+    found = "agrees with our table" if verdict == PASS else "rotates otherwise than our table"
+    figure = probed.difference if math.isfinite(probed.difference) else None
+    return Check(ROTATION, figure, llama_probe.TOLERANCE, verdict, f"{probed.detail}, {found}")
+
+
+def _by_transformers(target: Path) -> Check:
+    transformers, torch = library("transformers"), library("torch")
+    reading = next(iter(inspection.inspect(target).readings), None)
+    if reading is None:
+        return Check(
+            ROTATION, None, None, NOT_ASKED, "ropetool does not know this family, so it has no table of its own"
+        )
+    try:
+        with quiet(transformers):
+            model = skeleton(torch, transformers, target)
+            if reading.rope is None:
+                return _failed(
+                    f"transformers {transformers.__version__} builds it, ropetool has it as: {reading.refuses}"
+                )
+            figure, place = largest_difference(torch, model, reading.rope)
+    except _BUILD_ERRORS as error:
+        sentence = " ".join(str(error).split()).replace(os.path.abspath(target), target.name) or type(error).__name__
+        return _failed(f"transformers {transformers.__version__} cannot build it: {sentence:.300}")
+    verdict = PASS if figure <= TORCH_TOLERANCE else FAIL
+    detail = f"transformers {transformers.__version__} rotates by our table" if verdict == PASS else place
+    return Check(ROTATION, figure if math.isfinite(figure) else None, TORCH_TOLERANCE, verdict, detail)
+
+
+# What transformers raises for a config that it cannot build a model from.
+_BUILD_ERRORS = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError)
+
+
+def _failed(detail: str) -> Check:
+    return Check(ROTATION, None, TORCH_TOLERANCE, FAIL, detail)
+
+
+def skeleton(torch: Any, transformers: Any, target: Path) -> Any:
+    """Return the checkpoint's model on the meta device: every module, no weights."""
+    config = transformers.AutoConfig.from_pretrained(str(target), local_files_only=True, trust_remote_code=False)
+    if type(config) not in transformers.AutoModelForCausalLM._model_mapping:
+        config = config.get_text_config()  # of a wrapper
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def largest_difference(torch: Any, model: Any, rope: RopeSet) -> tuple[float, str]:
+    """Return how far the model's rotary modules and softmax scales are from a reading, and where they are farthest.
+
+    Each module is built anew on the CPU for every length, as a call of that length meets it in a fresh model. Compared
+    are cos and sin as the module gives them, so with the attention factor, at positions 0, 1, 2 and the last one. A
+    float32 angle is off by a part of itself, so the difference is counted per 1 + angle radians.
+    """
+    modules = {type(m): m.config for m in model.modules() if hasattr(m, "rope_type") and hasattr(m, "config")}
+    if not modules:
+        return math.inf, "the model has no rotary module"
+    worst = _softmax_difference(model, rope)
+    for make, config in modules.items():
+        for layer_type, entry in rope.entries.items():
+            for length, regime in _cases(entry, rope.max_position_embeddings):
+                figure = _module_difference(torch, make(config=config), layer_type, length, regime)
+                worst = max(worst, (figure, f"{layer_type} at {length} tokens: {make.__name__} rotates otherwise"))
+    return worst
+
+
+def _cases(entry: LayerRope, context: int) -> list[tuple[int, Regime]]:
+    """Return the lengths around which a table may change, and our table there.
+
+    They are the trained length, twice that, the context, and every switch of a table with regimes.
+    """
+    if entry.table is None:
+        return []
+    trained = entry.original_max_position_embeddings or context
+    switches = [regime.up_to for regime in entry.table.regimes if regime.up_to is not None]
+    lengths = {trained, trained + 2, 2 * trained, context, *switches, *(switch + 1 for switch in switches)}
+    return [(length, entry.table.at(length)) for length in sorted(lengths)]
+
+
+def _module_difference(torch: Any, module: Any, layer_type: str, length: int, regime: Regime) -> float:
+    positions = np.array([0, 1, 2, length - 1])
+    ids, values = torch.from_numpy(positions)[None], torch.zeros(1, 1, 1)
+    nested = isinstance(module.rope_type, dict)
+    if nested and layer_type not in module.rope_type:
+        return math.inf
+    with torch.inference_mode():
+        found = module(values, ids, layer_type) if nested else module(values, ids)
+    angles = positions[:, None] * regime.inv_freq
+    # deepseek_v2 gives cos and sin as one complex number, all others as two tensors with every pair twice.
+    cos, sin = found if isinstance(found, tuple) else (found.real, found.imag)
+    return max(
+        _per_angle(cos, np.cos(angles) * regime.attention_factor, angles, regime.attention_factor),
+        _per_angle(sin, np.sin(angles) * regime.attention_factor, angles, regime.attention_factor),
+    )
+
+
+def _per_angle(found: Any, wanted: Array, angles: Array, attention_factor: float) -> float:
+    """Return the largest difference, as a part of the attention factor and of 1 + angle.
+
+    A module gives every pair once, or twice: all pairs and all again, or each two times in a row (cohere).
+    Shapes: found (1, positions, pairs or twice as many), wanted and angles (positions, pairs).
+    """
+    values = found[0].double().numpy()
+    pairs = wanted.shape[1]
+    if values.shape[1] % pairs:
+        return math.inf
+    again = values.reshape(len(wanted), -1, pairs)
+    in_a_row = values.reshape(len(wanted), pairs, -1).transpose(0, 2, 1)
+    scale = attention_factor * (1 + angles[:, None])
+    figure = min(float(np.max(np.abs(given - wanted[:, None]) / scale)) for given in (again, in_a_row))
+    return math.inf if math.isnan(figure) else figure
+
+
+def _softmax_difference(model: Any, rope: RopeSet) -> tuple[float, str]:
+    """Return how far MLA's softmax scale is from ours; elsewhere no rope key reaches the softmax."""
+    wanted = rope.entries[names.FULL_ATTENTION].softmax_multiplier
+    found = 0.0
+    for module in model.modules():
+        if hasattr(module, "qk_nope_head_dim") and hasattr(module, "scaling"):
+            channels = module.qk_nope_head_dim + module.qk_rope_head_dim
+            found = max(found, abs(module.scaling * math.sqrt(channels) / wanted - 1))
+    return found, "the softmax scale is another"

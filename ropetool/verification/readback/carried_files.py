@@ -1,0 +1,131 @@
+"""What a checkpoint holds besides its tensors, against its source: files of a directory, keys of a GGUF.
+
+Knows which parts a plan changes, and nothing of what they mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.tensor_bytes import BUFFER, Compared
+from ropetool.checkpoint.views import GgufView
+from ropetool.errors import PlanMismatch
+from ropetool.files.gguf import read_shards
+from ropetool.files.gguf.codec import shown as quoted
+from ropetool.files.hf import ABSENT, Edit, apply_edits, limits_of, open_checkpoint, parse_object, read_object
+from ropetool.files.hf.jsontext import shown
+from ropetool.files.regular import open_regular
+from ropetool.plans.applying import LEFT_BEHIND
+
+TOKENIZER_FILES = (names.TOKENIZER_JSON, "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+TOKENIZER_KEYS = "tokenizer."
+SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are follows from the plan
+
+
+# --- directories
+
+
+def compare_files(target: Path, source: Path, edits: Sequence[FileEdit]) -> Compared:
+    """Return which files of the target are not the source's with the plan's edits.
+
+    Left out: weights, pickles, the record of ropetool, and README, which anyone may rewrite. Files that only the
+    target has count where a tokenizer would read them.
+    """
+    theirs, ours = _carried(source), _carried(target)
+    added = [name for name in TOKENIZER_FILES if name in ours and name not in theirs]
+    differences = [f"{name} is additional" for name in added]
+    for name, path in theirs.items():
+        mine = [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == name]
+        reason = _file_difference(ours.get(name), path, mine)
+        if reason:
+            differences.append(f"{name}{reason}")
+    return Compared(len(theirs) + len(added), tuple(differences))
+
+
+def compare_tokenizers(target: Path, source: Path) -> Compared:
+    """Return which of the files that give tokens their ids are not the source's."""
+    found = [name for name in TOKENIZER_FILES if (target / name).exists() or (source / name).exists()]
+    differences = [
+        f"{name} differs"
+        for name in found
+        if not ((target / name).is_file() and (source / name).is_file() and _equal(target / name, source / name))
+    ]
+    return Compared(len(found), tuple(differences))
+
+
+def _carried(folder: Path) -> dict[str, Path]:
+    """Return the files below a directory that `extend` carries along, by name, in the order of their names."""
+    weights = {path.name for path in open_checkpoint(folder).weights}
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        own = str(relative) == names.PROVENANCE_JSON or relative.name.lower().startswith("readme")
+        pickled = relative.name.endswith(names.PICKLE_SUFFIXES) or relative.name == names.PICKLE_INDEX_JSON
+        if LEFT_BEHIND.isdisjoint(relative.parts) and not own and not pickled and path.is_file():
+            found[str(relative)] = path
+    return {name: path for name, path in found.items() if name not in weights}
+
+
+def _file_difference(found: Path | None, source: Path, edits: Sequence[Edit]) -> str:
+    """Return what is wrong with a file, to be read after its name; an edited one is compared by its JSON values."""
+    if found is None:
+        return " is missing"
+    if not edits:
+        return "" if _equal(found, source) else " differs"
+    try:
+        wanted = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
+    except PlanMismatch:
+        return ": the plan's edits do not fit the file that it is compared with"
+    difference = _value_difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
+    return f": {difference}" if difference else ""
+
+
+def _equal(a: Path, b: Path) -> bool:
+    if os.path.samefile(a, b):
+        return True
+    if a.stat().st_size != b.stat().st_size:
+        return False
+    with open_regular(a) as first, open_regular(b) as second:
+        while part := first.read(BUFFER):
+            if part != second.read(len(part)):
+                return False
+    return True
+
+
+def _value_difference(wanted: Any, found: Any, name: str) -> str:
+    """Return the first value that differs in two parsed JSON files, by its dotted name."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key in dict.fromkeys([*wanted, *found]):
+            inner = f"{name}.{key}" if name else str(key)
+            difference = _value_difference(wanted.get(key, ABSENT), found.get(key, ABSENT), inner)
+            if difference:
+                return difference
+        return ""
+    same = type(wanted) is type(found) and wanted == found
+    return "" if same else f"{name} is {shown(found)} instead of {shown(wanted)}"
+
+
+# --- GGUF
+
+
+def compare_keys(target: Path, source: Path, edits: Sequence[FileEdit], prefix: str = "") -> Compared:
+    """Return which metadata keys of the target are not the source's with the plan's edits.
+
+    prefix: compares only the keys that begin so.
+    """
+    wanted = GgufView.of(read_shards(source)).after(patch_of(edits)).values
+    found = GgufView.of(read_shards(target)).values
+    keys = [k for k in dict.fromkeys([*wanted, *found]) if k.startswith(prefix) and not k.startswith(SPLIT_KEYS)]
+    differences = []
+    for key in keys:
+        if key not in found or key not in wanted:
+            differences.append(f"{quoted(key)} is {'missing' if key not in found else 'additional'}")
+        elif found[key] != wanted[key]:
+            differences.append(f"{quoted(key)} differs")
+    return Compared(len(keys), tuple(differences))

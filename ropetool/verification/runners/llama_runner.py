@@ -1,0 +1,221 @@
+"""A GGUF run by llama.cpp: tokens in, what the asked places cost out.
+
+Holds the logits of one chunk at a time. Knows nothing of documents, segments or verdicts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ropetool.checkpoint.views import GgufView
+from ropetool.errors import CheckpointError, ConfigError
+from ropetool.files.gguf import GgufHeader, read_shards
+from ropetool.rope.tables import Array
+from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.llama_cpp import decoding
+from ropetool.verification.runners.llama_library import (  # fmt: skip
+    LlamaModel,
+    free,
+    library,
+    load,
+    piece_of,
+    tokens_of,
+)
+from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
+
+CACHE_TYPES = {"auto": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+class LlamaRunner:
+    """A GGUF of any quantisation; its vocabulary is read at once, the weights when the first losses are asked for.
+
+    device: cpu, auto, or a GPU's name; auto takes a GPU where llama.cpp was built for one. dtype: the type of the cache, float32 for auto.
+    context_length: tokens that every context is made for. Without it a context is as long as the rows, which
+    matters where the file holds two lists of frequencies: llama.cpp chooses by the size of the context.
+
+    Raises: MissingDependency without llama-cpp-python; ConfigError for a device or dtype that is not there;
+    CheckpointError for a file that llama.cpp refuses, or that would abort the process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        report: Callable[[str], None] | None = None,
+        context_length: int | None = None,
+        flash_attention: bool = False,
+    ) -> None:
+        self._library = lib = library()
+        self._gpu = _is_gpu(lib, device)
+        if dtype not in CACHE_TYPES:
+            raise ConfigError(f"{dtype!r} is not one of {', '.join(CACHE_TYPES)}", where="--dtype")
+        self._cache = CACHE_TYPES[dtype]
+        self._context_length, self._flash_attention = context_length, flash_attention
+        headers = _checked(path)
+        self.path, self._weights = headers[0].path, _weight_type(headers)
+        self._model: LlamaModel | None = None
+        vocabulary = load(lib, self.path, gpu=False, vocabulary_only=True)
+        weakref.finalize(self, free, lib, vocabulary)
+        self._vocabulary = lib.llama_model_get_vocab(vocabulary)
+        bos = int(lib.llama_vocab_bos(self._vocabulary))
+        self.prefix = (bos,) if lib.llama_vocab_get_add_bos(self._vocabulary) and bos >= 0 else ()
+
+    @property
+    def description(self) -> str:
+        """The library, device, weight type and cache type, for the record."""
+        device = "GPU" if self._gpu else "cpu"
+        attention = ", flash attention" if self._flash_attention else ""
+        return f"llama-cpp-python {self._library.__version__}, {device}, {self._weights} weights, {self._cache} cache{attention}"
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without any in front or behind.
+
+        Raises: CheckpointError if the file has no vocabulary.
+        """
+        if self._library.llama_vocab_type(self._vocabulary) == self._library.LLAMA_VOCAB_TYPE_NONE:
+            raise CheckpointError("it has no vocabulary, so no text can be read", where=str(self.path))
+        return tokens_of(self._library, self._vocabulary, text)
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
+
+        What a vocabulary adds in front (a space) counts with no token, and what it drops with the last one.
+        """
+        sizes = [len(piece_of(self._library, self._vocabulary, token)) for token in self.tokenize(text)]
+        if sizes:
+            surplus = sum(sizes) - len(text.encode())
+            sizes[0 if surplus > 0 else -1] -= surplus
+        return sizes
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last `scored` tokens of every row cost, in float64.
+
+        `done` is told after each row how many tokens it had.
+
+        Shapes: rows of one length, over `scored` -> (rows, scored). Units: nats.
+        Raises: ConfigError if a context of that length does not fit into memory; CheckpointError as for loading, or
+        if a logit is not finite.
+        """
+        ids = np.array(rows, dtype=np.int64)
+        model = self._open(ids, min(scored, PIECE_TOKENS))
+        losses, hits = np.empty((len(ids), scored)), np.empty((len(ids), scored), dtype=np.bool_)
+        for index, row in enumerate(ids):
+            first = len(row) - scored - 1
+            for start, logits in model.logits(row, first, len(row) - 1):
+                self._refuse_not_finite(logits, start, len(row))
+                place = slice(start - first, start - first + len(logits))
+                targets = row[start + 1 : start + 1 + len(logits)]
+                losses[index, place] = _cross_entropy(logits, targets)
+                hits[index, place] = logits.argmax(axis=1) == targets
+            done(row.size)
+        return Scores(losses, hits)
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        ids, few = np.array(rows, dtype=np.int64), np.array(candidates, dtype=np.int64)
+        model = self._open(ids, 1)
+        log_probs, top = np.empty(few.shape), np.empty(len(ids), dtype=np.int64)
+        for index, row in enumerate(ids):
+            for start, logits in model.logits(row, len(row) - 1, len(row)):
+                self._refuse_not_finite(logits, start, len(row))
+                log_probs[index] = -_cross_entropy(np.repeat(logits, few.shape[1], axis=0), few[index])
+                top[index] = logits[0].argmax()
+            done(row.size)
+        return Predictions(log_probs, top)
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits after the tokens of a row, `PIECE_TOKENS` at a time, with the index of the first.
+
+        A piece is overwritten by the next one. Shapes: (tokens of the piece, vocabulary). Raises: as `score`.
+        """
+        row = np.array(ids, dtype=np.int64)
+        model = self._open(row[None], PIECE_TOKENS)
+        yield from model.logits(row, 0, row.size)
+
+    def close(self) -> None:
+        """Free the model."""
+        if self._model is not None:
+            self._model.close()
+        self._model = None
+
+    def _refuse_not_finite(self, logits: Logits, start: int, length: int) -> None:
+        bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+        if bad.size:
+            raise CheckpointError(
+                f"llama.cpp gives logits that are not finite, first at position {start + bad[0]} of {length}",
+                where=str(self.path),
+                try_="--dtype float32, if the cache was narrower",
+            )
+
+    def _open(self, ids: Tokens, outputs: int) -> LlamaModel:
+        """Return the model with a context for these rows. Raises: CheckpointError if a token has no embedding."""
+        if self._model is None:
+            self._model = LlamaModel(
+                self._library, self.path, gpu=self._gpu, cache=self._cache, flash_attention=self._flash_attention
+            )
+        if ids.max() >= self._model.vocabulary_size:
+            raise CheckpointError(
+                f"there is no token {ids.max()}; the vocabulary has {self._model.vocabulary_size}", where=str(self.path)
+            )
+        # llama.cpp pads a context to 256 tokens, and aborts where a batch is not allowed even one token per sequence.
+        self._model.open(max(self._context_length or 0, ids.shape[1], 256), outputs)
+        return self._model
+
+
+def _checked(path: Path) -> tuple[GgufHeader, ...]:
+    """Return the headers of the model's files.
+
+    Raises: CheckpointError for a broken file, and one of which is known that llama.cpp would abort the process.
+    """
+    headers = read_shards(path)
+    try:
+        decoding.decode(GgufView.of(headers))
+    except NotKnown:
+        pass  # a newer llama.cpp may well run it
+    except Refuses as refusal:
+        raise CheckpointError(f"llama.cpp does not load it: {refusal}", where=str(path)) from None
+    return headers
+
+
+def _weight_type(headers: tuple[GgufHeader, ...]) -> str:
+    """Return the tensor type that most bytes of the model have."""
+    sizes: Counter[str] = Counter()
+    for tensor in (tensor for header in headers for tensor in header.tensors):
+        sizes[tensor.type_name] += tensor.nbytes
+    return max(sizes, key=lambda name: sizes[name], default="no")
+
+
+def _is_gpu(lib: Any, device: str) -> bool:
+    """Return whether layers go to a GPU; llama.cpp chooses which."""
+    if device == "cpu":
+        return False
+    offloads = bool(lib.llama_supports_gpu_offload())
+    if device != "auto" and not offloads:
+        raise ConfigError(
+            f"{device} was asked for, and this llama.cpp is built for the CPU alone", where="--device",
+            try_="--device cpu",
+        )  # fmt: skip
+    return offloads
+
+
+def _cross_entropy(logits: Logits, targets: Tokens) -> Array:
+    """Return the loss of each target, in float64 row by row.
+
+    Shapes: logits (tokens, vocabulary), targets (tokens,) -> (tokens,).
+    """
+    found = np.empty(len(targets))
+    for index, (row, target) in enumerate(zip(logits, targets, strict=True)):
+        wide = row.astype(np.float64)
+        top = wide.max()
+        found[index] = top + np.log(np.exp(wide - top).sum()) - wide[target]
+    return found

@@ -1,0 +1,308 @@
+"""A Hugging Face checkpoint run by torch: tokens in, what the asked places cost out.
+
+Holds the logits of some places at a time, never of a whole context. Knows nothing of documents or verdicts.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ropetool.errors import CheckpointError, ConfigError, MissingFile, NotACheckpoint
+from ropetool.files.parts import pickled
+from ropetool.names import CONFIG_JSON, PICKLE_SUFFIXES
+from ropetool.verification.runners.torch_library import (
+    MAP,
+    is_out_of_memory,
+    library,
+    quiet,
+    torch_device,
+    torch_dtype,
+)
+from ropetool.verification.runners.torch_model import TorchModel
+from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
+
+CPU_BATCH_TOKENS = 8192  # more is no faster on a CPU
+GPU_BATCH_TOKENS = 32768
+CPU_CHUNK_TOKENS = 16384  # of one row, beyond which it is computed in pieces; a CPU has no out-of-memory to catch
+GPU_CHUNK_TOKENS = 131072
+MIN_CHUNK_TOKENS = 256
+LOGITS_AT_ONCE = 2**24  # entries: 64 MB in float32
+
+Found = TypeVar("Found")
+
+
+class TorchRunner:
+    """A local checkpoint; the tokenizer is read at once, the weights when the first figures are asked for.
+
+    device: auto (CUDA, else Apple's MPS, else the CPU), a name of torch's, or map (layers over all devices). dtype:
+    auto (as stored on a GPU, float32 on a CPU) or a name. report: told when a batch had to be halved for lack of
+    memory. tensor_parallel: the model is cut over the processes of torchrun by transformers' own plan.
+
+    Raises: MissingDependency without torch and transformers; ConfigError for a device or dtype that is not there;
+    CheckpointError for files that transformers cannot read. Remote code is never run and pickle never loaded.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        report: Callable[[str], None] | None = None,
+        batch_tokens: int | None = None,
+        chunk_tokens: int | None = None,
+        tensor_parallel: bool = False,
+    ) -> None:
+        self._torch, self._transformers = library("torch"), library("transformers")
+        self.path = path
+        self._spread, self._tensor_parallel = device == MAP, tensor_parallel
+        self._device = torch_device(self._torch, device)
+        self._dtype = torch_dtype(self._torch, dtype, self._device)
+        self._report = report
+        on_cpu = self._device.type == "cpu"
+        self._batch_tokens = batch_tokens or (CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS)
+        self._chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
+        self._loaded: TorchModel | None = None
+        _check_files(path)
+        with self._reading():
+            self._tokenizer = self._transformers.AutoTokenizer.from_pretrained(
+                str(path), local_files_only=True, trust_remote_code=False
+            )
+            self.prefix = self._prefix()
+
+    @property
+    def description(self) -> str:
+        """The libraries, device and type, for the record."""
+        dtype = str(self._dtype).removeprefix("torch.").replace("auto", "as stored")
+        versions = f"torch {self._torch.__version__}, transformers {self._transformers.__version__}"
+        device = "layers over all devices" if self._spread else self._device
+        untested = ", untested on Apple's GPU" if self._device.type == "mps" else ""
+        return f"{versions}, {device}, {dtype}{untested}"
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        with quiet(self._transformers):
+            return self._ids(text, special=False)
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
+
+        A character that is spread over several tokens counts with the last of them.
+        """
+        with quiet(self._transformers):
+            found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=self._tokenizer.is_fast)
+        if "offset_mapping" not in found:  # a tokenizer in Python knows no offsets: all tokens alike
+            ends = np.linspace(0, len(text), len(found["input_ids"]) + 1)[1:].astype(np.int64)
+        else:
+            offsets = found["offset_mapping"]
+            last = {end: index for index, (_, end) in enumerate(offsets)}
+            ends = np.array([end if last[end] == i else start for i, (start, end) in enumerate(offsets)], np.int64)
+        if not len(ends):
+            return []
+        ends = np.maximum.accumulate(ends)
+        ends[-1] = len(text)
+        sizes = np.cumsum([0, *(len(character.encode()) for character in text)])
+        return [int(size) for size in np.diff(sizes[ends], prepend=0)]
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last `scored` tokens of every row cost, in float64.
+
+        `done` is told after each batch how many tokens it had.
+
+        Shapes: rows of one length, over `scored` -> (rows, scored). Units: nats.
+        Raises: ConfigError if a single row does not fit into memory; CheckpointError as for loading, or if a logit is
+        not finite.
+        """
+        ids = np.array(rows, dtype=np.int64)
+        parts = list(self._batches(ids, lambda model, batch: self._scores(model, batch, scored), done))
+        return Scores(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        ids = np.array(rows, dtype=np.int64)
+        parts = list(self._batches(ids, self._last_log_probs, done, np.array(candidates, dtype=np.int64)))
+        return Predictions(np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts]))
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits after the tokens of a row, `PIECE_TOKENS` at a time, with the index of the first.
+
+        Shapes: (tokens of the piece, vocabulary). Raises: as `score`.
+        """
+        model = self._model()
+        row = np.array([ids], dtype=np.int64)
+        hidden = self._fitting(lambda: model.hidden(self._on_device(row), 0, self._chunk_tokens), row)
+        assert hidden is not None  # only batches of several rows are halved
+        for start in range(0, len(ids), PIECE_TOKENS):
+            with self._torch.inference_mode(), quiet(self._transformers):
+                piece = model.logits(hidden, start, min(start + PIECE_TOKENS, len(ids)))[0]
+                yield start, piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
+
+    def close(self) -> None:
+        """Free the model."""
+        if self._loaded is not None:
+            self._loaded = None
+            self._free()
+
+    def _batches(self, ids: Tokens, compute: Callable[..., Found], done: Done, *more: Tokens) -> Iterator[Found]:
+        """Yield what `compute` makes of each batch of rows, and of those rows of what else goes with them."""
+        model, start = self._model(), 0
+        if ids.max() >= model.vocabulary:
+            raise CheckpointError(
+                f"the tokenizer gives token {ids.max()}, but the model has embeddings for {model.vocabulary}",
+                where=str(self.path),
+            )
+        while start < len(ids):
+            part = slice(start, start + max(1, self._batch_tokens // ids.shape[1]))
+            found = self._fitting(lambda part=part: compute(model, ids[part], *(m[part] for m in more)), ids[part])  # type: ignore[misc]
+            if found is not None:
+                yield found
+                start += len(ids[part])
+                done(ids[part].size)
+
+    def _fitting(self, compute: Callable[[], Found], batch: Tokens) -> Found | None:
+        """Return what is computed; None if the batch had to be halved. A single row goes on in smaller chunks."""
+        while True:
+            try:
+                with self._torch.inference_mode(), quiet(self._transformers):
+                    return compute()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._free()  # out here, where no error holds the tensors of the pass
+            if self._halve(batch):
+                return None
+
+    def _scores(self, model: TorchModel, batch: Tokens, scored: int) -> tuple[Any, Any]:
+        """Return losses and hits of one batch, a few places at a time. Shapes: (rows, scored)."""
+        torch, ids = self._torch, self._on_device(batch)
+        hidden = model.hidden(ids, batch.shape[1] - scored - 1, self._chunk_tokens)
+        step = max(1, LOGITS_AT_ONCE // (len(batch) * model.vocabulary))
+        losses, hits = [], []
+        for start in range(0, scored, step):
+            logits = model.logits(hidden, start, min(start + step, scored))
+            wanted = ids[:, batch.shape[1] - scored + start :][:, : logits.shape[1]]
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), wanted.flatten(), reduction="none")
+            losses.append(flat.view(wanted.shape))
+            hits.append(wide.argmax(dim=-1) == wanted)
+        found = torch.cat(losses, dim=1).cpu().numpy().astype(np.float64)
+        self._refuse_not_finite(model, batch, found, batch.shape[1] - scored - 1)
+        return found, torch.cat(hits, dim=1).cpu().numpy()
+
+    def _last_log_probs(self, model: TorchModel, batch: Tokens, candidates: Tokens) -> tuple[Any, Any]:
+        torch = self._torch
+        hidden = model.hidden(self._on_device(batch), batch.shape[1] - 1, self._chunk_tokens)
+        logits = model.logits(hidden, 0, 1)[:, 0]
+        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        found = log_probs.gather(1, self._on_device(candidates)).cpu().numpy().astype(np.float64)
+        self._refuse_not_finite(model, batch, found[:, :1], batch.shape[1] - 1)
+        return found, logits.argmax(dim=-1).cpu().numpy()
+
+    def _refuse_not_finite(self, model: TorchModel, batch: Tokens, found: Any, first: int) -> None:
+        """Raise CheckpointError naming layer and position, if one of the figures is not finite."""
+        bad = np.argwhere(~np.isfinite(found))
+        if not bad.size:
+            return
+        row, column = (int(index) for index in bad[0])
+        layer, position = model.first_not_finite(self._on_device(batch[row : row + 1]))
+        position = first + column if position < 0 else position
+        raise CheckpointError(
+            f"{layer} gives values that are not finite, first at position {position} of {batch.shape[1]}",
+            where=str(self.path),
+            try_="--dtype float32, if the checkpoint was loaded in a narrower type",
+        )
+
+    def _on_device(self, ids: Tokens) -> Any:
+        return self._torch.from_numpy(np.ascontiguousarray(ids)).to(self._device)
+
+    def _free(self) -> None:
+        gc.collect()
+        if self._device.type == "cuda":
+            self._torch.cuda.empty_cache()
+
+    def _halve(self, batch: Tokens) -> bool:
+        """Halve the batch, or for one row the chunk, and say so; return whether it was the batch."""
+        rows, length = batch.shape
+        chunk = min(self._chunk_tokens, length) // 2
+        if rows > 1:
+            self._batch_tokens = rows // 2 * length
+            self._say(f"no memory for {rows} rows of {length} tokens; going on with {rows // 2}")
+        elif self._model().fixed_table and chunk >= MIN_CHUNK_TOKENS:
+            self._chunk_tokens = chunk
+            self._say(f"no memory for {length} tokens in one pass; going on with {chunk} at a time")
+        else:
+            raise ConfigError(
+                f"one row of {length} tokens does not fit into the memory of {self._device}",
+                where=str(self.path),
+                try_="--dtype bfloat16, another --device, or shorter --lengths",
+            )
+        return bool(rows > 1)
+
+    def _say(self, sentence: str) -> None:
+        if self._report is not None:
+            self._report(f"{self.path.name}: {sentence}")
+
+    def _model(self) -> TorchModel:
+        if self._loaded is None:
+            self._loaded = TorchModel(self._torch, self._load())
+        return self._loaded
+
+    def _load(self) -> Any:
+        options = {"device_map": "auto"} if self._spread else {"tp_plan": "auto"} if self._tensor_parallel else {}
+        # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
+        with self._reading():
+            model, info = self._transformers.AutoModelForCausalLM.from_pretrained(
+                str(self.path),
+                dtype=self._dtype,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                **options,
+            )
+        if info["missing_keys"]:
+            # transformers would go on with random numbers in their place.
+            missing = sorted(info["missing_keys"])
+            raise CheckpointError(f"{len(missing)} tensors are missing, first {missing[0]}", where=str(self.path))
+        return (model if options else model.to(self._device)).eval()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Turn what transformers raises for a checkpoint that it cannot read into one sentence."""
+        try:
+            with quiet(self._transformers):
+                yield
+        except (
+            Exception
+        ) as error:  # whatever it is: errors of validators and of libraries below have classes of their own
+            who = "tokenizers" if type(error) is Exception else "transformers"  # it raises nothing more special
+            sentence = " ".join(str(error).split()) or type(error).__name__
+            raise CheckpointError(f"{who} cannot load it: {sentence:.300}", where=str(self.path)) from error
+
+    def _ids(self, text: str, special: bool) -> list[int]:
+        return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
+
+    def _prefix(self) -> tuple[int, ...]:
+        """Return the special tokens in front of a text, by tokenizing one: what configs say of BOS is often wrong."""
+        plain, special = self._ids("a", special=False), self._ids("a", special=True)
+        starts = (at for at in range(len(special)) if special[at : at + len(plain)] == plain)
+        return tuple(special[: next(starts, 0)])
+
+
+def _check_files(path: Path) -> None:
+    """Raise unless the path is a directory with a config and safetensors; their contents are checked on loading."""
+    if not (path / CONFIG_JSON).is_file():
+        raise NotACheckpoint(f"there is no {CONFIG_JSON}; a checkpoint is a directory that holds one", where=str(path))
+    pickles = sorted(file.name for file in path.iterdir() if file.name.endswith(PICKLE_SUFFIXES))
+    if not any(path.glob("*.safetensors")) and pickles:
+        raise pickled(str(path), pickles[0])
+    if not any(path.glob("*.safetensors")):
+        raise MissingFile("there are no safetensors weights, so nothing can be computed", where=str(path))

@@ -1,0 +1,45 @@
+"""Baking: what a runtime cannot be told, put into the weights as tensor edits, and the writer that carries them out.
+
+Knows where a family's queries and keys are made; not how a plan is chosen or shown.
+"""
+
+from ropetool.weights.bakes import Bake, attention_factor, layout, pair_gain, score_gain, softmax_scale, view_of
+from ropetool.weights.checking import LayerCheck, check_scores, reader
+from ropetool.weights.dropping import drop_pairs
+from ropetool.weights.edits import PERMUTE, SCALE, RowChange, TensorEdit, by_tensor, described, row_change
+from ropetool.weights.fold_targets import View
+from ropetool.weights.residual import Rest, rest_edits, rest_of, rest_words, without_rest
+from ropetool.weights.writing import Baked, BakedTensor, bake_tensors, baked_bytes, growth, marks
+
+__all__ = [
+    "PERMUTE",
+    "SCALE",
+    "Bake",
+    "Baked",
+    "BakedTensor",
+    "LayerCheck",
+    "Rest",
+    "RowChange",
+    "TensorEdit",
+    "View",
+    "attention_factor",
+    "bake_tensors",
+    "baked_bytes",
+    "by_tensor",
+    "check_scores",
+    "described",
+    "drop_pairs",
+    "growth",
+    "layout",
+    "marks",
+    "pair_gain",
+    "reader",
+    "rest_edits",
+    "rest_of",
+    "rest_words",
+    "row_change",
+    "score_gain",
+    "softmax_scale",
+    "view_of",
+    "without_rest",
+]

@@ -1,0 +1,94 @@
+"""FP8 weights: a factor goes into the scales of their blocks, where whole blocks take it; an order stays in a block.
+
+Knows how scale tensors lie over a weight, not what its rows mean.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from ropetool.errors import UnsupportedDtype
+from ropetool.files.dtypes import STORAGE
+from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
+from ropetool.weights.fold_targets import Stored, View
+
+SCALES = ("_scale_inv", "_scale")  # behind the weight's own name: DeepSeek's blocks; one for all, or one a row
+FP8 = ("F8_E4M3", "F8_E5M2")
+E8M0 = "F8_E8M0"
+
+
+def on_scales(edits: list[TensorEdit], view: View) -> tuple[TensorEdit, ...]:
+    """Return the edits with those of block-scaled weights moved onto their scales; others stay as they are.
+
+    Raises: UnsupportedDtype where a factor would also scale rows that it does not concern, or is no power of two
+    where the scales hold nothing else, or the weight is packed.
+    """
+    change = by_tensor(edits)
+    return tuple(_placed(edit, view) for edit in edits if edit.tensor in change)
+
+
+def _placed(edit: TensorEdit, view: View) -> TensorEdit:
+    stored = view.tensors[edit.tensor]
+    if stored.dtype in STORAGE:
+        return edit
+    if stored.dtype not in FP8:
+        raise UnsupportedDtype(
+            f"has type {stored.dtype}: packed or integer numbers share their scales, so no row can be changed alone and "
+            "exactly; an extension that edits config.json alone works",
+            where=edit.tensor, try_="bake the unpacked model, then pack it",
+        )  # fmt: skip
+    name = next((f"{edit.tensor}{end}" for end in SCALES if f"{edit.tensor}{end}" in view.tensors), None)
+    if name is None:
+        raise UnsupportedDtype(f"has type {stored.dtype} and no scales beside it", where=edit.tensor)
+    block = _block_rows(view, edit, view.tensors[name])
+    if edit.operation == SCALE:
+        return _scaled(edit, name, view, block)
+    if block == 1:
+        raise UnsupportedDtype("has a scale for each row, which would have to move with it", where=edit.tensor)
+    old = edit.rows.reshape(-1, edit.length)[:, list(edit.order)].reshape(-1)
+    if np.any(edit.rows // block != old // block):
+        raise UnsupportedDtype(f"would move rows between blocks of {block}, which are scaled apart", where=edit.tensor)
+    return edit
+
+
+def _block_rows(view: View, edit: TensorEdit, scales: Stored) -> int:
+    """Return how many rows share a scale."""
+    count = scales.shape[0] if scales.shape else 1
+    stated = view.quantization.get("weight_block_size")
+    block = int(stated[0]) if isinstance(stated, list) and len(scales.shape) == 2 else -(-edit.height // count)
+    if block < 1 or -(-edit.height // block) != count:
+        raise UnsupportedDtype(
+            f"has {count} rows of scales for {edit.height} rows in blocks of {block}", where=edit.tensor
+        )
+    return block
+
+
+def _scaled(edit: TensorEdit, name: str, view: View, block: int) -> TensorEdit:
+    """Return the edit of the scales: every block row is either wholly scaled by one factor, or not touched."""
+    factor = np.ones(edit.height)
+    factor[edit.rows] = np.resize(np.array(edit.factors), edit.rows.size)
+    count = -(-edit.height // block)
+    rows, factors = [], []
+    for i in range(count):
+        found = set(factor[i * block : (i + 1) * block].tolist())
+        if len(found) > 1:
+            raise UnsupportedDtype(
+                f"rows {i * block} to {min(edit.height, (i + 1) * block) - 1} share a scale, and only some of them take "
+                "the factor", where=edit.tensor, try_="bake another side, or a copy in bfloat16",
+            )  # fmt: skip
+        rows.append(i)
+        factors.append(found.pop())
+    stored = view.tensors[name]
+    powers = stored.dtype == E8M0 or view.quantization.get("scale_fmt") == "ue8m0"
+    if powers and not all(f > 0 and math.frexp(f)[0] == 0.5 for f in factors):
+        raise UnsupportedDtype(
+            f"holds powers of two alone, and {max(factors, key=lambda f: abs(math.log2(f) % 1)):.6g} is none", where=name,
+            try_="bake a factor that is a power of two, or a copy in bfloat16",
+        )  # fmt: skip
+    return replace(
+        edit, tensor=name, height=count, starts=(0,), length=count, factors=tuple(factors), offset=0.0,
+        reason=f"{edit.reason}, in the scales of {edit.tensor}",
+    )  # fmt: skip

@@ -1,0 +1,176 @@
+"""The scores of each baked layer before and after, on random activations, by the numpy reference of rope.py.
+
+Reads two versions of the same layers; knows no runtime, and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ropetool import names
+from ropetool.errors import LossyExport
+from ropetool.families import Stage
+from ropetool.families.rows import K, Q
+from ropetool.files.dtypes import decode
+from ropetool.files.hf import Header
+from ropetool.rope import arithmetic
+from ropetool.rope.tables import Array, LayerRope
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.fold_targets import PARTS, Place, View, attention_name, by_stage, layers
+
+Reader = Callable[[str], Array]
+EPSILON = 1e-6  # of norms; the same on both sides, so its exact value changes no comparison
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One layer's scores: the largest, how far the baked ones are from them, and how far without the bake."""
+
+    layer: int
+    layer_type: str
+    largest: float
+    difference: float
+    unbaked: float
+
+
+def reader(headers: Sequence[Header]) -> Reader:
+    """Return what reads a tensor by name as float64.
+
+    Raises: UnsupportedDtype for block-scaled and packed numbers.
+    """
+    places = {name: (header.path, info) for header in headers for name, info in header.tensors.items()}
+
+    def read(name: str) -> Array:
+        path, info = places[name]
+        with path.open("rb") as file:
+            file.seek(info.begin)
+            found: Array = decode(file.read(info.end - info.begin), info.dtype).astype(np.float64).reshape(info.shape)
+        return found
+
+    return read
+
+
+def check_scores(
+    edits: Sequence[TensorEdit], before: View, read_before: Reader, after: View, read_after: Reader, *, length: int = 64
+) -> list[LayerCheck]:
+    """Return how the scores of every layer that the edits touch compare, at positions up to the promised context.
+
+    Raises: UnsupportedDtype, LossyExport.
+    """
+    touched = {edit.tensor for edit in edits}
+    found = []
+    for layer_type, entry in before.rope.entries.items():
+        after_entry = after.rope.entries[layer_type]
+        for layer in layers(before, entry):
+            prefix = attention_name(before, layer)
+            if not any(name.startswith(f"{prefix}.") for name in touched):
+                continue
+            context = before.rope.max_position_embeddings
+            old = layer_scores(before, entry, layer, read_before, context, length)
+            new = layer_scores(after, after_entry, layer, read_after, context, length)
+            unbaked = layer_scores(after, after_entry, layer, read_before, context, length)
+            kept = np.isfinite(old)
+            largest = float(np.abs(old[kept]).max())
+            away, without = (float(np.abs(part[kept] - old[kept]).max()) for part in (new, unbaked))
+            found.append(LayerCheck(layer, layer_type, largest, away, without))
+    return found
+
+
+def layer_scores(view: View, entry: LayerRope, layer: int, read: Reader, context: int, length: int) -> Array:
+    """Return the scores of a layer for random activations at positions spread over the context.
+
+    Shapes: -> (heads, length, length).
+    """
+    if entry.table is None:
+        raise LossyExport("these layers do not rotate", where=view.where)
+    regime = entry.table.at(context)
+    positions = np.unique(np.linspace(0, context - 1, length).astype(np.int64)).astype(np.float64)
+    if view.family.mla:
+        q, k = _latent_heads(view, entry, layer, read, positions.size)
+    else:
+        x = _activations(view, positions.size)
+        q, k = (_heads(view, entry, layer, read, x, side) for side in (Q, K))
+    return arithmetic.scores(
+        q, k, positions, regime.inv_freq, attention_factor=regime.attention_factor, layout=entry.layout,
+        softmax_scale=entry.softmax_multiplier * q.shape[-1] ** -0.5,
+    )  # fmt: skip
+
+
+def _activations(view: View, count: int) -> Array:
+    width = int(view.config[names.HIDDEN_SIZE])
+    found: Array = np.random.default_rng(0).standard_normal((count, width))
+    return found
+
+
+def _heads(view: View, entry: LayerRope, layer: int, read: Reader, x: Array, side: str) -> Array:
+    """Return the queries or keys of all heads, their rotary channels first.
+
+    Shapes: x (n, hidden) -> (heads, n, width).
+    """
+    made: Array | None = None
+    for stage, places in by_stage(view, entry, layer, view.bake.q if side == Q else view.bake.k, side):
+        weight, bias = (_gathered(places, part, read) for part in PARTS)
+        assert weight is not None
+        if made is None:
+            made = x @ weight.swapaxes(-1, -2)
+        else:
+            made = _normed(made, stage) * (weight[..., 0][:, None] + stage.offset)
+        if bias is not None:
+            made = made + bias[..., 0][:, None]
+        rotary = places[0].rotary
+    assert made is not None
+    return np.concatenate([made[..., rotary:], made[..., :rotary]], axis=-1)
+
+
+def _gathered(places: list[Place], part: str, read: Reader) -> Array | None:
+    """Return the rows of each head, from one tensor or from one of each head.
+
+    Shapes: -> (heads, width, row length), heads 1 where all share a vector.
+    """
+    found = []
+    for place in places:
+        if place.tensor.endswith(part):
+            rows = np.add.outer(np.array(place.starts), np.arange(place.width))
+            found.append(read(place.tensor).reshape(place.height, -1)[rows])
+    return np.concatenate(found) if found else None
+
+
+def _normed(x: Array, stage: Stage) -> Array:
+    """Return heads divided by their size: each alone, or all together under a norm as wide as all of them."""
+    axes: Any = (0, 2) if stage.norm == "rms" and stage.rows == "heads" else 2
+    if stage.norm == "layer":
+        x = x - x.mean(axis=axes, keepdims=True)
+    size: Array = np.sqrt((x**2).mean(axis=axes, keepdims=True) + EPSILON)
+    return x / size
+
+
+def _latent_heads(view: View, entry: LayerRope, layer: int, read: Reader, count: int) -> tuple[Array, Array]:
+    """Return MLA's queries and keys, the decoupled rotary channels first."""
+    prefix, x = attention_name(view, layer), _activations(view, count)
+    weight, bias = _rows(read, view, f"{prefix}.kv_a_proj_with_mqa")
+    rank = int(view.config[names.KV_LORA_RANK])
+    inner = _rms(x @ weight[:rank].T + bias[:rank]) * read(f"{prefix}.kv_a_layernorm.weight")
+    ((_, places),) = by_stage(view, entry, layer, view.bake.k_plain, K)
+    plain_rows = _gathered(places, ".weight", read)
+    assert plain_rows is not None
+    plain = inner @ plain_rows.swapaxes(-1, -2)
+    turning = np.repeat(_heads(view, entry, layer, read, x, K), plain.shape[0], axis=0)
+    if f"{prefix}.q_a_proj.weight" in view.tensors:
+        weight, bias = _rows(read, view, f"{prefix}.q_a_proj")
+        x = _rms(x @ weight.T + bias) * read(f"{prefix}.q_a_layernorm.weight")
+    return _heads(view, entry, layer, read, x, Q), np.concatenate([turning, plain], axis=-1)
+
+
+def _rows(read: Reader, view: View, name: str) -> tuple[Array, Array]:
+    weight = read(f"{name}.weight")
+    bias = read(f"{name}.bias") if f"{name}.bias" in view.tensors else np.zeros(weight.shape[0])
+    return weight, bias
+
+
+def _rms(x: Array) -> Array:
+    found: Array = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + EPSILON)
+    return found

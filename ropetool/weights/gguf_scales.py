@@ -1,0 +1,132 @@
+"""Quantised rows of a GGUF file: a factor goes into the scales of their blocks; the numbers inside stay.
+
+Knows where each block type keeps its scales (ggml/src/ggml-common.h), not which tensor is which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
+from ropetool.files.dtypes import STORAGE
+from ropetool.files.gguf import GGML_TYPES
+from ropetool.rope.tables import Array
+from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
+from ropetool.weights.fold_targets import View
+
+# Where a block keeps its float16 scales, in bytes; every number of the block is linear in them.
+F16_SCALES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,),
+}  # fmt: skip
+E8M0 = "MXFP4"  # its blocks begin with a power of two
+WIDE = ("F32",)  # what --bake-dtype may ask for here: llama.cpp multiplies with no F64
+KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
+
+
+def on_blocks(edits: Sequence[TensorEdit], view: View, bake_dtype: str = "") -> tuple[TensorEdit, ...]:
+    """Return the edits that change something, each saying where its factor goes.
+
+    Raises: UnsupportedDtype where the stored type cannot take the factor; ConfigError for a bake_dtype that is none.
+    """
+    if bake_dtype and bake_dtype not in WIDE:
+        raise ConfigError(
+            f"is {bake_dtype}; the tensors of a GGUF file can be stored in {', '.join(WIDE)}", where="--bake-dtype"
+        )
+    changes = by_tensor(edits)
+    return tuple(
+        _explained(edit, view.tensors[edit.tensor].dtype, bake_dtype) for edit in edits if edit.tensor in changes
+    )
+
+
+def _explained(edit: TensorEdit, dtype: str, bake_dtype: str) -> TensorEdit:
+    if edit.operation != SCALE or dtype in STORAGE:
+        return edit
+    if bake_dtype:
+        return replace(edit, reason=f"{edit.reason}, the {dtype} numbers as {bake_dtype}")
+    check_factors(dtype, np.array(edit.factors), edit.tensor)
+    kind = "powers of two" if dtype == E8M0 else "float16 scales"
+    return replace(edit, reason=f"{edit.reason}, in the {kind} of the {dtype} blocks")
+
+
+def check_factors(dtype: str, factors: Array, name: str) -> None:
+    """Return if rows of this type can be multiplied by these factors.
+
+    Raises: UnsupportedDtype.
+    """
+    if dtype in STORAGE or dtype in F16_SCALES or bool(np.all(factors == 1)):
+        return
+    if dtype != E8M0:
+        raise UnsupportedDtype(
+            f"has type {dtype}, whose blocks have no float16 scale that a factor can go into", where=name,
+            try_="--bake-dtype f32, which stores the tensor in float32",
+        )  # fmt: skip
+    bad = [f for f in factors.tolist() if not (f > 0 and math.frexp(f)[0] == 0.5)]
+    if bad:
+        raise UnsupportedDtype(
+            f"has type {dtype}, whose scales are powers of two, and {bad[0]:.6g} is none", where=name,
+            try_="--bake-dtype f32, which stores the tensor in float32",
+        )  # fmt: skip
+
+
+class ScaleErrors:
+    """What rounding products to a type cost, and how many fell below its normal range."""
+
+    def __init__(self, dtype: str = "float16") -> None:
+        self.highest, self.subnormal, self._dtype = 0.0, 0, np.dtype(dtype)
+        self._sum, self._count = 0.0, 0
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._count if self._count else 0.0
+
+    def add(self, exact: Array, stored: Array, name: str) -> None:
+        """Count the relative errors. Raises: LossyExport for a product that overflows, or that becomes zero."""
+        counted = np.isfinite(exact) & (exact != 0)
+        exact, stored = exact[counted], stored[counted]
+        if not np.isfinite(stored).all() or (stored == 0).any():
+            far = "large" if not np.isfinite(stored).all() else "small"
+            wider = "--bake-dtype f32" if self._dtype == np.float16 else ""
+            raise LossyExport(f"a product becomes too {far} for {self._dtype}", where=name, try_=wider)
+        relative = np.abs(stored - exact) / np.abs(exact)
+        self.highest = max(self.highest, float(relative.max(initial=0.0)))
+        self.subnormal += int(np.count_nonzero(np.abs(exact) < np.finfo(self._dtype).tiny))
+        self._sum, self._count = self._sum + float(relative.sum()), self._count + relative.size
+
+
+def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: ScaleErrors, name: str) -> None:
+    """Multiply rows in place by their factors, in the scales of their blocks; a factor of 1 leaves a row's bytes.
+
+    Shapes: rows (n, bytes of a row), factor (n,).
+    Raises: LossyExport if a scale leaves its range; UnsupportedDtype.
+    """
+    check_factors(dtype, factor, name)
+    chosen = factor != 1
+    if not chosen.any():
+        return
+    blocks = rows[chosen].reshape(int(chosen.sum()), -1, KINDS[dtype].nbytes)
+    if dtype == E8M0:
+        blocks[:, :, 0] = _stepped(blocks[:, :, 0], factor[chosen], name)
+    for at in F16_SCALES.get(dtype, ()):
+        old = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[..., 0].astype(np.float64)
+        exact = old * factor[chosen][:, None]
+        with np.errstate(over="ignore"):
+            stored = exact.astype("<f2")
+        errors.add(exact, stored.astype(np.float64), name)
+        blocks[:, :, at : at + 2] = stored[..., None].view(np.uint8)
+    rows[chosen] = blocks.reshape(-1, rows.shape[1])
+
+
+def _stepped(bits: npt.NDArray[np.uint8], factor: Array, name: str) -> npt.NDArray[np.uint8]:
+    """Return powers of two times powers of two: the exponents add up."""
+    moved = bits.astype(np.int64) + np.log2(factor).astype(np.int64)[:, None]
+    if np.any((moved < 0) | (moved > 254)):
+        raise LossyExport("a power of two leaves the range of its type", where=name, try_="--bake-dtype f32")
+    return moved.astype(np.uint8)

@@ -1,0 +1,98 @@
+"""What keys leave to the weights: the part of a wanted score that a file's keys do not ask for, as tensor edits.
+
+Compares tables; which keys to try is not its to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ropetool.errors import LossyExport
+from ropetool.families.rows import K, Q
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, RopeTable
+from ropetool.weights import operations as ops
+from ropetool.weights.block_scales import on_scales
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.fold_targets import View
+
+
+@dataclass(frozen=True)
+class Rest:
+    """What the weights of one kind of layer must still multiply: the rotary part of the score, and all of it."""
+
+    rotary: float
+    whole: float
+
+    @property
+    def is_nothing(self) -> bool:
+        """Return whether the keys say it all."""
+        return all(math.isclose(factor, 1, rel_tol=TABLE_TOLERANCE) for factor in (self.rotary, self.whole))
+
+
+def rest_of(wanted: RopeSet, found: RopeSet) -> dict[str, Rest]:
+    """Return what is left of the wanted score by kind of layer, those with nothing left out.
+
+    Raises: LossyExport if it depends on the length, which weights do not.
+    """
+    rests = {
+        kind: _rest(wanted.entries[kind], entry) for kind, entry in found.entries.items() if kind in wanted.entries
+    }
+    return {kind: rest for kind, rest in rests.items() if not rest.is_nothing}
+
+
+def _rest(wanted: LayerRope, found: LayerRope) -> Rest:
+    whole = wanted.softmax_multiplier / found.softmax_multiplier
+    if wanted.table is None or found.table is None:
+        return Rest(1.0, whole)
+    pairs = zip(wanted.table.regimes, found.table.regimes, strict=False)
+    rotary = {round((ours.attention_factor / theirs.attention_factor) ** 2, 12) for ours, theirs in pairs}
+    if len(rotary) > 1:
+        raise LossyExport("what is left for the weights depends on the length")
+    return Rest(rotary.pop(), whole)
+
+
+def without_rest(wanted: RopeSet, found: RopeSet) -> RopeSet:
+    """Return the wanted score with the factors that the keys of `found` ask for: what must then agree is the rest."""
+    entries = {
+        kind: _with_factors(entry, found.entries[kind]) if kind in found.entries else entry
+        for kind, entry in wanted.entries.items()
+    }
+    return replace(wanted, entries=entries)
+
+
+def _with_factors(wanted: LayerRope, found: LayerRope) -> LayerRope:
+    if wanted.table is None or found.table is None or wanted.table.rule or found.table.rule:
+        return replace(wanted, softmax_multiplier=found.softmax_multiplier)
+    factor = found.table.regimes[-1].attention_factor
+    regimes = tuple(replace(regime, attention_factor=factor) for regime in wanted.table.regimes)
+    return replace(wanted, table=RopeTable(regimes), softmax_multiplier=found.softmax_multiplier)
+
+
+def rest_words(rests: Mapping[str, Rest]) -> tuple[str, ...]:
+    """Return what goes into the weights, in words."""
+    found = []
+    for kind, rest in rests.items():
+        if not math.isclose(rest.rotary, 1, rel_tol=TABLE_TOLERANCE):
+            found.append(f"attention factor {math.sqrt(rest.rotary):.6g} of {kind}: its square into the keys")
+        if not math.isclose(rest.whole, 1, rel_tol=TABLE_TOLERANCE):
+            found.append(f"softmax multiplier {rest.whole:.6g} of {kind}: into the queries")
+    return tuple(found)
+
+
+def rest_edits(view: View, rests: Mapping[str, Rest]) -> tuple[TensorEdit, ...]:
+    """Return the edits that put the rest into the weights: factors of cos and sin into keys, others into queries.
+
+    Raises: LossyExport, UnsupportedDtype where the weights cannot hold it exactly.
+    """
+    edits: list[TensorEdit] = []
+    for kind, rest in rests.items():
+        pairs = view.rope.entries[kind].rotary_dim // 2
+        if not math.isclose(rest.rotary, 1, rel_tol=TABLE_TOLERANCE):
+            reason = f"attention factor {math.sqrt(rest.rotary):.6g} of {kind}"
+            edits += ops.gain_edits(view, kind, [rest.rotary] * pairs, K, reason)
+        if not math.isclose(rest.whole, 1, rel_tol=TABLE_TOLERANCE):
+            side = ops.NORM if view.bake.score and view.config.get("q_lora_rank") else Q
+            edits += ops.score_edits(view, kind, rest.whole, side, f"softmax multiplier {rest.whole:.6g} of {kind}")
+    return on_scales(edits, view)

@@ -1,0 +1,54 @@
+"""What config.json says after a bake: no longer what the weights now do, in every style that the file uses.
+
+Knows the keys that ask for a factor, not the weights that carry it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool import runtimes
+from ropetool.checkpoint import style
+from ropetool.checkpoint.views import HfView
+from ropetool.errors import LossyExport
+from ropetool.files.hf import ABSENT, Edit, apply_edits, parse_object
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.config_encodings import settled
+from ropetool.weights.fold_targets import View
+
+
+def factor_edits(
+    view: View, config: Mapping[str, Any], attention_factors: Mapping[str, float], *, keep_softmax: bool
+) -> list[Edit]:
+    """Return the edits of config.json after which each of these kinds of layer asks for its factor alone.
+
+    Raises: InvalidRope or AmbiguousRope for keys that break a rule.
+    """
+    found = style.read(config, view.family, view.where)
+    target = {
+        layer_type: settled(found.keys[layer_type], factor, keep_softmax=keep_softmax)
+        for layer_type, factor in attention_factors.items()
+    }
+    return style.edits(config, view.family, target, found.style, view.where)
+
+
+def number_edit(view: View, key: str, value: float | bool) -> Edit:
+    """Return the edit of one number or switch beside the rope keys."""
+    return Edit((*view.family.text_path, key), view.config.get(key, ABSENT), value)
+
+
+def check_reading(view: View, text: str, edits: list[Edit], wanted: RopeSet, runtime: str = "transformers") -> None:
+    """Return if the runtime reads the edited config as `wanted`.
+
+    Raises: LossyExport with the difference: the keys of the file can then not say what the weights leave to them.
+    """
+    edited = parse_object(apply_edits(text, edits, view.where), view.where)
+    try:
+        found = runtimes.get(runtime, "hf").decode(HfView(edited, view.family, view.where))
+        difference = wanted.disagreement(found)
+    except Refuses as refusal:
+        difference = str(refusal)
+    if difference:
+        raise LossyExport(f"{runtime} would not read the rest from config.json: {difference}", where=view.where)
