@@ -14,7 +14,7 @@ import pytest
 import ropetool
 from ropetool import machine
 from ropetool.checkpoint import certificate
-from ropetool.plans.plan import model_card
+from ropetool.plans import model_card
 from ropetool.verification import catalogue
 from ropetool.verification.catalogue import described
 from ropetool.verification.checkpoints import verify_checkpoint
