@@ -8,10 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import bake_gguf_models as gguf_models
 import bake_references as references
 import numpy as np
 
 BEYOND = 640  # tokens, of a trained length of 512
+PLACES = (5, 150, 300, 511, 512, 550, 600, 638, 639)
 
 
 def logits(
@@ -19,3 +21,12 @@ def logits(
 ) -> np.ndarray[Any, Any]:
     """Return the logits of fixed tokens in float64, or in float32 as transformers has it."""
     return references.logits(directory, length, exact=exact, change=change)
+
+
+def logits_of_gguf(path: Path) -> np.ndarray[Any, Any]:
+    """Return the logits at these places by llama.cpp, in float32."""
+    run = gguf_models.Run(path, BEYOND)
+    try:
+        return run.decode(gguf_models.TOKENS[:BEYOND], 0)[list(PLACES)]
+    finally:
+        run.close()

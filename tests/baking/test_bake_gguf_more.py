@@ -15,13 +15,13 @@ from bake_gguf_models import (
     bake_factor,
     carry_out,
     changed,
-    logits,
     next_logits,
     opened,
     quantised,
     stored,
     write,
 )
+from bake_logits import logits_of_gguf
 
 from ropetool.checkpoint.views import GgufView
 from ropetool.errors import ConfigError, LossyExport, PlanMismatch
@@ -112,9 +112,9 @@ def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path
     bake = mla_softmax(source, target, side)
     ending = "attn_q_b.weight" if side else "attn_q_a_norm.weight"
     assert {edit.tensor.split(".", 2)[2] for edit in bake.tensors} == {ending}
-    assert apart(logits(source), logits(target)) < TOLERANCE
+    assert apart(logits_of_gguf(source), logits_of_gguf(target)) < TOLERANCE
     carry_out(replace(bake, tensors=()), source, tmp_path / "lost.gguf")
-    assert apart(logits(source), logits(tmp_path / "lost.gguf")) > 1e-2
+    assert apart(logits_of_gguf(source), logits_of_gguf(tmp_path / "lost.gguf")) > 1e-2
     entry = decoding.decode(GgufView.of(read_shards(target))).entries[FULL]
     assert entry.softmax_multiplier == pytest.approx(1, rel=1e-6)
 
@@ -123,7 +123,7 @@ def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path
 def test_mlas_factor_leaves_the_softmax_scale_alone(case: str, tmp_path: Path) -> None:
     source, target = write(tmp_path / "m.gguf", "deepseek2", MLA_CASES[case]), tmp_path / "b.gguf"
     bake_factor(source, target)
-    assert apart(logits(source), logits(target)) < TOLERANCE
+    assert apart(logits_of_gguf(source), logits_of_gguf(target)) < TOLERANCE
 
 
 def test_mlas_keys_are_no_place_for_the_whole_score(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_a_constant_pair_gain_is_the_attention_factor(arch: str, tmp_path: Path)
     if arch == "deepseek2":  # its key also scales the whole score, which the queries then carry
         carry_out(gguf_bakes.score_gain(opened(target)[2], {FULL: factor**2}), target, tmp_path / "gain2.gguf")
         target = tmp_path / "gain2.gguf"
-    assert apart(logits(asked), logits(target)) < TOLERANCE
-    assert apart(logits(asked), logits(source)) > 1e-2
+    assert apart(logits_of_gguf(asked), logits_of_gguf(target)) < TOLERANCE
+    assert apart(logits_of_gguf(asked), logits_of_gguf(source)) > 1e-2
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "deepseek2"])
@@ -205,8 +205,8 @@ def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
     rows = np.frombuffer(stored(tmp_path / "mute.gguf")["blk.0.attn_k.weight"][2], np.float32).reshape(2, 64, 256)
     assert not rows[:, 58:].any()
     assert rows[:, :58].all()
-    base = logits(source)
-    assert all(apart(base, logits(tmp_path / f"{mode}.gguf")) > 1e-2 for mode in ("still", "mute"))
+    base = logits_of_gguf(source)
+    assert all(apart(base, logits_of_gguf(tmp_path / f"{mode}.gguf")) > 1e-2 for mode in ("still", "mute"))
 
 
 def test_pairs_of_a_file_without_vectors_cannot_stand_still(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_qwen2_file_runs_as_llama(dtype: str, tmp_path: Path) -> None:
     assert header.get("general.architecture", ValueType.STR) == "llama"
     assert not any(key.startswith("qwen2.") for key in header.values)
     assert {edit.operation for edit in bake.tensors} == {PERMUTE}
-    assert apart(logits(source), logits(target)) < (TOLERANCE if dtype == "F32" else 0.02)
+    assert apart(logits_of_gguf(source), logits_of_gguf(target)) < (TOLERANCE if dtype == "F32" else 0.02)
     order = half_to_interleaved(64)
     old, new = stored(source), stored(target)
     for name in changed(source, target):
@@ -264,7 +264,7 @@ def test_a_bias_left_in_place_would_be_seen(tmp_path: Path) -> None:
     bake = gguf_bakes.rearch_llama(model)
     weights = tuple(edit for edit in bake.tensors if edit.tensor.endswith(".weight"))
     carry_out(replace(bake, tensors=weights), source, target)
-    assert apart(logits(source), logits(target)) > 20 * TOLERANCE
+    assert apart(logits_of_gguf(source), logits_of_gguf(target)) > 20 * TOLERANCE
 
 
 def test_as_llama_it_takes_frequency_vectors(tmp_path: Path) -> None:
@@ -278,8 +278,8 @@ def test_as_llama_it_takes_frequency_vectors(tmp_path: Path) -> None:
         replace(bake, patch=replace(patch, tensors={"rope_freqs.weight": np.full(32, 4, np.float32)})), source,
         tmp_path / "fours.gguf",
     )  # fmt: skip
-    assert apart(logits(linear), logits(tmp_path / "fours.gguf")) < TOLERANCE
-    assert apart(logits(target), logits(tmp_path / "vectors.gguf")) > 20 * TOLERANCE
+    assert apart(logits_of_gguf(linear), logits_of_gguf(tmp_path / "fours.gguf")) < TOLERANCE
+    assert apart(logits_of_gguf(target), logits_of_gguf(tmp_path / "vectors.gguf")) > 20 * TOLERANCE
 
 
 def test_only_qwen2_becomes_llama(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_a_file_in_several_parts(tmp_path: Path) -> None:
     for header, target in zip(headers, targets, strict=True):
         if not target.exists():
             place(header.path, target)
-    assert apart(logits(single), logits(targets[0])) < TOLERANCE
+    assert apart(logits_of_gguf(single), logits_of_gguf(targets[0])) < TOLERANCE
 
 
 def test_a_changed_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_wider_numbers_with_a_new_vector_and_bytes_behind_the_data(tmp_path: Pat
     assert changed(source, target) == {*keys, "rope_freqs.weight"}
     assert target.read_bytes().endswith(b"behind")
     assert {stored(target)[f"blk.{layer}.attn_k.weight"][0] for layer in (0, 1)} == {"F32"}
-    assert np.isfinite(logits(target)).all()
+    assert np.isfinite(logits_of_gguf(target)).all()
 
 
 def test_fused_projections_of_any_architecture(tmp_path: Path) -> None:
@@ -355,9 +355,9 @@ def test_fused_projections_of_any_architecture(tmp_path: Path) -> None:
             np.concatenate(bias),
         )
     one = write(tmp_path / "fused.gguf", "llama", tensors=fused, leave_out=("attn_q.", "attn_k.", "attn_v."))
-    assert apart(logits(source), logits(one)) < TOLERANCE
+    assert apart(logits_of_gguf(source), logits_of_gguf(one)) < TOLERANCE
     bake_factor(one, tmp_path / "b.gguf")
-    assert apart(logits(source), logits(tmp_path / "b.gguf")) < TOLERANCE
+    assert apart(logits_of_gguf(source), logits_of_gguf(tmp_path / "b.gguf")) < TOLERANCE
     assert {name.split(".", 2)[2] for name in changed(one, tmp_path / "b.gguf")} == {"attn_qkv.weight", "attn_qkv.bias"}
     half = write(tmp_path / "half.gguf", "llama", tensors=fused, leave_out=("attn_q.w", "attn_k.w", "attn_v."))
     with pytest.raises(LossyExport, match="in one tensor and"):
