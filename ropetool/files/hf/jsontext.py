@@ -21,6 +21,8 @@ MAX_DEPTH = 100
 
 BOM = "\ufeff"
 _SPACE = re.compile(r"[ \t\n\r]*")
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_COMMA = re.compile(r"[ \t\n\r]*,?[ \t\n\r]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _DECODER = json.JSONDecoder()
 
@@ -144,7 +146,8 @@ def _apply(text: str, edit: Edit, where: str) -> str:
     if not edit.path:
         raise _mismatch("an edit names no key", where)
     place = f"{where}: {'.'.join(edit.path)}"
-    holder = _locate(text, edit.path[:-1], place)
+    root = _root(text)
+    holder = _locate(text, root, edit.path[:-1], place)
     key = edit.path[-1]
     member = holder.get(key)
     current = ABSENT if member is None else member.value
@@ -152,7 +155,7 @@ def _apply(text: str, edit: Edit, where: str) -> str:
         raise _mismatch(f"is {shown(current)}, but the plan was made for {shown(edit.old)}", place)
     if same(edit.new, edit.old):
         return text  # a number keeps its spelling
-    style = _Style.of(text)
+    style = _Style.of(text, root)
     if member is None:
         return _inserted(text, holder, edit, style, place)
     if edit.new is ABSENT:
@@ -215,8 +218,8 @@ class _Object:
         return next((member for member in self.members if member.key == key), None)
 
 
-def _skip(text: str, at: int) -> int:
-    found = _SPACE.match(text, at)
+def _behind(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
     assert found is not None
     return found.end()
 
@@ -224,24 +227,22 @@ def _skip(text: str, at: int) -> int:
 def _scan(text: str, begin: int) -> _Object:
     """Return the members of the object that starts at `begin`, in text that is known to be valid."""
     members = []
-    at = _skip(text, begin + 1)
+    at = _behind(_SPACE, text, begin + 1)
     while text[at] != "}":
         key, key_end = _DECODER.raw_decode(text, at)
-        value_at = _skip(text, _skip(text, key_end) + 1)
+        value_at = _behind(_COLON, text, key_end)
         value, end = _DECODER.raw_decode(text, value_at)
         members.append(_Member(key, at, text[key_end:value_at], value_at, end, value))
-        at = _skip(text, end)
-        if text[at] == ",":
-            at = _skip(text, at + 1)
+        at = _behind(_COMMA, text, end)
     return _Object(begin, at + 1, members)
 
 
 def _root(text: str) -> _Object:
-    return _scan(text, _skip(text, len(BOM) if text.startswith(BOM) else 0))
+    return _scan(text, _behind(_SPACE, text, len(BOM) if text.startswith(BOM) else 0))
 
 
-def _locate(text: str, path: tuple[str, ...], place: str) -> _Object:
-    found = _root(text)
+def _locate(text: str, root: _Object, path: tuple[str, ...], place: str) -> _Object:
+    found = root
     for depth, key in enumerate(path, 1):
         member = found.get(key)
         value = ABSENT if member is None else member.value
@@ -264,8 +265,7 @@ class _Style:
     ascii_only: bool
 
     @classmethod
-    def of(cls, text: str) -> _Style:
-        root = _root(text)
+    def of(cls, text: str, root: _Object) -> _Style:
         first = text[root.begin + 1 : root.members[0].start if root.members else root.end - 1]
         colon = root.members[0].colon if root.members else ": "
         return cls(
