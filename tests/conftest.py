@@ -29,9 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep journals and places of sources out of the user's cache, and out of another worker's."""
+    """Keep journals and places of sources out of the user's cache and of another worker's, and do not wait for the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROPETOOL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        # Outputs are flushed to the disk before they get their names, which is waiting and nothing else. That it is done,
+        # and in which order, formats/test_transaction.py says; what runs in a process of its own does it.
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 
