@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ropetool import families
-from ropetool.errors import UnknownFamily
-from ropetool.families import Family, _record
+from ropetool.errors import ConfigError, UnknownFamily
 
 FOLDER = Path(families.__file__).parent
 LLAMA = json.loads((FOLDER / "llama.json").read_text())
@@ -30,20 +30,138 @@ def test_every_file_is_a_family_of_its_own_name() -> None:
         assert family.source, name
 
 
+# By the change to llama.json: the place, and the sentence.
+MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "an unknown key": ({"qk_scale": 1}, ": qk_scale", "'qk_scale' is not a key here; known: model_type, example, architecture"),
+    "a key with a slip": ({"layot": "half"}, ": layot", "'layot' is not a key here (did you mean layout?); known: model_type,"),
+    "a nested key": (
+        {"bake": {"q": [{"tensr": "q_proj"}]}}, ": bake.q[0].tensr",
+        "'tensr' is not a key here (did you mean tensor?); known: tensor, rows, norm, offset, when, unless",
+    ),
+    "a key in a list": (
+        {"trained_length": [{"trained": 1, "why": ""}]}, ": trained_length[0].why",
+        "'why' is not a key here; known: max_position_embeddings, trained, reason",
+    ),
+    "a key that is missing": (
+        {"bake": {"q": [{"rows": "heads"}]}}, ": bake.q[0]", "lacks 'tensor', which has no default; tensor must be stated",
+    ),
+    "a truth in quotes": ({"mla": "true"}, ": mla", '"true" is not true or false'),
+    "a number with a point": ({"pattern": 2.0}, ": pattern", "2.0 is not a whole number"),
+    "no list": ({"layer_types": "full_attention"}, ": layer_types", '"full_attention" is not a list in brackets'),
+    "no object": ({"default_rope_theta": 10000}, ": default_rope_theta", "10000 is not an object in braces"),
+    "no part": ({"bake": []}, ": bake", "[] is not an object in braces; its keys are layers, q, k,"),
+    "a truth for a number": ({"pattern": True}, ": pattern", "true is not a whole number"),
+    "null for a text": ({"head_dim_key": None}, ": head_dim_key", "null is not a text in quotes"),
+    "a word that is not known": (
+        {"layout": "halves"}, ": layout", '"halves" is not known (did you mean half?); known: "half", "interleaved"',
+    ),
+    "a row selector": (
+        {"bake": {"k": [{"tensor": "k_proj", "rows": "head"}]}}, ": bake.k[0].rows", "'head' is not a selector; known: heads, shared,",
+    ),
+    "a base that lacks": ({"default_rope_theta": {}}, ": default_rope_theta", "lacks 'full_attention'"),
+    "a kind of layer": ({"extends": ["sliding"]}, ": extends", "'sliding' is not one of full_attention"),
+    "another name": ({"model_type": "lama"}, ": model_type", "'lama' is not the name of the file without .json"),
+    "what no file says": ({"stated": "x"}, ": stated", "'stated' is not a key here"),
+    "a group": (
+        {"export": {"layer": ["norm"]}}, ": export.layer[0]",
+        '"norm" is not a group of tensors (did you mean norms?); known: norms, post_norms, vector,',
+    ),
+    "a key of a group": (
+        {"export": {"layer": [{"use": "attention", "bais": "always"}]}}, ": export.layer[0].bais",
+        "'bais' is not a key here (did you mean bias?); known: use, bias, output_bias",
+    ),
+    "what a group needs": (
+        {"export": {"layer": [{"use": "linear", "hf": "a", "gguf": "b"}]}}, ": export.layer[0]",
+        "lacks 'shape', which has no default; hf, gguf, shape must be stated",
+    ),
+    "a kind in a group": (
+        {"export": {"layer": [{"use": "vector", "hf": "a", "gguf": "b", "offset": "1"}]}}, ": export.layer[0].offset",
+        '"1" is not a number',
+    ),
+    "names of a group": (
+        {"export": {"layer": [{"use": "experts", "names": ["w1"]}]}}, ": export.layer[0]", "experts: names are three, those of the",
+    ),
+    "a row": (
+        {"export": {"layer": [{"hf": "a.weight", "name": "b"}]}}, ": export.layer[0].name",
+        "'name' is not a key here; known: hf, gguf, shape, when, order, offset, many, written",
+    ),
+    "neither row nor group": ({"export": {"layer": [3]}}, ": export.layer[0]", "3 is neither a tensor, an object with hf,"),
+    "an order": (
+        {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hidden", "order": "neighbour"}]}}, ": export.layer[0].order",
+        '"neighbour" is not known (did you mean neighbours?); known: "", "neighbours", "sides",',
+    ),
+    "a size": (
+        {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hiden"}]}}, ": export.layer: a",
+        "'hiden' is not a size; known: layers, hidden, heads,",
+    ),
+    "a switch": (
+        {"export": {"layer": [{"use": "gated", "bias": "mlp_bias"}]}}, ": export.layer: mlp.gate_proj.bias",
+        "'mlp_bias' is not a switch; known: tied, untied, dense, sparse, query_latent",
+    ),
+    "a formula": (
+        {"export": {"layer": ["attention"], "derived": {"all": "3 * hiden"}}}, ": export.derived.all",
+        "'3 * hiden' has 'hiden', which is no size; known: layers,",
+    ),
+    "a formula with more": (
+        {"export": {"layer": ["attention"], "derived": {"all": "hidden // 2"}}}, ": export.derived.all",
+        "'hidden // 2' has 'hidden // 2'; it takes sizes, whole numbers, + and *",
+    ),
+    "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is no formula"),
+    "the size of a key": (
+        {"export": {"layer": ["attention"], "sizes": {"expert_count": "experts"}}}, ": export.sizes.expert_count",
+        "'experts' is not a size",
+    ),
+    "a key of both": (
+        {"export": {"layer": ["attention"], "keys": {"scale": {}}}}, ": export.keys.scale", "states a number or a switch, one of them",
+    ),
+    "the switch of a key": (
+        {"export": {"layer": ["attention"], "keys": {"scale": {"switch": "on"}}}}, ": export.keys.scale", "'on' is not a switch; known: ",
+    ),
+    "a name without a table": ({"export": None}, ": export", "gguf_architecture and export are stated together, or neither"),
+    "files without fold targets": ({"bake": None}, ": gguf_architectures", "needs export and bake"),
+    "a fold target of no row": (
+        {"bake": {"q": [{"tensor": "q_proj"}], "k": [{"tensor": "key"}]}}, ": bake.k[0].tensor",
+        "'key' is not among the tensors of export.layer",
+    ),
+    "an engine": ({"vllm": {"on_transformers": True}}, ": vllm.on_transformers", "true is not a text in quotes"),
+    "a key of an engine": ({"mlx_lm": {"theta": 1e6}}, ": mlx_lm.theta", "'theta' is not a key here; known: base, needs,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_file_is_one_sentence_with_its_place(name: str) -> None:
+    change, place, sentence = MISTAKES[name]
+    assert families.read(json.dumps(LLAMA), "llama.json") == families.get("llama")
+    with pytest.raises(ConfigError) as refusal:
+        families.read(json.dumps({**LLAMA, **change}), "llama.json")
+    assert refusal.value.where == f"ropetool/families/llama.json{place}"
+    assert refusal.value.message.startswith(sentence)
+    assert "\n" not in str(refusal.value)
+    assert refusal.value.try_ == "docs/contributing.md#a-model-family says what each key means"
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("text", "sentence"),
     [
-        ({"qk_scale": 1}, r"unknown keys \['qk_scale'\]"), ({"mla": "true"}, "mla: 'true' is not"),
-        ({"default_max_position_embeddings": 2048.0}, "2048.0 is not"), ({"layer_types": "full_attention"}, "is no list"),
-        ({"default_rope_theta": 10000}, "is no object"), ({"pattern": True}, "True is not"),
-        ({"trained_length": [{"trained": 1, "why": ""}]}, r"unknown keys \['why'\]"),
-        ({"head_dim_key": None}, "None is not"),
+        ("{", "is no JSON: Expecting property name enclosed in double quotes in line 1"),
+        ("[]", "is no JSON object: a family's file begins with { and ends with }"),
+        ('{"layout": "half", "layout": "half"}', "states 'layout' twice in one object"),
+        ("{}", "lacks 'model_type', which has no default; model_type, example, architecture, layout must be stated"),
     ],
-)  # fmt: skip
-def test_the_loader_is_strict(change: dict[str, Any], message: str) -> None:
-    assert _record(Family, LLAMA, "llama.json") == families.get("llama")
-    with pytest.raises(TypeError, match=message):
-        _record(Family, {**LLAMA, **change}, "llama.json")
+)
+def test_what_is_no_family_at_all(text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        families.read(text, "llama.json")
+    assert (refusal.value.where, refusal.value.message) == ("ropetool/families/llama.json", sentence)
+
+
+def test_an_architecture_of_gguf_files_is_of_one_family() -> None:
+    assert families.by_gguf_architecture()["deepseek2"] is families.get("deepseek_v3")
+    two = families.get("deepseek_v3"), replace(families.get("deepseek_v2"), gguf_architectures=("deepseek2",))
+    with pytest.raises(
+        ConfigError, match=r"deepseek_v2.json: gguf_architectures: 'deepseek2' is that of deepseek_v3 already"
+    ):
+        families._check_claims(two)
 
 
 @pytest.mark.parametrize("name", families.names())

@@ -1,4 +1,4 @@
-"""The model families: one JSON file each, named after its model_type, read by a strict loader.
+"""The model families: one JSON file each, named after its model_type, with all that ropetool knows of the family.
 
 What a family says is what its code in transformers does; see docs/contributing.md for the checklist.
 """
@@ -6,19 +6,21 @@ What a family says is what its code in transformers does; see docs/contributing.
 from __future__ import annotations
 
 import dataclasses
-import json
-import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, Literal
 
 from ropetool.errors import InvalidRope, UnknownFamily, did_you_mean
 from ropetool.escaping import command
+from ropetool.families.engines import Exllamav3, LlamaCpp, MlxLm, Sglang, Vllm
+from ropetool.families.loading import parsed, record, wrong
+from ropetool.families.rows import SELECTORS
+from ropetool.families.tensors import Export, faults
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS, Wrapper
 
-ROTATES = ("all", "no_rope_layers", "sliding", "sliding-if-any")
+Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Stage:
 
     tensor: str
     rows: str = "heads"
-    norm: str = ""
+    norm: Literal["", "rms", "layer"] = ""
     offset: float = 0.0
     when: str = ""
     unless: str = ""
@@ -81,7 +83,8 @@ class Family:
     head_dim means hidden_size // num_attention_heads; default_sizes without num_key_value_heads: as many as there are
     heads. one_key_head: boolean keys; all heads share one key and value where the first is on, as it is where it is
     absent, and no other is.
-    gguf_architecture: the name that GGUF files give it.
+    gguf_architecture: the name that GGUF files give it, which export writes. gguf_architectures: those whose files have
+    this family's shape: where they make queries and keys, and which lengths they ship; each is of one family.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
     rope_theta_key: where the base is looked for beside the rope keys. rope_types: the only ones that the class takes;
@@ -94,14 +97,16 @@ class Family:
     unrotated_window_key: the boolean key under which layers that do not rotate slide, others not, where the config
     lists no layer_types.
     mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
-    under which nothing rotates. bake: where weights can carry what the rope keys say. stated: the model_type of a
-    config.json that hands over to this family, set by of_config alone.
+    under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
+    names, and what a GGUF file says of it. llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that
+    is not known. source: where all this was read. stated: the model_type of a config.json that hands over to this
+    family, set by of_config and find alone.
     """
 
     model_type: str
     example: str
     architecture: str
-    layout: str
+    layout: Literal["half", "interleaved"]
     text_path: tuple[str, ...] = ()
     layer_types: tuple[str, ...] = ()
     extends: tuple[str, ...] = ("full_attention",)
@@ -120,7 +125,7 @@ class Family:
     default_original_max_position_embeddings: int | None = None
     default_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     one_key_head: tuple[str, ...] = ()
-    rotates: str = "all"
+    rotates: Rotates = "all"
     temperature_key: str = ""
     off_key: str = ""
     in_v4: bool = True
@@ -133,14 +138,33 @@ class Family:
     v4_softmax_scale: bool = True
     trained_length: tuple[TrainedLength, ...] = ()
     gguf_architecture: str = ""
+    gguf_architectures: tuple[str, ...] = ()
     bake: BakeSites | None = None
+    export: Export | None = None
+    llama_cpp: LlamaCpp | None = None
+    vllm: Vllm | None = None
+    sglang: Sglang | None = None
+    mlx_lm: MlxLm | None = None
+    exllamav3: Exllamav3 | None = None
     source: str = ""
-    stated: str = ""
+    stated: str = field(default="", metadata={"unstated": True})
 
     @property
     def name(self) -> str:
         """The model_type that config.json states."""
         return self.stated or self.model_type
+
+    @property
+    def own_name(self) -> bool:
+        """Whether the config states this family's own model_type: engines know model files by it."""
+        return not self.stated
+
+    def gguf_name(self, tensor: str) -> str | None:
+        """Return the name in GGUF, below its layer, of a tensor that is named below the attention; None without one."""
+        if self.export is None or self.bake is None:
+            return None
+        attention = self.bake.layers[0].removeprefix(f"{self.export.prefix}{{layer}}.")
+        return self.export.gguf_name(f"{attention}.{tensor}".replace("{head}", "{x}"))
 
     @property
     def nested(self) -> bool:
@@ -164,37 +188,50 @@ class Family:
         return self.layer_types or ("full_attention",)
 
 
-def _typed(hint: Any, value: Any, where: str) -> Any:
-    """Return the JSON value as the hinted type; a family file with a wrong kind of value is a bug of ours."""
-    origin = typing.get_origin(hint)
-    if origin is tuple:
-        inner = typing.get_args(hint)[0]
-        if not isinstance(value, list):
-            raise TypeError(f"{where}: {value!r} is no list")
-        return tuple(
-            _record(inner, v, where) if dataclasses.is_dataclass(inner) else _typed(inner, v, where) for v in value
-        )
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise TypeError(f"{where}: {value!r} is no object")
-        return {key: _typed(typing.get_args(hint)[1], v, f"{where}.{key}") for key, v in value.items()}
-    record = next((kind for kind in typing.get_args(hint) if dataclasses.is_dataclass(kind)), None)
-    if record is not None and isinstance(value, dict):
-        return _record(record, value, where)
-    kinds = typing.get_args(hint) or (hint,)
-    if hint is float and type(value) in (int, float):
-        return float(value)
-    if type(value) not in kinds:
-        raise TypeError(f"{where}: {value!r} is not {hint}")
-    return value
+def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
+    """Yield what the parts of a family do not have of each other: the place, and a sentence on it."""
+    if f"{family.model_type}.json" != file:
+        yield "model_type", f"{family.model_type!r} is not the name of the file without .json"
+    for layer_type in family.rope_entries:
+        if layer_type not in family.default_rope_theta:
+            yield "default_rope_theta", f"lacks {layer_type!r}"
+    for layer_type in family.extends:
+        if layer_type not in family.rope_entries:
+            yield "extends", f"{layer_type!r} is not one of {', '.join(family.rope_entries)}"
+    for part, stages in _stages(family.bake):
+        for number, stage in enumerate(stages):
+            if stage.rows not in SELECTORS:
+                yield f"bake.{part}[{number}].rows", f"{stage.rows!r} is not a selector; known: {', '.join(SELECTORS)}"
+    if bool(family.gguf_architecture) != (family.export is not None):
+        yield "export", "gguf_architecture and export are stated together, or neither"
+    if family.gguf_architectures and (family.export is None or family.bake is None):
+        yield "gguf_architectures", "needs export and bake, which name what such a file holds"
+    if family.export is not None:
+        yield from ((f"export.{place}", sentence) for place, sentence in faults(family.export))
+        if family.gguf_architectures:
+            for part, stages in _stages(family.bake):
+                for number, stage in enumerate(stages):
+                    if part != "k_plain" and not family.gguf_name(stage.tensor):
+                        place = f"bake.{part}[{number}].tensor"
+                        yield place, f"{stage.tensor!r} is not among the tensors of export.layer"
 
 
-def _record(kind: Any, data: dict[str, Any], where: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    unknown = set(data) - set(hints)
-    if unknown:
-        raise TypeError(f"{where}: unknown keys {sorted(unknown)}")
-    return kind(**{key: _typed(hints[key], value, f"{where}: {key}") for key, value in data.items()})
+def _stages(bake: BakeSites | None) -> Iterator[tuple[str, tuple[Stage, ...]]]:
+    """Yield the parts of the fold targets that name tensors of GGUF files too."""
+    if bake is not None:
+        yield from (("q", bake.q), ("k", bake.k), ("k_plain", bake.k_plain), ("score", bake.score))
+
+
+def read(text: str, file: str) -> Family:
+    """Return the family that the text of a file describes.
+
+    Raises: ConfigError with the place and what would be right.
+    """
+    data = parsed(text, file)
+    family: Family = record(Family, data, file)
+    for place, sentence in _faults(family, file):
+        raise wrong(f"{file}: {place}", sentence)
+    return family
 
 
 @cache
@@ -202,15 +239,21 @@ def _discovered() -> dict[str, Family]:
     found: dict[str, Family] = {}
     for entry in resources.files(__name__).iterdir():
         if entry.name.endswith(".json"):
-            family: Family = _record(Family, json.loads(entry.read_text(encoding="utf-8")), entry.name)
-            if f"{family.model_type}.json" != entry.name or family.layout not in ("half", "interleaved"):
-                raise TypeError(
-                    f"{entry.name}: the file is named after its model_type, the layout is half or interleaved"
-                )
-            if family.rotates not in ROTATES:
-                raise TypeError(f"{entry.name}: rotates is one of {', '.join(ROTATES)}")
+            family = read(entry.read_text(encoding="utf-8"), entry.name)
             found[family.model_type] = family
+    _check_claims(found.values())
     return dict(sorted(found.items()))
+
+
+def _check_claims(found: Iterable[Family]) -> None:
+    """Refuse an architecture of GGUF files that two families say is theirs."""
+    claimed: dict[str, str] = {}
+    for family in found:
+        for architecture in family.gguf_architectures:
+            if architecture in claimed:
+                sentence = f"{architecture!r} is that of {claimed[architecture]} already"
+                raise wrong(f"{family.model_type}.json: gguf_architectures", sentence)
+            claimed[architecture] = family.model_type
 
 
 def names() -> list[str]:
@@ -286,6 +329,12 @@ def find_of(config: Mapping[str, Any]) -> Family | None:
         return of_config(config)
     except UnknownFamily:
         return None
+
+
+def by_gguf_architecture() -> dict[str, Family]:
+    """Return the family whose facts files of a GGUF architecture have, by architecture, sorted."""
+    found = {name: family for family in _discovered().values() for name in family.gguf_architectures}
+    return dict(sorted(found.items()))
 
 
 def of_gguf(architecture: str) -> tuple[Family, ...]:

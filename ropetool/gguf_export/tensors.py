@@ -121,7 +121,7 @@ def _checked(wanted: Iterator[Wanted], held: Mapping[str, Source], where: str) -
 
 def _drafting(held: Mapping[str, Source], model: Model) -> frozenset[str]:
     """Return the tensors of layers behind the last, which draft tokens: transformers leaves them aside."""
-    prefixes = tuple(f"{model.family.prefix}{model.layers + number}." for number in range(model.drafts))
+    prefixes = tuple(f"{model.table.prefix}{model.layers + number}." for number in range(model.drafts))
     return frozenset(name for name in held if name.startswith(prefixes))
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.views import HfView
+from ropetool.families.engines import Exllamav3
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes.base import NotKnown, Refuses
@@ -21,16 +22,8 @@ FORMATS = ("hf",)
 VERSIONS = "1.6.5"
 SUMMARY = "exllamav3: reads both config styles, keys nested by layer type not at all; no dynamic, one list of longrope"
 
-DEFAULT_BASE = 10000.0
-GEMMA3_BASE, GEMMA3_LOCAL_BASE = 1000000.0, 10000.0  # the local one whatever the config says
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_LENGTH = 8192
-INTERLEAVED = frozenset({"cohere", "cohere2", "glm4", "deepseek_v3"})  # whatever the config says
-# gemma2 looks for its window under another name, so only these have one.
-WITH_WINDOW = frozenset({"gemma3", "gemma3_text", "gpt_oss", "olmo3", "cohere2", "exaone4"})
-CHECKED = INTERLEAVED | WITH_WINDOW | {
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "phi3", "smollm3",
-}  # fmt: skip
 SCALING, PARAMETERS = names.ROPE_SCALING, names.ROPE_PARAMETERS
 
 
@@ -39,23 +32,22 @@ def decode(view: HfView) -> RopeSet:
 
     Raises: Refuses where it stops with an error.
     """
-    model_type = view.family.name
-    if model_type == "deepseek_v2":
-        raise Refuses("exllamav3 has no DeepseekV2ForCausalLM")
-    if model_type not in CHECKED:
-        raise NotKnown(f"how exllamav3 runs {model_type} is not known")
+    facts = view.family.exllamav3
+    if facts is None or not view.family.own_name:
+        raise NotKnown(f"how exllamav3 runs {view.family.name} is not known")
+    if facts.refused:
+        raise Refuses(facts.refused)
     part = engine.section(view)
     if part.get("rotary_dim") is not None:
         raise NotKnown("rotary_dim in the config")
     shape = engine.shape(view)
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
-    keys = _keys(part, GEMMA3_BASE if model_type.startswith("gemma3") else DEFAULT_BASE)
+    keys = _keys(part, facts.base)
     entries = {}
     for kind, entry in shape.entries.items():
-        own = keys if kind == names.FULL_ATTENTION else _sliding(keys, model_type)
-        windowed = entry if model_type in WITH_WINDOW else engine.without_window(entry, context)
-        layout = "interleaved" if model_type in INTERLEAVED else "half"
-        entries[kind] = _layer(view, replace(windowed, layout=layout), own, context)
+        own = keys if kind == names.FULL_ATTENTION else _sliding(keys, facts)
+        windowed = entry if facts.window else engine.without_window(entry, context)
+        entries[kind] = _layer(view, replace(windowed, layout=facts.layout), own, context)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
@@ -70,8 +62,8 @@ def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
     return {**keys, names.ROPE_TYPE: rope_type or "default", names.ROPE_THETA: float(theta)}
 
 
-def _sliding(keys: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    base = GEMMA3_LOCAL_BASE if model_type.startswith("gemma3") else keys[names.ROPE_THETA]
+def _sliding(keys: Mapping[str, Any], facts: Exllamav3) -> dict[str, Any]:
+    base = keys[names.ROPE_THETA] if facts.local_base is None else facts.local_base
     return {names.ROPE_TYPE: "default", names.ROPE_THETA: base}
 
 

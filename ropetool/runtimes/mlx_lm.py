@@ -6,11 +6,11 @@ Source: mlx_lm/models/rope_utils.py and the model files of the releases named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.views import HfView
+from ropetool.families.engines import MlxLm
 from ropetool.rope.formulas import dynamic_table
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
@@ -27,44 +27,6 @@ THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PA
 HEAD_DIM = "head_dim"
 
 
-@dataclass(frozen=True)
-class Model:
-    """How a model file reads a config.
-
-    theta: the base where the config has none. needs: the keys without which the file does not load. scaling: whether
-    rope_scaling counts. window: whether its sliding layers slide. mla: it is the table of decoupled keys.
-    """
-
-    theta: float = 10000.0
-    needs: tuple[str, ...] = ()
-    scaling: bool = True
-    window: bool = False
-    mla: bool = False
-
-
-MODELS = {
-    "llama": Model(),
-    "mistral": Model(),
-    "smollm3": Model(),
-    "olmo2": Model(),
-    "mixtral": Model(1e6, scaling=False),
-    "qwen2": Model(1e6),
-    "qwen3": Model(needs=(THETA, HEAD_DIM, names.MAX_POSITION_EMBEDDINGS)),
-    "qwen3_moe": Model(needs=(THETA, HEAD_DIM, names.MAX_POSITION_EMBEDDINGS), scaling=False),
-    "gemma2": Model(needs=(HEAD_DIM,), scaling=False),
-    "gemma3": Model(1e6, window=True),
-    "gemma3_text": Model(1e6, window=True),
-    "olmo3": Model(needs=(THETA, names.SLIDING_WINDOW, names.MAX_POSITION_EMBEDDINGS), window=True),
-    "granite": Model(needs=(THETA, names.MAX_POSITION_EMBEDDINGS)),
-    "starcoder2": Model(100000.0, scaling=False),
-    "cohere": Model(8000000.0, scaling=False),
-    "stablelm": Model(needs=(THETA, names.PARTIAL_ROTARY_FACTOR), scaling=False),
-    "glm4": Model(needs=(THETA, names.PARTIAL_ROTARY_FACTOR, HEAD_DIM), scaling=False),
-    "phi3": Model(),
-    "deepseek_v2": Model(mla=True),
-    "deepseek_v3": Model(mla=True),
-    "deepseek_v32": Model(mla=True),
-}
 GEMMA3_LOCAL_BASE, GEMMA3_PATTERN, GEMMA3_WINDOW, GEMMA3_HEAD_DIM = 10000.0, 6, 512, 256
 PHI3_LENGTH, PHI3_CONTEXT = 4096, 131072
 YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # where the config states none
@@ -75,42 +37,39 @@ def decode(view: HfView, first: str) -> RopeSet:
 
     Raises: Refuses where it stops with an error.
     """
-    model_type = view.family.name
-    model = MODELS.get(model_type)
-    if model is None:
-        raise NotKnown(f"how mlx-lm runs {model_type} is not known")
+    model = view.family.mlx_lm
+    if model is None or not view.family.own_name:
+        raise NotKnown(f"how mlx-lm runs {view.family.name} is not known")
     part = engine.section(view)
-    theta, scaling = _stated(part, model, model_type, first)
+    theta, scaling = _stated(part, model, first)
     if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
         raise NotKnown("layer_types with sliding layers, which it would slide")
     shape = engine.shape(view)
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
-    if model_type.startswith("gemma3"):
+    if model.formula == "gemma3":
         entries = _gemma3(part, shape.entries[names.FULL_ATTENTION], theta, scaling, context, first)
     else:
         entries = {}
         for kind, entry in shape.entries.items():
             windowed = entry if model.window else engine.without_window(entry, context)
             keys = scaling if kind == names.FULL_ATTENTION else None
-            entries[kind] = _layer(part, windowed, theta, keys, context, model, model_type, first)
+            entries[kind] = _layer(part, windowed, theta, keys, context, model, first)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _stated(
-    part: Mapping[str, Any], model: Model, model_type: str, first: str
-) -> tuple[float, Mapping[str, Any] | None]:
+def _stated(part: Mapping[str, Any], model: MlxLm, first: str) -> tuple[float, Mapping[str, Any] | None]:
     """Return the base and the scaling keys, None where there are none.
 
     Raises: Refuses where a key that the model file insists on is missing.
     """
     found = dict(part)
-    if model_type == "qwen3" and numbers(first) >= numbers(NEWER) and found.get(PARAMETERS):
+    if model.formula == "qwen3" and numbers(first) >= numbers(NEWER) and found.get(PARAMETERS):
         found[THETA] = found.get(THETA) or found[PARAMETERS].get(THETA)
         found[SCALING] = found.get(SCALING) or found[PARAMETERS]
     missing = [key for key in model.needs if found.get(key) is None]
     if missing:
         raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top of the config")
-    theta = found.get(THETA, model.theta)
+    theta = found.get(THETA, model.base)
     if theta is None:
         raise Refuses("TypeError: the base is null")
     return float(theta), found.get(SCALING) if model.scaling else None
@@ -122,13 +81,12 @@ def _layer(
     theta: float,
     scaling: Mapping[str, Any] | None,
     context: int,
-    model: Model,
-    model_type: str,
+    model: MlxLm,
     first: str,
 ) -> LayerRope:
-    if model_type == "phi3":
+    if model.formula == "phi3":
         return _phi3(part, entry, theta, scaling, context)
-    if model_type == "deepseek_v2":
+    if model.formula == "deepseek_v2":
         if scaling is None:
             raise Refuses("AttributeError: the model file needs rope_scaling at the top of the config")
         scaling = {**scaling, names.ROPE_TYPE: "yarn", names.LEGACY_TYPE: "yarn"}  # whatever type is stated

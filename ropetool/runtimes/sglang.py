@@ -13,6 +13,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.views import HfView
+from ropetool.families.engines import Sglang
 from ropetool.rope.formulas import ntk_stretch
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -26,16 +27,6 @@ RELEASES = (Releases("0.5.15", "0.5.15"), Releases("0.5.16", "0.5.23"))
 SUMMARY = "SGLang: loads with transformers 5; never reads attention_factor, mixtral and gemma2 lose any scaling"
 
 WITH_MSCALE = "0.5.16"  # plain yarn reads mscale and mscale_all_dim from here on
-ON_TRANSFORMERS = frozenset({"olmo3", "gpt_neox", "falcon", "smollm3"})  # no model file: transformers' own code runs
-MLA = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32"})
-WITHOUT_SCALING = frozenset({"mixtral", "starcoder2", "gemma2"})  # these hand over the base alone
-WHOLE_BASE = frozenset({"mixtral", "starcoder2"})  # and these as an integer
-WITH_WINDOW = frozenset({"gemma2", "gemma3", "gemma3_text", "gpt_oss", "cohere2", "exaone4"})
-CHECKED = ON_TRANSFORMERS | MLA | WITHOUT_SCALING | WITH_WINDOW | {
-    "llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "olmo2", "granite", "cohere", "glm4",
-    "minicpm3",
-}  # fmt: skip
-EXAONE_BASE = 1000000.0  # exaone4 looks for rope_theta where transformers 5 no longer keeps it
 # The first of these is the stated context.
 LENGTH_KEYS = (
     "max_sequence_length", "seq_length", "max_seq_len", names.MODEL_MAX_LENGTH, names.MAX_POSITION_EMBEDDINGS,
@@ -48,14 +39,15 @@ def decode(view: HfView, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     family = view.family
-    if family.name not in CHECKED:
+    facts = family.sglang
+    if facts is None or not family.own_name:
         raise NotKnown(f"how SGLang runs {family.name} is not known")
     given = engine.loaded_keys(view)
     context = _context(view, given)
-    if family.model_type in ON_TRANSFORMERS:
+    if facts.on_transformers:
         return replace(transformers.decode(view), max_position_embeddings=context)
     shape = engine.shape(view)
-    entries = {kind: _layer(view, shape.entries[kind], keys, first) for kind, keys in given.items()}
+    entries = {kind: _layer(view, facts, shape.entries[kind], keys, first) for kind, keys in given.items()}
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
@@ -70,18 +62,17 @@ def _context(view: HfView, given: Mapping[str, Mapping[str, Any]]) -> int:
     return int(engine.number(keys, names.FACTOR, 1.0) * length)
 
 
-def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
-    model_type = view.family.model_type
+def _layer(view: HfView, facts: Sglang, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
     context = int(engine.section(view).get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
-    if model_type not in WITH_WINDOW:
+    if not facts.window:
         entry = engine.without_window(entry, context)
-    if model_type in WITHOUT_SCALING:
+    if not facts.scaling:
         theta = keys[names.ROPE_THETA]
-        keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: int(theta) if model_type in WHOLE_BASE else theta}
-    if model_type == "exaone4":
-        keys = {**keys, names.ROPE_THETA: EXAONE_BASE}
+        keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: int(theta) if facts.whole_base else theta}
+    if facts.base is not None:
+        keys = {**keys, names.ROPE_THETA: facts.base}
     base = engine.base_table(keys, entry.rotary_dim)
-    if model_type in MLA:
+    if facts.formula == "deepseek":
         return _mla(view, entry, keys, base, context)
     if view.family.nested:
         return engine.filled(entry, keys, _transformers_table(entry, keys, context), context)

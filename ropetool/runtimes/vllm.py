@@ -12,6 +12,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.views import HfView
+from ropetool.families.engines import Vllm
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
@@ -28,16 +29,6 @@ SUMMARY = "vLLM: loads with transformers 5, one table for all lengths; before 0.
 
 HF_SEMANTICS = "0.30"  # yarn reads attention_factor and mscale from here on, attn_factor before (vllm#56446)
 MLA_SEMANTICS = "0.31"  # DeepSeek's file leaves the softmax scale alone for attention_factor 1.0 from here on
-# Families that run on transformers' own model code, and since when.
-ON_TRANSFORMERS = {
-    "smollm3": "0.25", "starcoder2": "0.25", "olmo2": "0.26", "olmo3": "0.29", "gpt_neox": "0.32", "phi": "0.32",
-}  # fmt: skip
-MLA = frozenset({"deepseek_v2", "deepseek_v3", "deepseek_v32"})
-CHECKED = MLA | {
-    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "gemma2", "gemma3",
-    "gemma3_text", "gpt_oss", "gpt_neox", "falcon", "stablelm", "phi", "starcoder2", "olmo2", "olmo3", "granite",
-    "smollm3", "cohere", "cohere2", "glm4", "exaone4", "minicpm3",
-}  # fmt: skip
 # The smallest of these is the stated context; a model_max_length replaces it.
 LENGTH_KEYS = (
     names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
@@ -57,10 +48,11 @@ def decode(view: HfView, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     model_type = view.family.name
-    if model_type not in CHECKED:
+    facts = view.family.vllm
+    if facts is None or not view.family.own_name:
         raise NotKnown(f"how vLLM runs {model_type} is not known")
     given = engine.loaded_keys(view)
-    if numbers(ON_TRANSFORMERS.get(model_type, "9999")) <= numbers(first):
+    if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
         found = _on_transformers(view)
         return replace(found, max_position_embeddings=_derived(view, given, first))
     if model_type == "olmo3" and first == "0.25":
@@ -68,7 +60,7 @@ def decode(view: HfView, first: str) -> RopeSet:
     shape = engine.shape(view)
     entries, reach = {}, []
     for layer_type, keys in given.items():
-        entries[layer_type], rows = _layer(view, shape.entries[layer_type], keys, first)
+        entries[layer_type], rows = _layer(view, facts, shape.entries[layer_type], keys, first)
         reach.append(rows)
     context = min(_derived(view, given, first), *reach)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
@@ -104,13 +96,13 @@ def _derived(view: HfView, given: Mapping[str, Mapping[str, Any]], first: str) -
     return int(length * (1.0 if factor is None else factor))
 
 
-def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], first: str) -> tuple[LayerRope, int]:
+def _layer(view: HfView, facts: Vllm, entry: LayerRope, keys: dict[str, Any], first: str) -> tuple[LayerRope, int]:
     """Return what a layer type computes, and how many positions its table of cos and sin has."""
     part, family = engine.section(view), view.family
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings))
-    if family.model_type in MLA:
+    if facts.formula == "deepseek":
         return _mla(entry, keys, context, first)
-    if family.model_type == "gpt_oss":
+    if facts.formula == "gpt_oss":
         keys = {**{k: v for k, v in keys.items() if k in GPT_OSS_KEYS}, names.ROPE_TYPE: "yarn"}
         for key in (names.BETA_FAST, names.BETA_SLOW, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS):
             engine.number(keys, key)

@@ -22,18 +22,6 @@ from ropetool.runtimes.llama_cpp.layers import Model, value_of
 from ropetool.weights.fold_targets import View
 
 FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the checkpoint had
-# The names that llama.cpp gives to what the families name as transformers does (gguf-py/gguf/tensor_mapping.py).
-TENSORS = {
-    "q_proj": "attn_q", "k_proj": "attn_k", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm",
-    "q_layernorm": "attn_q_norm", "k_layernorm": "attn_k_norm", "qkv_proj": FUSED, "query_key_value": FUSED,
-    "q_layernorm.norms.{head}": "attn_q_norm", "k_layernorm.norms.{head}": "attn_k_norm",
-    "q_b_proj": "attn_q_b", "kv_a_proj_with_mqa": "attn_kv_a_mqa", "q_a_layernorm": "attn_q_a_norm",
-}  # fmt: skip
-# Architectures beyond those of a family's own name, by the family whose sites they have.
-MORE = {
-    "deepseek2": "deepseek_v3", "gemma3": "gemma3_text", "gpt-oss": "gpt_oss", "qwen2moe": "qwen2_moe",
-    "qwen3moe": "qwen3_moe",
-}  # fmt: skip
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 
@@ -69,21 +57,14 @@ def decoded(model: GgufView) -> RopeSet:
         raise LossyExport(f"llama.cpp refuses it: {refusal}", where=model.where) from None
 
 
-def architectures() -> dict[str, str]:
-    """Return the architectures whose sites are known, each with the family that describes them."""
-    own = {name: name for name in families.names() if families.get(name).gguf_architecture == name}
-    return dict(sorted({**own, **MORE}.items()))
-
-
 def _family(arch: str, where: str) -> Family:
-    family = families.find(architectures().get(arch, ""))
-    if family is None:
-        known = ", ".join(architectures())
+    known = families.by_gguf_architecture()
+    if arch not in known:
         raise LossyExport(
-            f"it is not known where files of {arch} make their queries and keys; known: {known}", where=where,
+            f"it is not known where files of {arch} make their queries and keys; known: {', '.join(known)}", where=where,
             try_="bake the checkpoint that it was converted from",
         )  # fmt: skip
-    return family
+    return known[arch]
 
 
 def _sites(family: Family, model: GgufView) -> BakeSites:
@@ -95,18 +76,19 @@ def _sites(family: Family, model: GgufView) -> BakeSites:
         raise LossyExport(f"has projections in one tensor and {lone} beside it", where=model.where)
     bake = family.bake
     return BakeSites(
-        layers=("blk.{layer}",), q=_named(bake.q, fused), k=_named(bake.k, fused), score=_named(bake.score, fused),
-        clip_key=bake.clip_key, refused=bake.refused,
+        layers=("blk.{layer}",), q=_named(family, bake.q, fused), k=_named(family, bake.k, fused),
+        score=_named(family, bake.score, fused), clip_key=bake.clip_key, refused=bake.refused,
     )  # fmt: skip
 
 
-def _named(stages: tuple[Stage, ...], fused: bool) -> tuple[Stage, ...]:
-    return tuple(_renamed(stage, fused) for stage in stages)
+def _named(family: Family, stages: tuple[Stage, ...], fused: bool) -> tuple[Stage, ...]:
+    return tuple(_renamed(family, stage, fused) for stage in stages)
 
 
-def _renamed(stage: Stage, fused: bool) -> Stage:
+def _renamed(family: Family, stage: Stage, fused: bool) -> Stage:
     """Return the step as the file has it: gemma's 1 is already added to its norms."""
-    name = TENSORS[stage.tensor]
+    name = family.gguf_name(stage.tensor)
+    assert name is not None  # the loader of families has seen to it
     if name == FUSED or (fused and stage.tensor in ("q_proj", "k_proj")):
         return replace(stage, tensor=FUSED, rows="fused_sides")
     return replace(stage, tensor=name, offset=0.0)

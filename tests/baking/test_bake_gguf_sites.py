@@ -13,7 +13,7 @@ from ropetool import families
 from ropetool.errors import ConfigError, LossyExport, OutputError, UnsupportedDtype
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.rope.arithmetic import half_to_interleaved
-from ropetool.weights import by_tensor, gguf_bakes, gguf_fold_targets
+from ropetool.weights import by_tensor, gguf_bakes
 
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
 
@@ -23,8 +23,7 @@ def raw_rows(rows: int, nbytes: int) -> np.ndarray:
 
 
 def test_every_architecture_with_sites_is_made_here() -> None:
-    own = {name for name in families.names() if families.get(name).gguf_architecture == name}
-    assert ARCHITECTURES.keys() == own | gguf_fold_targets.MORE.keys() == gguf_fold_targets.architectures().keys()
+    assert ARCHITECTURES.keys() == families.by_gguf_architecture().keys()
 
 
 def test_an_unknown_architecture_is_refused_with_those_that_are_known(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from exporting import maker
 from ropetool import families
 from ropetool.checkpoint.views import HfView
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
-from ropetool.gguf_export.shapes import FAMILIES, read_model, tensors
-from ropetool.gguf_export.shapes.orders import Turn, even, latent_keys, latent_values, neighbours, odd, sides
+from ropetool.families.tensors import Export, Row
+from ropetool.gguf_export.shapes import exported as exported_families
+from ropetool.gguf_export.shapes import read_model, tensors
+from ropetool.gguf_export.shapes.orders import ORDERS, Turn, even, latent_keys, latent_values, neighbours, odd, sides
+from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported
@@ -24,28 +28,41 @@ STATED: dict[str, Any] = {
     "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9,
 }  # fmt: skip
 
+FAMILIES = exported_families()
+
+
+def table_of(name: str) -> Export:
+    table = families.get(name).export
+    assert table is not None
+    return table
+
+
+def test_the_names_that_files_may_use_are_those_of_the_programs() -> None:
+    hints = typing.get_type_hints(Row), typing.get_type_hints(Export)
+    assert typing.get_args(hints[0]["order"]) == ("", *ORDERS)
+    assert typing.get_args(hints[1]["rules"]) == (*RULES,)
+
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_classes_assume(name: str) -> None:
     config = pytest.importorskip("transformers").AutoConfig.for_model(name)
-    family = FAMILIES[name]
-    assert family.tied == config.tie_word_embeddings
-    assert family.eps == getattr(config, family.eps_key)
-    assert family.kv_heads in (None, getattr(config, "num_key_value_heads", None))
-    for key, default in family.switches.values():
+    table = table_of(name)
+    assert table.tied == config.tie_word_embeddings
+    assert table.eps == getattr(config, table.eps_key)
+    for key, default in table.switches.items():
         assert getattr(config, key) == default, key
-    for one in family.counts.values():
+    for one in table.counts.values():
         found = getattr(config, one.key)
         if one.default is not None:
             assert (one.null if found is None else found) == one.default, one.key
-    assert config.to_dict().get(family.activation_key, family.activations[0]) in (*family.activations, None)
+    assert config.to_dict().get(table.activation_key, table.activations[0]) in (*table.activations, None)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_names_of_keys_are_those_of_the_classes(name: str) -> None:
     names = pytest.importorskip("transformers").AutoConfig.for_model(name).attribute_map
     expected = {frozenset(pair) for pair in names.items()}
-    assert {frozenset((one.key, other)) for one in FAMILIES[name].counts.values() for other in one.others} == expected
+    assert {frozenset((one.key, other)) for one in table_of(name).counts.values() for other in one.others} == expected
 
 
 @pytest.mark.parametrize(
@@ -70,14 +87,13 @@ def test_a_key_stands_for_what_the_class_makes_of_it(
     config |= changes if attribute != "num_mtp_layers" else {**changes, "n_routed_experts": 4}
     expected = getattr(transformers.AutoConfig.for_model(family, **config), attribute) or 0
     head_dim = config["hidden_size"] // config["num_attention_heads"]
-    assert read_model(FAMILIES[family], config, "arch", head_dim, head_dim, "here").counts[size] == expected
+    assert read_model(families.get(family), config, "arch", head_dim, head_dim, "here").counts[size] == expected
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_that_is_exported_has_a_name_in_gguf(name: str) -> None:
     assert families.get(name).gguf_architecture
-    exported = {known for known in families.names() if families.get(known).gguf_architecture}
-    assert exported == FAMILIES.keys()
+    assert {known for known in families.names() if families.get(known).gguf_architecture} == {*FAMILIES}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -89,7 +105,7 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
     suffixes = {gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in gguf.MODEL_TENSORS[number]}
     config = {**models.CONFIGS[name], "num_hidden_layers": 1}
     head_dim = config["hidden_size"] // config["num_attention_heads"]
-    model = read_model(FAMILIES[name], config, arch, head_dim, head_dim, "here")
+    model = read_model(families.get(name), config, arch, head_dim, head_dim, "here")
     for one in tensors(model, interleaved=False):
         assert one.name.rpartition(".")[0] in suffixes, one.name
 

@@ -12,8 +12,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import configs
@@ -127,6 +129,19 @@ MORE: dict[str, dict[str, Any]] = {
 OVERRIDES = "overrides by flag"  # beside a config's keys: what a command line sets in it
 LONGER = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512, "rope_theta": 10000.0}
 PLAIN = {"rope_type": "default", "rope_theta": 40000.0}
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, changes: Mapping[str, Any]) -> None:
+    """Change names of a runtime's module, or as `FAMILY.FIELD` what a family's file says of that runtime."""
+    for name, value in changes.items():
+        family, _, field = name.rpartition(".")
+        if not family:
+            monkeypatch.setattr(module, name, value)
+            continue
+        part = module.__name__.rpartition(".")[2]
+        known = families.get(family)
+        changed = replace(getattr(known, part), **{field: value})
+        monkeypatch.setitem(families._discovered(), family, replace(known, **{part: changed}))
 
 
 def flagged() -> dict[str, dict[str, Any]]:

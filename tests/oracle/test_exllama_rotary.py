@@ -36,10 +36,10 @@ def test_every_cell_is_asked_of_a_real_class() -> None:
 
 
 DEFECTS = {
-    "interleaved where the config says half": ("deepseek_v3-half", {"INTERLEAVED": frozenset()}),
-    "the local base of gemma3 read": ("gemma3_text-yarn-v4", {"GEMMA3_LOCAL_BASE": 5000.0}),
-    "the base of gemma3 in v5 style read": ("gemma3_text-yarn-v5", {"GEMMA3_BASE": 10000.0}),
-    "cohere pairs halves": ("cohere-default", {"INTERLEAVED": frozenset({"deepseek_v3"})}),
+    "interleaved where the config says half": ("deepseek_v3-half", {"deepseek_v3.layout": "half"}),
+    "the local base of gemma3 read": ("gemma3_text-yarn-v4", {"gemma3_text.local_base": 5000.0}),
+    "the base of gemma3 in v5 style read": ("gemma3_text-yarn-v5", {"gemma3_text.base": 10000.0}),
+    "cohere pairs halves": ("cohere-default", {"cohere.layout": "half"}),
     "yarn without a factor on cos and sin": ("llama-yarn-v4", {"mscale_of": lambda *_: 1.0}),
 }
 
@@ -49,6 +49,5 @@ def test_a_planted_defect_is_seen(defect: str, monkeypatch: pytest.MonkeyPatch) 
     name, changes = DEFECTS[defect]
     answers = {name: peers.golden("exllamav3", VERSION)[name]}
     assert peers.compared("exllamav3", VERSION, answers) == {}
-    for attribute, value in changes.items():
-        monkeypatch.setattr(exllamav3, attribute, value)
+    peers.plant(monkeypatch, exllamav3, changes)
     assert peers.compared("exllamav3", VERSION, answers) != {}

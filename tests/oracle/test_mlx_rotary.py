@@ -52,7 +52,7 @@ DEFECTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "the short list of longrope": ("0.32.2", "llama-longrope-v4", {"_longrope": short_list}),
     "dynamic known before 0.32": ("0.31.3", "llama-dynamic-v4", {"NEWER": "0.30"}),
     "rope_parameters of qwen3 not read": ("0.32.2", "qwen3-yarn-v5", {"NEWER": "9"}),
-    "mixtral keeps its scaling": ("0.32.2", "mixtral-linear-v4", {"MODELS": {"mixtral": mlx_lm.Model(1e6)}}),
+    "mixtral keeps its scaling": ("0.32.2", "mixtral-linear-v4", {"mixtral.scaling": True}),
     "yarn without a length counts from the context": ("0.32.2", "llama-yarn-unsaid-length-v4", {"YARN_LENGTH": 2048}),
 }
 
@@ -62,6 +62,5 @@ def test_a_planted_defect_is_seen(defect: str, monkeypatch: pytest.MonkeyPatch) 
     version, name, changes = DEFECTS[defect]
     answers = {name: peers.golden("mlx-lm", version)[name]}
     assert peers.compared("mlx-lm", version, answers) == {}
-    for attribute, value in changes.items():
-        monkeypatch.setattr(mlx_lm, attribute, value)
+    peers.plant(monkeypatch, mlx_lm, changes)
     assert peers.compared("mlx-lm", version, answers) != {}

@@ -53,8 +53,8 @@ DEFECTS = {
     "attention_factor honoured before 0.30": ("0.25.1", "llama-yarn-attention-1-v4", {"HF_SEMANTICS": "0.25"}),
     "attention_factor dropped since 0.30": ("0.33.0", "llama-yarn-attention-1-v4", {"HF_SEMANTICS": "9.0"}),
     "attn_factor honoured since 0.30": ("0.33.0", "llama-yarn-attn-v4", {"HF_SEMANTICS": "9.0"}),
-    "DeepSeek run as a plain family": ("0.33.0", "deepseek_v3-yarn-mscales-v4", {"MLA": frozenset()}),
-    "olmo3 on transformers' code too early": ("0.26.0", "olmo3-yarn-attention-1-v5", {"ON_TRANSFORMERS": {"olmo3": "0.26"}}),
+    "DeepSeek run as a plain family": ("0.33.0", "deepseek_v3-yarn-mscales-v4", {"deepseek_v3.formula": ""}),
+    "olmo3 on transformers' code too early": ("0.26.0", "olmo3-yarn-attention-1-v5", {"olmo3.on_transformers": "0.26"}),
     "the context of linear taken as stated": ("0.33.0", "llama-linear-v4", {"LENGTH_KEYS": ("n_positions",)}),
 }  # fmt: skip
 
@@ -64,8 +64,7 @@ def test_a_planted_defect_is_seen(defect: str, monkeypatch: pytest.MonkeyPatch) 
     version, name, changes = DEFECTS[defect]
     answers = {name: peers.golden("vllm", version)[name]}
     assert peers.compared("vllm", version, answers) == {}
-    for attribute, value in changes.items():
-        monkeypatch.setattr(vllm, attribute, value)
+    peers.plant(monkeypatch, vllm, changes)
     if defect == "the context of linear taken as stated":
         monkeypatch.setattr(vllm, "_derived", lambda view, given, first: 2048)
     assert peers.compared("vllm", version, answers) != {}

@@ -1,6 +1,6 @@
 """The shape of a model: the tensors that its config asks for, and where each goes in a GGUF file.
 
-One table a family, in the modules beside this one; what bytes make a tensor is for tensors.py.
+The table of each family is the `export` part of its file in families/; what bytes make a tensor is for tensors.py.
 """
 
 from __future__ import annotations
@@ -8,18 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ropetool import families
 from ropetool.errors import LossyExport
-from ropetool.gguf_export.shapes import dense, experts, gemma, layer_norms, mla
-from ropetool.gguf_export.shapes.base import REQUIRED, Family, Model
-from ropetool.gguf_export.shapes.orders import Turn, neighbours
+from ropetool.families import Family
+from ropetool.families.tensors import Row
+from ropetool.gguf_export.shapes.base import REQUIRED, Model
+from ropetool.gguf_export.shapes.orders import ORDERS, Turn
 from ropetool.gguf_export.shapes.reading import read_model, stated_keys
-from ropetool.gguf_export.shapes.rows import Row
 
-__all__ = ["FAMILIES", "Model", "Turn", "Wanted", "family_of", "read_model", "stated_keys", "tensors"]
-
-FAMILIES: dict[str, Family] = {
-    **dense.FAMILIES, **gemma.FAMILIES, **layer_norms.FAMILIES, **experts.FAMILIES, **mla.FAMILIES,
-}  # fmt: skip
+__all__ = ["Model", "Turn", "Wanted", "exported", "family_of", "read_model", "stated_keys", "tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +34,20 @@ class Wanted:
     offset: float = 0.0
 
 
-def family_of(model_type: str, where: str) -> Family:
-    """Return the table of the family.
+def exported() -> list[str]:
+    """Return the families that can be exported, sorted."""
+    return [name for name in families.names() if families.get(name).export is not None]
 
-    Raises: LossyExport for a family that cannot be exported.
+
+def family_of(model_type: str, where: str) -> Family:
+    """Return the family, which has a table.
+
+    Raises: LossyExport if it has none.
     """
-    family = FAMILIES.get(model_type)
-    if family is None:
+    family = families.find(model_type)
+    if family is None or family.export is None:
         raise LossyExport(
-            f"{model_type} models cannot be exported yet; these can: {', '.join(FAMILIES)}",
+            f"{model_type} models cannot be exported yet; these can: {', '.join(exported())}",
             where=where,
             try_="convert_hf_to_gguf.py of llama.cpp, then ropetool inspect on its file; docs/contributing.md says how to add one",
         )  # fmt: skip
@@ -57,23 +59,23 @@ def tensors(model: Model, interleaved: bool) -> Iterator[Wanted]:
 
     interleaved: llama.cpp pairs neighbouring channels, where the checkpoint pairs those half a head apart.
     """
-    first, *last = (row for row in model.family.outer if model.has(row))
+    first, *last = (row for row in model.table.outer if model.has(row))
     yield _wanted(model, first, "", "", interleaved)
     for layer in range(model.layers):
-        for row in model.family.layer:
+        for row in model.table.layer:
             if model.has(row, layer):
-                yield _wanted(model, row, f"{model.family.prefix}{layer}.", f"blk.{layer}.", interleaved)
+                yield _wanted(model, row, f"{model.table.prefix}{layer}.", f"blk.{layer}.", interleaved)
     for row in last:
         yield _wanted(model, row, "", "", interleaved)
-    if model.tied and model.family.head == REQUIRED:
-        yield _wanted(model, Row(first.source, "output.weight", first.shape), "", "", interleaved)
+    if model.tied and model.table.head == REQUIRED:
+        yield _wanted(model, Row(first.hf, "output.weight", first.shape), "", "", interleaved)
 
 
 def _wanted(model: Model, row: Row, prefix: str, block: str, interleaved: bool) -> Wanted:
     shape = model.shape(row.shape)
     numbers = range(model.counts[row.many]) if row.many else (0,)
-    sources = tuple(prefix + row.source.replace("{x}", str(x)) for x in numbers)
-    order = None if row.order is neighbours and not interleaved else row.order
+    sources = tuple(prefix + row.hf.replace("{x}", str(x)) for x in numbers)
+    moves = row.order and (row.order != "neighbours" or interleaved)
     written = (len(sources), *shape) if row.many else model.shape(row.written or row.shape)
-    turns = order(model.counts, shape) if order else ()
-    return Wanted(block + row.name, sources, shape, written, turns, row.offset)
+    turns = ORDERS[row.order](model.counts, shape) if moves else ()
+    return Wanted(block + row.gguf, sources, shape, written, turns, row.offset)

@@ -90,4 +90,7 @@ def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes:
     return Turn((counts["heads"], counts["plain"] + counts["value"], shape[1]), axes, 1, part)
 
 
-Order = Callable[[Counts, Shape], tuple[Turn, ...]]
+# By the name that a row of a family's table gives.
+ORDERS: Mapping[str, Callable[[Counts, Shape], tuple[Turn, ...]]] = {
+    order.__name__: order for order in (neighbours, sides, columns_first, even, odd, latent_keys, latent_values)
+}

@@ -10,17 +10,21 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
+from ropetool.families import Family
+from ropetool.families.tensors import Count, Export, Stated, derived
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_export.fp8 import is_fp8
 from ropetool.gguf_export.mxfp4 import is_mxfp4
-from ropetool.gguf_export.shapes.base import Count, Family, Model
+from ropetool.gguf_export.shapes.base import Model
+from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.rope.tables import is_number
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import MAX_LAYERS
 
 MAX_VOCABULARY = 2**20  # Gemma has the most known, 262,208; a hostile one would be written row by row
 QUANTIZATION_CONFIG = "quantization_config"
+EPSILONS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 
 
 def read_model(
@@ -28,36 +32,36 @@ def read_model(
 ) -> Model:
     """Return the model that the config states, with the class's defaults where it is silent; `arch` is llama.cpp's name.
 
-    Raises: ConfigError for a size that is missing or no count; LossyExport for what llama.cpp would not compute;
-    UnsupportedDtype for quantised weights.
+    The family has a table. Raises: ConfigError for a size that is missing or no count; LossyExport for what llama.cpp
+    would not compute; UnsupportedDtype for quantised weights.
     """
-    _check_computable(config, family, where)
+    table = family.export
+    assert table is not None
+    _check_computable(config, table, where)
     heads = count(config, Count(names.NUM_ATTENTION_HEADS), where)
     common = {
         "layers": count(config, Count(names.NUM_HIDDEN_LAYERS, most=MAX_LAYERS), where),
         "hidden": count(config, Count(names.HIDDEN_SIZE), where), "heads": heads,
         "intermediate": count(config, Count("intermediate_size"), where),
-        "kv_heads": _kv_heads(config, family, heads, where),
+        "kv_heads": _kv_heads(config, family, table, heads, where),
         "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
-    stated = common | {name: count(config, one, where) for name, one in family.counts.items()}
+    stated = common | {name: count(config, one, where) for name, one in table.counts.items()}
     stated |= {
         "queries": stated["heads"] * head_dim, "keys": stated["kv_heads"] * head_dim, "one": 1,
         "twice": 2 * stated["intermediate"],
     }  # fmt: skip
-    switches = {name: config.get(key, default) is True for name, (key, default) in family.switches.items()}
+    switches = {key: config.get(key, default) is True for key, default in table.switches.items()}
     switches |= {"query_latent": stated.get("query_latent", 0) > 0}
-    tied = config.get("tie_word_embeddings", family.tied) is True
-    model = Model(
-        family,
-        config,
-        arch,
-        stated | dict(family.derived(stated)),
-        {**switches, "tied": tied, "untied": not tied},
-        where,
-    )
+    tied = config.get("tie_word_embeddings", table.tied) is True
+    switches |= {"tied": tied, "untied": not tied}
+    counts = derived(table.derived, stated)
+    model = Model(family, table, RULES[table.rules], config, arch, counts, switches, where)
     _check_architecture(model)
-    family.check(model)
+    for one in table.keys.values():
+        if one.nonzero:
+            model.need_nonzero(one.number, one.default)
+    model.rules.check(model)
     return model
 
 
@@ -67,12 +71,23 @@ def stated_keys(model: Model) -> dict[str, Value]:
         keys.BLOCK_COUNT: "layers", keys.EMBEDDING_LENGTH: "hidden", "feed_forward_length": "intermediate",
         keys.HEAD_COUNT: "heads", keys.HEAD_COUNT_KV: "kv_heads", keys.KEY_LENGTH: "head_dim",
         "attention.value_length": "head_dim", keys.DIMENSION_COUNT: "rotary_dim", "vocab_size": "vocabulary",
-        **model.family.sizes,
+        **model.table.sizes,
     }  # fmt: skip
     values = {key: Value.of(ValueType.U32, model.counts[size]) for key, size in counted.items()}
-    values[model.family.eps_name] = Value.of(ValueType.F32, _epsilon(model))
-    values |= model.family.more(model)
+    values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
+    values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
+    values |= model.rules.keys(model)
     return {f"{model.arch}.{key}": value for key, value in values.items()}
+
+
+def _stated(model: Model, one: Stated) -> Value:
+    if one.switch:
+        return Value.of(ValueType.BOOL, model.switches[one.switch])
+    return Value.of(ValueType.F32, model.number(one.number, one.default))
+
+
+def _left_out(model: Model, one: Stated) -> bool:
+    return one.optional and not model.config.get(one.number)
 
 
 # --- reading
@@ -96,23 +111,24 @@ def count(config: Mapping[str, Any], one: Count, where: str) -> int:
     return value
 
 
-def _kv_heads(config: Mapping[str, Any], family: Family, heads: int, where: str) -> int:
-    if not family.grouped:
+def _kv_heads(config: Mapping[str, Any], family: Family, table: Export, heads: int, where: str) -> int:
+    if not table.grouped:
         return heads
-    return count(config, Count(names.NUM_KEY_VALUE_HEADS, family.kv_heads or heads, null=heads), where)
+    assumed = None if family.mla else family.default_sizes.get(names.NUM_KEY_VALUE_HEADS)  # all share MLA's one key
+    return count(config, Count(names.NUM_KEY_VALUE_HEADS, assumed or heads, null=heads), where)
 
 
 def _epsilon(model: Model) -> float:
-    value = model.config.get(model.family.eps_key, model.family.eps)
+    value = model.config.get(model.table.eps_key, model.table.eps)
     if not is_number(value) or value <= 0:
-        raise ConfigError(f"{shown(value)} is not a number above 0", where=f"{model.where}: {model.family.eps_key}")
+        raise ConfigError(f"{shown(value)} is not a number above 0", where=f"{model.where}: {model.table.eps_key}")
     return float(value)
 
 
 # --- refusing
 
 
-def _check_computable(config: Mapping[str, Any], family: Family, where: str) -> None:
+def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> None:
     quantization = config.get(QUANTIZATION_CONFIG)
     if quantization is not None and not (is_fp8(quantization) or is_mxfp4(quantization)):
         raise UnsupportedDtype(
@@ -120,14 +136,14 @@ def _check_computable(config: Mapping[str, Any], family: Family, where: str) -> 
             "f16, f32, f64 and fp8, and experts in mxfp4",
             where=where, try_="export the checkpoint that was quantised",
         )  # fmt: skip
-    known = family.activations
-    activation = config.get(family.activation_key, known[0])
+    known = table.activations
+    activation = config.get(table.activation_key, known[0])
     if activation not in known:
         raise LossyExport(
-            f"{family.activation_key} is {shown(activation)}; llama.cpp computes {known[0]} for this family",
+            f"{table.activation_key} is {shown(activation)}; llama.cpp computes {known[0]} for this family",
             where=where,
         )
-    for key, values in family.fixed.items():
+    for key, values in table.fixed.items():
         if config.get(key, values[0]) not in values:
             raise LossyExport(
                 f"{key} is {shown(config[key])}; llama.cpp computes as if it were {shown(values[0])}", where=where
@@ -136,8 +152,8 @@ def _check_computable(config: Mapping[str, Any], family: Family, where: str) -> 
 
 def _check_architecture(model: Model) -> None:
     """Refuse what transformers computes and llama.cpp has no place for."""
-    c, family = model.counts, model.family
-    if family.square and c["queries"] != c["hidden"]:
+    c, table = model.counts, model.table
+    if table.square and c["queries"] != c["hidden"]:
         raise model.lossy(
             f"head_dim is {c['head_dim']}; llama.cpp reckons with hidden_size / num_attention_heads, "
             f"{c['hidden']} / {c['heads']}, for {model.arch}"
@@ -146,7 +162,7 @@ def _check_architecture(model: Model) -> None:
         raise ConfigError(
             f"num_attention_heads {c['heads']} is no multiple of num_key_value_heads {c['kv_heads']}", where=model.where
         )
-    if not family.output_bias and model.config.get("attention_bias") is True:
+    if not table.output_bias and model.config.get("attention_bias") is True:
         raise model.lossy(f"attention_bias is true; llama.cpp has no bias behind {model.arch}'s attention")
     if not model.tied:
         model.untied("tie_word_embeddings is false")

@@ -1,6 +1,7 @@
 """What llama.cpp reads and computes for each architecture: keys, frequency vectors, layouts, sliding layers.
 
-Data alone, with the lookups that go with it; decoding a file is llama_cpp.py's concern. Source: src/llama-arch.cpp,
+Data alone, with the lookups that go with it; decoding a file is decoding.py's concern. A plain architecture that is not
+here may be described by the file of its family (`llama_cpp`). Source: src/llama-arch.cpp,
 src/llama-model.cpp and src/models/*.cpp of llama.cpp, the sources within llama-cpp-python 0.3.36.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
+from ropetool import families
 from ropetool.files.gguf import ValueType
 from ropetool.files.gguf.codec import shown
 from ropetool.rope.arithmetic import FAR_TURNS, NEAR_TURNS
@@ -172,7 +174,7 @@ class Architecture:
         """Return the frequency vectors that a file of this scaling type may hold; any other one stops the loading."""
         if self.name in LISTS or (self.name in LISTS_FOR_LONGROPE and scaling_type == "longrope"):
             return (ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT)
-        return (ROPE_FREQS,) if self.name in FREQS or self.name in FREQS_UNUSED else ()
+        return (ROPE_FREQS,) if self.vectors or self.name in FREQS_UNUSED else ()
 
 
 def names() -> list[str]:
@@ -334,9 +336,22 @@ KEYS = {
 @cache
 def _architectures() -> dict[str, Architecture]:
     layouts = dict.fromkeys(INTERLEAVED, "interleaved") | dict.fromkeys(HALF, "half")
-    return {
+    found = {
         name: _architecture(name, layout) for name, layout in (layouts | dict.fromkeys(WITHOUT_ROTATION, "")).items()
     }
+    return {**_of_families(), **found}
+
+
+def _of_families() -> dict[str, Architecture]:
+    """Return plain architectures that only a family's file describes."""
+    known = map(families.get, families.names())
+    return {
+        f.gguf_architecture: Architecture(
+            f.gguf_architecture, f.llama_cpp.layout, vectors=f.llama_cpp.vectors, whole_heads=f.llama_cpp.whole_heads
+        )
+        for f in known
+        if f.llama_cpp is not None
+    }  # fmt: skip
 
 
 def _architecture(name: str, layout: str) -> Architecture:

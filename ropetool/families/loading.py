@@ -1,0 +1,174 @@
+"""The strict reading of a family's file: what it may state follows from the types of the classes that hold it.
+
+A key that is not known, a value of another kind, a part that is missing: each is one sentence with the file, the place
+in it and what would be right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+from ropetool.errors import ConfigError, did_you_mean
+from ropetool.families import tensors
+from ropetool.families.tensors import Row, Rows
+
+TRY = "docs/contributing.md#a-model-family says what each key means"
+GROUP = "use"
+_KINDS = {
+    bool: "true or false", int: "a whole number", float: "a number", str: "a text in quotes", type(None): "null",
+}  # fmt: skip
+
+
+def parsed(text: str, file: str) -> dict[str, Any]:
+    """Return the object that a family's file holds.
+
+    Raises: ConfigError for what is no JSON, no object, or states a key twice.
+    """
+
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise wrong(file, f"states {key!r} twice in one object")
+            found[key] = value
+        return found
+
+    try:
+        data = json.loads(text, object_pairs_hook=members)
+    except json.JSONDecodeError as error:
+        raise wrong(file, f"is no JSON: {error.msg} in line {error.lineno}") from None
+    if not isinstance(data, dict):
+        raise wrong(file, "is no JSON object: a family's file begins with { and ends with }")
+    return data
+
+
+def wrong(where: str, sentence: str) -> ConfigError:
+    """Return the error about a place of a family's file."""
+    return ConfigError(sentence, where=f"ropetool/families/{where}", try_=TRY)
+
+
+def record(kind: Any, data: Any, where: str) -> Any:
+    """Return the object as an instance of a dataclass, read by the types of its fields.
+
+    Raises: ConfigError.
+    """
+    if not isinstance(data, dict):
+        raise wrong(where, f"{_shown(data)} is not an object in braces; its keys are {', '.join(_fields(kind))}")
+    hints = _fields(kind)
+    _check_keys(data, hints, where)
+    lacking = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+    _check_stated(data, lacking, where)
+    return kind(**{key: _read(hints[key], value, _inside(where, key)) for key, value in data.items()})
+
+
+@cache
+def _fields(kind: Any) -> Mapping[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind) if not field.metadata.get("unstated")}
+
+
+def _inside(where: str, key: str) -> str:
+    return f"{where}: {key}" if where.endswith(".json") else f"{where}.{key}"
+
+
+def _check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key in data:
+        if key not in known:
+            near = did_you_mean(key, known)
+            raise wrong(_inside(where, key), f"{key!r} is not a key here{near}; known: {', '.join(known)}")
+
+
+def _check_stated(data: Mapping[str, Any], wanted: Iterable[str], where: str) -> None:
+    for key in wanted:
+        if key not in data:
+            raise wrong(where, f"lacks {key!r}, which has no default; {', '.join(wanted)} must be stated")
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """Return the JSON value as the hinted type."""
+    if hint is Any:
+        return value
+    if hint == Rows:
+        return _rows(value, where)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        if value not in arguments:
+            near = did_you_mean(value, filter(None, arguments)) if isinstance(value, str) else ""
+            raise wrong(where, f"{_shown(value)} is not known{near}; known: {', '.join(map(json.dumps, arguments))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise wrong(where, f"{_shown(value)} is not a list in brackets")
+        return tuple(_read(arguments[0], one, f"{where}[{number}]") for number, one in enumerate(value))
+    if origin in (dict, Mapping):
+        if not isinstance(value, dict):
+            raise wrong(where, f"{_shown(value)} is not an object in braces")
+        return {key: _read(arguments[1], one, f"{where}.{key}") for key, one in value.items()}
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (kind,) = (one for one in arguments if one is not type(None))
+        return _read(kind, value, where)
+    if is_dataclass(hint):
+        return record(hint, value, where)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise wrong(where, f"{_shown(value)} is not {_KINDS[hint]}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- rows
+
+
+def _rows(entries: Any, where: str) -> Rows:
+    """Return the rows of a list: a row by itself, the name of a group, or a group with what it takes."""
+    if not isinstance(entries, list):
+        raise wrong(where, f"{_shown(entries)} is not a list in brackets")
+    found: list[Row] = []
+    for number, entry in enumerate(entries):
+        place = f"{where}[{number}]"
+        if isinstance(entry, str):
+            found += _group(entry, {}, place)
+        elif isinstance(entry, dict) and GROUP in entry:
+            found += _group(entry[GROUP], {key: value for key, value in entry.items() if key != GROUP}, place)
+        elif isinstance(entry, dict):
+            found.append(record(Row, entry, place))
+        else:
+            raise wrong(place, f"{_shown(entry)} is neither a tensor, an object with hf, gguf and shape, nor a group")
+    return tuple(found)
+
+
+def _group(name: Any, given: Mapping[str, Any], where: str) -> Rows:
+    if not isinstance(name, str) or name not in tensors.GROUPS:
+        near = did_you_mean(name, tensors.GROUPS) if isinstance(name, str) else ""
+        known = ", ".join(tensors.GROUPS)
+        raise wrong(where, f"{_shown(name)} is not a group of tensors{near}; known: {known}")
+    hints, needed = _parameters(tensors.GROUPS[name])
+    _check_keys(given, (GROUP, *hints), where)
+    _check_stated(given, needed, where)
+    read = {key: _read(hints[key], value, f"{where}.{key}") for key, value in given.items()}
+    try:
+        return tensors.GROUPS[name](**read)
+    except ValueError as error:
+        raise wrong(where, f"{name}: {error}") from None
+
+
+@cache
+def _parameters(group: Callable[..., Rows]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the types of what a group takes, and what it cannot do without."""
+    hints = {name: hint for name, hint in typing.get_type_hints(group).items() if name != "return"}
+    stated = inspect.signature(group).parameters.values()
+    return hints, tuple(one.name for one in stated if one.default is inspect.Parameter.empty)

@@ -1,0 +1,297 @@
+"""The tensors of a family under both names, Hugging Face's and GGUF's, and what its export has to know beside them.
+
+A family's JSON lists them row by row or by the groups here; sizes stand by their names, a model's numbers come in where
+a table is read (gguf_export/shapes).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# Bounds of our own, several times beyond any model: a hostile count would cost memory before it is found out.
+MAX_COUNT = 2**20
+Order = Literal["", "neighbours", "sides", "columns_first", "even", "odd", "latent_keys", "latent_values"]
+Head = Literal["optional", "required", "absent"]
+Rules = Literal["", "cohere", "gemma2", "gemma3", "qwen3_moe", "deepseek_v2", "deepseek_v3"]
+ALWAYS = "always"
+# Sizes that every model has.
+COMMON = (
+    "layers", "hidden", "heads", "intermediate", "kv_heads", "vocabulary", "head_dim", "rotary_dim", "queries", "keys",
+    "one", "twice",
+)  # fmt: skip
+# Switches that every model has: whether the head is the embedding, whether a layer is one of the leading dense ones.
+SWITCHES = ("tied", "untied", "dense", "sparse", "query_latent")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
+
+    shape: the sizes of the source by name, as "queries hidden". when: the switch that must be on, or off behind a `not`.
+    order: how its elements move (gguf_export/shapes/orders.py); neighbours: those of queries and keys, where llama.cpp
+    pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
+    which follow each other in the file. written: the sizes in the file, where they are not those of the source.
+    """
+
+    hf: str
+    gguf: str
+    shape: str
+    when: str = ""
+    order: Order = ""
+    offset: float = 0.0
+    many: str = ""
+    written: str = ""
+
+
+Rows = tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Count:
+    """A size in config.json: its key, other keys for the same, and what the class assumes; None: it must be stated.
+
+    null: what a key with null stands for, where that is another size than without the key.
+    """
+
+    key: str
+    default: int | None = None
+    others: tuple[str, ...] = ()
+    most: int = MAX_COUNT
+    least: int = 1
+    null: int | None = None
+
+
+@dataclass(frozen=True)
+class Stated:
+    """What a GGUF key beside the sizes holds: a number of the config, or with `switch` whether that switch is on.
+
+    number: the config's key. default: where it is absent. nonzero: a 0 is refused, for llama.cpp takes it for not set.
+    optional: the key is left out where the number is absent, null or 0.
+    """
+
+    number: str = ""
+    default: float = 0.0
+    nonzero: bool = False
+    optional: bool = False
+    switch: str = ""
+
+
+# --- groups: what many families have alike
+
+
+def vector(hf: str, gguf: str, shape: str = "hidden", when: str = "", offset: float = 0.0) -> Rows:
+    """Return the weight of a norm."""
+    return (Row(f"{hf}.weight", f"{gguf}.weight", shape, when, offset=offset),)
+
+
+def affine(hf: str, gguf: str, when: str = "") -> Rows:
+    """Return the weight and the bias of a norm."""
+    return tuple(Row(f"{hf}.{kind}", f"{gguf}.{kind}", "hidden", when) for kind in ("weight", "bias"))
+
+
+def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order: Order = "") -> Rows:
+    """Return a projection, shape "rows columns"; bias: the switch of its bias, `always`, or empty where it has none."""
+    weight = Row(f"{hf}.weight", f"{gguf}.weight", shape, when, order)
+    if not bias:
+        return (weight,)
+    return (weight, Row(f"{hf}.bias", f"{gguf}.bias", shape.split()[0], "" if bias == ALWAYS else bias, order))
+
+
+def attention(bias: str = "", output_bias: str = "") -> Rows:
+    """Return self_attn's q_proj, k_proj, v_proj and o_proj; the switches of their biases, as in `linear`."""
+    return (
+        *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, order="neighbours"),
+        *linear("self_attn.k_proj", "attn_k", "keys hidden", bias, order="neighbours"),
+        *linear("self_attn.v_proj", "attn_v", "keys hidden", bias),
+        *linear("self_attn.o_proj", "attn_output", "hidden queries", output_bias),
+    )
+
+
+def head_norms(shape: str = "head_dim", key_shape: str = "", offset: float = 0.0) -> Rows:
+    """Return q_norm and k_norm: one of a head, or of all heads of a side."""
+    return (
+        *vector("self_attn.q_norm", "attn_q_norm", shape, offset=offset),
+        *vector("self_attn.k_norm", "attn_k_norm", key_shape or shape, offset=offset),
+    )
+
+
+def norms(offset: float = 0.0) -> Rows:
+    """Return the norms before attention and feed-forward."""
+    return (
+        *vector("input_layernorm", "attn_norm", offset=offset),
+        *vector("post_attention_layernorm", "ffn_norm", offset=offset),
+    )
+
+
+def post_norms() -> Rows:
+    """Return the norms behind attention and feed-forward, instead of before them."""
+    return (
+        *vector("post_attention_layernorm", "post_attention_norm"),
+        *vector("post_feedforward_layernorm", "post_ffw_norm"),
+    )
+
+
+def gated(block: str = "mlp", suffix: str = "", inner: str = "intermediate", bias: str = "", when: str = "") -> Rows:
+    """Return a feed-forward with a gate: gate_proj, up_proj and down_proj."""
+    return (
+        *linear(f"{block}.gate_proj", f"ffn_gate{suffix}", f"{inner} hidden", bias, when),
+        *linear(f"{block}.up_proj", f"ffn_up{suffix}", f"{inner} hidden", bias, when),
+        *linear(f"{block}.down_proj", f"ffn_down{suffix}", f"hidden {inner}", bias, when),
+    )
+
+
+def fused_gate() -> Rows:
+    """Return a feed-forward whose gate and up stand in one matrix, the gate first."""
+    return (
+        *linear("mlp.gate_up_proj", "ffn_up", "twice hidden"),
+        *linear("mlp.down_proj", "ffn_down", "hidden intermediate"),
+    )
+
+
+def experts(
+    block: str = "mlp.experts", names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
+    inner: str = "expert_intermediate", when: str = "",
+) -> Rows:  # fmt: skip
+    """Return experts, each with matrices of its own; names: those of the gate, of up and of down."""
+    if len(names) != 3:
+        raise ValueError("names are three, those of the gate, of up and of down")
+    shapes = (f"{inner} hidden", f"{inner} hidden", f"hidden {inner}")
+    return tuple(
+        Row(f"{block}.{{x}}.{theirs}.weight", f"ffn_{ours}_exps.weight", shape, when, many="experts")
+        for theirs, ours, shape in zip(names, ("gate", "up", "down"), shapes, strict=True)
+    )
+
+
+def outer() -> Rows:
+    """Return the embedding, the last norm and the head."""
+    return (
+        Row("model.embed_tokens.weight", "token_embd.weight", "vocabulary hidden"),
+        Row("model.norm.weight", "output_norm.weight", "hidden"),
+        Row("lm_head.weight", "output.weight", "vocabulary hidden", "untied"),
+    )
+
+
+GROUPS: Mapping[str, Callable[..., Rows]] = {
+    group.__name__: group
+    for group in (
+        norms, post_norms, vector, affine, linear, attention, head_norms, gated, fused_gate, experts, outer,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Export:
+    """What the class of a family does, assumes where the config is silent, and calls its tensors.
+
+    layer, outer: the tensors of a layer below `prefix`, and those of none. grouped: whether heads may share keys and
+    values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key.
+    counts: sizes beyond the common ones. derived: sizes by a formula of others, as "queries + 2 * keys". switches: keys
+    of the config that are true or false, with what they are where it is silent. tied: tie_word_embeddings where silent.
+    head: whether llama.cpp needs output.weight, takes the embedding without it, or always. output_bias: whether there is
+    a place for the biases that attention_bias asks for. square: heads and channels make the hidden size, for llama.cpp
+    reckons so. activations: those that llama.cpp computes, under `activation_key`; approximated: those of them that it
+    computes a little otherwise. fixed: keys whose value llama.cpp takes for granted, with the ones that it takes. sizes:
+    GGUF keys that hold a size. keys: GGUF keys that hold something else. rules: the program in gguf_export/shapes/rules.py
+    that says what no table can.
+    """
+
+    layer: Rows
+    outer: Rows = field(default_factory=outer)
+    prefix: str = "model.layers."
+    grouped: bool = True
+    norms: Literal["rms", "layer"] = "rms"
+    eps: float = 1e-6
+    eps_key: str = "rms_norm_eps"
+    counts: Mapping[str, Count] = field(default_factory=dict)
+    derived: Mapping[str, str] = field(default_factory=dict)
+    switches: Mapping[str, bool] = field(default_factory=dict)
+    tied: bool = False
+    head: Head = "optional"
+    output_bias: bool = True
+    square: bool = False
+    activations: tuple[str, ...] = ("silu",)
+    activation_key: str = "hidden_act"
+    approximated: tuple[str, ...] = ()
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Stated] = field(default_factory=dict)
+    rules: Rules = ""
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        """The sizes that rows, formulas and keys may name."""
+        return (*COMMON, *self.counts, *self.derived)
+
+    def gguf_name(self, hf: str) -> str | None:
+        """Return the name in GGUF, below its layer and without .weight, of a tensor of a layer; None without one."""
+        found = (row.gguf for row in self.layer if row.hf == f"{hf}.weight")
+        name = next(found, None)
+        return None if name is None else name.removesuffix(".weight")
+
+
+# --- formulas of sizes
+
+
+def sized(formula: str, counts: Mapping[str, int]) -> int:
+    """Return the value of a formula of sizes, with + and * alone.
+
+    Raises: ValueError with what is wrong in it.
+    """
+    try:
+        parsed = ast.parse(formula, mode="eval").body
+    except (SyntaxError, RecursionError):
+        raise ValueError("is no formula") from None
+    return _value(parsed, counts)
+
+
+def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=int(number)) if not isinstance(number, bool):
+            return number
+        case ast.Name(id=name):
+            if name not in counts:
+                raise ValueError(f"has {name!r}, which is no size; known: {', '.join(counts)}")
+            return counts[name]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _value(left, counts) + _value(right, counts)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _value(left, counts) * _value(right, counts)
+    raise ValueError(f"has {ast.unparse(node)!r}; it takes sizes, whole numbers, + and *")
+
+
+def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts and what the formulas make of them, each of those before it."""
+    known = dict(counts)
+    for name, formula in formulas.items():
+        known[name] = sized(formula, known)
+    return known
+
+
+def faults(export: Export) -> Iterable[tuple[str, str]]:
+    """Yield what a table says of sizes, switches and orders that it does not have: the place, and a sentence on it."""
+    names: dict[str, int] = dict.fromkeys((*COMMON, *export.counts), 1)
+    for name, formula in export.derived.items():
+        try:
+            names[name] = sized(formula, names)
+        except ValueError as error:
+            yield f"derived.{name}", f"{formula!r} {error}"
+            names[name] = 1
+    switches = (*SWITCHES, *export.switches)
+    for part, rows in (("layer", export.layer), ("outer", export.outer)):
+        for row in rows:
+            for size in (*row.shape.split(), *row.written.split(), *row.many.split()):
+                if size not in names:
+                    yield f"{part}: {row.hf}", f"{size!r} is not a size; known: {', '.join(names)}"
+            if row.when and row.when.removeprefix("not ") not in switches:
+                yield f"{part}: {row.hf}", f"{row.when!r} is not a switch; known: {', '.join(switches)}"
+    for key, size in export.sizes.items():
+        if size not in names:
+            yield f"sizes.{key}", f"{size!r} is not a size; known: {', '.join(names)}"
+    for key, stated in export.keys.items():
+        if bool(stated.number) == bool(stated.switch):
+            yield f"keys.{key}", "states a number or a switch, one of them"
+        elif stated.switch and stated.switch not in export.switches:
+            yield f"keys.{key}", f"{stated.switch!r} is not a switch; known: {', '.join(export.switches)}"

@@ -1,0 +1,148 @@
+"""What no table can say: checks of numbers against each other, and keys that depend on several of them.
+
+By the name that a family's file gives under `rules`. Source: transformers 5.23.0, models/*/configuration_*.py and
+modeling_*.py; src/models/*.cpp of llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ropetool.errors import ConfigError
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.hf.jsontext import shown
+from ropetool.gguf_export.shapes.base import Model, Rules
+
+# --- cohere
+
+COHERE_NORMS = 64  # layers from which on llama.cpp looks for norms of queries and keys in a command-r
+
+
+def _check_cohere(model: Model) -> None:
+    normed = model.switches["use_qk_norm"]
+    if normed != (model.layers >= COHERE_NORMS):
+        raise model.lossy(
+            f"use_qk_norm is {str(normed).lower()}; llama.cpp takes a command-r of {model.layers} layers "
+            f"to have these norms from {COHERE_NORMS} layers on, and only then"
+        )
+
+
+# --- gemma
+
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, which llama.cpp knows by that number
+
+
+def _check_score(model: Model) -> None:
+    """Refuse a query_pre_attn_scalar that is not what llama.cpp divides by."""
+    c, stated = model.counts, model.number("query_pre_attn_scalar", 256.0)
+    divided = c["hidden"] // c["heads"] if c["layers"] == LARGEST[model.arch] else c["head_dim"]
+    if stated != divided:
+        raise model.lossy(
+            f"query_pre_attn_scalar is {stated:g}; llama.cpp takes {divided} in a {model.arch} of this size"
+        )
+
+
+def _check_capped(model: Model) -> None:
+    _check_score(model)
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if model.config.get(key, 0) is None:
+            raise model.lossy(f"{key} is null; llama.cpp always caps the scores and logits of gemma2")
+
+
+# --- experts
+
+
+def _check_shares(model: Model) -> None:
+    """Refuse experts whose shares are not normalised, which the class assumes where the config is silent."""
+    stated = model.config.get("norm_topk_prob", False)
+    if stated is not True:
+        raise model.lossy(f"norm_topk_prob is {shown(stated)}; llama.cpp computes as if it were true")
+
+
+# --- DeepSeek: queries, keys and values through latents, experts behind some dense layers
+
+SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type in src/llama-hparams.h
+WITHOUT_QUERY_LATENT = (26, 27)  # layers of the Lite models, which llama.cpp knows by that number
+LATENT_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm, whatever the config says
+# Random logits move by half of eps to five times eps over the mean square of a latent: by 1e-4 here where that is 2.
+MOST_EPS = 1e-4
+
+
+def _latent_keys(model: Model, gating: int, scale: float) -> dict[str, Value]:
+    """Return the keys of the latents and of the choice among experts."""
+    c = model.counts
+    numbers = {"leading_dense_block_count": c["dense_layers"], "expert_gating_func": gating}
+    if c["layers"] not in WITHOUT_QUERY_LATENT or c["query_latent"]:
+        numbers["attention.q_lora_rank"] = c["query_latent"]
+    found = {key: Value.of(ValueType.U32, number) for key, number in numbers.items()}
+    return found | {"expert_weights_scale": Value.of(ValueType.F32, model.number("routed_scaling_factor", scale))}
+
+
+def _v2_keys(model: Model) -> Mapping[str, Value]:
+    return _latent_keys(model, SOFTMAX, 1.0)
+
+
+def _v3_keys(model: Model) -> Mapping[str, Value]:
+    c, normed = model.counts, model.config.get("norm_topk_prob", True) is True
+    numbers = {"expert_group_count": c["groups"], "expert_group_used_count": c["groups_used"]}
+    # All groups is the same choice as no groups, and llama.cpp aborts on it (src/llama-model.cpp).
+    groups = numbers if c["groups_used"] < c["groups"] else {}
+    return {
+        **_latent_keys(model, SIGMOID, 2.5), "expert_weights_norm": Value.of(ValueType.BOOL, normed),
+        **{key: Value.of(ValueType.U32, number) for key, number in groups.items()},
+    }  # fmt: skip
+
+
+def _latent_eps(model: Model) -> tuple[str, ...]:
+    """Return a note on norms of latents to which llama.cpp adds another number.
+
+    Raises: LossyExport for one that is far off.
+    """
+    eps = model.number("rms_norm_eps", LATENT_EPS)
+    if eps == LATENT_EPS:
+        return ()
+    note = f"rms_norm_eps is {eps:g}; llama.cpp adds it in the norms of the latents too, where transformers adds {LATENT_EPS:g}"
+    if eps > MOST_EPS:
+        raise model.lossy(note)
+    return (note,)
+
+
+def _check_latents(model: Model) -> None:
+    _latent_eps(model)
+    if model.counts["query_latent"] and model.layers in WITHOUT_QUERY_LATENT:
+        raise model.lossy(f"q_lora_rank is set; llama.cpp takes a deepseek2 of {model.layers} layers to have none")
+    if model.config.get("rope_interleave", True) is False:
+        raise model.lossy(
+            "rope_interleave is false; llama.cpp pairs neighbouring channels of deepseek2", "ropetool bake layout"
+        )
+
+
+def _check_v2(model: Model) -> None:
+    _check_latents(model)
+    c, method = model.counts, model.config.get("topk_method", "greedy")
+    if method != "greedy" and c["groups"] > max(1, c["groups_used"]):
+        raise model.lossy(
+            "topk_method is group_limited_greedy; llama.cpp ranks groups by their two best experts, transformers by the best"
+        )
+
+
+def _check_v3(model: Model) -> None:
+    """Refuse groups that transformers does not compute, and llama.cpp aborts on."""
+    _check_latents(model)
+    experts, groups, used = (model.counts[name] for name in ("experts", "groups", "groups_used"))
+    if groups > 1 and (experts % groups or experts < 2 * groups or not 0 < used <= groups):
+        raise ConfigError(
+            f"{experts} experts do not make {groups} groups of two and more, of which {used} are used",
+            where=f"{model.where}: n_group, topk_group",
+        )
+
+
+RULES: Mapping[str, Rules] = {
+    "": Rules(),
+    "cohere": Rules(check=_check_cohere),
+    "gemma2": Rules(check=_check_capped),
+    "gemma3": Rules(check=_check_score),
+    "qwen3_moe": Rules(check=_check_shares),
+    "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps),
+    "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps),
+}
