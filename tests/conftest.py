@@ -43,3 +43,11 @@ def _frozen() -> None:
     """Leave what is loaded out of later collections: torch and transformers hold a million objects."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def short_texts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the documents of the package be short, for a test that asks for verdicts and not for figures."""
+    from verifying import cut_texts
+
+    cut_texts(monkeypatch, tmp_path_factory.mktemp("short") / "texts", 8000)

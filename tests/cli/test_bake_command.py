@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from making import refused, run, snapshot
+from verifying import remember
 
 import ropetool
 from ropetool.checkpoint.provenance import lineage
@@ -17,14 +19,17 @@ from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.readback.comparing import read_back
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+pytestmark = pytest.mark.usefixtures("short_texts")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     made = tmp_path_factory.mktemp("bake")
     ropetool.apply(ropetool.plan(DEMO, "yarn", factor=8), DEMO, made / "extended")
     ropetool.apply(ropetool.bake(made / "extended", "attention-factor"), made / "extended", made / "baked")
-    return made
+    with pytest.MonkeyPatch.context() as patch:
+        remember(patch, [DEMO])
+        yield made
 
 
 @pytest.fixture(autouse=True)

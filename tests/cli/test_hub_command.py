@@ -17,6 +17,7 @@ import ropetool
 from ropetool.checkpoint import provenance
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+pytestmark = pytest.mark.usefixtures("short_texts")
 QUICK = ["--suite", "quick", "--segments", "8", "--lengths", "512"]
 
 

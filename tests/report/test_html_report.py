@@ -491,4 +491,4 @@ def test_the_lines_that_serve_the_target_are_kept() -> None:
     lines = ["vllm: vllm serve out --max-model-len 8", "sglang: does not load it: <why>"]
     text = "".join(parsed(render(sample.full(), COMMAND, lines)["index.html"].decode()).text)
     assert all(text.count(line) == 1 for line in lines)
-    assert "served by" not in "".join(parsed(render(sample.full(), COMMAND)["index.html"].decode()).text)
+    assert "served by" not in "".join(parsed(rendered("full")["index.html"].decode()).text)
