@@ -1,7 +1,7 @@
 """Every family that is exported: transformers and llama.cpp give the same logits, or the export says why it cannot.
 
-Positions up to four times the trained length, float32 on both sides. Each family is tried unextended and under YaRN;
-ROPETOOL_ALL_FAMILIES=1 tries them under everything.
+Positions beyond the trained length, float32 on both sides; a few families up to four times that length. Each family is
+tried unextended and under YaRN. ROPETOOL_ALL_FAMILIES=1 tries all of them under everything, up to four times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import ropetool
 from exporting import family_models as models
 from exporting import maker
-from exporting.family_models import CONFIGS, FACTOR, TRAINED
+from exporting.family_models import CONFIGS, FACTOR, LENGTH, SHORT, TRAINED
 from ropetool.errors import LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export.shapes import exported
@@ -70,6 +70,11 @@ LOSSY = {(family, cell): "uses no frequency vectors" for family in NO_VECTORS fo
 }  # fmt: skip
 # For each way that a table is written: keys alone, a vector and lists, kinds of layer.
 EVERYWHERE = ("granite", "phi3", "gemma3_text")
+LONG = (
+    *EVERYWHERE,
+    "llama",
+    "deepseek_v3",
+)  # and by what differs where positions are large: windows, lists, multipliers
 ALL = bool(os.environ.get("ROPETOOL_ALL_FAMILIES"))
 GRID = [
     (family, cell)
@@ -77,6 +82,10 @@ GRID = [
     for cell in (PLAIN, *CELLS)
     if ALL or family in EVERYWHERE or cell in (PLAIN, "yarn") or (family, cell) in LOSSY
 ]
+
+
+def length_of(family: str) -> int:
+    return LENGTH if ALL or family in LONG else SHORT
 
 
 class Checkpoints:
@@ -101,7 +110,7 @@ class Checkpoints:
     def logits(self, family: str, cell: str = PLAIN) -> np.ndarray:
         path = self.path(family, cell)
         if path not in self._logits:
-            self._logits[path] = models.torch_logits(path)
+            self._logits[path] = models.torch_logits(path, length_of(family))
         return self._logits[path]
 
     def _lists(self, source: Path) -> dict[str, list[float]]:
@@ -136,7 +145,8 @@ def test_llama_cpp_computes_what_transformers_does(
     wanted = checkpoints.logits(family, cell)
     if cell != PLAIN:
         assert models.apart(wanted, checkpoints.logits(family, CELLS[cell][2])) > 20 * TOLERANCE
-    assert models.apart(wanted, models.llama_logits(export(source, tmp_path / "x.gguf"))) < TOLERANCE
+    found = models.llama_logits(export(source, tmp_path / "x.gguf"), length_of(family))
+    assert models.apart(wanted, found) < TOLERANCE
 
 
 def with_another_base(path: Path, target: Path) -> Path:
@@ -151,7 +161,7 @@ def with_another_base(path: Path, target: Path) -> Path:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_base_that_is_slightly_off_would_be_seen(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
     changed = with_another_base(export(checkpoints.path(family), tmp_path / "x.gguf"), tmp_path / "y.gguf")
-    assert models.apart(checkpoints.logits(family), models.llama_logits(changed)) > 20 * TOLERANCE
+    assert models.apart(checkpoints.logits(family), models.llama_logits(changed, length_of(family))) > 20 * TOLERANCE
 
 
 TURNED = ("llama", "gpt_neox", "gpt_oss", "deepseek_v3")  # every order of elements there is
@@ -171,7 +181,7 @@ def test_elements_that_stay_in_place_would_be_seen(
     else:
         monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements[: elements.size // 3])
     path = export(checkpoints.path(family), tmp_path / "x.gguf")
-    assert models.apart(checkpoints.logits(family), models.llama_logits(path)) > 20 * TOLERANCE
+    assert models.apart(checkpoints.logits(family), models.llama_logits(path, length_of(family))) > 20 * TOLERANCE
 
 
 # --- DeepSeek's two multipliers, and everything else that a whole score may be scaled by
@@ -198,12 +208,12 @@ MULTIPLIERS = {
 def test_the_multipliers_of_deepseek(name: str, tmp_path: Path) -> None:
     changes = {"rope_parameters": MULTIPLIERS[name], "max_position_embeddings": FACTOR * TRAINED}
     source = models.write(tmp_path / "model", "deepseek_v3", changes)
-    wanted, path = models.torch_logits(source), export(source, tmp_path / "x.gguf")
-    assert models.apart(wanted, models.llama_logits(path)) < TOLERANCE
+    wanted, path = models.torch_logits(source, SHORT), export(source, tmp_path / "x.gguf")
+    assert models.apart(wanted, models.llama_logits(path, SHORT)) < TOLERANCE
     keys = [key for key in read_header(path).values if key.endswith(("attn_factor", "yarn_log_multiplier"))]
     assert keys
     write_patched(read_header(path), Patch(remove=frozenset(keys)), tmp_path / "y.gguf")
-    assert models.apart(wanted, models.llama_logits(tmp_path / "y.gguf")) > 20 * TOLERANCE
+    assert models.apart(wanted, models.llama_logits(tmp_path / "y.gguf", SHORT)) > 20 * TOLERANCE
 
 
 # --- other forms of the same families
@@ -238,7 +248,6 @@ VARIANTS: dict[str, Callable[[Path], Path]] = {
     "mixtral with another name": _variant("mixtral", num_local_experts=models.SILENT, num_experts=4),
     "smollm3 with a window that is switched off": _variant("smollm3", use_sliding_window=False, sliding_window=64),
 }
-SHORT = 600  # tokens, above the trained length
 
 
 @pytest.mark.parametrize("name", VARIANTS)
