@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests/baking", "tests/oracle")] + [str(ROOT)]
+sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "tests/baking", "tests/oracle")] + [str(ROOT)]
 
 import grid_llama_cpp  # noqa: E402
 import grid_transformers  # noqa: E402

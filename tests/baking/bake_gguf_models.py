@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import family_making
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType
 from gguf_models import library
 
+from ropetool import families
 from ropetool.checkpoint.views import GgufView
 from ropetool.files.gguf import GgufHeader, read_shards
 from ropetool.weights import View, gguf_bakes, gguf_fold_targets, gguf_writing
@@ -121,6 +123,9 @@ ARCHITECTURES: dict[str, Arch] = {
         },
         without=(*FFN, "ffn_norm.weight"),
     ),
+    "command-r": Arch(
+        {"attention.layer_norm_epsilon": 1e-5, "logit_scale": 0.0625}, PLAIN_QKV, without=("ffn_norm.weight", "output.weight"),
+    ),
     "deepseek2": Arch(MLA_KEYS, MLA, MLA_YARN),
     "olmo2": Arch(
         {}, {**PLAIN_QKV, "attn_q_norm.weight": (Q_ROWS,), "attn_k_norm.weight": (K_ROWS,)}, more=GEMMA, without=BEFORE,
@@ -135,6 +140,30 @@ ARCHITECTURES: dict[str, Arch] = {
         more={"attn_norm.bias": (HIDDEN,), "ffn_norm.bias": (HIDDEN,)}, beside={"output_norm.bias": (HIDDEN,)},
     ),
 }  # fmt: skip
+
+
+def _made(name: str) -> Arch:
+    """Return the architecture of a plain family as its own file has it."""
+    counts = family_making.common(
+        name,
+        layers=2,
+        hidden=HIDDEN,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        inner=INNER,
+        vocabulary=VOCABULARY,
+    )
+    layer, outer = family_making.gguf_shapes(name, counts)
+    beside = {key: shape for key, shape in outer.items() if key not in ("token_embd.weight", "output.weight")}
+    own = (*FFN, *BEFORE, *(() if "output.weight" in outer else ("output.weight",)))
+    without = tuple(key for key in own if key not in layer)
+    return Arch(family_making.gguf_keys(name, counts), layer, without=without, beside=beside)
+
+
+for _arch, _family in families.by_gguf_architecture().items():
+    if _arch not in ARCHITECTURES and family_making.is_plain(_family):
+        ARCHITECTURES[_arch] = _made(_family.model_type)
 
 
 def weights(arch: str, layers: int = 0) -> dict[str, np.ndarray]:
@@ -220,6 +249,8 @@ def stated(arch: str, layers: int, keys: Mapping[str, Any] | None) -> dict[str, 
 def _type(key: str, value: Any) -> GGUFValueType:
     if isinstance(value, str):
         return STR
+    if isinstance(value, bool):
+        return GGUFValueType.BOOL
     return F32 if isinstance(value, float) else ARRAY if isinstance(value, list) else U32
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import family_making
 import numpy as np
 import torch
 import transformers
@@ -175,6 +176,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "dim_model_base": 128, "rope_parameters": {**YARN, **ALL_DIM},
     },
 }  # fmt: skip
+for _name in family_making.others({config["model_type"]: name for name, config in MODELS.items()}, baked=True):
+    _rope = {**YARN, **family_making.rope_keys(_name)}
+    MODELS[_name] = {"model_type": _name, **family_making.config(_name, SMALL), "rope_parameters": _rope}
 EAGER = {"gemma2", "gpt_oss"}  # no sdpa for soft caps and sinks
 
 

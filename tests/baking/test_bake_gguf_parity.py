@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import family_making
 import numpy as np
 import pytest
 from bake_gguf_models import (
@@ -21,6 +22,7 @@ from bake_gguf_models import (
 )
 from bake_logits import logits_of_gguf
 
+from ropetool import families
 from ropetool.checkpoint.views import GgufView
 from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import decoding
@@ -39,8 +41,13 @@ KEYS = {
         arch: {"attn_k.weight", "attn_k.bias"}
         for arch in ("llama", "qwen2", "qwen2moe", "starcoder2", "gpt-oss", "glm4", "stablelm")
     },
-    **{arch: {"attn_k.weight"} for arch in ("gemma2", "granite", "smollm3")},
+    **{arch: {"attn_k.weight"} for arch in ("gemma2", "granite", "smollm3", "command-r")},
 }  # fmt: skip
+KEYS |= {
+    arch: family_making.key_tensors(family.model_type)
+    for arch, family in families.by_gguf_architecture().items()
+    if arch not in KEYS
+}
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from bake_gguf_models import ARCHITECTURES, HIDDEN, YARN, carry_out, opened, stored, write
 
+import ropetool
 from ropetool import families
-from ropetool.errors import ConfigError, LossyExport, OutputError, UnsupportedDtype
+from ropetool.errors import ConfigError, LossyExport, OutputError, UnknownFamily, UnsupportedDtype
+from ropetool.families.engines import LlamaCpp
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.rope.arithmetic import half_to_interleaved
+from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.weights import by_tensor, gguf_bakes
 
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
@@ -33,6 +36,32 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known(tmp_path: 
     write_patched(read_header(source), patch, tmp_path / "o.gguf")
     with pytest.raises(LossyExport, match=r"files of orion make .* known: deepseek2, .*qwen3moe"):
         opened(tmp_path / "o.gguf")
+
+
+def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that a later llama.cpp brings: files of it are inspected and baked once its family's file says how it runs."""
+    assert not [f for f in map(families.get, families.names()) if f.llama_cpp and f.gguf_architecture in archs.names()]
+    source = write(tmp_path / "m.gguf", "qwen3")
+    values = {key.replace("qwen3.", "later."): value for key, value in read_header(source).values.items()}
+    patch = Patch({**values, "general.architecture": Value.of(ValueType.STR, "later")})
+    write_patched(read_header(source), patch, tmp_path / "l.gguf")
+    with pytest.raises(UnknownFamily):
+        ropetool.plan(tmp_path / "l.gguf", "linear", factor=2)
+    known = replace(
+        families.get("qwen3"), model_type="later", gguf_architecture="later", gguf_architectures=("later",),
+        llama_cpp=LlamaCpp("half", whole_heads=True),
+    )  # fmt: skip
+    monkeypatch.setitem(families._discovered(), "later", known)
+    archs._architectures.cache_clear()
+    try:
+        assert archs.get("later").layout == "half"
+        assert archs.get("later").loads("none") == ()
+        assert ropetool.plan(tmp_path / "l.gguf", "linear", factor=8, reading="original").edits
+        _, model, view = opened(tmp_path / "l.gguf")
+        touched = by_tensor(gguf_bakes.attention_factor(view, model).tensors)
+        assert sorted(touched) == ["blk.0.attn_k_norm.weight", "blk.1.attn_k_norm.weight"]
+    finally:
+        archs._architectures.cache_clear()
 
 
 def test_layers_of_different_sizes_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import family_making
 import numpy as np
 
 from exporting import maker
@@ -99,6 +100,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**MLA, "topk_method": "greedy", "norm_topk_prob": False},
     "deepseek_v3": {**MLA, "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
 }  # fmt: skip
+IN_TABLE = {*CONFIGS}
+for _name in family_making.others(CONFIGS, exported=True):
+    _rope = {"rope_type": "default", "rope_theta": 10000.0, **family_making.rope_keys(_name)}
+    CONFIGS[_name] = {**family_making.config(_name, SMALL), "rope_parameters": _rope}
 SILENT = object()
 ADDED_ONE = ("gemma2", "gemma3_text")
 # llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,26 @@ def test_a_key_stands_for_what_the_class_makes_of_it(
 def test_every_family_that_is_exported_has_a_name_in_gguf(name: str) -> None:
     assert families.get(name).gguf_architecture
     assert {known for known in families.names() if families.get(known).gguf_architecture} == {*FAMILIES}
+
+
+DENSE = [name for name in FAMILIES if not table_of(name).counts]
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_the_tensors_are_those_of_the_class(name: str) -> None:
+    """Each tensor that the class has, and no other, under its name and in its shape."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = models.CONFIGS[name]
+    made = transformers.AutoConfig.for_model(name, **json.loads(json.dumps(config)))
+    with torch.device("meta"):
+        stored = transformers.AutoModelForCausalLM.from_config(made).state_dict()
+    wanted = {key: tuple(tensor.shape) for key, tensor in stored.items() if "rotary" not in key}
+    family = families.get(name)
+    head_dim = config.get(family.head_dim_key) or config["hidden_size"] // config["num_attention_heads"]
+    model = read_model(family, config, family.gguf_architecture, head_dim, head_dim, "here")
+    found = {source: one.shape for one in tensors(model, interleaved=False) for source in one.sources}
+    head = wanted.pop("lm_head.weight")  # gpt_neox saves it as embed_out
+    assert found == (wanted if config["tie_word_embeddings"] else {**wanted, model.head: head})
 
 
 @pytest.mark.parametrize("name", FAMILIES)

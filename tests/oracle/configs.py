@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import family_making
+
 SMALL: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 96, "max_position_embeddings": 512, "torch_dtype": "float32",
@@ -63,8 +65,11 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {"model_type": "stablelm", **WIDE},
     "starcoder2": {"model_type": "starcoder2", **SMALL},
 }  # fmt: skip
+OTHERS = family_making.others({**FAMILIES, **MORE_FAMILIES})
+MORE_FAMILIES |= {name: {"model_type": name, **family_making.config(name, SMALL)} for name in OTHERS}
 SHARES = {"glm4": 0.5, "gpt_neox": 0.5, "phi": 0.5, "stablelm": 0.5}  # of a head that rotates
 FLAT_KINDS = ("cohere2", "exaone4")  # layer types, and one table for all layers that rotate
+SHARES |= {name: 0.5 for name in OTHERS if family_making.rope_keys(name)}
 TEMPERATURES = {"ministral3": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 512}}
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
