@@ -1,6 +1,7 @@
 """How often the interval of a paired difference covers the truth, on real losses of two models.
 
-The truth is the difference over all pieces of text; an interval is made from a random few of them.
+The truth is the difference over all pieces of text; an interval is made from a random few of them. The losses stand in
+demo_losses.json (test_effects.py).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from recorded import RecordedRunner
+from transformers import AutoTokenizer
 
 import ropetool
 from ropetool.verification.statistics import clustered, paired_difference
@@ -26,16 +27,8 @@ PER_DOCUMENT = 9
 DRAWN, DRAWS = 12, 200
 
 
-def losses(folder: Path, rows: torch.Tensor) -> np.ndarray:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        found = [
-            torch.nn.functional.cross_entropy(
-                model(row[None], logits_to_keep=SCORED + 1).logits[0, :-1], row[-SCORED:], reduction="none"
-            )
-            for row in rows
-        ]
-    return torch.stack(found).double().numpy()
+def losses(folder: Path, rows: list[list[int]]) -> np.ndarray:
+    return RecordedRunner(folder).score(rows, SCORED).losses
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +43,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, np.ndar
         step = LENGTH - 1
         rows += [[tokenizer.bos_token_id, *ids[start : start + step]] for start in range(0, PER_DOCUMENT * step, step)]
     assert {len(row) for row in rows} == {LENGTH}
-    batch = torch.tensor(rows)
-    return losses(MODEL, batch), losses(extended, batch)
+    return losses(MODEL, rows), losses(extended, rows)
 
 
 def draws(pieces: int) -> list[np.ndarray]:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import recorded
+from recorded import RecordedRunner
 
 import ropetool
 from ropetool.verification.corpus import read_corpus
@@ -21,7 +23,6 @@ from ropetool.verification.measures.loss import prepare_last_segment
 from ropetool.verification.measures.position import prepare_position
 from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.results import DistanceResult, Estimate
-from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Corpus, ignore
 from ropetool.verification.statistics import clustered, paired_difference
 from ropetool.verification.texts import embedded_documents
@@ -78,24 +79,24 @@ class Figures:
 
 
 @pytest.fixture(scope="module")
-def runners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TorchRunner]:
+def runners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RecordedRunner]:
     folder = tmp_path_factory.mktemp("variants")
     found = {}
     for name, options in VARIANTS.items():
         path = DEMO
         if options:
             path = ropetool.apply(ropetool.plan(DEMO, **options), DEMO, folder / name.replace(" ", "-")).output
-        found[name] = TorchRunner(path, device="cpu", dtype="float32")
+        found[name] = RecordedRunner(path)
     return found
 
 
 @pytest.fixture(scope="module")
-def corpus(runners: dict[str, TorchRunner]) -> Corpus:
+def corpus(runners: dict[str, RecordedRunner]) -> Corpus:
     return read_corpus(embedded_documents(), {TARGET: runners["unchanged"]}, {TARGET: DEMO})
 
 
 @pytest.fixture(scope="module")
-def figures(runners: dict[str, TorchRunner], corpus: Corpus) -> Figures:
+def figures(runners: dict[str, RecordedRunner], corpus: Corpus) -> Figures:
     lengths = sorted({length for of in SEGMENTS.values() for length in of})
     whole = prepare_last_segment(corpus, lengths, TRAINED, context_length=None, max_ratio=1.5, segments=MANY, seed=0)
     (same,) = set(whole.chosen.values())  # the embedded documents hold the longest length
@@ -169,7 +170,7 @@ def test_intervals_over_tokens_are_too_narrow(figures: Figures) -> None:
 
 
 @pytest.fixture(scope="module")
-def far(runners: dict[str, TorchRunner], corpus: Corpus) -> dict[str, DistanceResult]:
+def far(runners: dict[str, RecordedRunner], corpus: Corpus) -> dict[str, DistanceResult]:
     """Accuracy on a passage of 128 tokens, of which 64 are scored, whose copy stands 1000 tokens before."""
     measurement = prepare_far(corpus, [2048], TRAINED, count=16, seed=0, distances=[1000])
 
@@ -196,7 +197,7 @@ def test_the_own_copy_helps_where_the_table_reaches_it(far: Mapping[str, Distanc
 
 
 def test_other_text_in_front_breaks_the_unchanged_model_far_more_than_yarn(
-    runners: dict[str, TorchRunner], corpus: Corpus
+    runners: dict[str, RecordedRunner], corpus: Corpus
 ) -> None:
     measurement = prepare_position(corpus, [1024], TRAINED, count=12, seed=0)
 
@@ -209,3 +210,34 @@ def test_other_text_in_front_breaks_the_unchanged_model_far_more_than_yarn(
     unchanged, yarn = changed("unchanged"), changed("yarn")
     assert unchanged.low > 1  # perplexity 17.5 to 76 and more, that is 1.5 nats
     assert yarn.mean < unchanged.mean / 2
+
+
+# --- what was measured is what is measured
+
+
+def some(runner: RecordedRunner) -> tuple[list[Sequence[int]], int]:
+    """Return three of the rows of the trained length."""
+    rows = [(row, scored) for row, scored in runner.given if len(row) == TRAINED]
+    return [row for row, _ in rows[1:20:8]], rows[0][1]
+
+
+@pytest.mark.parametrize("name", ["unchanged", "yarn"])
+def test_rows_measured_again(name: str, runners: dict[str, RecordedRunner], figures: Figures) -> None:
+    rows, scored = some(runners[name])
+    known, again = runners[name].score(rows, scored).losses, runners[name].again(rows, scored)
+    assert len(rows) == 3
+    assert np.abs(known - again).max() < 5e-3 * again.max()
+    assert np.abs(known - runners["linear"].again(rows, scored)).max() > 0.2 * again.max()
+
+
+def test_what_was_not_measured_is_not_made_up(
+    runners: dict[str, RecordedRunner], figures: Figures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, scored = some(runners["yarn"])
+    monkeypatch.setattr(recorded, "MEASURING", False)
+    other = ropetool.apply(ropetool.plan(DEMO, "yarn", factor=7), DEMO, tmp_path / "other").output
+    with pytest.raises(AssertionError, match=r"3 of 3 rows of other were not measured: run scripts/demo_losses\.py"):
+        RecordedRunner(other).score(rows, scored)
+    monkeypatch.setattr(recorded, "fingerprint", lambda: "of other code")
+    with pytest.raises(AssertionError, match="the runner of torch has changed"):
+        recorded.known.__wrapped__()
