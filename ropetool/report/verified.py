@@ -18,7 +18,7 @@ from ropetool.report.sections import sections
 from ropetool.report.tables import BAD, GOOD, TONES, WARN, Section, Table
 from ropetool.verification.results import VerifyResult
 
-WIDTH = 120
+WIDTH, NARROW = 120, 80
 TARGET, BASELINE = "●", "○"
 STYLES = {GOOD: "green", BAD: "red", WARN: "yellow", "": ""}
 
@@ -44,16 +44,24 @@ def verify_text(result: VerifyResult, colour: bool = False) -> str:
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
+def section_text(section: Section) -> str:
+    """Return one section as text for a terminal of 80 columns, without colours."""
+    console = Console(file=io.StringIO(), width=NARROW, highlight=False)
+    _print(console, section, NARROW)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
 def title(result: VerifyResult) -> str:
     """Return what was compared with what."""
     against = result.baseline or "itself within that length"
     return escaped(f"{result.target}, trained at {result.trained_length} tokens, against {against}")
 
 
-def _print(console: Console, section: Section) -> None:
+def _print(console: Console, section: Section, width: int = WIDTH) -> None:
     console.print(Text(f"\n{section.title}", style="bold"), soft_wrap=True)
     console.print(_table(section.table))
-    for line in _below(section):
+    for line in _below(section, width):
         console.print(Text(line, style="dim"), soft_wrap=True)
 
 
@@ -68,11 +76,11 @@ def _table(table: Table) -> RichTable:
     return shown
 
 
-def _below(section: Section) -> Iterator[str]:
+def _below(section: Section, width: int) -> Iterator[str]:
     entries = [*section.legend, *(("note", note) for note in section.notes)]
     wide = max((len(term) for term, _ in entries), default=0)
     for term, text in entries:
-        for index, line in enumerate(textwrap.wrap(escaped(text), WIDTH - wide - 2, break_on_hyphens=False)):
+        for index, line in enumerate(textwrap.wrap(escaped(text), width - wide - 2, break_on_hyphens=False)):
             yield f"{'' if index else term:<{wide}}  {line}"
 
 

@@ -96,6 +96,11 @@ def test_the_demo_as_quickstart_runs_it() -> None:
     well(shown)
     assert any(line.startswith("Note: certificate: ") for line in shown.screen)
     assert any(line.startswith("parity: ") for line in shown.screen)
+    stricter = shown.written.partition("within 1.1")[2].partition("loss ")[0]
+    assert [line.split()[-1] for line in stricter.splitlines() if line.split()[:1] and line.split()[0].isdigit()] == [
+        "yes"
+    ] * 4
+    assert re.search(r"model-yarn-8x, above: ratios 1\.\d+ to 1\.\d+, outside 1\.1", shown.written)
 
 
 NOTED = """
