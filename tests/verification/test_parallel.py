@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from making import run as run_here
+from verifying import cut_texts
 
 import ropetool
 from ropetool.verification.runners import parallel
@@ -27,23 +29,32 @@ def run(arguments: list[str], cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
-def figures(found: subprocess.CompletedProcess[str]) -> list[tuple[int, float, int, int]]:
-    data: dict[str, Any] = json.loads(found.stdout)
+def figures(printed: str) -> list[tuple[int, float, int, int]]:
+    data: dict[str, Any] = json.loads(printed)
     return [(e["length"], e["target"]["mean"], e["segments"], e["target"]["tokens"]) for e in data["lengths"]]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, int, int]]:
-    found = run(["-m", "ropetool", *COMMAND], tmp_path_factory.mktemp("cache"))
-    assert found.returncode in (0, 3), found.stderr
-    return figures(found)
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The beginnings of the package's documents, which every process reads."""
+    folder = tmp_path_factory.mktemp("parallel") / "texts"
+    with pytest.MonkeyPatch.context() as patch:
+        cut_texts(patch, folder, 4000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(texts: Path) -> list[tuple[int, float, int, int]]:
+    found = run_here(*COMMAND, "--text", texts)
+    assert found.code in (0, 3), found.err
+    return figures(found.out)
 
 
 @pytest.mark.parametrize("mode", [parallel.DATA, parallel.TENSOR])
-def test_two_processes_give_the_figures_of_one(mode: str, alone: list[Any], tmp_path: Path) -> None:
-    found = run([*TORCHRUN, "-m", "ropetool", *COMMAND, "--parallel", mode], tmp_path)
+def test_two_processes_give_the_figures_of_one(mode: str, alone: list[Any], texts: Path, tmp_path: Path) -> None:
+    found = run([*TORCHRUN, "-m", "ropetool", *COMMAND, "--text", str(texts), "--parallel", mode], tmp_path)
     assert found.stdout.count('"schema"') == 1, found.stderr  # one of them speaks
-    together = figures(found)
+    together = figures(found.stdout)
     assert [entry[2:] for entry in together] == [entry[2:] for entry in alone]
     for ours, theirs in zip(together, alone, strict=True):
         assert abs(ours[1] - theirs[1]) < 2e-6
