@@ -2,7 +2,8 @@
 """Write the parts of the documentation that follow from code and data.
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` is replaced: tables in docs/methods.md and docs/runtimes.md, layers and folders in docs/architecture.md.
+`<!-- /NAME -->` is replaced: tables in docs/methods.md and docs/runtimes.md, a family's file in
+docs/contributing.md, layers and folders in docs/architecture.md.
 With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
 
     scripts/docs.py               write them
@@ -37,6 +38,7 @@ from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
+PLAIN = "seed_oss"  # the family whose file docs/contributing.md shows
 NOTICE = "<!-- Written by scripts/docs.py; do not edit. -->\n"
 
 
@@ -48,6 +50,8 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
     known = {"runtimes": runtime_table(), "architectures": architecture_table(), "sliding": sliding_table()}
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
+    plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
+    yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from ropetool import families
 from ropetool.errors import ConfigError, UnknownFamily
+from ropetool.families import Family
+from ropetool.families.tensors import Export
 
 FOLDER = Path(families.__file__).parent
 LLAMA = json.loads((FOLDER / "llama.json").read_text())
@@ -162,6 +165,20 @@ def test_an_architecture_of_gguf_files_is_of_one_family() -> None:
         ConfigError, match=r"deepseek_v2.json: gguf_architectures: 'deepseek2' is that of deepseek_v3 already"
     ):
         families._check_claims(two)
+
+
+def test_the_walk_through_names_every_key_of_a_plain_family() -> None:
+    page = (FOLDER.parents[1] / "docs" / "contributing.md").read_text()
+    told = {key for row in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    known = {field.name for kind in (Family, Export) for field in fields(kind)}
+    stated = {key for name in ("llama", "qwen3", "seed_oss", "olmo2", "granite") for key in written(name)}
+    assert stated - {"layer", "vllm", "sglang", "mlx_lm", "exllamav3"} <= told
+    assert told - {"tests"} <= known, told - known
+
+
+def written(name: str) -> set[str]:
+    data = json.loads((FOLDER / f"{name}.json").read_text())
+    return {*data, *data.get("export", {})}
 
 
 @pytest.mark.parametrize("name", families.names())
