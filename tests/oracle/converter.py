@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ropetool.files.gguf import read_header
+
 CONVERTER = Path(os.environ.get("ROPETOOL_LLAMA_CPP", "nowhere"), "convert_hf_to_gguf.py")
 TOKENIZER = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers", "gpt-2")
 needs_converter = pytest.mark.skipif(not CONVERTER.is_file(), reason="ROPETOOL_LLAMA_CPP names no converter")
@@ -56,3 +58,10 @@ def copy_tokenizer(source: Path) -> None:
     """Put the published tokenizer into a checkpoint."""
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TOKENIZER / name, source / name)
+
+
+def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return type, shape and bytes of each tensor; the gguf package takes seconds to read a published vocabulary."""
+    header, raw = read_header(path), path.read_bytes()
+    start = header.data_start
+    return {t.name: (t.type_name, t.shape, raw[start + t.offset : start + t.end]) for t in header.tensors}

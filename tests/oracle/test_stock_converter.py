@@ -137,12 +137,6 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def data_of(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
-    header, raw = read_header(path), path.read_bytes()
-    start = header.data_start
-    return {t.name: (t.type_name, t.shape, raw[start + t.offset : start + t.end]) for t in header.tensors}
-
-
 @needs_converter
 @pytest.mark.parametrize("name", CASES)
 def test_the_file_is_the_stock_converters(name: str, converted: Path, tmp_path: Path) -> None:
@@ -152,7 +146,7 @@ def test_the_file_is_the_stock_converters(name: str, converted: Path, tmp_path: 
     more = found.keys() - wanted.keys()
     assert {key.removeprefix(f"{result.arch}.") for key in more} <= STATED.keys()
     assert {key: value for key, value in found.items() if key not in more} == wanted  # byte for byte
-    assert data_of(ours) == data_of(stock)
+    assert converter.tensors(ours) == converter.tensors(stock)
 
 
 @needs_converter
@@ -162,7 +156,7 @@ def test_rows_left_in_place_differ_from_the_stock_file(
     monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
     folder = converted / "llama f32"
     maker.export(folder / "tiny-model", tmp_path / "ours.gguf")
-    found, wanted = data_of(tmp_path / "ours.gguf"), data_of(folder / "stock.gguf")
+    found, wanted = converter.tensors(tmp_path / "ours.gguf"), converter.tensors(folder / "stock.gguf")
     assert {name.split(".")[2] for name in found if found[name] != wanted[name]} == {"attn_q", "attn_k"}
 
 

@@ -61,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("kind", "outtype"), CASES)
 def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, folder: Path, tmp_path: Path) -> None:
-    found = maker.tensors(maker.export(folder / kind, tmp_path / "x.gguf", outtype=outtype).output)
-    expected = maker.tensors(folder / f"{kind}-{outtype}.gguf")
+    found = converter.tensors(maker.export(folder / kind, tmp_path / "x.gguf", outtype=outtype).output)
+    expected = converter.tensors(folder / f"{kind}-{outtype}.gguf")
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
     types = {"q8_0": {"Q8_0", "F16", "F32"}, "bf16": {"BF16", "F32"}}
@@ -73,7 +73,7 @@ def test_scales_of_the_wrong_rows_would_be_seen(folder: Path, tmp_path: Path, mo
     right = chunks.fp8.weights
     monkeypatch.setattr(chunks.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
     monkeypatch.setattr("ropetool.gguf_export.container.CHUNK", 5000)
-    found = maker.tensors(maker.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output)
-    expected = maker.tensors(folder / "FP8-f16.gguf")
+    found = converter.tensors(maker.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output)
+    expected = converter.tensors(folder / "FP8-f16.gguf")
     assert found["blk.0.ffn_up.weight"] != expected["blk.0.ffn_up.weight"]
     assert found["blk.0.attn_norm.weight"] == expected["blk.0.attn_norm.weight"]
