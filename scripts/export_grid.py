@@ -12,7 +12,7 @@ from typing import Any
 
 import ropetool
 from ropetool import families, names
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import Family
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as keys
@@ -55,7 +55,7 @@ def _cell(family: Family, cell: str) -> str:
 
 def _held(family: Family, config: dict[str, Any]) -> str:
     try:
-        _, view = exported(HfView(config, family))
+        _, view = exported(HfCheckpoint(config, family))
     except Refuses:
         return NOT
     if keys.ROPE_FREQS in view.tensors:

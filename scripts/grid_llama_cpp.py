@@ -11,7 +11,7 @@ import bake_gguf_models as models
 import numpy as np
 
 from ropetool import errors
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.weights import View, gguf_bakes
 from ropetool.weights.gguf_bakes import GgufBake
 
@@ -26,15 +26,15 @@ MODELS: Mapping[str, Any] = models.ARCHITECTURES
 Cell = dict[str, Any]
 
 
-def _factor(side: str) -> Callable[[View, GgufView], GgufBake]:
+def _factor(side: str) -> Callable[[View, GgufCheckpoint], GgufBake]:
     return lambda view, model: gguf_bakes.attention_factor(view, model, side)
 
 
-def _softmax(side: str) -> Callable[[View, GgufView], GgufBake]:
+def _softmax(side: str) -> Callable[[View, GgufCheckpoint], GgufBake]:
     return lambda view, model: gguf_bakes.softmax_scale(view, model, side)
 
 
-def _layout(view: View, model: GgufView) -> GgufBake:
+def _layout(view: View, model: GgufCheckpoint) -> GgufBake:
     entry = next(entry for entry in view.rope.entries.values() if entry.table is not None)
     return gguf_bakes.layout(view, "half" if entry.layout == "interleaved" else "interleaved")
 

@@ -20,7 +20,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from ropetool import errors, weights
-from ropetool.files.hf import Checkpoint, headers, open_checkpoint
+from ropetool.files.hf import Directory, headers, open_directory
 from ropetool.weights import Bake, View
 
 BY = "transformers"
@@ -94,7 +94,7 @@ class Recipe:
     run as it is, the baked one by a rotation of the other order.
     """
 
-    make: Callable[[View, Checkpoint], Bake]
+    make: Callable[[View, Directory], Bake]
     source: Callable[[dict[str, Any]], dict[str, Any]] = as_given
     reference: Callable[[View], references.Change] | None = None
     other_order: bool = False
@@ -233,7 +233,7 @@ def rounding(made: Bake, source: Path, folder: Path) -> list[float]:
         else:
             (half / path.name).write_bytes(path.read_bytes())
     (folder / "rounded").mkdir()
-    found = headers(open_checkpoint(half))
+    found = headers(open_directory(half))
     shapes = {name: info.shape for header in found for name, info in header.tensors.items()}
     done = weights.bake_tensors(made.tensors, found, folder / "rounded").tensors
     sizes = [one.rows * max(1, int(np.prod(shapes[one.tensor][1:]))) for one in done if one.mean_error]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 CHECKPOINTS = {
     "Checkpoint", "GgufHeader", "HfView", "GgufView", "HfHost", "GgufHost", "View", "Host", "Opened", "Origin", "Prepared",
-    "Inspection", "Side",
+    "Inspection", "Side", "Directory", "HfCheckpoint", "GgufCheckpoint", "Format", "HfFormat", "GgufFormat",
 }  # fmt: skip
 TENSORS = {
     "Tensor", "TensorInfo", "StoredTensor", "Stored", "TensorEntry", "Piece", "GgufTensor", "HfTensor", "TensorHeader", "Compared",
@@ -98,7 +98,7 @@ def format_questions(parsed: dict[str, ast.Module]) -> Counter[str]:
     found: Counter[str] = Counter()
     for name, tree in parsed.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "is_gguf":
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lstrip("_") == "is_gguf":
                 found[name.removeprefix("ropetool.")] += 1
     return found
 

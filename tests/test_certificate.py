@@ -390,7 +390,7 @@ def test_a_place_where_nothing_may_be_written(place: str, message: str, tmp_path
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"no certificate of ropetool \(it is absent\)"),
+        ("my notes", "is not valid JSON"), ('{"mine": 1}', r"not a certificate of ropetool \(it is absent\)"),
         ('{"certificate": "x"}', 'it is "x"'), ('{"certificate": {}}', "verdict is absent"),
     ],
 )  # fmt: skip

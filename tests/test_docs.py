@@ -140,7 +140,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     [
         ("ropetool extent model", "no command extent"),
         ("ropetool extend model --method yarn --faktor 4", "No such option"),
-        ("ropetool verify X --lengths 256,many", "no list of lengths"),
+        ("ropetool verify X --lengths 256,many", "not a list of lengths"),
         ("ropetool extend model --factor 4", "Missing option"),
     ],
 )

@@ -103,13 +103,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a formula": (
         {"export": {"layer": ["attention"], "derived": {"all": "3 * hiden"}}}, ": export.derived.all",
-        "'3 * hiden' has 'hiden', which is no size; known: layers,",
+        "'3 * hiden' has 'hiden', which is not a size; known: layers,",
     ),
     "a formula with more": (
         {"export": {"layer": ["attention"], "derived": {"all": "hidden // 2"}}}, ": export.derived.all",
         "'hidden // 2' has 'hidden // 2'; it takes sizes, whole numbers, + and *",
     ),
-    "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is no formula"),
+    "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is not a formula"),
     "the size of a key": (
         {"export": {"layer": ["attention"], "sizes": {"expert_count": "experts"}}}, ": export.sizes.expert_count",
         "'experts' is not a size",
@@ -146,8 +146,8 @@ def test_a_mistake_in_a_file_is_one_sentence_with_its_place(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "is no JSON: Expecting property name enclosed in double quotes in line 1"),
-        ("[]", "is no JSON object: a family's file begins with { and ends with }"),
+        ("{", "is not JSON: Expecting property name enclosed in double quotes in line 1"),
+        ("[]", "is not a JSON object: a family's file begins with { and ends with }"),
         ('{"layout": "half", "layout": "half"}', "states 'layout' twice in one object"),
         ("{}", "lacks 'model_type', which has no default; model_type, example, architecture, layout must be stated"),
     ],

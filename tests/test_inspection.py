@@ -216,7 +216,7 @@ def test_a_file_that_no_runtime_loads_has_no_table(tmp_path: Path) -> None:
 
 
 def test_broken_values_of_a_known_family_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRope, match="rope_theta: 0 is no base"):
+    with pytest.raises(InvalidRope, match="rope_theta: 0 is not a base"):
         inspected(tmp_path, "llama", rope_theta=0)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ropetool import names, runtimes
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import InvalidRope, UnknownRuntime
 from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType, read_shards
 from ropetool.rope.tables import LayerRope, RopeSet, Temperature
@@ -45,14 +45,14 @@ def value(suffix: str, stated: Any) -> Value:
 
 def model(
     arch: str = "llama", keys: dict[str, Any] | None = None, vectors: dict[str, Any] | None = None, ggml_type: int = F32
-) -> GgufView:
+) -> GgufCheckpoint:
     """Return the view of a two-layer model with heads of 64 channels; a key given as None is left out."""
     stated = {suffix: wanted for suffix, wanted in {**LENGTHS, **(keys or {})}.items() if wanted is not None}
     values = {f"{arch}.{suffix}": value(suffix, wanted) for suffix, wanted in stated.items()}
     values[archs.ARCHITECTURE] = Value.of(ValueType.STR, arch)
     data = {name: np.asarray(vector, np.float32) for name, vector in (vectors or {}).items()}
     tensors = {name: TensorInfo(name, v.shape, ggml_type, 0, v.nbytes) for name, v in data.items()}
-    return GgufView(values, tensors, lambda name: data[name])
+    return GgufCheckpoint(values, tensors, lambda name: data[name])
 
 
 def decode(arch: str = "llama", keys: dict[str, Any] | None = None, **options: Any) -> RopeSet:
@@ -561,9 +561,9 @@ def test_architectures_that_are_not_known() -> None:
     ):
         decode("deepseek4")
     with pytest.raises(Refuses, match="unknown model architecture: ''"):
-        decoding.decode(GgufView({}, {}, lambda name: np.ones(1, np.float32)))
+        decoding.decode(GgufCheckpoint({}, {}, lambda name: np.ones(1, np.float32)))
     with pytest.raises(Refuses, match=r"key general\.architecture has wrong type u32 but expected type str"):
-        decoding.decode(GgufView({archs.ARCHITECTURE: Value.of(ValueType.U32, 1)}, {}, lambda name: np.ones(1)))
+        decoding.decode(GgufCheckpoint({archs.ARCHITECTURE: Value.of(ValueType.U32, 1)}, {}, lambda name: np.ones(1)))
 
 
 def test_endless_words_are_cut_in_messages() -> None:
@@ -700,7 +700,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_decoded_through_its_headers(file: Path) -> None:
-    found = GgufView.of(read_shards(file))
+    found = GgufCheckpoint.of(read_shards(file))
     assert found.where == str(file)
     entry = decoding.decode(found).entries[FULL]
     assert (entry.rope_theta, entry.params["llama.rope.scaling.factor"]) == (500000.0, 4.0)
@@ -718,7 +718,7 @@ def test_a_patch_is_seen_before_it_is_written(file: Path) -> None:
         frozenset({"llama.rope.scaling.factor"}),
         {archs.ROPE_FREQS: ones},
     )
-    before = GgufView.of(read_shards(file))
+    before = GgufCheckpoint.of(read_shards(file))
     entry = decoding.decode(before.after(patch)).entries[FULL]
     close(table(entry), BASE)
     assert decoding.decode(before).entries[FULL].rope_type == "table"

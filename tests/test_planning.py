@@ -214,7 +214,7 @@ def test_qwen3_ships_another_length_than_it_was_trained_on(tmp_path: Path) -> No
 def test_a_stated_original_length_counts_for_an_unscaled_source(tmp_path: Path) -> None:
     plan = ropetool.plan(llama(tmp_path), "yarn", factor=4, original_length=256)
     assert (plan.trained_length, plan.max_position_embeddings) == (256, 1024)
-    with pytest.raises(InvalidRope, match="1 is no length"):
+    with pytest.raises(InvalidRope, match="1 is not a length"):
         ropetool.plan(tmp_path / "model", "yarn", factor=4, original_length=1)
 
 
@@ -474,12 +474,12 @@ BROKEN_PLANS = {
     "a length without end": (corrupted(factor=10**400), "factor is 1000.* must be a finite number"),
     "edits that are none": (corrupted(edits=[3]), r"edits is \[3\].* each an object"),
     "an edit of another file": (
-        corrupted(edits=[{"file": "model.safetensors", "path": ["a"], "new": 1}]), "is no file that a plan edits",
+        corrupted(edits=[{"file": "model.safetensors", "path": ["a"], "new": 1}]), "is not a file that a plan edits",
     ),
-    "an edit outside": (corrupted(edits=[{"file": "../config.json", "path": ["a"]}]), "is no file that a plan edits"),
-    "an edit of nothing": (corrupted(edits=[{"file": "config.json", "path": []}]), r"\[\] is no path to a key"),
-    "a path of numbers": (corrupted(edits=[{"file": "config.json", "path": [1]}]), r"\[1\] is no path to a key"),
-    "a suffix with a folder": (corrupted(suffix="../../x"), "is no part of a file name"),
+    "an edit outside": (corrupted(edits=[{"file": "../config.json", "path": ["a"]}]), "is not a file that a plan edits"),
+    "an edit of nothing": (corrupted(edits=[{"file": "config.json", "path": []}]), r"\[\] is not a path to a key"),
+    "a path of numbers": (corrupted(edits=[{"file": "config.json", "path": [1]}]), r"\[1\] is not a path to a key"),
+    "a suffix with a folder": (corrupted(suffix="../../x"), "is not part of a file name"),
     "no suffix": (corrupted(suffix=3), "suffix is 3"),
     "a table that is none": (corrupted(tables={"full_attention": [{"up_to": None}]}), "'inv_freq' is missing"),
     "a negative table": (
@@ -511,7 +511,7 @@ def test_what_is_no_plan_is_refused(case: str, tmp_path: Path) -> None:
     data = ropetool.plan(llama(tmp_path), "yarn", factor=4).to_json()
     assert Plan.from_json(data, "plan.json").to_json() == data
     change(data)
-    with pytest.raises(ConfigError, match=rf"it is no plan of ropetool \(.*{message}.*\)") as refusal:
+    with pytest.raises(ConfigError, match=rf"it is not a plan of ropetool \(.*{message}.*\)") as refusal:
         Plan.from_json(data, "plan.json")
     assert refusal.value.where == "plan.json"
     assert len(refusal.value.message) < 400

@@ -263,7 +263,7 @@ def test_scaled_blocks_that_begin_elsewhere_than_at_zero(factor: float) -> None:
     assert relation(a, b, ("Q4_K", "Q4_K")).kind == CHANGED
 
 
-# --- what is no scale
+# --- what is not a scale
 
 
 def next_up(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -12,7 +12,7 @@ import configs
 import pytest
 
 from ropetool import families, runtimes
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import UnknownRuntime
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import Refuses
@@ -24,7 +24,7 @@ V5, V4 = "transformers", "transformers-v4"
 
 def decode(runtime: str, family: str = "llama", style: str = "v4", **changes: Any) -> RopeSet:
     data = {**configs.config(family, style), "max_position_embeddings": 2048, **changes}
-    return runtimes.get(runtime).decode(HfView(data, families.get(family)))
+    return runtimes.get(runtime).decode(HfCheckpoint(data, families.get(family)))
 
 
 def full(*arguments: Any, **changes: Any) -> LayerRope:
@@ -71,7 +71,7 @@ def test_rope_scaling_wins_over_rope_parameters_and_4_knows_it_alone() -> None:
 def test_a_silent_file_gets_the_base_of_the_class() -> None:
     data = {key: value for key, value in configs.config("mixtral", "v4").items() if key != "rope_theta"}
     for runtime in (V5, V4):
-        found = runtimes.get(runtime).decode(HfView(data, families.get("mixtral")))
+        found = runtimes.get(runtime).decode(HfCheckpoint(data, families.get("mixtral")))
         assert found.entries["full_attention"].rope_theta == 1e6
 
 
@@ -175,8 +175,8 @@ REFUSED = {
     "a list of null": (
         {"rope_scaling": {"rope_type": "longrope", **LISTS, "long_factor": None, "factor": 2.0}}, "long_factor has 0 entries",
     ),
-    "a type of another family": ({"rope_scaling": {"rope_type": "proportional"}}, "'proportional' is no rope type"),
-    "a type of null": ({"rope_scaling": {"rope_type": None}}, "None is no rope type"),
+    "a type of another family": ({"rope_scaling": {"rope_type": "proportional"}}, "'proportional' is not a rope type"),
+    "a type of null": ({"rope_scaling": {"rope_type": None}}, "None is not a rope type"),
     "a base of null": ({"rope_theta": None}, "TypeError: the base is null"),
     "a ramp of null": (
         {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": None, "high_freq_factor": 4.0,

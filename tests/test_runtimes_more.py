@@ -16,7 +16,7 @@ from making import run, write_config
 
 import ropetool
 from ropetool import families, runtimes
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport, UnknownRuntime
 from ropetool.report.inspected import inspection_json
 from ropetool.rope.tables import RopeSet
@@ -29,7 +29,7 @@ ENGINES = ("vllm", "sglang", "mlx-lm", "exllamav3")
 
 def decode(runtime: str, family: str = "llama", style: str = "v4", **changes: Any) -> RopeSet:
     data = {**configs.config(family, style), "max_position_embeddings": 2048, **changes}
-    return runtimes.get(runtime).decode(HfView(data, families.get(family)))
+    return runtimes.get(runtime).decode(HfCheckpoint(data, families.get(family)))
 
 
 # --- names and releases
@@ -100,7 +100,7 @@ def test_a_family_that_was_not_looked_at_is_not_guessed(engine: str) -> None:
     family = families.Family("other", "", "OtherForCausalLM", "half", default_rope_theta={"full_attention": 1e4})
     for runtime in runtimes.all_of(engine):
         with pytest.raises(NotKnown, match=r"how .* runs other is not known"):
-            runtime.decode(HfView(configs.config("llama", "v4"), family))
+            runtime.decode(HfCheckpoint(configs.config("llama", "v4"), family))
 
 
 # --- the recorded answers
@@ -123,8 +123,10 @@ def test_each_cell_can_be_seen(cell: str) -> None:
     for engine in ENGINES:
         for runtime in runtimes.all_of(engine):
             try:
-                plain = runtime.decode(HfView(peers.config("llama", "v4", YARN), families.get("llama")))
-                found = runtime.decode(HfView(peers.config("llama", "v4", peers.CELLS[cell]), families.get("llama")))
+                plain = runtime.decode(HfCheckpoint(peers.config("llama", "v4", YARN), families.get("llama")))
+                found = runtime.decode(
+                    HfCheckpoint(peers.config("llama", "v4", peers.CELLS[cell]), families.get("llama"))
+                )
             except Refuses:
                 seen.append(True)
                 continue

@@ -282,13 +282,13 @@ NOT_READ = {
     "nested rope_scaling for gemma3": (
         "gemma3_text", config("gemma3_text", "v4", rope_scaling={"full_attention": YARN}), "rope_scaling is read",
     ),
-    "a kind that is no object": (
+    "a kind that is not an object": (
         "gemma3_text", config("gemma3_text", "v5", rope_parameters={"full_attention": DEFAULT, "sliding_attention": 3}),
-        "3 is no object",
+        "3 is not an object",
     ),
     "no text_config": ("gemma3", {"model_type": "gemma3"}, "keeps its rope keys in text_config"),
     "an unknown kind of layer": (
-        "gemma3_text", config("gemma3_text", "v4", layer_types=["full_attention", "chunked_attention"]), "no kind of layer",
+        "gemma3_text", config("gemma3_text", "v4", layer_types=["full_attention", "chunked_attention"]), "not a kind of layer",
     ),
     "a kind too few": ("olmo3", config("olmo3", "v4", layer_types=["full_attention"]), "one kind for each"),
 }  # fmt: skip
@@ -306,7 +306,7 @@ def test_a_form_that_the_family_does_not_read_is_refused(case: str) -> None:
 def test_a_base_is_a_number_above_1(place: str, value: Any) -> None:
     outer, _, inner = place.partition(".")
     data = config("llama", "v4", **{"rope_theta": "remove", outer: {"rope_theta": value} if inner else value})
-    with pytest.raises(InvalidRope, match=r"is no base; it is a finite number above 1, up to 1e\+18") as refusal:
+    with pytest.raises(InvalidRope, match=r"is not a base; it is a finite number above 1, up to 1e\+18") as refusal:
         read(data, families.get("llama"), "config.json")
     assert refusal.value.where == f"config.json: {place}"
 
@@ -318,7 +318,7 @@ def test_a_base_is_a_number_above_1(place: str, value: Any) -> None:
 def test_a_length_is_a_whole_number_of_tokens(key: str, value: Any) -> None:
     name = "original_max_position_embeddings" if key == "inner" else key
     change = {"rope_scaling": {**YARN, name: value}} if key == "inner" else {name: value}
-    with pytest.raises(InvalidRope, match="is no length; it is a whole number of tokens") as refusal:
+    with pytest.raises(InvalidRope, match="is not a length; it is a whole number of tokens") as refusal:
         read(config("llama", "v4", **change), families.get("llama"), "config.json")
     assert refusal.value.where.endswith(name)
 
@@ -328,7 +328,7 @@ def test_a_window_of_0_stands_only_where_its_switch_is_off() -> None:
     for off in ({}, {"use_sliding_window": False}, {"use_sliding_window": None}):
         assert read({**data, **off}, families.get("qwen2_moe"), "config.json").style == "v4"
     for other in ({"use_sliding_window": True}, {"sliding_window": -1}, {"sliding_window": False}):
-        with pytest.raises(InvalidRope, match="is no length"):
+        with pytest.raises(InvalidRope, match="is not a length"):
             read({**data, **other}, families.get("qwen2_moe"), "config.json")
 
 

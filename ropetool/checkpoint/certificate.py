@@ -17,10 +17,10 @@ from typing import Any
 
 from ropetool import escaping, names
 from ropetool.checkpoint import identity, provenance
-from ropetool.checkpoint.opening import first_file, is_gguf
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, first_file, open_checkpoint
 from ropetool.errors import CheckpointError, CorruptFile, OutputError
-from ropetool.files.gguf import read_shards
-from ropetool.files.hf import ABSENT, Edit, apply_edits, open_checkpoint, read_header, read_optional_object
+from ropetool.files.hf import ABSENT, Edit, apply_edits, read_header, read_optional_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.output import Rule, check_output
 from ropetool.files.transaction import staged
@@ -78,7 +78,7 @@ class Certificate:
         """
         problem = _problem(data)
         if problem:
-            raise CorruptFile(f"it is no certificate of ropetool ({problem})", where=where, try_=try_)
+            raise CorruptFile(f"it is not a certificate of ropetool ({problem})", where=where, try_=try_)
         known = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
         checks = tuple({key: check[key] for key in provenance.CHECK} for check in data["checks"])
         return cls(**{**known, "checks": checks, "lengths": tuple(data.get("lengths", ()))})
@@ -101,7 +101,7 @@ def now() -> str:
 # --- the checkpoint's bytes
 
 
-def fingerprint(path: Path, full: bool = False) -> str:
+def fingerprint(source: Path | Checkpoint, full: bool = False) -> str:
     """Return a digest of what decides the computation: config, tokenizer and weights; a copy elsewhere has the same.
 
     Of each weight file it takes the size, the header and blocks spread evenly over the data, or with `full` all bytes;
@@ -110,20 +110,20 @@ def fingerprint(path: Path, full: bool = False) -> str:
     Raises: CheckpointError for files that are broken or cannot be read.
     """
     digest = hashlib.sha256()
-    for label, file, data_start in _parts(Path(path)):
+    for label, file, data_start in _parts(open_checkpoint(source)):
         identity.feed(digest, file, None if full else data_start, BLOCKS, label=label)
     return f"{'sha256' if full else 'sampled'}:{digest.hexdigest()}"
 
 
-def _parts(path: Path) -> Iterator[tuple[str, Path, int | None]]:
+def _parts(checkpoint: Checkpoint) -> Iterator[tuple[str, Path, int | None]]:
     """Yield the files by the name under which they count, and where the data of a weight file begins."""
-    if is_gguf(path):
-        for number, header in enumerate(read_shards(path)):
+    if isinstance(checkpoint, GgufCheckpoint):
+        for number, header in enumerate(checkpoint.files):
             yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing
         return
-    checkpoint = open_checkpoint(path)
+    path = checkpoint.path
     yield from ((name, path / name, None) for name in _TEXTS if (path / name).is_file())
-    yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.weights)
+    yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.directory.weights)
 
 
 # --- the file

@@ -40,7 +40,7 @@ class FileEdit:
         """
         file, path = data["file"], data["path"]
         if file not in EDITED_FILES:
-            raise ValueError(f"{shown(file)} is no file that a plan edits")
+            raise ValueError(f"{shown(file)} is not a file that a plan edits")
         if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
-            raise ValueError(f"{shown(path)} is no path to a key")
+            raise ValueError(f"{shown(path)} is not a path to a key")
         return cls(file, tuple(path), data.get("old", ABSENT), data.get("new", ABSENT))

@@ -1,4 +1,4 @@
-"""A GGUF encoding as edits that a plan can hold and print, and edits as the patch that a writer takes."""
+"""Values of a GGUF model as a plan can hold and print them, and its edits as the patch that a writer takes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
-from ropetool.checkpoint.views import GgufView
-from ropetool.errors import ConfigError, PlanMismatch
+from ropetool.errors import ConfigError
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.files.hf import ABSENT
 from ropetool.rope.tables import is_number
 
 MAX_PLAIN_BYTES = 1024
-
-
-def edits_of_patch(patch: Patch, view: GgufView) -> list[FileEdit]:
-    """Return a patch of the model as edits.
-
-    Raises: ConfigError for an array or a long string, which a plan does not hold.
-    """
-    edits = []
-    for key, value in patch.set.items():
-        plain = plain_value(value)
-        if "value" not in plain:
-            raise ConfigError("it holds an array or a long text, which a plan cannot state", where=key)
-        edits.append(FileEdit(METADATA, (key,), plain_value(view.values.get(key)), plain))
-    edits += [FileEdit(METADATA, (key,), plain_value(view.values.get(key)), ABSENT) for key in sorted(patch.remove)]
-    edits += [FileEdit(TENSORS, (n,), vector_numbers(view, n), vector.tolist()) for n, vector in patch.tensors.items()]
-    return edits
 
 
 def plain_value(value: Value | None) -> Any:
@@ -42,14 +25,10 @@ def plain_value(value: Value | None) -> Any:
         return ABSENT
     if value.type is ValueType.ARR or len(value.raw) > MAX_PLAIN_BYTES:
         return {"type": value.label, "sha256": hashlib.sha256(value.raw).hexdigest()}
-    return {"type": value.label, "value": _finite(value.decode())}
+    return {"type": value.label, "value": plain_number(value.decode())}
 
 
-def vector_numbers(view: GgufView, name: str) -> Any:
-    return [_finite(number) for number in view.vector(name).tolist()] if name in view.tensors else ABSENT
-
-
-def _finite(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """Return NaN and the infinities as text, which JSON can hold and which equals itself; the rest as it is."""
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -68,7 +47,7 @@ def _value(data: Any, key: str) -> Value:
 def _vector(data: Any, name: str) -> npt.NDArray[np.float32]:
     """Return the new data of a tensor.
 
-    Raises: ConfigError if it is no list of finite numbers.
+    Raises: ConfigError if it is not a list of finite numbers.
     """
     if not isinstance(data, list) or not data or not all(map(is_number, data)):
         raise ConfigError("the plan states no list of finite numbers", where=name)
@@ -93,18 +72,3 @@ def patch_of(edits: Sequence[FileEdit]) -> Patch:
         frozenset(key for key, edit in values.items() if edit.new is ABSENT),
         {e.path[0]: _vector(e.new, e.path[0]) for e in edits if e.file == TENSORS},
     )
-
-
-def check_old_values(edits: Sequence[FileEdit], view: GgufView, where: str) -> None:
-    """Raise PlanMismatch unless the model still holds every old value."""
-    for edit in edits:
-        name = edit.path[0]
-        if edit.file == METADATA:
-            present = plain_value(view.values.get(name))
-        else:
-            present = vector_numbers(view, name)
-        if present != edit.old:
-            raise PlanMismatch(
-                f"{name} is not what it was when the plan was made", where=where,
-                try_="make a new plan with ropetool extend ... --dry-run --plan-out FILE",
-            )  # fmt: skip

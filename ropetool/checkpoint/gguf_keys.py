@@ -8,9 +8,8 @@ from typing import Any
 
 from ropetool import __version__
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf_edits import edits_of_patch
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.provenance import Provenance
-from ropetool.checkpoint.views import GgufView
 from ropetool.files.gguf import Patch, Value, ValueType
 
 PREFIX = "ropetool."
@@ -42,7 +41,7 @@ def stamp(
     return {f"{PREFIX}{key}": Value.of(_TYPES[type(v)], v) for key, v in stated.items() if type(v) in _TYPES} | found
 
 
-def removal(view: GgufView) -> list[FileEdit]:
+def removal(view: GgufCheckpoint) -> list[FileEdit]:
     """Return the edits that take our keys out of a file, which is about to be another than the one they speak of."""
     ours = frozenset(key for key in view.values if key.startswith(PREFIX))
-    return edits_of_patch(Patch(remove=ours), view)
+    return view.edits_of(Patch(remove=ours))

@@ -16,7 +16,7 @@ from typing import Any
 from ropetool import names
 from ropetool.errors import CheckpointError
 from ropetool.files.gguf import GgufHeader, Value
-from ropetool.files.hf import Checkpoint, data_start
+from ropetool.files.hf import Directory, data_start
 from ropetool.files.regular import open_regular
 
 BLOCK = 64 << 10  # bytes
@@ -55,7 +55,7 @@ class Identity:
         return "weights" if self.weights and now.weights and self.weights != now.weights else ""
 
 
-def of_checkpoint(checkpoint: Checkpoint) -> Identity:
+def of_checkpoint(checkpoint: Directory) -> Identity:
     """Return the identity of a Hugging Face checkpoint, of whose weights there may be none.
 
     Raises: CheckpointError.

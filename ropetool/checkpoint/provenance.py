@@ -252,7 +252,7 @@ _EXPORT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def write(made: Provenance, destination: Path, final: Path | None = None) -> None:
-    """Write the file, in ASCII, so that a path that is no UTF-8 survives too; `final` is its place once it is put there.
+    """Write the file, in ASCII, so that a path that is not UTF-8 survives too; `final` is its place once it is put there.
 
     Where its name for the source does not lead back to it, this machine keeps the place, apart from the output.
     """
@@ -277,7 +277,7 @@ def _name_in(record: Path, source: Path) -> str:
     folder = hub.absolute(record.parent)
     try:
         shared = os.path.commonpath([source, folder])
-    except ValueError:  # different drives, or a name that is no path
+    except ValueError:  # different drives, or a name that is not a path
         shared = source.anchor
     if shared == source.anchor:
         return source.name

@@ -94,7 +94,7 @@ def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, R
 def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]:
     place = f"{where}: rope_parameters"
     if not isinstance(parameters, Mapping):
-        raise InvalidRope(f"{shown(parameters)} is no object", where=place)
+        raise InvalidRope(f"{shown(parameters)} is not an object", where=place)
     by_layer = any(isinstance(value, Mapping) for value in parameters.values())
     if by_layer != family.nested and parameters:
         shape, reads = ("nested by layer type", "flat") if by_layer else ("flat", "nested by layer type")
@@ -108,7 +108,7 @@ def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]
     for layer_type in family.layer_types:
         value = parameters.get(layer_type)
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidRope(f"{shown(value)} is no object", where=f"{place}.{layer_type}")
+            raise InvalidRope(f"{shown(value)} is not an object", where=f"{place}.{layer_type}")
         entries[layer_type] = _keys(value or {}, f"{place}.{layer_type}")
     return entries
 
@@ -116,7 +116,7 @@ def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]
 def _keys(data: Any, where: str) -> RopeKeys:
     """Return the keys of one object, checked."""
     if not isinstance(data, Mapping):
-        raise InvalidRope(f"{shown(data)} is no object", where=where)
+        raise InvalidRope(f"{shown(data)} is not an object", where=where)
     new, old = data.get(names.ROPE_TYPE), data.get(names.LEGACY_TYPE)
     if new is not None and old is not None and _canonical(new) != _canonical(old):
         raise AmbiguousRope(
@@ -142,7 +142,9 @@ def _theta(value: Any, where: str) -> float | None:
     if value is None:
         return None
     if not is_number(value) or value <= 1 or _is_beyond(value, LARGEST):
-        raise InvalidRope(f"{shown(value)} is no base; it is a finite number above 1, up to {LARGEST:g}", where=where)
+        raise InvalidRope(
+            f"{shown(value)} is not a base; it is a finite number above 1, up to {LARGEST:g}", where=where
+        )
     return float(value)
 
 
@@ -185,11 +187,11 @@ def _check_layer_types(part: Mapping[str, Any], family: Family, where: str) -> N
         return
     place = f"{where}: {names.LAYER_TYPES}"
     if not isinstance(kinds, list) or len(kinds) != part.get(names.NUM_HIDDEN_LAYERS, len(kinds)):
-        raise InvalidRope("it is no list with one kind for each of the num_hidden_layers layers", where=place)
+        raise InvalidRope("it is not a list with one kind for each of the num_hidden_layers layers", where=place)
     unknown = next((kind for kind in kinds if kind not in family.layer_types), None)
     if unknown is not None:
         raise InvalidRope(
-            f"{shown(unknown)} is no kind of layer of {family.model_type}; it has {', '.join(family.layer_types)}",
+            f"{shown(unknown)} is not a kind of layer of {family.model_type}; it has {', '.join(family.layer_types)}",
             where=place,
         )
 
@@ -201,7 +203,7 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 def _check_length(value: Any, where: str) -> None:
     if not _is_whole(value, 2, MAX_LENGTH):
         raise InvalidRope(
-            f"{shown(value)} is no length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where=where
+            f"{shown(value)} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where=where
         )
 
 

@@ -1,6 +1,6 @@
 """The tensors of two checkpoints of one format, compared byte by byte in bounded memory.
 
-Knows where either format keeps its tensors, and nothing of what they mean.
+Knows bytes in files, and nothing of what they mean.
 """
 
 from __future__ import annotations
@@ -15,27 +15,24 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.checkpoint.opening import is_gguf
 from ropetool.errors import CorruptFile
-from ropetool.files.gguf import GGML_TYPES, read_shards
-from ropetool.files.hf import DTYPE_BITS, headers, open_checkpoint
 from ropetool.files.regular import open_regular
 
 BUFFER = 2**20  # bytes of either file held at a time; eight times as many run at half the speed
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor's bytes in a file: file[begin : begin + nbytes].
 
-    kind: its type as the file spells it. shape: as numpy has it, the contiguous length last. unit: bytes of one
+    dtype: its type as the file spells it. shape: as numpy has it, the contiguous length last. unit: bytes of one
     value, or of one block of values that were quantised together, which `unit_name` says.
     """
 
     path: Path
     begin: int
     nbytes: int
-    kind: str
+    dtype: str
     shape: tuple[int, ...]
     unit: int
     unit_name: str
@@ -59,40 +56,8 @@ class Compared:
         return f"{same} of {self.total} {things}" + (f"; {self.differences[0]}{rest}" if self.differences else "")
 
 
-def stored_tensors(path: Path) -> dict[str, Stored]:
-    """Return all tensors of a checkpoint by name, over all its files.
-
-    Raises: CheckpointError if a header cannot be read, or a file ends before its tensors do.
-    """
-    return _of_gguf(path) if is_gguf(path) else _of_directory(path)
-
-
-def _of_gguf(path: Path) -> dict[str, Stored]:
-    found = {}
-    for header in read_shards(path):
-        for info in header.tensors:
-            kind = GGML_TYPES[info.ggml_type]
-            found[info.name] = Stored(
-                header.path, header.data_start + info.offset, info.nbytes, kind.name, info.shape[::-1], kind.nbytes,
-                "values" if kind.block == 1 else f"blocks of {kind.block} values",
-            )  # fmt: skip
-    return found
-
-
-def _of_directory(path: Path) -> dict[str, Stored]:
-    found = {}
-    for header in headers(open_checkpoint(path)):
-        for info in header.tensors.values():
-            bits = DTYPE_BITS[info.dtype]
-            found[info.name] = Stored(
-                header.path, info.begin, info.end - info.begin, info.dtype, info.shape, max(1, bits // 8),
-                "values" if bits % 8 == 0 else "bytes",
-            )  # fmt: skip
-    return found
-
-
 def compare_tensors(
-    target: Mapping[str, Stored], source: Mapping[str, Stored], named: Mapping[str, bytes] | None = None
+    target: Mapping[str, StoredTensor], source: Mapping[str, StoredTensor], named: Mapping[str, bytes] | None = None
 ) -> Compared:
     """Return which tensors of the target are not the source's; of the differing values, those of the first are counted.
 
@@ -110,26 +75,26 @@ def compare_tensors(
     return Compared(len(names), tuple(differences))
 
 
-def _difference(found: Stored | None, wanted: Stored | bytes | None, *, count: bool) -> str:
+def _difference(found: StoredTensor | None, wanted: StoredTensor | bytes | None, *, count: bool) -> str:
     if found is None:
         return "is missing"
     if wanted is None:
         return "is additional"
     if isinstance(wanted, bytes):
         return "" if _read(found) == wanted else "is not what the plan says"
-    if (found.kind, found.shape) != (wanted.kind, wanted.shape):
-        return f"is {found.kind} {list(found.shape)} instead of {wanted.kind} {list(wanted.shape)}"
+    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+        return f"is {found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
     if _same_place(found, wanted) or all(a == b for a, b in _pieces(found, wanted)):
         return ""
     return _counted(found, wanted) if count else "differs"
 
 
-def _same_place(a: Stored, b: Stored) -> bool:
+def _same_place(a: StoredTensor, b: StoredTensor) -> bool:
     """Return whether both are the same bytes of one file, as where unchanged weights were linked."""
     return a.begin == b.begin and os.path.samefile(a.path, b.path)
 
 
-def _pieces(a: Stored, b: Stored) -> Iterator[tuple[bytes, bytes]]:
+def _pieces(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[bytes, bytes]]:
     """Yield both tensors' bytes, whole units at a time. Shapes: of each pair equal."""
     step = max(1, BUFFER // a.unit) * a.unit
     with open_regular(a.path, buffering=0) as first, open_regular(b.path, buffering=0) as second:
@@ -138,12 +103,12 @@ def _pieces(a: Stored, b: Stored) -> Iterator[tuple[bytes, bytes]]:
             yield _read_at(first, a, start, size), _read_at(second, b, start, size)
 
 
-def _read(stored: Stored) -> bytes:
+def _read(stored: StoredTensor) -> bytes:
     with open_regular(stored.path, buffering=0) as file:
         return _read_at(file, stored, 0, stored.nbytes)
 
 
-def _read_at(file: BinaryIO, stored: Stored, start: int, size: int) -> bytes:
+def _read_at(file: BinaryIO, stored: StoredTensor, start: int, size: int) -> bytes:
     file.seek(stored.begin + start)
     parts, left = [], size
     while left:
@@ -155,7 +120,7 @@ def _read_at(file: BinaryIO, stored: Stored, start: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _counted(found: Stored, wanted: Stored) -> str:
+def _counted(found: StoredTensor, wanted: StoredTensor) -> str:
     """Return in how many of its units the tensor differs, and where first."""
     differing, first, passed = 0, -1, 0
     for a, b in _pieces(found, wanted):

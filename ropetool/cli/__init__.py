@@ -216,7 +216,7 @@ def show(text: str) -> None:
 
 
 def terminal_width() -> int | None:
-    """Return how many characters a line of stdout has; None where it is no terminal: lines are then of any length."""
+    """Return how many characters a line of stdout has; None where it is not a terminal: lines are then of any length."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

@@ -130,5 +130,5 @@ def _pairs(text: str) -> tuple[int, ...]:
                 )
             found += range(start, end)
     except ValueError:
-        raise ConfigError(f"{text!r} is no list of pairs; write 0,60-63", where="--pairs") from None
+        raise ConfigError(f"{text!r} is not a list of pairs; write 0,60-63", where="--pairs") from None
     return tuple(found)

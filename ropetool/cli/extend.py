@@ -122,7 +122,7 @@ def extend_command(
     """
     from ropetool.cli.apply import applied
     from ropetool.plans.flags import flag_lines
-    from ropetool.plans.hosts import CONFIG_ONLY
+    from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import make_plan
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
@@ -205,9 +205,9 @@ class _Chain:
 
     def check_source(self, source: Path) -> None:
         """Refuse to export what is a GGUF file already."""
-        from ropetool.checkpoint.opening import is_gguf
+        from ropetool.checkpoint.opening import open_checkpoint
 
-        if self.export is not None and is_gguf(source):
+        if self.export is not None and open_checkpoint(source).format == "gguf":
             raise ConfigError(
                 "the source is a GGUF file, and so is the output: nothing is left to export",
                 where=f"--export {self.export}", try_="leave out --export, and name the output with -o",

@@ -30,7 +30,9 @@ def tokens(text: str) -> int:
     found = _LENGTH.fullmatch(text.strip())
     length = Fraction(found[1]) * UNITS[found[2].lower()] if found else None
     if length is None or length.denominator != 1:
-        raise ValueError(f"{text!r} is no length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024")
+        raise ValueError(
+            f"{text!r} is not a length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024"
+        )
     return int(length)
 
 
@@ -63,7 +65,7 @@ class Lengths(_Type):
         try:
             return value if isinstance(value, list) else [tokens(part) for part in value.split(",")]
         except ValueError:
-            self.fail(f"{value!r} is no list of lengths; write 256,512,1024 or 4k,8k,16k", param, ctx)
+            self.fail(f"{value!r} is not a list of lengths; write 256,512,1024 or 4k,8k,16k", param, ctx)
 
 
 class Factor(_Type):
@@ -76,7 +78,7 @@ class Factor(_Type):
         try:
             return float(value.strip().lower().removesuffix("x") if isinstance(value, str) else value)
         except ValueError:
-            self.fail(f"{value!r} is no factor; write 4 or 4x", param, ctx)
+            self.fail(f"{value!r} is not a factor; write 4 or 4x", param, ctx)
 
 
 class Name(_Type):

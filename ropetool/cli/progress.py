@@ -1,4 +1,4 @@
-"""A progress bar on stderr: silent where that is no terminal, and for work that is done within a second."""
+"""A progress bar on stderr: silent where that is not a terminal, and for work that is done within a second."""
 
 from __future__ import annotations
 

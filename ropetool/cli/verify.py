@@ -39,7 +39,11 @@ if TYPE_CHECKING:
     "--max-ratio", type=float, default=1.5, show_default=True, help="Perplexity allowed, over the baseline's."
 )
 @click.option(
-    "--max-tax", type=float, default=0.35, show_default=True, help="Nats allowed to be lost within the trained length."
+    "--max-tax",
+    type=float,
+    default=0.35,
+    show_default=True,
+    help="Short-context regression allowed: nats lost within the trained length.",
 )
 @click.option(
     "--min-retrieval", type=float, default=0.8, show_default=True,

@@ -40,7 +40,7 @@ __all__ = ["Progress", "compare"]
 def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -> Diff:
     """Return how two checkpoints relate: Hugging Face directories, GGUF files, or one of each.
 
-    Raises: CheckpointError for what is no checkpoint and for broken files; ConfigError for broken values of a known
+    Raises: CheckpointError for what is not a checkpoint and for broken files; ConfigError for broken values of a known
     family.
     """
     first, second = opened(hub.local(a)), opened(hub.local(b))
@@ -57,7 +57,13 @@ def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -
 def _side(side: Opened, runtime: str) -> Side:
     family = side.found.family.model_type if side.found.family else None
     return Side(
-        str(side.path), side.format, family, side.found.model_type, runtime, side.config_style, len(side.tensors)
+        str(side.path),
+        side.checkpoint.format,
+        family,
+        side.found.model_type,
+        runtime,
+        side.config_style,
+        len(side.tensors),
     )
 
 
@@ -69,7 +75,7 @@ def _notes(a: Opened, b: Opened) -> list[str]:
     ]
     if a.path.resolve() == b.path.resolve():
         found.append("A and B are the same path")
-    if a.found.model_type != b.found.model_type and a.format == b.format:
+    if a.found.model_type != b.found.model_type and a.checkpoint.format == b.checkpoint.format:
         found.append(f"the models are of different kinds: {a.found.model_type} and {b.found.model_type}")
     return found
 

@@ -53,7 +53,7 @@ def compare_facts(a: Opened, b: Opened) -> Compared:
     for name, one, other in _matched(ours, theirs):
         facts += _entry_facts(name, one, other)
     found = set_differences(ours, theirs)
-    others, notes = _other_runtimes(a, b, first) if a.format == b.format else ([], [])
+    others, notes = _other_runtimes(a, b, first) if a.checkpoint.format == b.checkpoint.format else ([], [])
     keys, key_notes = _other_keys(a, b)
     return Compared(
         tuple(facts), (*found, *others, *keys), (*notes, *key_notes), ours, theirs, (first, second),
@@ -71,7 +71,7 @@ def _named(fact: Fact) -> str:
 def _common_runtime(a: Opened, b: Opened) -> tuple[str, str]:
     """Return the first runtime that loads both; of different formats, the first of each that loads its own."""
     loading = [[r.name for r in side.found.readings if r.rope is not None] for side in (a, b)]
-    if a.format != b.format:
+    if a.checkpoint.format != b.checkpoint.format:
         return next(iter(loading[0]), ""), next(iter(loading[1]), "")
     both = next((name for name in loading[0] if name in loading[1]), "")
     return both, both
@@ -86,7 +86,7 @@ def _stated_facts(a: Opened, b: Opened) -> Iterator[Fact]:
     ours, theirs = a.found.stated, b.found.stated
     for key in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(key), theirs.get(key)
-        yield _fact(key, one, other, differs=a.format == b.format and one != other)
+        yield _fact(key, one, other, differs=a.checkpoint.format == b.checkpoint.format and one != other)
 
 
 # --- tables
@@ -185,7 +185,7 @@ def _both(a: Opened, b: Opened, runtime: str) -> tuple[RopeSet, RopeSet]:
 
 def _other_keys(a: Opened, b: Opened) -> tuple[list[str], list[str]]:
     """Return the keys beside those of positions that both state and state differently; and a note on those of one alone."""
-    if a.format != b.format:
+    if a.checkpoint.format != b.checkpoint.format:
         return [], []
     ours, theirs = _settings(a), _settings(b)
     differing = [
@@ -194,7 +194,7 @@ def _other_keys(a: Opened, b: Opened) -> tuple[list[str], list[str]]:
         if key in theirs and ours[key] != theirs[key]
     ]
     notes = [
-        f"stated in {side} alone: {', '.join(sorted(only))}"
+        f"stated only in {side}: {', '.join(sorted(only))}"
         for side, only in (("A", ours.keys() - theirs.keys()), ("B", theirs.keys() - ours.keys()))
         if only
     ]

@@ -64,7 +64,7 @@ def pairs(a: Opened, b: Opened, ours: RopeSet | None, theirs: RopeSet | None) ->
     """Yield all tensors of both, those of A first; ours, theirs: what they compute, if that is known."""
     first, second = _matrices(a, b), _matrices(b, a)
     orders = _orders(a, ours, theirs) if ours and theirs else {}
-    offsets = _offsets(a) if a.format == b.format else {}
+    offsets = _offsets(a) if a.checkpoint.format == b.checkpoint.format else {}
     for common in dict.fromkeys([*first, *second]):
         name, one = first.get(common, ("", None))
         other_name, other = second.get(common, ("", None))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.checkpoint.tensor_bytes import Stored
+from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.comparison.relations import Ints
 from ropetool.errors import CorruptFile
 from ropetool.files import dtypes
@@ -34,12 +34,12 @@ class Matrix:
     A vector is a column: each of its numbers is a row. flat: so are those of norms with a row for each head.
     """
 
-    parts: tuple[Stored, ...]
+    parts: tuple[StoredTensor, ...]
     flat: bool = False
 
     @property
     def dtype(self) -> str:
-        return self.parts[0].kind
+        return self.parts[0].dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ class Matrix:
     @property
     def is_readable(self) -> bool:
         """Whether its numbers can be decoded."""
-        uniform = len({part.kind for part in self.parts}) == 1
+        uniform = len({part.dtype for part in self.parts}) == 1
         return uniform and (self.dtype in dtypes.STORAGE or (self.is_quantised and _ggml_reads(self.dtype)))
 
     def read(self, start: int, stop: int) -> Array:
@@ -78,13 +78,13 @@ class Matrix:
             found.append(self._of_part(self.parts[index], per_part, first, last))
         return np.concatenate(found) if len(found) > 1 else found[0]
 
-    def _of_part(self, part: Stored, rows: int, first: int, last: int) -> Array:
+    def _of_part(self, part: StoredTensor, rows: int, first: int, last: int) -> Array:
         size = part.nbytes // rows
         raw = read_at(part, first * size, (last - first) * size)
-        if part.kind in dtypes.STORAGE:
-            numbers: npt.NDArray[Any] = dtypes.decode(raw, part.kind)
+        if part.dtype in dtypes.STORAGE:
+            numbers: npt.NDArray[Any] = dtypes.decode(raw, part.dtype)
         else:
-            numbers = _dequantised(np.frombuffer(raw, np.uint8).reshape(last - first, size), part.kind)
+            numbers = _dequantised(np.frombuffer(raw, np.uint8).reshape(last - first, size), part.dtype)
         return numbers.astype(np.float64).reshape(last - first, self.columns)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
@@ -110,7 +110,7 @@ def same_bytes(a: Matrix, b: Matrix) -> bool:
     return all(_same_part(one, other) for one, other in zip(a.parts, b.parts, strict=True))
 
 
-def _same_part(a: Stored, b: Stored) -> bool:
+def _same_part(a: StoredTensor, b: StoredTensor) -> bool:
     if a.begin == b.begin and os.path.samefile(a.path, b.path):
         return True
     if a.nbytes != b.nbytes:
@@ -132,7 +132,7 @@ def differing_bytes(a: Matrix, b: Matrix) -> int:
     return count
 
 
-def read_at(stored: Stored, start: int, size: int) -> bytes:
+def read_at(stored: StoredTensor, start: int, size: int) -> bytes:
     """Return bytes of a tensor.
 
     Raises: CorruptFile.

@@ -177,7 +177,7 @@ class RowFit:
             most = np.min(np.where(wrong, 0, np.where(nothing, np.inf, high)), axis=1, initial=np.inf)
             self.low[case, rows], self.high[case, rows] = least * (1 - slack), most * (1 + slack)
             if np.any(self.low[case, rows] > self.high[case, rows]):
-                self._alive.remove(case)  # a row that is no multiple: nothing more is asked
+                self._alive.remove(case)  # a row that is not a multiple: nothing more is asked
         regular = (step_a < a * REGULAR) & (step_b < b * REGULAR)
         ratio = b / a
         self.ratio_low[rows] = np.min(np.where(regular, ratio, np.inf), axis=1, initial=np.inf)

@@ -10,48 +10,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.opening import is_gguf
-from ropetool.checkpoint.tensor_bytes import Stored, stored_tensors
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import RopetoolError
-from ropetool.files.gguf import Value, read_shards
-from ropetool.files.hf import Checkpoint, open_checkpoint
+from ropetool.files.gguf import Value
 from ropetool.runtimes import inspection
-from ropetool.runtimes.inspection import Inspection, RuntimeReading
+from ropetool.runtimes.decoded import Decoded
+from ropetool.runtimes.inspection import Inspection
 from ropetool.weights.bakes import view_of
 from ropetool.weights.fold_targets import View
 from ropetool.weights.gguf_fold_targets import gguf_view
 
-HF, GGUF = "hf", "gguf"
-
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint. values: the metadata of a GGUF file. view: where its queries and keys are made, if that is known.
+    """A checkpoint with what runtimes make of it. view: where its queries and keys are made, if that is known.
 
     why_no_tensors: why only its config can be compared, or empty.
     """
 
-    path: Path
+    checkpoint: Checkpoint
     found: Inspection
-    tensors: Mapping[str, Stored]
-    config: Mapping[str, Any]
-    values: Mapping[str, Value]
     config_style: str
     view: View | None
     why_no_tensors: str
 
     @property
-    def format(self) -> str:
-        return self.found.format
+    def is_gguf(self) -> bool:
+        return isinstance(self.checkpoint, GgufCheckpoint)
 
     @property
-    def is_gguf(self) -> bool:
-        return self.format == GGUF
+    def path(self) -> Path:
+        return self.checkpoint.path
 
-    def reading(self, runtime: str) -> RuntimeReading | None:
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return {} if self.why_no_tensors else self.checkpoint.stored
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Return the config of a directory, empty for a GGUF model."""
+        return self.checkpoint.config if isinstance(self.checkpoint, HfCheckpoint) else {}
+
+    @property
+    def values(self) -> Mapping[str, Value]:
+        """Return the keys of a GGUF model, empty for a directory."""
+        return self.checkpoint.values if isinstance(self.checkpoint, GgufCheckpoint) else {}
+
+    def reading(self, runtime: str) -> Decoded | None:
         """Return what a runtime makes of it, None for one that reads another format."""
         return next((reading for reading in self.found.readings if reading.name == runtime), None)
 
@@ -61,33 +70,20 @@ def opened(path: Path) -> Opened:
 
     Raises: CheckpointError for what is none and for broken files, ConfigError for broken values of a known family.
     """
-    return _opened_gguf(path) if is_gguf(path) else _opened_directory(path)
-
-
-def _opened_gguf(path: Path) -> Opened:
-    model = GgufView.of(read_shards(path))
-    tensors = stored_tensors(path)
-    why = "" if tensors else "holds no tensors"
-    return Opened(
-        path, inspection.inspect(path), tensors, {}, model.values, "GGUF", _known(lambda: gguf_view(model)), why
-    )
-
-
-def _opened_directory(path: Path) -> Opened:
     checkpoint = open_checkpoint(path)
     found = inspection.inspect_checkpoint(checkpoint)
-    why = "holds a config and no weights" if checkpoint.config_only else ""
-    if checkpoint.pickle_only:
+    if isinstance(checkpoint, GgufCheckpoint):
+        why = "" if checkpoint.tensors else "holds no tensors"
+        return Opened(checkpoint, found, "GGUF", _known(lambda: gguf_view(checkpoint)), why)
+    files = checkpoint.directory
+    why = "holds a config and no weights" if files.config_only else ""
+    if files.pickle_only:
         why = "holds its weights as pickles, which are never loaded"
-    where = str(path / names.CONFIG_JSON)
-    known = style.read(checkpoint.config, found.family, where).style if found.family else ""
-    tensors = {} if why else stored_tensors(path)
-    return Opened(path, found, tensors, checkpoint.config, {}, known, _view(checkpoint, found), why)
-
-
-def _view(checkpoint: Checkpoint, found: Inspection) -> View | None:
-    family = found.family
-    return _known(lambda: view_of(checkpoint, family)) if family is not None and checkpoint.weights else None
+    if found.family is None:
+        return Opened(checkpoint, found, "", None, why)
+    known = style.read(checkpoint.config, found.family, checkpoint.where).style
+    view = _known(lambda: view_of(checkpoint)) if files.weights else None
+    return Opened(checkpoint, found, known, view, why)
 
 
 def _known(make: Callable[[], View]) -> View | None:

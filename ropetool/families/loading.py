@@ -29,7 +29,7 @@ _KINDS = {
 def parsed(text: str, file: str) -> dict[str, Any]:
     """Return the object that a family's file holds.
 
-    Raises: ConfigError for what is no JSON, no object, or states a key twice.
+    Raises: ConfigError for what is not JSON, no object, or states a key twice.
     """
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -43,9 +43,9 @@ def parsed(text: str, file: str) -> dict[str, Any]:
     try:
         data = json.loads(text, object_pairs_hook=members)
     except json.JSONDecodeError as error:
-        raise wrong(file, f"is no JSON: {error.msg} in line {error.lineno}") from None
+        raise wrong(file, f"is not JSON: {error.msg} in line {error.lineno}") from None
     if not isinstance(data, dict):
-        raise wrong(file, "is no JSON object: a family's file begins with { and ends with }")
+        raise wrong(file, "is not a JSON object: a family's file begins with { and ends with }")
     return data
 
 

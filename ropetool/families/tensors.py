@@ -243,7 +243,7 @@ def sized(formula: str, counts: Mapping[str, int]) -> int:
     try:
         parsed = ast.parse(formula, mode="eval").body
     except (SyntaxError, RecursionError):
-        raise ValueError("is no formula") from None
+        raise ValueError("is not a formula") from None
     return _value(parsed, counts)
 
 
@@ -253,7 +253,7 @@ def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
             return number
         case ast.Name(id=name):
             if name not in counts:
-                raise ValueError(f"has {name!r}, which is no size; known: {', '.join(counts)}")
+                raise ValueError(f"has {name!r}, which is not a size; known: {', '.join(counts)}")
             return counts[name]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _value(left, counts) + _value(right, counts)

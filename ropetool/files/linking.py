@@ -100,7 +100,7 @@ def _readable(source: Path) -> Iterator[BinaryIO]:
     try:
         real = source.resolve(strict=True)
         if not real.is_file():  # opening a pipe would wait for ever
-            raise CheckpointError("is no regular file, so it cannot be carried over", where=str(source))
+            raise CheckpointError("is not a regular file, so it cannot be carried over", where=str(source))
         file = real.open("rb")
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
         reason = getattr(error, "strerror", None) or str(error)

@@ -24,7 +24,7 @@ from ropetool.gguf_export.comparing import COMPARING_LOGITS, Lengths, compare
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
-from ropetool.gguf_export.preparing import Prepared, Wish, prepare
+from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
 from ropetool.gguf_export.splitting import limits_of
 from ropetool.runtimes import inspection
 from ropetool.verification.results import Check
@@ -118,19 +118,19 @@ def export_checkpoint(
     choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
     check_outtype(outtype)
     entries = kquants.check(outtype, matrix)
-    wish = Wish(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars)
-    ready = prepare(hub.local(source), output, wish)
+    options = ExportOptions(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars)
+    ready = prepare(hub.local(source), output, options)
     matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
     gate_notes = _gate(ready, allow_unverified)
-    found = companions.fresh_certificate(ready.host)
-    values = {**ready.values, **stamp(ready.host.made, ready.bakes, found)}
+    found = companions.fresh_certificate(ready.source)
+    values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
     values |= kquants.stated(matrix, entries) if matrix is not None else {}
     trained = _trained_length(ready)
     tell = progress or nobody
 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
-        return compare(ready.host.path, file, outtype, lengths, tell)
+        return compare(ready.source.path, file, outtype, lengths, tell)
 
     def told(checks: tuple[Check, ...]) -> companions.Exporting:
         checks = (*ready.checks, *checks)
@@ -139,9 +139,9 @@ def export_checkpoint(
         )
 
     written = files.write(
-        ready.target, ready.host.path, File(values, ready.layout, ready.encoding.tensors), choices,
+        ready.target, ready.source.path, File(values, ready.layout, ready.encoding.tensors), choices,
         lambda checks: _provenance(ready, trained, (*ready.checks, *checks)),
-        lambda paths, checks: companions.texts(ready.host, paths, told(checks), found) if sidecars else {},
+        lambda paths, checks: companions.texts(ready.source, paths, told(checks), found) if sidecars else {},
         compared if check else None, force=force, progress=tell,
     )  # fmt: skip
     lines = companions.serving(written.paths, ready.context_length, written.sidecars)
@@ -159,7 +159,7 @@ def check_export(source: str | Path, output: str | Path, *, force: bool = False,
 
     Raises: what export_checkpoint does.
     """
-    prepare(hub.local(source), output, Wish(force=force, check=False, sidecars=sidecars))
+    prepare(hub.local(source), output, ExportOptions(force=force, check=False, sidecars=sidecars))
 
 
 def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
@@ -167,9 +167,9 @@ def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
 
     Raises: CheckpointError where one is, and none covers the context that the file would state.
     """
-    path = ready.host.path
-    if ready.host.made is None:
-        return ("exported as it came, without a certificate: ropetool did not make this checkpoint",)
+    path = ready.source.path
+    if ready.source.record is None:
+        return ("no certificate needed: ropetool did not produce this checkpoint",)
     if allow_unverified:
         return ("exported without asking for a certificate, as --allow-unverified says",)
     lacking = certificate.shortfall(path, ready.context_length)
@@ -182,16 +182,16 @@ def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
 
 
 def _trained_length(ready: Prepared) -> int | None:
-    host = ready.host
-    return (host.made or inspection.inspect_checkpoint(host.checkpoint)).trained_length
+    source = ready.source
+    return (source.record or inspection.inspect_checkpoint(source)).trained_length
 
 
 def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Check]) -> Provenance:
     """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
-    host = ready.host
+    source, made = ready.source, ready.source.record
     export = {"outtype": ready.outtype, "encoding": ready.encoding.name}
     more = {"bakes": list(ready.bakes), "checks": [vars(check) for check in checks]}
     return Provenance(
-        str(hub.absolute(host.path)), provenance.fingerprint(host.path), trained_length, host.made.plan if host.made else {},
+        str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained_length, made.plan if made else {},
         export=export | {name: value for name, value in more.items() if value},
     )  # fmt: skip

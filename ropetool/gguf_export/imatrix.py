@@ -29,7 +29,7 @@ AGAIN = "llama-imatrix -m MODEL.gguf -f TEXT"
 def read_imatrix(path: Path) -> Weights:
     """Return the weights by the tensor that they belong to.
 
-    Raises: MissingFile if there is no such file; CorruptFile if it is no importance matrix; CheckpointError.
+    Raises: MissingFile if there is no such file; CorruptFile if it is not an importance matrix; CheckpointError.
     """
     with open_regular(path) as file:
         start, size = file.read(len(MAGIC)), os.fstat(file.fileno()).st_size
@@ -94,7 +94,7 @@ def _of_legacy(path: Path) -> Weights:
             found[name] = values / np.float32(calls) if calls > 0 else values
             at += 8 + 4 * count
     except ValueError as error:  # UnicodeDecodeError is one
-        raise CorruptFile(f"is no importance matrix: {error}", where=str(path), try_=AGAIN) from None
+        raise CorruptFile(f"is not an importance matrix: {error}", where=str(path), try_=AGAIN) from None
     return found
 
 

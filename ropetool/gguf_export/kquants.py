@@ -54,7 +54,7 @@ def check(outtype: str, imatrix: Path | None) -> Weights:
         return read_imatrix(imatrix)
     if kind.weighted:
         raise ConfigError(
-            f"llama.cpp makes {outtype} with an importance matrix alone",
+            f"llama.cpp makes {outtype} only with an importance matrix",
             where="--imatrix", try_="llama-imatrix -m MODEL.gguf -f TEXT -o FILE, then --imatrix FILE",
         )  # fmt: skip
     return {}

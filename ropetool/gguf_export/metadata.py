@@ -84,7 +84,7 @@ def _general_values(
     except broken as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
     known = gguf.Metadata.apply_metadata_heuristic(gguf.Metadata(), {}, {}, source, total)
-    note = f"name, licence and the like come from the folder alone, not from {CARD} and {GENERATION_CONFIG}: {reason}"
+    note = f"name, licence and the like come only from the folder, not from {CARD} and {GENERATION_CONFIG}: {reason}"
     return _general(known, source, label, model.arch, origin, called), (note,)
 
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ropetool.checkpoint import provenance
-from ropetool.checkpoint.opening import first_file, is_gguf
-from ropetool.checkpoint.views import GgufView, HfView
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import NotACheckpoint
 from ropetool.escaping import command
 from ropetool.files import hub, linking
-from ropetool.files.gguf import Value, read_shards
-from ropetool.files.hf import headers
+from ropetool.files.gguf import Value
 from ropetool.gguf_export import files, metadata
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
@@ -26,8 +26,7 @@ from ropetool.gguf_export.splitting import Limits
 from ropetool.gguf_export.tensors import Layout, lay_out
 from ropetool.gguf_export.tokenizer import tokenizer_values
 from ropetool.gguf_export.tokenizer.check import check_tokens
-from ropetool.plans.hosts import HfHost
-from ropetool.runtimes import inspection
+from ropetool.plans.formats import HfFormat
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
 from ropetool.verification.results import Check
@@ -37,7 +36,7 @@ SUFFIX = ".gguf"
 
 
 @dataclass(frozen=True)
-class Wish:
+class ExportOptions:
     """What a user may ask of an export. check: hold its tokens against the tokenizer's. sidecars: a card and a
     Modelfile beside it. The rest is as the options have it."""
 
@@ -59,7 +58,7 @@ class Prepared:
     where llama.cpp is allowed to attend to everything. checks: of the tokens.
     """
 
-    host: HfHost
+    source: HfCheckpoint
     target: Path
     layout: Layout
     outtype: str
@@ -73,44 +72,46 @@ class Prepared:
     notes: tuple[str, ...]
 
 
-def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
+def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> Prepared:
     """Return the export of a checkpoint; without an output it goes beside the source, as NAME-TYPE.gguf.
 
     Raises: what export_checkpoint does, but for what stands in the numbers of the weights.
     """
-    if is_gguf(source):
-        raise _is_gguf_already(source)
-    host = HfHost.open(source, None)
-    checkpoint, where = host.checkpoint, host.where
-    family = family_of(host.family.model_type if host.family.gguf_architecture else host.name, where)
-    if checkpoint.config_only:
+    checkpoint = open_checkpoint(source)
+    if isinstance(checkpoint, GgufCheckpoint):
+        raise _is_gguf_already(source, checkpoint)
+    form, where = HfFormat.of(checkpoint, None), checkpoint.where
+    family = family_of(checkpoint.family.model_type if checkpoint.family.gguf_architecture else checkpoint.name, where)
+    if checkpoint.directory.config_only:
         raise NotACheckpoint(
-            "holds a config and no weights", where=str(host.path), try_="give a directory with weights, *.safetensors"
+            "holds a config and no weights",
+            where=str(checkpoint.path),
+            try_="give a directory with weights, *.safetensors",
         )
-    linking.check_links(host.path)  # its card and its chat template go into the file
-    rope = inspection.understood(host.read(host.runtime), where)
-    safe = shift_safe(view_of(checkpoint, host.family)) if wish.shift_safe else ShiftSafe(rope, {}, ())
+    linking.check_links(checkpoint.path)  # its card and its chat template go into the file
+    rope = form.read(checkpoint.runtime).understood(where)
+    safe = shift_safe(view_of(checkpoint)) if options.shift_safe else ShiftSafe(rope, {}, ())
     rotation = exported.rotation(
-        safe.rope, HfView(checkpoint.config, host.family, where), rearch=wish.rearch,
-        allow_full_attention=wish.allow_full_attention,
+        safe.rope, checkpoint, rearch=options.rearch,
+        allow_full_attention=options.allow_full_attention,
     )  # fmt: skip
     model = read_model(family, checkpoint.config, rotation.arch, rotation.head_dim, rotation.rotary_dim, where)
-    layout = _layout(host, model, wish.outtype, rotation.interleaved, safe)
-    written_as = wish.outtype if is_made_by_libllama(wish.outtype) else layout.outtype
-    target = Path(output) if output is not None else _beside(host.path, written_as)
+    layout = _layout(checkpoint, model, options.outtype, rotation.interleaved, safe)
+    written_as = options.outtype if is_made_by_libllama(options.outtype) else layout.outtype
+    target = Path(output) if output is not None else _beside(checkpoint.path, written_as)
     # before the tokenizer, which takes a second
-    file_notes = files.check(target, host.path, wish.limits, force=wish.force)
-    if wish.sidecars:
-        companions.check(host.path)
+    file_notes = files.check(target, checkpoint.path, options.limits, force=options.force)
+    if options.sidecars:
+        companions.check(checkpoint.path)
 
-    general, card_notes = metadata.general_values(host.path, model, layout)
+    general, card_notes = metadata.general_values(checkpoint.path, model, layout)
     values = general | metadata.model_values(model, layout)
     encoding, rope_notes = exported.encode(rotation, values, [placed.info for placed in layout.tensors], where)
-    tokenizer, token_notes = tokenizer_values(host.path, checkpoint.config, model.counts["vocabulary"])
+    tokenizer, token_notes = tokenizer_values(checkpoint.path, checkpoint.config, model.counts["vocabulary"])
     values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
-    checks = (check_tokens(host.path, tokenizer, token_notes),) if wish.check else ()
+    checks = (check_tokens(checkpoint.path, tokenizer, token_notes),) if options.check else ()
     notes = (
-        *host.notes(),
+        *form.notes(),
         *layout.notes,
         *rotation.notes,
         *rope_notes,
@@ -120,15 +121,15 @@ def prepare(source: Path, output: str | Path | None, wish: Wish) -> Prepared:
         *file_notes,
     )
     return Prepared(
-        host, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
+        checkpoint, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
         rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,
     )  # fmt: skip
 
 
-def _is_gguf_already(source: Path) -> NotACheckpoint:
+def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:
     """Return the refusal of a GGUF file, with what does what was meant: by its record, an export of its checkpoint."""
-    inspection.architecture(GgufView.of(read_shards(source)))  # what is no model is told as what it is
-    made = provenance.record(first_file(source))
+    _ = model.name  # what is not a model is told as what it is
+    made = provenance.record(model.path)
     if made is not None and made.kind == provenance.EXPORT and not provenance.source_problem(made):
         try_ = f"{command('ropetool', 'export', Path(made.source))}, its checkpoint"
     else:
@@ -139,13 +140,13 @@ def _is_gguf_already(source: Path) -> NotACheckpoint:
     return NotACheckpoint("is a GGUF file already; a Hugging Face directory is exported", where=str(source), try_=try_)
 
 
-def _layout(host: HfHost, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
+def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
     """Return the layout; of a type that libllama makes that of the file which it reads, rounded as little as can be."""
-    found, quantization = headers(host.checkpoint), host.checkpoint.config.get("quantization_config")
+    found, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
 
     def lay(outtype: str) -> Layout:
         return lay_out(
-            found, model, outtype, interleaved=interleaved, where=str(host.path), quantization=quantization,
+            found, model, outtype, interleaved=interleaved, where=str(checkpoint.path), quantization=quantization,
             gains=safe.gains,
         )  # fmt: skip
 

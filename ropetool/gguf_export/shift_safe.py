@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ropetool.errors import LossyExport
 from ropetool.families.rows import K
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
-from ropetool.weights import RowChange, TensorEdit, View, by_tensor, operations, rest_of, rest_words
+from ropetool.weights import RowChange, TensorEdit, View, by_tensor, operations, residual_of, residual_words
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ def shift_safe(view: View) -> ShiftSafe:
     """
     rope = replace(view.rope, entries={kind: _without_factor(entry) for kind, entry in view.rope.entries.items()})
     try:
-        rests = rest_of(view.rope, rope)
+        rests = residual_of(view.rope, rope)
     except LossyExport as error:
         error.where = view.where
         raise
@@ -39,7 +39,7 @@ def shift_safe(view: View) -> ShiftSafe:
     for kind, rest in rests.items():
         pairs = view.rope.entries[kind].rotary_dim // 2
         edits += operations.gain_edits(view, kind, [rest.rotary] * pairs, K, f"attention factor of {kind}")
-    return ShiftSafe(rope, by_tensor(edits), rest_words(rests))
+    return ShiftSafe(rope, by_tensor(edits), residual_words(rests))
 
 
 def _without_factor(entry: LayerRope) -> LayerRope:

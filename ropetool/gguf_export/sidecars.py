@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.checkpoint import certificate
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files import hub
 from ropetool.plans import model_card
-from ropetool.plans.hosts import HfHost
 from ropetool.plans.serving import commands, gguf_lines
 from ropetool.verification.gate import KL
 from ropetool.verification.results import PASS, Check
@@ -32,11 +32,11 @@ class Exporting:
     command: str
 
 
-def fresh_certificate(host: HfHost) -> Mapping[str, Any] | None:
+def fresh_certificate(source: HfCheckpoint) -> Mapping[str, Any] | None:
     """Return the certificate of a checkpoint that ropetool made, if it is of these bytes."""
-    if host.made is None:
+    if source.record is None:
         return None
-    found = certificate.state(host.path)
+    found = certificate.state(source.path)
     return None if found.certificate is None or found.name == certificate.STALE else found.certificate.to_json()
 
 
@@ -46,17 +46,17 @@ def check(source: Path) -> None:
 
 
 def texts(
-    host: HfHost, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None
+    source: HfCheckpoint, files: Sequence[Path], exporting: Exporting, found: Mapping[str, Any] | None
 ) -> dict[Path, str]:
     """Return the card and the Modelfile of these files, by place."""
-    base, names = hub.origin(host.path), [Path(file.name) for file in files]
+    base, names = hub.origin(source.path), [Path(file.name) for file in files]
     place = model_card.modelfile_place(names)
     lines = serving(names, exporting.context_length, [] if place is None else [place])
     card = model_card.with_step(
-        model_card.read_card(host.path / model_card.CARD) or "",
+        model_card.read_card(source.path / model_card.CARD) or "",
         model_card.exported_step(exporting.outtype, exporting.encoding, exporting.bakes, _passed(exporting.checks)),
         exporting.command, commands(lines),
-        base_model=base.repo if base else "", long=host.made is not None,
+        base_model=base.repo if base else "", long=source.record is not None,
     )  # fmt: skip
     card = model_card.with_verification(card, found, of_source=True)
     return model_card.texts_beside(files, card, exporting.context_length)

@@ -38,12 +38,14 @@ def limits_of(max_size: str | None, max_tensors: int | None) -> Limits:
         nbytes = int(match[1]) * UNITS[match[2]] if match else 0
         if nbytes < 1:
             raise ConfigError(
-                f"{max_size!r} is no size: a whole number above 0 with K, M or G, which are thousands, millions and "
+                f"{max_size!r} is not a size: a whole number above 0 with K, M or G, which are thousands, millions and "
                 "billions of bytes",
                 where="--split-max-size", try_="--split-max-size 2G",
             )  # fmt: skip
     if max_tensors is not None and max_tensors < 1:
-        raise ConfigError(f"{max_tensors} is no number of tensors; it must be at least 1", where="--split-max-tensors")
+        raise ConfigError(
+            f"{max_tensors} is not a number of tensors; it must be at least 1", where="--split-max-tensors"
+        )
     return Limits(nbytes, max_tensors or 0)
 
 

@@ -11,26 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import families, names
-from ropetool.checkpoint import identity, listings, provenance, style
-from ropetool.checkpoint.gguf_edits import check_old_values, patch_of
+from ropetool import names
+from ropetool.checkpoint import listings, provenance, style
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.identity import Identity
+from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.provenance import Provenance
-from ropetool.checkpoint.views import GgufView
 from ropetool.errors import LossyExport, PlanMismatch
-from ropetool.families import Family
 from ropetool.files import hub, linking
 from ropetool.files.counting import counted, nobody
-from ropetool.files.gguf import Patch, read_shards, write_patched
+from ropetool.files.gguf import Patch, write_patched
 from ropetool.files.hf import (
-    Checkpoint,
+    Directory,
     Edit,
     Header,
     apply_edits,
-    headers,
     limits_of,
-    open_checkpoint,
-    parse_object,
     read_object,
 )
 from ropetool.files.hf.jsontext import shown
@@ -39,9 +37,8 @@ from ropetool.plans import model_card
 from ropetool.plans.gguf_output import gguf_output
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.serving import commands, gguf_lines, serving_lines
-from ropetool.rope.tables import in_words
 from ropetool.runtimes import inspection
-from ropetool.runtimes.inspection import RuntimeReading
+from ropetool.runtimes.decoded import decoded
 from ropetool.weights import BakedTensor, bake_tensors, marks
 from ropetool.weights.gguf_writing import bake_gguf, gguf_marks
 
@@ -92,16 +89,17 @@ def apply(
     path = hub.local(source)
     if plan.format == "gguf":
         return _apply_gguf(
-            plan, path, Path(target), force=force, copy=copy, command=command, sidecars=sidecars, tell=progress or nobody
+            plan, GgufCheckpoint.open(path), Path(target), force=force, copy=copy, command=command, sidecars=sidecars,
+            tell=progress or nobody,
         )  # fmt: skip
-    checkpoint = open_checkpoint(path)
+    checkpoint = HfCheckpoint.open(path)
     card = model_card.read_card(checkpoint.path / model_card.CARD) if sidecars else None
-    family = _family(plan, checkpoint)
-    edited = _edited_texts(plan, checkpoint)
-    _check_outcome(plan, checkpoint, family, edited)
-    _check_identity(plan, identity.of_checkpoint(checkpoint), checkpoint.path)
+    _check_family(plan, checkpoint)
+    edited = _edited_texts(plan, checkpoint.directory)
+    _check_outcome(plan, checkpoint)
+    _check_identity(plan, checkpoint.identity(), checkpoint.path)
     weights = _checked_weights(plan, checkpoint)
-    carried, left = _sorted_out(checkpoint)
+    carried, left = _sorted_out(checkpoint.directory)
     placed: Counter[str] = Counter()
     target = Path(target)
     anew = {*edited, *([model_card.CARD] if card is not None else [])}
@@ -163,7 +161,7 @@ class _Steps:
         self._tell("flushing to the disk", 0, 0)
 
 
-def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
+def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> list[Header]:
     """Return the headers of the weight files, if the plan bakes; the source must have what it bakes into."""
     if not plan.bakes:
         return []
@@ -172,9 +170,8 @@ def _checked_weights(plan: Plan, checkpoint: Checkpoint) -> list[Header]:
             f"the plan bakes {plan.bakes[0]}, and there are no weights here", where=str(checkpoint.path),
             try_="run the same command on the checkpoint with its weights",
         )  # fmt: skip
-    found = headers(checkpoint)
-    _check_marks(plan, marks(plan.tensors, found), checkpoint.path)
-    return found
+    _check_marks(plan, marks(plan.tensors, checkpoint.headers), checkpoint.path)
+    return checkpoint.headers
 
 
 def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
@@ -202,17 +199,15 @@ def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str])
 
 
 def _apply_gguf(
-    plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
+    plan: Plan, source: GgufCheckpoint, target: Path, *, force: bool, copy: bool, command: str, sidecars: bool, tell: Progress
 ) -> Applied:  # fmt: skip
     """Write the model's files, the unchanged ones linked."""
-    headers = read_shards(source)
-    view = GgufView.of(headers)
-    check_old_values(plan.edits, view, str(headers[0].path))
+    headers = source.files
+    source.check_old_values(plan.edits)
     _check_marks(plan, gguf_marks(plan.tensors, headers), headers[0].path.parent)
     patch = patch_of(plan.edits)
-    for runtime in plan.runtimes:
-        _check_reading(plan, inspection.read_view(runtime, view.after(patch)), str(headers[0].path))
-    _check_identity(plan, identity.of_gguf(headers, view.values, plan.family), headers[0].path)
+    _check_outcome(plan, source)
+    _check_identity(plan, source.identity(), source.path)
     placed, edited = Counter[str](), list[str]()
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
     with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
@@ -249,16 +244,15 @@ def _card_beside(file: Path) -> str:
     return model_card.read_card(place) or ""
 
 
-def _family(plan: Plan, checkpoint: Checkpoint) -> Family:
+def _check_family(plan: Plan, checkpoint: HfCheckpoint) -> None:
     found = checkpoint.config.get(names.MODEL_TYPE)
     if found != plan.family:
         raise PlanMismatch(
             f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=_PLAN_AGAIN
         )
-    return families.of_config(checkpoint.config, str(checkpoint.path))
 
 
-def _edited_texts(plan: Plan, checkpoint: Checkpoint) -> dict[str, str]:
+def _edited_texts(plan: Plan, checkpoint: Directory) -> dict[str, str]:
     """Return the new text of every file that the plan names."""
     texts = {}
     for name in dict.fromkeys(edit.file for edit in plan.edits):
@@ -273,27 +267,23 @@ def _edited_texts(plan: Plan, checkpoint: Checkpoint) -> dict[str, str]:
     return texts
 
 
-def _check_outcome(plan: Plan, checkpoint: Checkpoint, family: Family, texts: Mapping[str, str]) -> None:
+def _check_outcome(plan: Plan, source: Checkpoint) -> None:
     """Refuse where a key that no edit names has changed: every runtime must still read what the plan says."""
-    where = str(checkpoint.path / names.CONFIG_JSON)
-    config = parse_object(texts.get(names.CONFIG_JSON, checkpoint.config_text), where)
-    style.read(config, family, where)
+    edited = source.edited(plan.edits)
+    if isinstance(edited, HfCheckpoint):
+        style.read(edited.config, edited.family, edited.where)
     for runtime in plan.runtimes:
-        _check_reading(plan, inspection.read_as(runtime, config, family, where), where)
-
-
-def _check_reading(plan: Plan, reading: RuntimeReading, where: str) -> None:
-    if plan.target is None:
-        raise PlanMismatch(
-            "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
-            where=where, try_=_PLAN_AGAIN,
-        )  # fmt: skip
-    difference = reading.refuses if reading.rope is None else in_words(plan.target.differences(reading.rope))
-    if difference:
-        raise PlanMismatch(
-            f"with the plan's edits {reading.name} would not compute what was planned ({difference}): another key has "
-            "changed", where=where, try_=_PLAN_AGAIN,
-        )  # fmt: skip
+        if plan.target is None:
+            raise PlanMismatch(
+                "the plan is of an earlier version, which does not say all that a runtime must compute from the output",
+                where=source.where, try_=_PLAN_AGAIN,
+            )  # fmt: skip
+        objection = decoded(runtime, edited).objection(plan.target)
+        if objection:
+            raise PlanMismatch(
+                f"with the plan's edits {runtime} would not compute what was planned ({objection}): another key has "
+                "changed", where=source.where, try_=_PLAN_AGAIN,
+            )  # fmt: skip
 
 
 def _check_identity(plan: Plan, now: Identity, where: Path) -> None:
@@ -302,7 +292,7 @@ def _check_identity(plan: Plan, now: Identity, where: Path) -> None:
         raise PlanMismatch(f"{changed} changed since the plan was made", where=str(where), try_=_PLAN_AGAIN)
 
 
-def _sorted_out(checkpoint: Checkpoint) -> tuple[list[Path], tuple[str, ...]]:
+def _sorted_out(checkpoint: Directory) -> tuple[list[Path], tuple[str, ...]]:
     """Return the files of the source that belong in the output, and the names of what does not.
 
     Pickles stay behind with their index, folders of tools, links that lead to a directory or nowhere, pipes and devices.

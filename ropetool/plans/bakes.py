@@ -12,28 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint import identity, provenance
+from ropetool.checkpoint import provenance
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf_edits import edits_of_patch
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_keys import removal
-from ropetool.checkpoint.identity import Identity
-from ropetool.checkpoint.opening import is_gguf
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnknownName, did_you_mean
 from ropetool.escaping import command
 from ropetool.families.rows import K
 from ropetool.files import hub
-from ropetool.files.gguf import read_shards
-from ropetool.files.hf import Checkpoint, Header, headers, read_optional_object
+from ropetool.files.hf import Header, read_optional_object
 from ropetool.plans.basis import CURRENT
-from ropetool.plans.hosts import HfHost, adapter_notes
+from ropetool.plans.formats import HfFormat, adapter_notes
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.presumed import presumed, remarks, with_rows
 from ropetool.plans.search import dissenters
 from ropetool.plans.targets import tables_of
 from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import folded, inspection
-from ropetool.runtimes.llama_cpp.exported import RUNTIME as LLAMA_CPP
+from ropetool.runtimes import folded, inspection, spoken
+from ropetool.runtimes.decoded import decoded
 from ropetool.weights import Bake, TensorEdit, View, described, drop_pairs, growth, marks, view_of
 from ropetool.weights import bakes as hf
 from ropetool.weights import gguf_bakes as gguf
@@ -46,7 +44,7 @@ LAYOUTS = ("half", "interleaved")
 
 
 @dataclass(frozen=True)
-class Wish:
+class BakeOptions:
     """What a bake is asked for; each reads what concerns it.
 
     side: where a factor goes (k, q, both; norm for MLA's query latent), empty for the bake's own choice. gains: one for
@@ -65,10 +63,10 @@ class Wish:
 
     def stated(self) -> dict[str, Any]:
         """Return what differs from the defaults, as plain data."""
-        changed = {name: value for name, value in vars(self).items() if value != getattr(Wish, name)}
+        changed = {name: value for name, value in vars(self).items() if value != getattr(BakeOptions, name)}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in changed.items()}
 
-    def options(self) -> list[str]:
+    def words(self) -> list[str]:
         """Return the words of a command line that states the same, but for switches."""
         values = {**self.stated(), "pairs": ",".join(map(str, self.pairs))}
         texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
@@ -81,26 +79,26 @@ class Kind:
 
     name: str
     summary: str
-    make: Callable[[View, Checkpoint, Wish], Bake] | None
+    make: Callable[[View, HfCheckpoint, BakeOptions], Bake] | None
     options: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    make_gguf: Callable[[View, GgufView, Wish, str], GgufBake] | None = None
+    make_gguf: Callable[[View, GgufCheckpoint, BakeOptions, str], GgufBake] | None = None
 
 
-def _layout(view: View, checkpoint: Checkpoint, wish: Wish) -> Bake:
+def _layout(view: View, checkpoint: HfCheckpoint, options: BakeOptions) -> Bake:
     if not view.family.interleave_key:
         raise LossyExport(
             f"no key of a {view.family.model_type}'s config says in which order its channels are, so every runtime would "
             "rotate the wrong ones", where=view.where,
         )  # fmt: skip
-    if wish.to not in LAYOUTS:
-        raise ConfigError(f"{wish.to!r} is neither {' nor '.join(LAYOUTS)}", where="--to")
-    return hf.layout(view, checkpoint, wish.to)
+    if options.to not in LAYOUTS:
+        raise ConfigError(f"{options.to!r} is neither {' nor '.join(LAYOUTS)}", where="--to")
+    return hf.layout(view, checkpoint, options.to)
 
 
-def _rearch(view: View, model: GgufView, wish: Wish, bake_dtype: str) -> GgufBake:
-    if wish.to != "llama":
-        raise ConfigError(f"{wish.to!r} is no architecture to turn a file into; there is llama", where="--to")
+def _rearch(view: View, model: GgufCheckpoint, options: BakeOptions, bake_dtype: str) -> GgufBake:
+    if options.to != "llama":
+        raise ConfigError(f"{options.to!r} is not an architecture to turn a file into; there is llama", where="--to")
     return gguf.rearch_llama(model)
 
 
@@ -151,92 +149,103 @@ KINDS = {
 }  # fmt: skip
 
 
-def _number(wish: Wish) -> float:
-    assert wish.multiplier is not None
-    return wish.multiplier
+def _number(options: BakeOptions) -> float:
+    assert options.multiplier is not None
+    return options.multiplier
 
 
 def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: bool = False, **options: Any) -> Plan:
     """Return the plan of a bake; `apply` carries it out.
 
-    options: the fields of Wish. presume: of a config without weights, say in words what would change in the tensors that
-    it asks for; such a plan names no edits of tensors, and is only to be read.
+    options: the fields of BakeOptions. presume: of a config without weights, say in words what would change in the
+    tensors that it asks for; such a plan names no edits of tensors, and is only to be read.
     Raises: UnknownName for another bake; ConfigError for a wrong option, a bake that is done already, or nothing to
     bake; LossyExport where the weights cannot hold it exactly; CheckpointError.
     """
-    kind, wish = _kind(what), Wish(**options)
-    _check_options(kind, wish)
+    kind, chosen = _kind(what), BakeOptions(**options)
+    _check_options(kind, chosen)
     if bake_dtype not in DTYPES:
         raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
     path, dtype = hub.local(source), DTYPES[bake_dtype]
-    if is_gguf(path):
-        return _of_gguf(kind, path, wish, dtype)
-    host = HfHost.open(path, None)
+    checkpoint = open_checkpoint(path)
+    if isinstance(checkpoint, GgufCheckpoint):
+        changed = _of_gguf(kind, checkpoint, path, chosen, dtype)
+        style = "GGUF"
+    else:
+        form = HfFormat.of(checkpoint, None)
+        changed, style = _of_directory(kind, form, path, chosen, dtype, presume=presume), form.style
+    read = changed.read
+    softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
+    trained = inspection.inspect_checkpoint(checkpoint).trained_length or read.max_position_embeddings
+    return Plan(
+        checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": kind.name, **chosen.stated()}, CURRENT, trained,
+        read.max_position_embeddings, (checkpoint.runtime,), style, tables_of(read), softmax, changed.edits, (),
+        changed.notes, "baked", changed.words, changed.tensors, changed.weight_files, dtype, read, checkpoint.identity(),
+    )  # fmt: skip
+
+
+def _of_directory(
+    kind: Kind, form: HfFormat, path: Path, options: BakeOptions, bake_dtype: str, *, presume: bool
+) -> _Changed:
+    checkpoint = form.checkpoint
     if kind.make is None:
-        raise LossyExport(f"{what} is a bake of GGUF files only", where=str(path))
-    bare = host.checkpoint.config_only and not wish.config_only
+        raise LossyExport(f"{kind.name} is a bake of GGUF files only", where=str(path))
+    bare = checkpoint.directory.config_only and not options.config_only
     if bare and not presume:
-        line = command("ropetool", "bake", path, what, *wish.options(), "--dry-run")
+        line = command("ropetool", "bake", path, kind.name, *options.words(), "--dry-run")
         raise LossyExport(
             "there are no weights to bake into", where=str(path),
             try_=f"{line}, which shows what would change; --check and --plan-out need the weights",
         )  # fmt: skip
-    _check_not_done(path, what, wish)
-    view = view_of(host.checkpoint, host.family)
+    _check_not_done(path, kind.name, options)
+    view = view_of(checkpoint)
     if bare:
         view = presumed(view)
-    _check_layer_type(view, wish)
-    made = kind.make(view, host.checkpoint, wish)
+    _check_layer_type(view, options)
+    made = kind.make(view, checkpoint, options)
     _check_changes(kind, path, made.tensors or made.config)
     edits = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in made.config]
-    weights = headers(host.checkpoint)
-    edits += [] if bare else index_edits(host.checkpoint, weights, made.tensors, dtype)
-    read = inspection.understood(host.read(host.runtime, edits), host.where)
+    weights = checkpoint.headers
+    edits += [] if bare else index_edits(path, weights, made.tensors, bake_dtype)
+    read = form.read(checkpoint.runtime, edits).understood(checkpoint.where)
     notes = (
-        *(remarks(view) if bare else host.notes()), *_still_notes(wish), *made.notes, *adapter_notes(path),
-        *_other_readers(host, edits, read),
+        *(remarks(view) if bare else form.notes()), *_still_notes(options), *made.notes, *adapter_notes(path),
+        *_other_readers(form, edits, read),
     )  # fmt: skip
     if bare:
-        changed = _Changed((), tuple(edits), {}, notes, dtype, with_rows(made.tensors))
-    else:
-        changed = _Changed(made.tensors, tuple(edits), marks(made.tensors, weights), notes, dtype, _words(made.tensors))
-    now = host.identity()
-    return _plan(host.format, host.runtime, host.style, host.name, path, kind, wish, read, changed, now)
+        return _Changed((), tuple(edits), {}, notes, with_rows(made.tensors), read)
+    return _Changed(made.tensors, tuple(edits), marks(made.tensors, weights), notes, _words(made.tensors), read)
 
 
-def _of_gguf(kind: Kind, path: Path, wish: Wish, bake_dtype: str) -> Plan:
-    if wish.config_only:
+def _of_gguf(kind: Kind, model: GgufCheckpoint, path: Path, options: BakeOptions, bake_dtype: str) -> _Changed:
+    if options.config_only:
         raise ConfigError("a GGUF file has no key that multiplies the score", where="--config-only")
     if kind.make_gguf is None:
         raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints only", where=str(path))
-    files = read_shards(path)
-    model = GgufView.of(files)
-    arch = inspection.architecture(model)
-    _check_not_done(files[0].path, kind.name, wish)
+    _ = model.name  # what is not a model is told as what it is
+    _check_not_done(model.path, kind.name, options)
     view = gguf_view(model)
-    _check_layer_type(view, wish)
-    baked = kind.make_gguf(view, model, wish, bake_dtype)
-    edits = (*edits_of_patch(baked.patch, model), *removal(model))
+    _check_layer_type(view, options)
+    baked = kind.make_gguf(view, model, options, bake_dtype)
+    edits = (*model.edits_of(baked.patch), *removal(model))
     _check_changes(kind, path, baked.tensors or baked.patch.set or baked.patch.remove or baked.patch.tensors)
-    read = inspection.understood(inspection.read_view(LLAMA_CPP, model.after(baked.patch)), str(path), "file")
-    changed = _Changed(
-        baked.tensors, edits, gguf_marks(baked.tensors, files), (*_still_notes(wish), *baked.notes), bake_dtype,
-        _words(baked.tensors),
+    read = decoded(model.runtime, model.after(baked.patch)).understood(str(path), "file")
+    return _Changed(
+        baked.tensors, edits, gguf_marks(baked.tensors, model.files), (*_still_notes(options), *baked.notes),
+        _words(baked.tensors), read,
     )  # fmt: skip
-    now = identity.of_gguf(files, model.values, arch)
-    return _plan("gguf", LLAMA_CPP, "GGUF", arch, path, kind, wish, read, changed, now)
 
 
 @dataclass(frozen=True)
 class _Changed:
-    """What a bake changes, whatever the format; words: the same of tensors, to be read."""
+    """What a bake changes, whatever the format. words: the same of tensors, to be read. read: what is then computed."""
 
     tensors: tuple[TensorEdit, ...]
     edits: tuple[FileEdit, ...]
     weight_files: Mapping[str, str]
     notes: tuple[str, ...]
-    bake_dtype: str
     words: tuple[str, ...]
+    read: RopeSet
 
 
 def _words(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
@@ -253,8 +262,8 @@ def _kind(what: str) -> Kind:
     return KINDS[what]
 
 
-def _check_options(kind: Kind, wish: Wish) -> None:
-    stated = wish.stated()
+def _check_options(kind: Kind, options: BakeOptions) -> None:
+    stated = options.stated()
     missing = next((name for name in kind.needed if name not in stated), None)
     if missing is not None:
         raise ConfigError(f"{kind.name} needs {_option(missing)}", where="ropetool bake", try_="ropetool bake --help")
@@ -264,19 +273,20 @@ def _check_options(kind: Kind, wish: Wish) -> None:
         raise ConfigError(f"{kind.name} has no use for it; its options: {known}", where=_option(foreign))
 
 
-def _check_layer_type(view: View, wish: Wish) -> None:
-    if wish.layer_type not in view.rope.entries and wish.layer_type != names.FULL_ATTENTION:
+def _check_layer_type(view: View, options: BakeOptions) -> None:
+    if options.layer_type not in view.rope.entries and options.layer_type != names.FULL_ATTENTION:
         known = ", ".join(view.rope.entries)
         raise ConfigError(
-            f"{wish.layer_type!r} is no kind of layer of this model; it has {known}", where="--layer-type"
+            f"{options.layer_type!r} is not a kind of layer of this model; it has {known}", where="--layer-type"
         )
     if (
-        len(wish.gains)
-        and (entry := view.rope.entries.get(wish.layer_type))
-        and 2 * len(wish.gains) != entry.rotary_dim
+        len(options.gains)
+        and (entry := view.rope.entries.get(options.layer_type))
+        and 2 * len(options.gains) != entry.rotary_dim
     ):
         raise ConfigError(
-            f"{len(wish.gains)} numbers for {entry.rotary_dim // 2} rotary pairs of {wish.layer_type}", where="--gain"
+            f"{len(options.gains)} numbers for {entry.rotary_dim // 2} rotary pairs of {options.layer_type}",
+            where="--gain",
         )
 
 
@@ -289,9 +299,9 @@ def _option(name: str) -> str:
     return "--gain" if name == "gains" else f"--{name.replace('_', '-')}"
 
 
-def _check_not_done(path: Path, what: str, wish: Wish) -> None:
+def _check_not_done(path: Path, what: str, options: BakeOptions) -> None:
     """Raise ConfigError if the same bake is among the last ones that this checkpoint has had."""
-    wanted = {"bake": what, **wish.stated()}
+    wanted = {"bake": what, **options.stated()}
     for made in provenance.lineage(path):
         if made.plan.get("method") != BAKE:
             return
@@ -303,48 +313,33 @@ def _check_not_done(path: Path, what: str, wish: Wish) -> None:
 
 
 def index_edits(
-    checkpoint: Checkpoint, weights: Sequence[Header], edits: Sequence[TensorEdit], bake_dtype: str
+    folder: Path, weights: Sequence[Header], edits: Sequence[TensorEdit], bake_dtype: str
 ) -> list[FileEdit]:
     """Return the edit of the shard index, which states how many bytes the weights have."""
     more = growth(edits, weights, bake_dtype)
-    index = read_optional_object(checkpoint.path / names.SAFETENSORS_INDEX_JSON)
+    index = read_optional_object(folder / names.SAFETENSORS_INDEX_JSON)
     stated = (index[1].get("metadata") or {}).get("total_size") if index else None
     if not more or not isinstance(stated, int):
         return []
     return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), stated, stated + more)]
 
 
-def _plan(
-    file_format: str, runtime: str, style: str, family: str, path: Path, kind: Kind, wish: Wish, read: RopeSet,
-    changed: _Changed, now: Identity,
-) -> Plan:  # fmt: skip
-    softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
-    trained = inspection.inspect(path).trained_length or read.max_position_embeddings
-    return Plan(
-        file_format, family, BAKE, 1.0, {"bake": kind.name, **wish.stated()}, CURRENT, trained,
-        read.max_position_embeddings, (runtime,), style, tables_of(read), softmax, changed.edits, (), changed.notes,
-        "baked", changed.words, changed.tensors, changed.weight_files, changed.bake_dtype,
-        read, now,
-    )  # fmt: skip
-
-
-def _other_readers(host: HfHost, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
+def _other_readers(form: HfFormat, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
     """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
-    before = host.read(host.runtime).rope
-    known = (
-        {name for those in dissenters(host, (), before, (host.runtime,)).values() for name in those} if before else ()
-    )
+    runtime = form.checkpoint.runtime
+    before = form.read(runtime).rope
+    known = {name for those in dissenters(form, (), before, (runtime,)).values() for name in those} if before else ()
     found = {
         reason: [name for name in those if name not in known]
-        for reason, those in dissenters(host, edits, read, (host.runtime,)).items()
+        for reason, those in dissenters(form, edits, read, (runtime,)).items()
     }
     return [
-        f"{', '.join(folded(others))} agreed with {host.runtime} on the source and would not on the output ({reason}). "
-        f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in folded([host.runtime, *others]))}` instead: "
-        "what their keys cannot say then goes into the weights"
+        f"{', '.join(spoken(others))} would read the output otherwise than {runtime}, though not the source: {reason}. "
+        f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in folded([runtime, *others]))}` instead: "
+        "then the weights take what their keys cannot say"
         for reason, others in found.items() if others
     ]  # fmt: skip
 
 
-def _still_notes(wish: Wish) -> tuple[str, ...]:
-    return (f"pairs {', '.join(map(str, wish.pairs))} stand still",) if wish.mode == "still" else ()
+def _still_notes(options: BakeOptions) -> tuple[str, ...]:
+    return (f"pairs {', '.join(map(str, options.pairs))} stand still",) if options.mode == "still" else ()

@@ -9,7 +9,7 @@ from ropetool import names
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number
-from ropetool.plans.hosts import Host
+from ropetool.plans.formats import Format
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Source
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, RopeSet
@@ -18,7 +18,7 @@ ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Request:
     """What was asked for, as far as the start depends on it; exactly one of factor and target_length is given."""
 
     method: str
@@ -32,16 +32,16 @@ class Wish:
             raise InvalidRope(f"{self.reading!r} is neither {ORIGINAL} nor {CURRENT}", where="--from")
         if self.original_length is not None and not 2 <= self.original_length <= MAX_LENGTH:
             raise InvalidRope(
-                f"{self.original_length} is no length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
+                f"{self.original_length} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
                 where="--original-length",
             )
 
     def reach(self, length: int) -> int:
-        """Return the context that the wish means, counted from this length."""
+        """Return the context that the request means, counted from this length."""
         return round(length * self.factor) if self.factor is not None else self.target_length or length
 
     def command(self, source: str | Path, *more: str) -> str:
-        """Return the command line of this wish on that source."""
+        """Return the command line of this request on that source."""
         how = (
             ("--factor", number(self.factor))
             if self.factor is not None
@@ -63,7 +63,9 @@ class Step:
     command: str
 
 
-def steps(source: str | Path, decoded: RopeSet, made: Provenance | None, trained: int | None, wish: Wish) -> list[Step]:
+def steps(
+    source: str | Path, decoded: RopeSet, made: Provenance | None, trained: int | None, request: Request
+) -> list[Step]:
     """Return the ways that lead to what is wished for: one for an unscaled source, up to two for one that is scaled.
 
     trained: the length before any scaling. A way that cannot lead there, or that this source does not have, is left out.
@@ -71,12 +73,12 @@ def steps(source: str | Path, decoded: RopeSet, made: Provenance | None, trained
     entry, context = decoded.entries[names.FULL_ATTENTION], decoded.max_position_embeddings
     assert entry.table is not None
     if entry.rope_type == "default" and made is None:
-        found = [Step("", trained, wish.reach(trained or context), wish.command(source))]
+        found = [Step("", trained, request.reach(trained or context), request.command(source))]
     else:
-        original = wish.original_length or trained
-        found = [] if not _has_original(made, entry) else [_from_original(source, entry, original, context, wish)]
+        original = request.original_length or trained
+        found = [] if not _has_original(made, entry) else [_from_original(source, entry, original, context, request)]
         if entry.table.rule is None:
-            found.append(Step(CURRENT, context, wish.reach(context), wish.command(source, "--from", CURRENT)))
+            found.append(Step(CURRENT, context, request.reach(context), request.command(source, "--from", CURRENT)))
     return [step for step in found if step.start is None or step.reach is None or step.start < step.reach <= MAX_LENGTH]
 
 
@@ -87,12 +89,12 @@ def _has_original(made: Provenance | None, entry: LayerRope) -> bool:
     return not (entry.rope_type == "default" or made.plan.get("reading") == CURRENT or made.plan.get("bakes"))
 
 
-def _from_original(source: str | Path, entry: LayerRope, original: int | None, context: int, wish: Wish) -> Step:
+def _from_original(source: str | Path, entry: LayerRope, original: int | None, context: int, request: Request) -> Step:
     more = ["--from", ORIGINAL]
-    if original is None or wish.original_length is not None:
+    if original is None or request.original_length is not None:
         more += ["--original-length", str(original or (round(context / entry.factor) if entry.factor else "N"))]
-    reach = None if original is None and wish.target_length is None else wish.reach(original or context)
-    return Step(ORIGINAL, original, reach, wish.command(source, *more))
+    reach = None if original is None and request.target_length is None else request.reach(original or context)
+    return Step(ORIGINAL, original, reach, request.command(source, *more))
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Start:
     notes: tuple[str, ...] = ()
 
 
-def find_start(host: Host, decoded: RopeSet, wish: Wish) -> Start:
+def find_start(form: Format, decoded: RopeSet, request: Request) -> Start:
     """Return the table and length to start from.
 
     Raises: AmbiguousRope where a scaled source leaves two readings open; InvalidRope where the reading that was
@@ -113,74 +115,76 @@ def find_start(host: Host, decoded: RopeSet, wish: Wish) -> Start:
     """
     entry = decoded.entries[names.FULL_ATTENTION]
     context = decoded.max_position_embeddings
-    made = host.made
+    made = form.checkpoint.record
     if entry.rope_type == "default" and made is None:
-        return _unscaled(host, entry, context, wish)
-    original = wish.original_length or (made.trained_length if made else entry.original_max_position_embeddings)
-    scaled = _Scaled(host, entry, original, context, wish)
-    if wish.reading is None:
+        return _unscaled(form, entry, context, request)
+    original = request.original_length or (made.trained_length if made else entry.original_max_position_embeddings)
+    scaled = _Scaled(form, entry, original, context, request)
+    if request.reading is None:
         raise scaled.refusal()
-    return scaled.from_original() if wish.reading == ORIGINAL else scaled.from_current()
+    return scaled.from_original() if request.reading == ORIGINAL else scaled.from_current()
 
 
-def _unscaled(host: Host, entry: LayerRope, context: int, wish: Wish) -> Start:
+def _unscaled(form: Format, entry: LayerRope, context: int, request: Request) -> Start:
     trained, notes = context, list[str]()
-    shipped = next((t for t in host.trained_length if t.max_position_embeddings == context), None)
-    if wish.original_length is not None:
-        trained = wish.original_length
+    shipped = next((t for t in form.trained_length if t.max_position_embeddings == context), None)
+    if request.original_length is not None:
+        trained = request.original_length
     elif shipped is not None:
         trained = shipped.trained
-        meant, other = wish.reach(trained), wish.reach(context)
-        reach = "" if meant == other else f": factor {wish.factor:g} gives {meant}, not {other}"
+        meant, other = request.reach(trained), request.reach(context)
+        reach = "" if meant == other else f": factor {request.factor:g} gives {meant}, not {other}"
         notes = [
             f"{shipped.reason}; lengths count from {trained}{reach}. "
             f"--original-length {context} counts from the shipped value instead"
         ]
-    return Start(_on_base(host, entry, trained), trained, UNSCALED, tuple(notes))
+    return Start(_on_base(form, entry, trained), trained, UNSCALED, tuple(notes))
 
 
-def _on_base(host: Host, entry: LayerRope, length: int) -> Source:
+def _on_base(form: Format, entry: LayerRope, length: int) -> Source:
     assert entry.rope_theta is not None
     base = base_inv_freq(entry.rope_theta, entry.rotary_dim)
-    return Source(base, length, entry.rope_theta, mscale=host.mscale(entry))
+    return Source(base, length, entry.rope_theta, mscale=form.mscale(entry))
 
 
 @dataclass(frozen=True)
 class _Scaled:
     """A source that carries scaling, and what was asked of it; `original` is its length before the scaling."""
 
-    host: Host
+    form: Format
     entry: LayerRope
     original: int | None
     context: int
-    wish: Wish
+    request: Request
 
     @property
     def made(self) -> Provenance | None:
-        return self.host.made
+        return self.form.checkpoint.record
 
     def refusal(self) -> AmbiguousRope:
         """Return the error that spells out both readings."""
-        entry, wish = self.entry, self.wish
+        entry, request = self.entry, self.request
         kind = f"{self.made.plan.get('method')} by ropetool" if self.made else entry.rope_type
         factor = f", factor {entry.factor:g}" if entry.factor else ""
-        what = f"factor {wish.factor:g}" if wish.factor is not None else f"--target-length {wish.target_length}"
+        what = (
+            f"factor {request.factor:g}" if request.factor is not None else f"--target-length {request.target_length}"
+        )
         if self.original is not None:
-            first = f"{self.original} -> {wish.reach(self.original)} (--from {ORIGINAL}"
+            first = f"{self.original} -> {request.reach(self.original)} (--from {ORIGINAL}"
         else:
             first = (
-                f"{wish.factor:g} times its original length"
-                if wish.factor is not None
-                else f"its original length -> {wish.target_length}"
+                f"{request.factor:g} times its original length"
+                if request.factor is not None
+                else f"its original length -> {request.target_length}"
             )
             first += f" (--from {ORIGINAL} --original-length N"
-        second = f"{self.context} -> {wish.reach(self.context)} (--from {CURRENT}: on top of it)"
-        if wish.reach(self.context) < self.context:
+        second = f"{self.context} -> {request.reach(self.context)} (--from {CURRENT}: on top of it)"
+        if request.reach(self.context) < self.context:
             second = f"no extension (--from {CURRENT} starts at {self.context})"
         return AmbiguousRope(
             f"already scaled ({kind}{factor}, original {self.original or 'not stored'}, context {self.context}); "
             f"{what} could mean {first}: in place of the present scaling) or {second}",
-            where=self.host.where, try_=self._likely(),
+            where=self.form.checkpoint.where, try_=self._likely(),
         )  # fmt: skip
 
     def _likely(self) -> str:
@@ -188,49 +192,51 @@ class _Scaled:
 
         For a target inside the context, a table by a rule, and where keys say what to do with one base alone.
         """
-        target = self.wish.target_length
+        target = self.request.target_length
         assert self.entry.table is not None
-        if self.host.builds_on_tables and (target is None or target >= self.context) and self.entry.table.rule is None:
-            return self.wish.command(self.host.path, "--from", CURRENT)
-        wish = self.wish
-        if not self.host.builds_on_tables:
-            wish = replace(wish, factor=None, target_length=wish.reach(self.context))
-        return _from_original(self.host.path, self.entry, self.original, self.context, wish).command
+        if self.form.builds_on_tables and (target is None or target >= self.context) and self.entry.table.rule is None:
+            return self.request.command(self.form.checkpoint.path, "--from", CURRENT)
+        request = self.request
+        if not self.form.builds_on_tables:
+            request = replace(request, factor=None, target_length=request.reach(self.context))
+        return _from_original(self.form.checkpoint.path, self.entry, self.original, self.context, request).command
 
     def from_original(self) -> Start:
         made, entry = self.made, self.entry
         if made is not None and (entry.rope_type == "default" or made.plan.get("reading") == CURRENT):
             raise AmbiguousRope(
                 f"its original table is not in this file: ropetool made it from {made.source} by {made.plan.get('method')}",
-                where=self.host.where, try_=self.wish.command(made.source),
+                where=self.form.checkpoint.where, try_=self.request.command(made.source),
             )  # fmt: skip
         if made is not None and made.plan.get("bakes"):
             raise AmbiguousRope(
                 f"its weights hold what was baked into them, which no edit takes out; ropetool made it from {made.source}",
-                where=self.host.where, try_=self.wish.command(made.source),
+                where=self.form.checkpoint.where, try_=self.request.command(made.source),
             )  # fmt: skip
         if self.original is None:
             guess = self.context // max(1, round(entry.factor or 1))
             raise InvalidRope(
                 f"the file does not store the length before its {entry.rope_type} scaling, so --original-length must give it",
-                where=self.host.where,
-                try_=self.wish.command(self.host.path, "--from", ORIGINAL, "--original-length", str(guess)),
+                where=self.form.checkpoint.where,
+                try_=self.request.command(
+                    self.form.checkpoint.path, "--from", ORIGINAL, "--original-length", str(guess)
+                ),
             )
-        return Start(_on_base(self.host, entry, self.original), self.original, ORIGINAL)
+        return Start(_on_base(self.form, entry, self.original), self.original, ORIGINAL)
 
     def from_current(self) -> Start:
         entry = self.entry
         assert entry.table is not None
         if entry.table.rule is not None:
             raise InvalidRope(
-                "the current table follows the length, so there is no single table to build on", where=self.host.where,
-                try_=self.wish.command(self.host.path, "--from", ORIGINAL),
+                "the current table follows the length, so there is no single table to build on", where=self.form.checkpoint.where,
+                try_=self.request.command(self.form.checkpoint.path, "--from", ORIGINAL),
             )  # fmt: skip
         last, limit = entry.table.regimes[-1], entry.table.regimes[0].up_to
         theta = entry.rope_theta if entry.rope_type == "default" else None
         source = Source(
             last.inv_freq, self.context, theta, entry.rope_theta, last.attention_factor, entry.softmax_multiplier,
-            self.host.mscale(entry),
+            self.form.mscale(entry),
         )  # fmt: skip
         notes = () if limit is None else (f"the table beyond {limit} tokens is extended, for all lengths",)
         return Start(source, self.original or self.context, CURRENT, notes)

@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ropetool import names, runtimes
-from ropetool.checkpoint.views import GgufView, HfView
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.escaping import command, word
 from ropetool.files.gguf import Patch
-from ropetool.files.hf import ABSENT, Edit, apply_edits, parse_object
+from ropetool.files.hf import ABSENT
 from ropetool.plans import server_flags
-from ropetool.plans.hosts import GgufHost, HfHost, open_host
 from ropetool.plans.plan import Plan
 from ropetool.plans.serving import NO_FLAG, embedded_flags
 from ropetool.rope.tables import RopeSet, in_words
 from ropetool.runtimes import NotKnown, Refuses, Runtime, engine_formulas
+from ropetool.runtimes.decoded import decoded
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported
 
@@ -64,31 +66,25 @@ def flag_lines(plan: Plan, source: str | Path) -> list[str]:
 
     The source itself stays as it is. Where no flag reaches the target the line says why.
     """
-    host = open_host(Path(source), plan.config_style if plan.format == "hf" else None)
-    if isinstance(host, GgufHost):
-        found = server_flags.Found(reason=BAKED) if plan.bakes else server_flags.of_file(host.view, plan)
-        return _server_lines(found, host.view, Path(source))
-    assert isinstance(host, HfHost)
-    target = host.read(plan.runtimes[0], plan.edits).rope
+    checkpoint = open_checkpoint(Path(source))
+    if isinstance(checkpoint, GgufCheckpoint):
+        found = server_flags.Found(reason=BAKED) if plan.bakes else server_flags.of_file(checkpoint, plan)
+        return _server_lines(found, checkpoint, Path(source))
+    after = checkpoint.edited(plan.edits)
+    target = decoded(plan.runtimes[0], after).rope
     if target is None or plan.bakes:
         return [f"vllm, sglang, llama.cpp: {NO_FLAG}: {BAKED}"]
-    before = HfView(host.checkpoint.config, host.family, host.where)
-    after = HfView(_edited(host, plan), host.family, host.where)
-    lines = [line for engine in ENGINES for line in _engine_lines(engine, plan, before, after, target, Path(source))]
-    return [*lines, *_exported_line(plan, before, after)]
-
-
-def _edited(host: HfHost, plan: Plan) -> Mapping[str, Any]:
-    edits = [Edit(e.path, e.old, e.new) for e in plan.edits if e.file == names.CONFIG_JSON]
-    text = apply_edits(host.checkpoint.config_text, edits, host.where) if edits else host.checkpoint.config_text
-    return parse_object(text, host.where)
+    lines = [
+        line for engine in ENGINES for line in _engine_lines(engine, plan, checkpoint, after, target, Path(source))
+    ]
+    return [*lines, *_exported_line(plan, checkpoint, after)]
 
 
 # --- overrides of config.json
 
 
 def _engine_lines(
-    engine: Engine, plan: Plan, before: HfView, after: HfView, target: RopeSet, source: Path
+    engine: Engine, plan: Plan, before: HfCheckpoint, after: HfCheckpoint, target: RopeSet, source: Path
 ) -> list[str]:
     """Return the lines of a program: releases of one outcome together."""
     alike: dict[str, list[str]] = {}
@@ -110,7 +106,7 @@ def _command(engine: Engine, overrides: Mapping[str, Any], target: RopeSet, sour
     )
 
 
-def _overrides(plan: Plan, before: HfView, after: HfView) -> dict[str, Any]:
+def _overrides(plan: Plan, before: HfCheckpoint, after: HfCheckpoint) -> dict[str, Any]:
     """Return the values that make the loaded source what the edited config loads as; rope keys as one whole object.
 
     Raises: Refuses where the edited config stops the loading.
@@ -128,7 +124,7 @@ def _overrides(plan: Plan, before: HfView, after: HfView) -> dict[str, Any]:
     return overrides
 
 
-def _share(view: HfView) -> dict[str, Any]:
+def _share(view: HfCheckpoint) -> dict[str, Any]:
     """Return the share of channels that rotates, where it is not all of them or the family has another default.
 
     Raises: Refuses where no share gives that many channels.
@@ -142,13 +138,17 @@ def _share(view: HfView) -> dict[str, Any]:
     return {names.PARTIAL_ROTARY_FACTOR: share}
 
 
-def _objection(engine: Engine, runtime: Runtime, before: HfView, overrides: Mapping[str, Any], target: RopeSet) -> str:
+def _objection(
+    engine: Engine, runtime: Runtime, before: HfCheckpoint, overrides: Mapping[str, Any], target: RopeSet
+) -> str:
     """Return why the program would not compute the target with these overrides, in each way that it merges them."""
     ways = engine.nested_merges if before.family.text_path else engine.merges
     if not ways:
         return f"{engine.option} replaces all of {'.'.join(before.family.text_path)} in some releases"
     for merges in ways:
-        found = runtime.decode(replace(before, config=overridden(before, overrides, merges=merges)))
+        found = runtime.decode(
+            replace(before, config=overridden(before, overrides, merges=merges), given=before.family)
+        )
         if found.max_position_embeddings < target.max_position_embeddings:
             return f"context {found.max_position_embeddings} instead of {target.max_position_embeddings}"
         # A longer one is cut by the option for the context.
@@ -159,7 +159,7 @@ def _objection(engine: Engine, runtime: Runtime, before: HfView, overrides: Mapp
     return ""
 
 
-def overridden(before: HfView, overrides: Mapping[str, Any], *, merges: bool) -> dict[str, Any]:
+def overridden(before: HfCheckpoint, overrides: Mapping[str, Any], *, merges: bool) -> dict[str, Any]:
     """Return a config that loads as the source does after these overrides; merges: rope keys go into the source's."""
     path = before.family.text_path
     part = dict(engine_formulas.section(before))
@@ -183,7 +183,7 @@ def overridden(before: HfView, overrides: Mapping[str, Any], *, merges: bool) ->
 # --- llama-server
 
 
-def _exported_line(plan: Plan, before: HfView, after: HfView) -> list[str]:
+def _exported_line(plan: Plan, before: HfCheckpoint, after: HfCheckpoint) -> list[str]:
     """Return the line for llama-server, of a GGUF file that holds the source as it is; none where it is not exported."""
     try:
         _, view = exported(before)
@@ -201,7 +201,7 @@ def _exported_line(plan: Plan, before: HfView, after: HfView) -> list[str]:
     return _server_lines(found, view, Path("EXPORTED.gguf"))
 
 
-def _server_lines(found: server_flags.Found, view: GgufView, path: Path) -> list[str]:
+def _server_lines(found: server_flags.Found, view: GgufCheckpoint, path: Path) -> list[str]:
     if found.reason:
         return [f"llama.cpp: {NO_FLAG}: {found.reason}"]
     server = f"llama.cpp: {command('llama-server', '-m', path, *found.options)}"

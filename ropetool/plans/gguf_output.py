@@ -35,7 +35,7 @@ def gguf_output(target: Path, source: Path, *, force: bool) -> Iterator[GgufOutp
 def settled(target: Path, source: Path) -> tuple[str, ...]:
     """Settle what dead processes left of a model, and return notes of it; for a check before there is a transaction.
 
-    Raises: OutputError if this is no place for an output.
+    Raises: OutputError if this is not a place for an output.
     """
     check_place(target, source)
     return tuple(settle(target.with_name(_hidden_name(target))))
@@ -54,7 +54,7 @@ def check(files: Sequence[Path], source: Path, *, force: bool) -> None:
     for path in files:
         check_output(path, source, force=force, may_replace=rule(files))
     record = provenance.beside(files[0])
-    # The record of a file that is gone is no output: it may go without --force.
+    # The record of a file that is gone is not an output: it may go without --force.
     check_output(record, source, force=force or not files[0].exists(), may_replace=rule(files))
 
 

@@ -53,7 +53,7 @@ def beside(file: Path, name: str) -> Path:
 def read_card(place: Path) -> str | None:
     """Return the text of a card, empty where there is none; None for one that is too long to be touched.
 
-    Raises: CheckpointError for one that is no regular file, or cannot be read.
+    Raises: CheckpointError for one that is not a regular file, or cannot be read.
     """
     if not place.exists():
         return ""
@@ -281,7 +281,7 @@ def _without_empty(front: str, key: str) -> str:
 
 
 def _with_tags(front: str, tags: Sequence[str], newline: str) -> str:
-    """Return the lines with these tags in their list, however that is written; a value that is no list stays."""
+    """Return the lines with these tags in their list, however that is written; a value that is not a list stays."""
     block, flow = _BLOCK_TAGS.search(front), _FLOW_TAGS.search(front)
     if block is not None:
         held = {line.partition(" #")[0].strip().lstrip("- ").strip("\"'") for line in block[1].splitlines()}

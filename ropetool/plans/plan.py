@@ -34,7 +34,7 @@ BAKE = "bake"  # the method of a plan that leaves the context as it is
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Tried:
     """An encoding that was tried; `rejected` says why it does not serve, empty for the one that was kept."""
 
     name: str
@@ -67,7 +67,7 @@ class Plan:
     tables: Mapping[str, Any]
     softmax_multiplier: float
     edits: tuple[FileEdit, ...]
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Tried, ...]
     notes: tuple[str, ...]
     suffix: str
     bakes: tuple[str, ...] = ()
@@ -136,11 +136,11 @@ class Plan:
             )  # fmt: skip
             plan.rope_tables()
             if Path(plan.suffix).name != plan.suffix:
-                raise ValueError(f"suffix {shown(plan.suffix)} is no part of a file name")
+                raise ValueError(f"suffix {shown(plan.suffix)} is not part of a file name")
         except (KeyError, TypeError, ValueError, OverflowError, ConfigError, CorruptFile) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise ConfigError(
-                f"it is no plan of ropetool ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
+                f"it is not a plan of ropetool ({reason if len(reason) <= MAX_REASON else f'{reason[:MAX_REASON]}...'})",
                 where=where, try_="make one with ropetool extend ... --dry-run --plan-out FILE",
             ) from None  # fmt: skip
         return plan
@@ -149,7 +149,7 @@ class Plan:
     def read(cls, path: str | Path) -> Plan:
         """Return the plan in this file.
 
-        Raises: CheckpointError if the file cannot be read or is no JSON object, ConfigError if it is no plan.
+        Raises: CheckpointError if the file cannot be read or is not a JSON object, ConfigError if it is not a plan.
         """
         return cls.from_json(read_object(Path(path))[1], str(path))
 
@@ -173,8 +173,8 @@ def _identity(data: Any) -> Identity:
     return Identity(taken(data, "settings", _STATED, place), taken(data, "weights", TEXT, place))
 
 
-def _candidate(data: Any) -> Candidate:
-    return Candidate(*(taken(data, key, TEXT, "a candidate") for key in ("name", "rejected")))
+def _candidate(data: Any) -> Tried:
+    return Tried(*(taken(data, key, TEXT, "a candidate") for key in ("name", "rejected")))
 
 
 def _tensor_edits(listed: Sequence[Any]) -> tuple[TensorEdit, ...]:

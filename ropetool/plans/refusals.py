@@ -1,6 +1,6 @@
 """Refusals of planning: why no encoding serves, and a command that does.
 
-Knows what was asked and what became of each encoding; whether another wish would serve is asked of the caller.
+Knows what was asked and what became of each encoding; whether another request would serve is asked of the caller.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 from ropetool import names, runtimes
 from ropetool.errors import LossyExport
 from ropetool.escaping import number
-from ropetool.plans.basis import CURRENT, ORIGINAL, Wish
-from ropetool.plans.hosts import Host
-from ropetool.plans.plan import Candidate
+from ropetool.plans.basis import CURRENT, ORIGINAL, Request
+from ropetool.plans.formats import Format
+from ropetool.plans.plan import Tried
 from ropetool.rope.methods import Goal
 from ropetool.runtimes.config_encodings import IN_WEIGHTS
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -25,12 +25,12 @@ PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BET
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another wish, with the parameters and the attention factor that go with it.
+    """Another request, with the parameters and the attention factor that go with it.
 
     runtimes: that it is for; style: the config style of its output; empty as they were asked for.
     """
 
-    wish: Wish
+    request: Request
     params: Mapping[str, Any]
     attention_factor: str | float = "auto"
     runtimes: tuple[str, ...] = ()
@@ -38,96 +38,96 @@ class Alternative:
 
     @property
     def options(self) -> list[str]:
-        """The words of its command line besides those of the wish."""
-        source = [] if self.wish.reading is None else ["--from", self.wish.reading]
+        """The words of its command line besides those of the request."""
+        source = [] if self.request.reading is None else ["--from", self.request.reading]
         params = [word for name, value in self.params.items() for word in ("-p", name, _word(value))]
         factor = [] if self.attention_factor == "auto" else ["--attention-factor", _word(self.attention_factor)]
-        length = self.wish.original_length
+        length = self.request.original_length
         counted = [] if length is None else ["--original-length", str(length)]
         wanted = [word for name in runtimes.folded(self.runtimes) for word in ("--for", name)]
         return [*source, *params, *factor, *counted, *wanted, *(["--config-style", self.style] if self.style else [])]
 
 
 def lossy(
-    host: Host,
+    form: Format,
     asked: Alternative,
     goal: Goal,
     reading: str,
-    tried: Sequence[Candidate],
-    quarrel: Sequence[str],
+    tried: Sequence[Tried],
+    conflict: Sequence[str],
     rest: Sequence[str],
     serves: Callable[[Alternative], bool],
 ) -> LossyExport:
     """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
 
-    asked: what was, with all its runtimes. quarrel: the runtime that no file serves, or the two. rest: those of the
+    asked: what was, with all its runtimes. conflict: the runtime that no file serves, or the two. rest: those of the
     runtimes that one file serves. reading: that of the start.
     """
-    wanted, wish = asked.runtimes, asked.wish
+    wanted, request = asked.runtimes, asked.request
     reasons = _reasons(tried) or "no rope keys can say it"
-    if quarrel:
-        who = f"no file serves {quarrel[0]}" if len(quarrel) == 1 else f"no one file serves {' and '.join(quarrel)}"
+    if conflict:
+        who = f"no file serves {conflict[0]}" if len(conflict) == 1 else f"no one file serves {' and '.join(conflict)}"
         reasons = f"{who}: {reasons}"
-    others = [replace(asked, style=names.BOTH)] if host.style == names.V5 and "transformers-v4" in wanted else []
-    if wish.method == "dynamic":
+    others = [replace(asked, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in wanted else []
+    if request.method == "dynamic":
         others.append(replace(asked, params={**asked.params, "freeze": goal.target_length}))
     if rest:
         others.append(replace(asked, runtimes=tuple(rest)))
-    others += [replace(other, runtimes=wanted) for other in _alternatives(wish, goal, reading, asked.params)]
+    others += [replace(other, runtimes=wanted) for other in _alternatives(request, goal, reading, asked.params)]
     chosen = next(filter(serves, others), None)
-    if chosen is not None and chosen.runtimes == (host.runtime,):  # which is the default
+    if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # which is the default
         chosen = replace(chosen, runtimes=())
     return LossyExport(
-        f"{wish.method} cannot be written in {host.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
-        where=host.where, try_="" if chosen is None else chosen.wish.command(host.path, *chosen.options),
+        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
+        where=form.checkpoint.where, try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
 
 
 def lossy_gguf(
-    host: Host,
-    wish: Wish,
+    form: Format,
+    request: Request,
     goal: Goal,
     reading: str,
     changed: Mapping[str, Any],
-    tried: Sequence[Candidate],
+    tried: Sequence[Tried],
     serves: Callable[[Alternative], bool],
 ) -> LossyExport:
     """Return the refusal that names what stands against it in llama.cpp, and a command that works.
 
     reading: that of the start. changed: the parameters that are not the method's own.
     """
-    arch = archs.get(host.name)
-    what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or wish.method
-    if wish.method == "dynamic":
+    arch = archs.get(form.checkpoint.name)
+    what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method
+    if request.method == "dynamic":
         what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
     elif tried or arch.vectors:
         why = "; ".join(filter(None, [_reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
     else:
         why = f"llama.cpp {_unread(arch, changed)} for this architecture"
-    if reading == CURRENT and wish.method != "dynamic":
+    if reading == CURRENT and request.method != "dynamic":
         what += " on top of the present table"
-    others = list(_alternatives(wish, goal, reading, changed))
+    others = list(_alternatives(request, goal, reading, changed))
     chosen = next(filter(serves, others), others[0])
     return LossyExport(
-        f"{arch.name} files cannot hold {what}: {why}", where=host.where,
-        try_=chosen.wish.command(host.path, *chosen.options),
+        f"{arch.name} files cannot hold {what}: {why}", where=form.checkpoint.where,
+        try_=chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
 
 
-def _alternatives(wish: Wish, goal: Goal, reading: str, changed: Mapping[str, Any]) -> Iterator[Alternative]:
+def _alternatives(request: Request, goal: Goal, reading: str, changed: Mapping[str, Any]) -> Iterator[Alternative]:
     """Yield what to try instead, the nearest first."""
-    if wish.method == "dynamic":
-        yield Alternative(wish, {**changed, "freeze": goal.target_length})
+    if request.method == "dynamic":
+        yield Alternative(request, {**changed, "freeze": goal.target_length})
     elif reading == CURRENT:
-        wish = replace(wish, factor=None, target_length=goal.target_length, reading=ORIGINAL)
-    first = wish.method if wish.method in BY_YARN_KEYS else "yarn"
-    yield Alternative(replace(wish, method=first), {})
-    yield Alternative(replace(wish, method="yarn"), {}, "none")
+        request = replace(request, factor=None, target_length=goal.target_length, reading=ORIGINAL)
+    first = request.method if request.method in BY_YARN_KEYS else "yarn"
+    yield Alternative(replace(request, method=first), {})
+    yield Alternative(replace(request, method="yarn"), {}, "none")
     for method in ("linear", "ntk"):
-        yield Alternative(replace(wish, method=method), {})
+        yield Alternative(replace(request, method=method), {})
 
 
-def _reasons(tried: Sequence[Candidate]) -> str:
+def _reasons(tried: Sequence[Tried]) -> str:
     """Return why each encoding was rejected, those of one reason together, and the bakes as one."""
     alike: dict[str, dict[str, None]] = {}
     for candidate in tried:

@@ -1,4 +1,4 @@
-"""From a source and a wish to a Plan: derive the target, try encodings, keep the first that every runtime decodes to it."""
+"""From a source and a request to a Plan: derive the target, try encodings, keep the first that every runtime decodes to it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from typing import Any
 
 from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.opening import is_gguf
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.files import hub
-from ropetool.plans.basis import CURRENT, Wish, find_start
-from ropetool.plans.hosts import Baking, Host, adapter_notes, open_host
-from ropetool.plans.plan import Candidate, Plan
+from ropetool.plans.basis import CURRENT, Request, find_start
+from ropetool.plans.formats import Baking, Format, adapter_notes, format_of
+from ropetool.plans.plan import Plan, Tried
 from ropetool.plans.refusals import Alternative, lossy, lossy_gguf
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
-from ropetool.rope.tables import LayerRope, RopeSet, RopeTable, in_words
-from ropetool.runtimes import inspection
-from ropetool.runtimes.config_encodings import Way
-from ropetool.runtimes.inspection import RuntimeReading
-from ropetool.runtimes.llama_cpp.exported import RUNTIME
-from ropetool.weights import rest_of, without_rest
-
-__all__ = ["Candidate", "Plan", "make_plan"]
+from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
+from ropetool.runtimes.decoded import first_that_serves
+from ropetool.runtimes.encoding import Candidate
+from ropetool.weights import residual_of, without_residual
 
 ROTARY, SCORE = SCOPES = ("rotary", "score")
 
@@ -55,87 +52,86 @@ def make_plan(
     """
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
-    path = hub.local(source)
-    file_format = "gguf" if is_gguf(path) else "hf"
-    wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, file_format)))
-    if file_format == "gguf" and config_style is not None:
+    checkpoint = open_checkpoint(hub.local(source))
+    wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, checkpoint.format)))
+    if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
-    host = open_host(path, config_style)
-    wanted = wanted or (host.runtime,)
-    decoded = _decode(host, wanted[0])
-    wish = Wish(chosen.name, factor, target_length, reading, original_length)
-    search = _Search(host, decoded, wanted, wish, dict(params or {}), attention_factor, temperature_scope)
+    form = format_of(checkpoint, config_style)
+    wanted = wanted or (form.checkpoint.runtime,)
+    decoded = _decode(form, wanted[0])
+    request = Request(chosen.name, factor, target_length, reading, original_length)
+    search = _Search(form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope)
     start, goal, typed, derived, target = search.start, search.goal, search.typed, search.derived, search.target
-    ways = search.ways()
-    tried: list[Candidate] = []
-    for way in ways:
-        kept, objection = _attempt(host, way, target, wanted)
-        tried.append(Candidate(way.name, objection))
-        if kept is not None:
-            break
-    else:
-        raise _refusal(search, ways, tried)
-    edits = [*way.edits, *host.length_edits(derived.max_position_embeddings)]
+    candidates = search.candidates()
+    kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, wanted))
+    tried = [Tried(candidate.name, objection) for candidate, objection in attempts]
+    if kept is None:
+        raise _refusal(search, candidates, tried)
+    edits = [*kept.edits, *form.length_edits(derived.max_position_embeddings)]
 
     def serves(several: Sequence[str]) -> bool:
-        wider = open_host(Path(source), names.BOTH) if host.style == names.V5 else host
-        return _serves(wider, search.ways(wider), target, several)
+        wider = format_of(checkpoint, names.BOTH) if form.style == names.V5 else form
+        return _serves(wider, search.candidates(wider), target, several)
 
     notes = (
-        *host.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
-        *_bake_notes(host, kept.baking), *_other_readers(host, edits, kept.read, wanted, serves),
+        *form.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
+        *_bake_notes(form, kept.baking), *_other_readers(form, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
-        host.format, host.name, chosen.name, goal.factor, search.stated(attention_factor),
-        start.reading, start.trained_length, derived.max_position_embeddings, wanted, host.style,
+        form.checkpoint.format, form.checkpoint.name, chosen.name, goal.factor, search.stated(attention_factor),
+        start.reading, start.trained_length, derived.max_position_embeddings, wanted, form.style,
         tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, tuple(edits), tuple(tried),
         notes, _suffix(chosen, goal, target_length, typed),
-        kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=host.identity(),
+        kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity(),
     )  # fmt: skip
 
 
 class _Search:
-    """What was asked of a source, worked out: where it starts, what it derives, and the ways to write that.
+    """What was asked of a source, worked out: where it starts, what it derives, and the candidates to write that.
 
     Raises, when made: AmbiguousRope, InvalidRope.
     """
 
     def __init__(
         self,
-        host: Host,
+        form: Format,
         decoded: RopeSet,
         wanted: Sequence[str],
-        wish: Wish,
+        request: Request,
         values: dict[str, Any],
         attention_factor: str | float,
         temperature_scope: str | None = None,
     ) -> None:
-        self.host, self.decoded, self.wanted, self.wish = host, decoded, wanted, wish
+        self.form, self.decoded, self.wanted, self.request = form, decoded, wanted, request
         self.attention_factor = attention_factor
-        method = methods.get(wish.method)
+        method = methods.get(request.method)
         self.entry = entry = decoded.entries[names.FULL_ATTENTION]
-        self.start = start = find_start(host, decoded, wish)
-        self.goal = goal = Goal.make(start.source.length, wish.factor, wish.target_length, attention_factor)
+        self.start = start = find_start(form, decoded, request)
+        self.goal = goal = Goal.make(start.source.length, request.factor, request.target_length, attention_factor)
         values = {**self._own_values(method), **values}
         self.values, self.typed = values, method.params(values)
         self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
-        self.target = _target(decoded, host.changed_kinds(decoded), self.derived, start.trained_length)
+        self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
 
     def _own_values(self, method: Method) -> dict[str, Any]:
         """Return the parameters that the source states for this method, which are to hold on: it was trained with them.
 
         Not those of an extension by ropetool, which is replaced whole.
         """
-        if self.start.reading == CURRENT or method.name != self.entry.rope_type or self.host.made is not None:
+        if (
+            self.start.reading == CURRENT
+            or method.name != self.entry.rope_type
+            or self.form.checkpoint.record is not None
+        ):
             return {}
         stated = {field.name: self.entry.params.get(field.name) for field in fields(method.params_type)}
         # Runtimes take 0 and null for a number that is not given.
         return {name: value for name, value in stated.items() if isinstance(value, bool) or value}
 
-    def ways(self, host: Host | None = None) -> list[Way]:
-        """Return the ways to write the target into the source, or into another view of it."""
+    def candidates(self, form: Format | None = None) -> list[Candidate]:
+        """Return the candidates to write the target into the source, or into another view of it."""
         length = self.start.trained_length
-        return (host or self.host).encodings(self.entry, self.derived, self.target, length, self.goal.factor)
+        return (form or self.form).candidates(self.entry, self.derived, self.target, length, self.goal.factor)
 
     def stated(self, attention_factor: str | float) -> dict[str, Any]:
         """Return the parameters that were given, as plain data of the method's own types."""
@@ -149,28 +145,30 @@ class _Search:
         return {name: value for name, value in self.stated("auto").items() if value != own[name]}
 
     def would_serve(self, other: Alternative) -> bool:
-        """Return whether another wish could be written, for its runtimes or the same ones."""
+        """Return whether another request could be written, for its runtimes or the same ones."""
         wanted = other.runtimes or self.wanted
         try:
-            host = open_host(self.host.path, other.style) if other.style else self.host
-            search = _Search(host, self.decoded, wanted, other.wish, dict(other.params), other.attention_factor)
-            return _serves(host, search.ways(), search.target, wanted)
+            form = format_of(self.form.checkpoint, other.style) if other.style else self.form
+            search = _Search(form, self.decoded, wanted, other.request, dict(other.params), other.attention_factor)
+            return _serves(form, search.candidates(), search.target, wanted)
         except RopetoolError:
             return False
 
 
-def _refusal(search: _Search, ways: Sequence[Way], tried: list[Candidate]) -> LossyExport:
-    host, wanted = search.host, search.wanted
-    if host.format == "gguf":
+def _refusal(search: _Search, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
+    form, wanted = search.form, search.wanted
+    if form.checkpoint.format == "gguf":
         return lossy_gguf(
-            host, search.wish, search.goal, search.start.reading, search.changed(), tried, search.would_serve
+            form, search.request, search.goal, search.start.reading, search.changed(), tried, search.would_serve
         )
-    quarrel = _quarrel(host, ways, search.target, wanted)
-    if quarrel:
-        tried = [Candidate(way.name, _attempt(host, way, search.target, quarrel)[1]) for way in ways]
-    rest = _agreeing(host, ways, search.target, wanted) if quarrel else ()
-    asked = Alternative(search.wish, search.changed(), search.attention_factor, tuple(wanted))
-    return lossy(host, asked, search.goal, search.start.reading, tried, quarrel, rest, search.would_serve)
+    conflict = _conflict(form, candidates, search.target, wanted)
+    if conflict:
+        tried = [
+            Tried(candidate.name, _attempt(form, candidate, search.target, conflict)[1]) for candidate in candidates
+        ]
+    rest = _agreeing(form, candidates, search.target, wanted) if conflict else ()
+    asked = Alternative(search.request, search.changed(), search.attention_factor, tuple(wanted))
+    return lossy(form, asked, search.goal, search.start.reading, tried, conflict, rest, search.would_serve)
 
 
 def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
@@ -199,103 +197,97 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
 
 
 def _names(asked: str, file_format: str) -> list[str]:
-    """Return the runtimes that an option names; llama.cpp reads a Hugging Face checkpoint by way of our export."""
-    if asked == RUNTIME:
+    """Return the runtimes that an option names; llama.cpp reads a Hugging Face checkpoint by candidate of our export."""
+    if asked == GgufCheckpoint.runtime:
         return [asked]
     return [runtime.name for runtime in runtimes.all_of(asked, file_format)]
 
 
-def _decode(host: Host, runtime: str) -> RopeSet:
+def _decode(form: Format, runtime: str) -> RopeSet:
     """Return what the runtime computes from the source.
 
     Raises: InvalidRope if it stops with an error, or the model does not rotate.
     """
-    found = inspection.understood(host.read(runtime), host.where, "config" if host.format == "hf" else "file")
+    found = form.read(runtime).understood(form.checkpoint.where, "config" if form.checkpoint.format == "hf" else "file")
     entry = found.entries.get(names.FULL_ATTENTION)
     if entry is None or entry.table is None:
         raise InvalidRope(
             "its full-attention layers do not rotate: there is no table to extend, and only the stated context limits them",
-            where=host.where,
-            try_=host.by_hand,
+            where=form.checkpoint.where,
+            try_=form.by_hand,
         )
     if found.max_position_embeddings < 2:
         raise InvalidRope(
-            f"states a context of {found.max_position_embeddings} tokens; it must be at least 2", where=host.where
+            f"states a context of {found.max_position_embeddings} tokens; it must be at least 2",
+            where=form.checkpoint.where,
         )
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """An encoding that serves: what every runtime reads from it, and what the weights add to that."""
+    """A candidate that serves: its edits, what every runtime reads from it, and what the weights add to that."""
 
+    edits: Sequence[FileEdit]
     read: RopeSet
     baking: Baking = field(default_factory=Baking)
 
 
-def _attempt(host: Host, way: Way, target: RopeSet, wanted: Sequence[str]) -> tuple[_Kept | None, str]:
+def _attempt(form: Format, candidate: Candidate, target: RopeSet, wanted: Sequence[str]) -> tuple[_Kept | None, str]:
     """Return what this encoding comes to, or None and why it does not serve."""
-    if not way.baked:
-        reason = _objection(host, way.edits, target, wanted)
-        return (None, reason) if reason else (_Kept(target), "")
-    first = host.read(wanted[0], way.edits).rope
+    if not candidate.in_weights:
+        reason = _objection(form, candidate.edits, target, wanted)
+        return (None, reason) if reason else (_Kept(candidate.edits, target), "")
+    first = form.read(wanted[0], candidate.edits).rope
     try:
-        read = target if first is None else without_rest(target, first)
-        reason = _objection(host, way.edits, read, wanted)
+        read = target if first is None else without_residual(target, first)
+        reason = _objection(form, candidate.edits, read, wanted)
         if reason or first is None:
             return None, reason
-        return _Kept(read, host.bake(rest_of(target, first))), ""
+        return _Kept(candidate.edits, read, form.bake(residual_of(target, first))), ""
     except RopetoolError as error:
         return None, f"the weights cannot hold the rest: {error.message}"
 
 
-def _quarrel(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+def _conflict(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
     """Return the one of several runtimes that no file serves, or the two that no one file does; nothing if all agree."""
     if len(wanted) == 1:
         return ()
     for runtime in wanted:
-        if not _serves(host, ways, target, [runtime]):
+        if not _serves(form, candidates, target, [runtime]):
             return (runtime,)
     pairs = itertools.combinations(wanted, 2)
-    return next((pair for pair in pairs if not _serves(host, ways, target, pair)), ())
+    return next((pair for pair in pairs if not _serves(form, candidates, target, pair)), ())
 
 
-def _agreeing(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
+def _agreeing(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> tuple[str, ...]:
     """Return as many of the runtimes, the first ones before the later, as one file serves."""
     kept: tuple[str, ...] = ()
     for runtime in wanted:
-        if _serves(host, ways, target, [*kept, runtime]):
+        if _serves(form, candidates, target, [*kept, runtime]):
             kept = (*kept, runtime)
     return kept
 
 
-def _serves(host: Host, ways: Sequence[Way], target: RopeSet, wanted: Sequence[str]) -> bool:
-    return any(_attempt(host, way, target, wanted)[0] for way in ways)
+def _serves(form: Format, candidates: Sequence[Candidate], target: RopeSet, wanted: Sequence[str]) -> bool:
+    return any(_attempt(form, candidate, target, wanted)[0] for candidate in candidates)
 
 
-def _bake_notes(host: Host, baking: Baking) -> tuple[str, ...]:
+def _bake_notes(form: Format, baking: Baking) -> tuple[str, ...]:
     """Say what only a checkpoint with weights can carry, and what no longer fits weights that change."""
     if not baking.words:
         return ()
     if baking.tensors:
-        return adapter_notes(host.path)
+        return adapter_notes(form.checkpoint.path)
     return (
         f"the weights are not here, and would take {'; '.join(baking.words)}: with them the same command writes it",
     )
 
 
-def _objection(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> str:
+def _objection(form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> str:
     """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
-    reasons = ((runtime, _difference(host.read(runtime, edits), target)) for runtime in wanted)
+    reasons = ((runtime, form.read(runtime, edits).objection(target)) for runtime in wanted)
     return next((f"{runtime}: {reason}" for runtime, reason in reasons if reason), "")
-
-
-def _difference(found: RuntimeReading, target: RopeSet) -> str:
-    if found.rope is None:
-        if not found.known:
-            return f"not known: {found.refuses}"
-        return f"stops with {found.refuses}" if found.stops else found.refuses
-    return in_words(target.differences(found.rope))
 
 
 def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_length: int) -> RopeSet:
@@ -326,19 +318,19 @@ def _window_notes(target: RopeSet) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def dissenters(host: Host, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> dict[str, list[str]]:
+def dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> dict[str, list[str]]:
     """Return what runtimes besides `wanted` would compute otherwise from the output, and which ones."""
     alike: dict[str, list[str]] = {}
-    for runtime in (r.name for r in runtimes.for_format(host.format) if r.name not in wanted):
-        found = host.read(runtime, edits)
-        reason = _difference(found, target) if found.known else ""
+    for runtime in (r.name for r in runtimes.for_format(form.checkpoint.format) if r.name not in wanted):
+        found = form.read(runtime, edits)
+        reason = found.objection(target) if found.known else ""
         if reason:
             alike.setdefault(reason, []).append(runtime)
     return alike
 
 
 def _other_readers(
-    host: Host,
+    form: Format,
     edits: Sequence[FileEdit],
     target: RopeSet,
     wanted: Sequence[str],
@@ -346,8 +338,8 @@ def _other_readers(
 ) -> tuple[str, ...]:
     """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
     notes = []
-    for reason, others in dissenters(host, edits, target, wanted).items():
-        both = "--config-style both " if host.style == names.V5 else ""
+    for reason, others in dissenters(form, edits, target, wanted).items():
+        both = "--config-style both " if form.style == names.V5 else ""
         asked = runtimes.folded([*wanted, *others])
         named = runtimes.folded(others)
         whom = "them" if len(named) > 1 else "it"

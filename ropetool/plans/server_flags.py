@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ropetool import names
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
-from ropetool.checkpoint.views import GgufView
 from ropetool.errors import InvalidRope
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.plans.plan import Plan
@@ -46,13 +46,13 @@ class Found(NamedTuple):
     reason: str = ""
 
 
-def of_file(view: GgufView, plan: Plan) -> Found:
+def of_file(view: GgufCheckpoint, plan: Plan) -> Found:
     """Return the options that make of a file what the plan's edits would."""
     patch = patch_of(plan.edits)
     return of_patch(view, patch, decoding.decode(view.after(patch)), plan)
 
 
-def of_patch(view: GgufView, patch: Patch, target: RopeSet, plan: Plan) -> Found:
+def of_patch(view: GgufCheckpoint, patch: Patch, target: RopeSet, plan: Plan) -> Found:
     """Return the options that make of a file what the patch would, the target; each way to say it is tried and decoded."""
     arch = str(value_of(view, keys.ARCHITECTURE, ValueType.STR))
     if patch.tensors:
@@ -73,7 +73,7 @@ def of_patch(view: GgufView, patch: Patch, target: RopeSet, plan: Plan) -> Found
     return Found(reason=reason)
 
 
-def base_and_scale(view: GgufView, options: tuple[str, ...]) -> tuple[str, str] | None:
+def base_and_scale(view: GgufCheckpoint, options: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the base and the scale of positions, as text, where these two and a context say all that the options do.
 
     Programs that hold llama.cpp take no more (KoboldCpp's --ropeconfig, LM Studio's window); None where more is needed.
@@ -98,7 +98,7 @@ def base_and_scale(view: GgufView, options: tuple[str, ...]) -> tuple[str, str] 
     return base or _text(Value.of(ValueType.F32, present)), _text(Value.of(ValueType.F32, 1 / factor))
 
 
-def _by_betas(view: GgufView, arch: str, target: RopeSet, plan: Plan) -> Found | None:
+def _by_betas(view: GgufCheckpoint, arch: str, target: RopeSet, plan: Plan) -> Found | None:
     """Return the options for a YaRN ramp with betas of its own, which no key of these files holds; None where it is not one.
 
     The file must state no scaling: its vectors would apply too.
@@ -129,12 +129,12 @@ def _by_betas(view: GgufView, arch: str, target: RopeSet, plan: Plan) -> Found |
     return Found(("-c", str(target.max_position_embeddings), *stated, *options))
 
 
-def _is_stated(view: GgufView, key: str, value: Value) -> bool:
+def _is_stated(view: GgufCheckpoint, key: str, value: Value) -> bool:
     """Return whether the file says it already; an attention factor of 1 need not be said."""
     return view.values.get(key) == value or (key.endswith(keys.ATTN_FACTOR) and value.decode() == 1)
 
 
-def _by_options(view: GgufView, arch: str, values: dict[str, Value]) -> tuple[list[str], RopeSet]:
+def _by_options(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tuple[list[str], RopeSet]:
     """Return the options of their own, --override-kv for the rest, and what llama.cpp computes with them.
 
     Raises: Refuses where the options cannot say it.
@@ -157,7 +157,7 @@ def _by_options(view: GgufView, arch: str, values: dict[str, Value]) -> tuple[li
     return [*options, *_override(rest)], decoded
 
 
-def _rescaled(before: GgufView, after: GgufView, arch: str) -> int | None:
+def _rescaled(before: GgufCheckpoint, after: GgufCheckpoint, arch: str) -> int | None:
     """Return original length / scale in llama.cpp's float32, which a YaRN scale that is not the file's makes the context."""
     scales = [1 / np.float32(value_of(view, f"{arch}.{keys.FACTOR}", ValueType.F32) or 1.0) for view in (before, after)]
     length = value_of(after, f"{arch}.{keys.ORIGINAL_CONTEXT_LENGTH}", ValueType.U32)
@@ -165,7 +165,7 @@ def _rescaled(before: GgufView, after: GgufView, arch: str) -> int | None:
     return None if scales[0] == scales[1] else int(np.float32(length) / scales[1])
 
 
-def _by_overrides(view: GgufView, arch: str, values: dict[str, Value]) -> tuple[list[str], RopeSet]:
+def _by_overrides(view: GgufCheckpoint, arch: str, values: dict[str, Value]) -> tuple[list[str], RopeSet]:
     return _override(values), decoding.decode(view.after(Patch(set=values)))
 
 

@@ -9,17 +9,18 @@ import re
 from pathlib import Path
 
 from ropetool import runtimes
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.escaping import word
 from ropetool.rope.tables import in_words
-from ropetool.runtimes.inspection import Inspection, RuntimeReading
-from ropetool.runtimes.llama_cpp.exported import RUNTIME as LLAMA_CPP
+from ropetool.runtimes.decoded import Decoded
+from ropetool.runtimes.inspection import Inspection
 
 # A server takes the context of the file at most: llama-server caps -c at it (tools/server/server-context.cpp of the
 # llama.cpp within llama-cpp-python 0.3.36), vLLM and SGLang refuse more.
 COMMANDS = {
     "vllm": "vllm serve {} --max-model-len {}",
     "sglang": "python -m sglang.launch_server --model-path {} --context-length {}",
-    LLAMA_CPP: "llama-server -m {} -c {}",
+    GgufCheckpoint.runtime: "llama-server -m {} -c {}",
 }
 # They hold llama.cpp and read the file's keys with it, but take a context of their own unless they are told. KoboldCpp leaves
 # the keys in force up to the file's context; beyond it, it changes the base (CalcGradientAIRopeFreqBase of its
@@ -43,14 +44,17 @@ def serving_lines(found: Inspection, shown: str) -> list[str]:
 
     shown: the output's name in the lines.
     """
-    wanted = (LLAMA_CPP,) if found.format == "gguf" else ("vllm", "sglang")
+    wanted = (GgufCheckpoint.runtime,) if found.format == "gguf" else ("vllm", "sglang")
     alike: dict[str, list[str]] = {}
     for reading in found.readings:
         program = reading.name.partition("@")[0]
         if program in wanted:
             alike.setdefault(_line(program, reading, found, shown), []).append(reading.name)
     lines = [f"{', '.join(runtimes.spoken(names))}: {line}" for line, names in alike.items()]
-    as_meant = found.rope is not None and f"{LLAMA_CPP}: {COMMANDS[LLAMA_CPP].partition(' ')[0]}" in "".join(lines)
+    as_meant = (
+        found.rope is not None
+        and f"{GgufCheckpoint.runtime}: {COMMANDS[GgufCheckpoint.runtime].partition(' ')[0]}" in "".join(lines)
+    )
     return [*lines, *_embedded_lines(shown, found.rope.max_position_embeddings)] if found.rope and as_meant else lines
 
 
@@ -59,7 +63,7 @@ def gguf_lines(shown: str, context: int, modelfile: Path | None = None) -> list[
 
     modelfile: where one for Ollama stands.
     """
-    lines = [serving_line(LLAMA_CPP, shown, context), *_embedded_lines(shown, context)]
+    lines = [serving_line(GgufCheckpoint.runtime, shown, context), *_embedded_lines(shown, context)]
     if modelfile is not None:
         lines.append(f"Ollama: {OLLAMA.format(_ollama_name(shown), word(modelfile))}")
     return lines
@@ -90,7 +94,7 @@ def commands(lines: list[str]) -> list[str]:
     return list(dict.fromkeys(line for line in bare if line.startswith(starts)))
 
 
-def _line(program: str, reading: RuntimeReading, found: Inspection, shown: str) -> str:
+def _line(program: str, reading: Decoded, found: Inspection, shown: str) -> str:
     if reading.rope is None or found.rope is None:
         return f"cannot be told: {reading.refuses}" if not reading.known else f"does not load it: {reading.refuses}"
     reason = in_words(found.rope.differences(reading.rope))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropetool import families
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
-from ropetool.files.gguf import read_shards
-from ropetool.files.hf import headers, open_checkpoint
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -59,13 +57,13 @@ def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
 
 
 def _read(path: Path, plan: Plan) -> tuple[View, Reader]:
-    checkpoint = open_checkpoint(path)
-    return view_of(checkpoint, families.of_config(checkpoint.config)), reader(headers(checkpoint))
+    checkpoint = HfCheckpoint.open(path)
+    return view_of(checkpoint), reader(checkpoint.headers)
 
 
 def _read_gguf(path: Path) -> tuple[View, Reader]:
-    files = read_shards(path)
-    return gguf_view(GgufView.of(files)), gguf_reader(files)
+    model = GgufCheckpoint.open(path)
+    return gguf_view(model), gguf_reader(model.files)
 
 
 def checks_text(checks: Sequence[LayerCheck]) -> str:

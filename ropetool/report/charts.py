@@ -61,7 +61,7 @@ def loss_chart(result: VerifyResult) -> Chart:
     drawing.key(figure)
     caption = (
         f"Mean loss of the same last {result.scored} tokens by how much context they are read with; bands: 95 % interval "
-        "over documents; perplexity = exp(loss). A level curve holds, a falling one uses the context, a rising one breaks."
+        "over documents; perplexity = exp(loss). A level curve keeps its quality, a falling one uses the context, a rising one breaks."
     )
     return Chart("loss", "loss", "Loss against context", caption, figure)
 
@@ -74,13 +74,13 @@ def tax_chart(result: VerifyResult) -> Chart:
     drawing.points(axes, range(len(found)), [tax for _, tax in found], {**drawing.TARGET, "linestyle": "none"})
     drawing.slots(axes, [length for length, _ in found], "context")
     axes.set_xlim(-0.6, len(found) - 0.4)
-    axes.set_ylabel("tax (nats a token)")
+    axes.set_ylabel("regression (nats a token)")
     caption = (
-        f"tax(n) = loss(target, n) - loss(baseline, n) at lengths n up to the trained {result.trained_length}, paired "
+        f"regression(n) = loss(target, n) - loss(baseline, n) at lengths n up to the trained {result.trained_length}, paired "
         "token by token, with its 95 % interval. Above zero the extension makes short texts worse; the perplexity grows "
-        "by exp(tax) - 1."
+        "by exp(regression) - 1."
     )
-    return Chart("tax", "worth", "Tax within the trained length", caption, figure)
+    return Chart("tax", "worth", "Short-context regression", caption, figure)
 
 
 def bands_chart(bands: Mapping[str, Any], context_length: int) -> Chart:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from ropetool.report.tables import TONES, Cell, Section, Table, exact, row
 from ropetool.verification.results import Check, VerifyResult
 
+SHOWN = {"tax": "regression"}
+
 
 def gate_section(result: VerifyResult) -> Section:
     """Return every check with its figure and limit side by side."""
     rows = tuple(
         row(
-            check.name,
+            shown_name(check),
             exact(check.figure),
             exact(check.limit),
             Cell(check.verdict, TONES.get(check.verdict, "")),
@@ -36,7 +38,7 @@ def verdict_sentence(result: VerifyResult) -> str:
     passed = len(_with(result.checks, "pass"))
     parts = [_reason(check) for check in failed]
     if absent:
-        parts.append(f"not run: {', '.join(check.name for check in absent)}")
+        parts.append(f"not run: {', '.join(map(shown_name, absent))}")
     parts.append(f"{passed} of {passed + len(failed) + len(absent)} checks passed")
     beyond = [entry for entry in result.lengths if entry.length > result.trained_length]
     if any(entry.useful is not None for entry in beyond):
@@ -47,11 +49,16 @@ def verdict_sentence(result: VerifyResult) -> str:
     return "; ".join(parts)
 
 
+def shown_name(check: Check) -> str:
+    """Return what a check is called in a report; results and certificates name it as ever."""
+    return SHOWN.get(check.name, check.name)
+
+
 def _with(checks: Iterable[Check], verdict: str) -> list[Check]:
     return [check for check in checks if check.verdict == verdict]
 
 
 def _reason(check: Check) -> str:
     if check.figure is None or check.limit is None:
-        return f"{check.name}: {check.detail}" if check.detail else check.name
-    return f"{check.name} {exact(check.figure)}, limit {exact(check.limit)}"
+        return f"{shown_name(check)}: {check.detail}" if check.detail else shown_name(check)
+    return f"{shown_name(check)} {exact(check.figure)}, limit {exact(check.limit)}"

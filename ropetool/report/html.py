@@ -71,7 +71,7 @@ def _held(force: bool) -> Rule:
     def reason(folder: Path) -> str:
         if _is_empty(folder) or (force and _is_report(folder)):
             return ""
-        return "is no report of ropetool, so that it is not replaced" if force else "is not empty"
+        return "is not a report of ropetool, so that it is not replaced" if force else "is not empty"
 
     return reason
 

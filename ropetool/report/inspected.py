@@ -12,12 +12,13 @@ import numpy as np
 
 from ropetool import names, runtimes
 from ropetool.escaping import escaped
-from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step, Wish, steps
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, Step, steps
 from ropetool.plans.plan import BAKE
 from ropetool.report.layout import columns
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
-from ropetool.runtimes.inspection import Inspection, RuntimeReading
+from ropetool.runtimes.decoded import Decoded
+from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
 
 SCHEMA = 1
@@ -185,7 +186,7 @@ def _runtimes_text(found: Inspection, width: int | None) -> str:
     return "\nruntimes\n" + columns(rows, width=width)
 
 
-def _made_of(reading: RuntimeReading, decoded: RopeSet | None) -> tuple[str, ...]:
+def _made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
     """Return a label, and the reasons for it."""
     if not reading.known:
         return ("not known", reading.refuses)
@@ -201,12 +202,12 @@ def _steps_text(found: Inspection, decoded: RopeSet, target_length: int | None, 
     if entry is None or entry.table is None:
         return ""
     target = target_length or 2 * decoded.max_position_embeddings
-    wish = Wish(METHOD, None, target, None, None)
+    request = Request(METHOD, None, target, None, None)
     # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
     factor = found.format != "gguf" or archs.get(found.model_type).takes_factor
     no_vectors = found.format == "gguf" and not archs.get(found.model_type).vectors
     text = ""
-    for step in steps(found.source, decoded, found.made, found.trained_length, wish):
+    for step in steps(found.source, decoded, found.made, found.trained_length, request):
         if not (step.reading == CURRENT and no_vectors):
             line = step.command if factor else f"{step.command} --attention-factor none"
             text += columns([(_lengths(step),)], width=width) + columns([(line,)], indent=4)
@@ -298,7 +299,7 @@ def _entry_json(entry: LayerRope, decoded: RopeSet, found: Inspection) -> dict[s
     }
 
 
-def _reading_json(reading: RuntimeReading, decoded: RopeSet | None) -> dict[str, Any]:
+def _reading_json(reading: Decoded, decoded: RopeSet | None) -> dict[str, Any]:
     if not reading.known:
         return {"not_known": reading.refuses}
     if reading.rope is None:

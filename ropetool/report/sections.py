@@ -59,12 +59,12 @@ def _loss(result: VerifyResult) -> Section:
         ("segments", f"places of {result.scored} scored tokens, and in how many documents; ! too few"),
         ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
         ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
-        ("holds", "the ratio is within the limit of the gate"),
+        ("within limit", "whether the ratio is within the limit of the gate"),
         ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
     )
-    head = ("length", "segments", "ppl baseline", "ppl target", "ratio", "holds", "bits baseline", "bits target")
+    head = ("length", "segments", "ppl baseline", "ppl target", "ratio", "within limit", "bits baseline", "bits target")
     notes = tuple(f"{entry.length}: {entry.note}" for entry in result.lengths if entry.note)
-    return Section("loss", "Last segment: does it hold?", Table(head, rows), legend, notes)
+    return Section("loss", "Last segment: does quality hold?", Table(head, rows), legend, notes)
 
 
 def _worth(result: VerifyResult) -> Section:
@@ -86,10 +86,15 @@ def _worth(result: VerifyResult) -> Section:
         ),
         ("useful", "all of that interval is above 0"),
         ("doubling", "nats a token that the target saves on itself at the length before"),
-        ("tax", f"nats a token that the target costs more than the baseline at the same length, up to {trained}"),
+        (
+            "regression",
+            f"short-context regression: nats a token that the target costs more than the baseline at the same length, up to {trained}",
+        ),
     )
-    head = ("length", "gain over truncation", "useful", "gain of doubling", "tax")
-    return Section("worth", "Last segment: what the longer context gains and costs", Table(head, rows), legend)
+    head = ("length", "gain over truncation", "useful", "gain of doubling", "regression")
+    return Section(
+        "worth", "Last segment: does the longer context help, and what does it cost?", Table(head, rows), legend
+    )
 
 
 def _protocols(found: Sequence[ProtocolResult]) -> Section:

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.style import RopeKeys
 from ropetool.families import Family
-from ropetool.files.hf import ABSENT, Checkpoint, Edit
+from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet
@@ -24,14 +25,6 @@ class Encoding(NamedTuple):
 
     name: str
     keys: RopeKeys
-    baked: bool = False
-
-
-class Way(NamedTuple):
-    """An encoding as edits of the source's files."""
-
-    name: str
-    edits: list[FileEdit]
     baked: bool = False
 
 
@@ -82,17 +75,10 @@ def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: F
     return RopeKeys("longrope", entry.rope_theta, params)
 
 
-def config_edits(
-    checkpoint: Checkpoint,
-    family: Family,
-    keys: RopeKeys,
-    target: RopeSet,
-    config_style: str,
-    where: str,
-) -> list[FileEdit]:
-    config = checkpoint.config
-    part = style.section(config, family, where)
-    edits = style.edits(config, family, {names.FULL_ATTENTION: keys}, config_style, where)
+def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, config_style: str) -> list[FileEdit]:
+    """Return the edits of config.json by which it says these keys, and the context of the target."""
+    family, part = checkpoint.family, checkpoint.section
+    edits = style.edits(checkpoint.config, family, {names.FULL_ATTENTION: keys}, config_style, checkpoint.where)
     path = family.text_path
     edits += _number_edit(path, part, names.MAX_POSITION_EMBEDDINGS, target.max_position_embeddings)
     outer = names.ORIGINAL_MAX_POSITION_EMBEDDINGS

@@ -14,7 +14,7 @@ import numpy as np
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
@@ -25,12 +25,12 @@ SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, nam
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
 
 
-def section(view: HfView) -> Mapping[str, Any]:
+def section(view: HfCheckpoint) -> Mapping[str, Any]:
     """Return the object of the config that holds the rope keys."""
     return style.section(view.config, view.family, view.where)
 
 
-def shape(view: HfView) -> RopeSet:
+def shape(view: HfCheckpoint) -> RopeSet:
     """Return the layers, widths, layouts and windows as transformers 5 builds them; the tables are of no account.
 
     Raises: Refuses where the sizes themselves stop the program.
@@ -45,7 +45,7 @@ def shape(view: HfView) -> RopeSet:
     config: Mapping[str, Any] = bare
     for key in reversed(family.text_path):
         config = {**view.config, key: config}
-    return transformers.decode(HfView(config, family, view.where))
+    return transformers.decode(HfCheckpoint(config, family, view.where))
 
 
 def _share(part: Mapping[str, Any]) -> Any:
@@ -57,7 +57,7 @@ def _share(part: Mapping[str, Any]) -> Any:
     return None
 
 
-def loaded_keys(view: HfView) -> dict[str, dict[str, Any]]:
+def loaded_keys(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
     """Return the rope keys of each layer type as a config loaded by transformers 5 hands them to an engine.
 
     The base is in them, the type under rope_type alone, and the trained length of types that have one.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Exllamav3
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -27,7 +27,7 @@ LLAMA3_LENGTH = 8192
 SCALING, PARAMETERS = names.ROPE_SCALING, names.ROPE_PARAMETERS
 
 
-def decode(view: HfView) -> RopeSet:
+def decode(view: HfCheckpoint) -> RopeSet:
     """Return what exllamav3 computes from this config.
 
     Raises: Refuses where it stops with an error.
@@ -67,7 +67,7 @@ def _sliding(keys: Mapping[str, Any], facts: Exllamav3) -> dict[str, Any]:
     return {names.ROPE_TYPE: "default", names.ROPE_THETA: base}
 
 
-def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], context: int) -> LayerRope:
+def _layer(view: HfCheckpoint, entry: LayerRope, keys: dict[str, Any], context: int) -> LayerRope:
     entry = _narrowed(view, entry)
     table = _table(view, keys, engine.base_table(keys, entry.rotary_dim))
     if not view.family.mla:
@@ -77,7 +77,7 @@ def _layer(view: HfView, entry: LayerRope, keys: dict[str, Any], context: int) -
     return engine.filled(entry, keys, table, context, softmax_multiplier=softmax)
 
 
-def _narrowed(view: HfView, entry: LayerRope) -> LayerRope:
+def _narrowed(view: HfCheckpoint, entry: LayerRope) -> LayerRope:
     """Return the entry with the share of channels that rotates: exllamav3 narrows the head of any family."""
     part = engine.section(view)
     share = part.get(names.PARTIAL_ROTARY_FACTOR, (part.get(PARAMETERS) or {}).get(names.PARTIAL_ROTARY_FACTOR))
@@ -89,7 +89,7 @@ def _narrowed(view: HfView, entry: LayerRope) -> LayerRope:
     return replace(entry, rotary_dim=channels, table=None)
 
 
-def _table(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
+def _table(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
         return RopeTable.fixed(base)
@@ -105,14 +105,14 @@ def _table(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
     raise Refuses(f"ValueError: Unknown rope_type: {rope_type}")
 
 
-def _stated_context(view: HfView) -> int:
+def _stated_context(view: HfCheckpoint) -> int:
     context = engine.section(view).get(names.MAX_POSITION_EMBEDDINGS)
     if context is None:
         raise Refuses("AssertionError: scaling needs max_position_embeddings in the config")
     return int(context)
 
 
-def _yarn(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
+def _yarn(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
     """Return yarn's table; where the trained length is stated, the ratio of the lengths replaces the factor."""
     context = _stated_context(view)
     stated = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
@@ -133,7 +133,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) ->
     return mscale_of(factor)
 
 
-def _longrope(view: HfView, keys: Mapping[str, Any], base: Array) -> RopeTable:
+def _longrope(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
     """Return the one list that serves every length: the long one where the context is above the trained length."""
     context = _stated_context(view)
     outer = engine.section(view).get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)

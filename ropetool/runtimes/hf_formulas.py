@@ -69,7 +69,7 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
         return head
     share = family.default_partial_rotary_factor if share is None else share
     if not is_number(share) or not 0 < share <= 1:
-        raise Refuses(f"a partial_rotary_factor of {share} is no share of a head")
+        raise Refuses(f"a partial_rotary_factor of {share} is not a share of a head")
     channels = int(head * share)
     if channels < 2 or channels % 2:
         raise Refuses(f"{share} of {head} channels are {channels}; channels rotate in pairs")

@@ -3,46 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
-from ropetool.checkpoint.opening import is_gguf
-from ropetool.checkpoint.views import GgufView, HfView
-from ropetool.errors import InvalidRope
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.families import Family, TrainedLength
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
-from ropetool.files.gguf import Value, ValueType, read_shards
-from ropetool.files.hf import Checkpoint, open_checkpoint
+from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import kv_cache
+from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.kv_cache import KvCache
-from ropetool.runtimes.llama_cpp.architectures import ARCHITECTURE, WITHOUT_ROTATION
-from ropetool.runtimes.llama_cpp.exported import RUNTIME, read_exported
-from ropetool.runtimes.llama_cpp.layers import value_of
+from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
 
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
-
-
-@dataclass(frozen=True)
-class RuntimeReading:
-    """What one runtime computes, or why there is nothing to show.
-
-    known: whether ropetool knows what it does with the file. stops: whether it stops with an error; if not, it would
-    compute something else, from any file that it reads.
-    """
-
-    name: str
-    rope: RopeSet | None
-    refuses: str = ""
-    known: bool = True
-    stops: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,7 +41,7 @@ class Inspection:
     rope: RopeSet | None
     trained_length: int | None
     stated: Mapping[str, Any]
-    readings: tuple[RuntimeReading, ...]
+    readings: tuple[Decoded, ...]
     kv_bytes: Mapping[str, KvCache]
     notes: tuple[str, ...]
     made: provenance.Provenance | None = None
@@ -77,68 +59,44 @@ def inspect(source: str | Path) -> Inspection:
     asked = hub_id(source)
     if asked is not None:
         return _inspect_hub(asked)
-    path = Path(source)
-    return _inspect_gguf(path) if is_gguf(path) else inspect_checkpoint(open_checkpoint(path))
+    return inspect_checkpoint(open_checkpoint(Path(source)))
 
 
-def architecture(view: GgufView) -> str:
-    """Return the architecture that a GGUF file names.
-
-    Raises: InvalidRope if it names none; NotACheckpoint where the file is no language model.
-    """
-    kind = ""
-    with suppress(runtimes.Refuses):
-        kind = value_of(view, parts.GENERAL_TYPE, ValueType.STR)
-    try:
-        found = value_of(view, ARCHITECTURE, ValueType.STR)
-        parts.check_gguf(kind, found, Path(view.where))
-    except runtimes.Refuses as refusal:
-        raise InvalidRope(str(refusal), where=view.where) from None
-    if not found:
-        raise InvalidRope(f"{ARCHITECTURE} is missing, so nothing says how its keys are read", where=view.where)
-    return str(found)
-
-
-def read_view(runtime: str, view: GgufView) -> RuntimeReading:
-    """Return what this runtime makes of a GGUF model."""
-    return _reading(runtime, view)
+def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
+    """Return what an opened checkpoint says and what each runtime makes of it."""
+    return _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
 
 
 def _inspect_hub(asked: HubId) -> Inspection:
     if asked.file:
         peeked = peek_gguf(asked)
-        view = replace(GgufView.of(peeked.headers), vector=peeked.vector)
-        found, notes = _inspect_view(view, peeked.path), peeked.notes
+        view = replace(GgufCheckpoint.of(peeked.headers), vector=peeked.vector)
+        found, notes = _of_gguf(view, peeked.path), peeked.notes
     else:
-        checkpoint, notes = peek_checkpoint(asked)
-        found = inspect_checkpoint(checkpoint)
+        files, notes = peek_checkpoint(asked)
+        found = inspect_checkpoint(HfCheckpoint.of(files))
     return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes))
 
 
-def _inspect_gguf(path: Path) -> Inspection:
-    headers = read_shards(path)
-    return _inspect_view(GgufView.of(headers), headers[0].path)
-
-
-def _inspect_view(view: GgufView, path: Path) -> Inspection:
-    arch = architecture(view)
+def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
+    arch = view.name
     described = families.of_gguf(arch)
     alone = described and (len(described) == 1 or described[0].model_type == arch)
     family = described[0] if alone else None  # of two families under one name a file does not say which it is
-    readings = tuple(read_view(runtime.name, view) for runtime in runtimes.for_format("gguf"))
-    decoded = next((r.rope for r in readings if r.rope is not None), None)
+    readings = tuple(decoded(runtime.name, view) for runtime in runtimes.for_format("gguf"))
+    rope = next((r.rope for r in readings if r.rope is not None), None)
     made = provenance.record(path)
     other = provenance.of_another(path, made)
     made = None if other else made
-    trained = _trained_of(made, trained_lengths(arch), decoded)
-    kv = kv_cache.of_gguf(view, decoded) if decoded else {}
-    notes = _gguf_notes(view, arch, decoded)
+    trained = _trained_of(made, trained_lengths(arch), rope)
+    kv = kv_cache.of_gguf(view, rope) if rope else {}
+    notes = _gguf_notes(view, arch, rope)
     if other:
         notes = (f"{provenance.place(path).name} {other}: it is left aside; move it away", *notes)
-    return Inspection(path, "gguf", arch, family, decoded, trained, _stated_metadata(view), readings, kv, notes, made)
+    return Inspection(path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, made)
 
 
-def _gguf_notes(view: GgufView, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
+def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
     """Say what such a file lacks, and what to do instead."""
     notes = []
     if not view.tensors:
@@ -163,7 +121,7 @@ def without_positions(model: str) -> str:
     )
 
 
-def _stated_metadata(view: GgufView) -> dict[str, Any]:
+def _stated_metadata(view: GgufCheckpoint) -> dict[str, Any]:
     """Return every key about positions, and which frequency vectors there are."""
     wanted = ("rope.", "context_length", "sliding_window", "attention.temperature")
     found: dict[str, Any] = {}
@@ -182,34 +140,32 @@ def _shown_value(value: Value) -> Any:
     return plain.tolist() if hasattr(plain, "tolist") else plain
 
 
-def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Return the inspection of an opened Hugging Face checkpoint."""
-    config = checkpoint.config
-    where = str(checkpoint.path / names.CONFIG_JSON)
+def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
+    config, where, files = checkpoint.config, checkpoint.where, checkpoint.directory
     stated_type = config.get(names.MODEL_TYPE)
     model_type = stated_type if isinstance(stated_type, str) else ""
     family = families.find_of(config)
-    notes = ["only config.json, no weights"] if checkpoint.config_only else []
-    if checkpoint.pickle_only:
-        base = origin(checkpoint.path)
-        line = parts.conversion(base.repo if base else str(checkpoint.path))
+    notes = ["only config.json, no weights"] if files.config_only else []
+    if files.pickle_only:
+        base = origin(files.path)
+        line = parts.conversion(base.repo if base else str(files.path))
         notes.append(f"the weights are pickles, which ropetool never loads; to have them as safetensors: `{line}`")
     stated = stated_rope_keys(config)
     if family is None:
         return Inspection(
-            checkpoint.path, "hf", model_type, None, None, None, stated, (), {},
+            files.path, "hf", model_type, None, None, None, stated, (), {},
             (*notes, _why_as_written(model_type, families.text_type(config))),
         )  # fmt: skip
     notes += remote_code(config, family)
     style.read(config, family, where)
-    readings = tuple(read_as(name, config, family, where) for name in _hf_runtimes(family))
-    decoded = next((r.rope for r in readings if r.rope is not None), None)
-    made = provenance.read(checkpoint.path)
+    readings = tuple(decoded(name, checkpoint) for name in _hf_runtimes(family))
+    rope = next((r.rope for r in readings if r.rope is not None), None)
+    made = checkpoint.record
     if family.off_key and style.section(config, family, where).get(family.off_key):
         notes.append(without_positions(f"this {model_type}, with {family.off_key} on,"))
     return Inspection(
-        checkpoint.path, "hf", model_type, family, decoded, _trained_of(made, family.trained_length, decoded), stated, readings,
-        kv_cache.of_config(config, family, decoded) if decoded else {}, tuple(notes), made,
+        files.path, "hf", model_type, family, rope, _trained_of(made, family.trained_length, rope), stated, readings,
+        kv_cache.of_config(config, family, rope) if rope else {}, tuple(notes), made,
     )  # fmt: skip
 
 
@@ -243,36 +199,10 @@ def _why_as_written(model_type: str, inner: str) -> str:
 
 def _hf_runtimes(family: Family) -> list[str]:
     """Return what reads such a checkpoint; llama.cpp, where it is exported."""
-    return [*(runtime.name for runtime in runtimes.for_format("hf")), *([RUNTIME] if family.gguf_architecture else [])]
-
-
-def read_as(runtime: str, config: Mapping[str, Any], family: Family, where: str) -> RuntimeReading:
-    """Return what this runtime makes of the config; llama.cpp, of our export of such a checkpoint."""
-    return _reading(runtime, HfView(config, family, where))
-
-
-def _reading(runtime: str, view: HfView | GgufView) -> RuntimeReading:
-    try:
-        if runtime == RUNTIME and isinstance(view, HfView):
-            return RuntimeReading(runtime, read_exported(view))
-        return RuntimeReading(runtime, runtimes.get(runtime).decode(view))
-    except runtimes.Refuses as refusal:
-        known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
-        return RuntimeReading(runtime, None, str(refusal), known, stops)
-
-
-def understood(reading: RuntimeReading, where: str, what: str = "config") -> RopeSet:
-    """Return what the runtime computes.
-
-    Raises: InvalidRope if it stops with an error, or ropetool does not know.
-    """
-    if reading.rope is None:
-        if not reading.known:
-            does = f"reads this {what} in a way that is not known"
-        else:
-            does = f"cannot load this {what}" if reading.stops else f"would not compute what this {what} says"
-        raise InvalidRope(f"{reading.name} {does}: {reading.refuses}", where=where)
-    return reading.rope
+    return [
+        *(runtime.name for runtime in runtimes.for_format("hf")),
+        *([GgufCheckpoint.runtime] if family.gguf_architecture else []),
+    ]
 
 
 def stated_rope_keys(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import InvalidRope
 from ropetool.families import Family
 from ropetool.rope.tables import RopeSet
@@ -31,7 +31,7 @@ class KvCache:
         return self.per_token * (length if self.window is None else min(length, self.window))
 
 
-def of_gguf(view: GgufView, decoded: RopeSet) -> dict[str, KvCache]:
+def of_gguf(view: GgufCheckpoint, decoded: RopeSet) -> dict[str, KvCache]:
     """Return llama.cpp's default cache: two bytes a value; heads may be stated for each layer.
 
     Entries hold every layer that attends, rotated or not; the others keep a state of one size.

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import MlxLm
 from ropetool.rope.formulas import dynamic_table
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
@@ -32,7 +32,7 @@ PHI3_LENGTH, PHI3_CONTEXT = 4096, 131072
 YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # where the config states none
 
 
-def decode(view: HfView, first: str) -> RopeSet:
+def decode(view: HfCheckpoint, first: str) -> RopeSet:
     """Return what mlx-lm computes from this config, in the stretch of releases that begins with `first`.
 
     Raises: Refuses where it stops with an error.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Sglang
 from ropetool.rope.formulas import ntk_stretch
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
@@ -33,7 +33,7 @@ LENGTH_KEYS = (
 )  # fmt: skip
 
 
-def decode(view: HfView, first: str) -> RopeSet:
+def decode(view: HfCheckpoint, first: str) -> RopeSet:
     """Return what SGLang computes from this config, in the stretch of releases that begins with `first`.
 
     Raises: Refuses where it stops with an error.
@@ -51,7 +51,7 @@ def decode(view: HfView, first: str) -> RopeSet:
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _context(view: HfView, given: Mapping[str, Mapping[str, Any]]) -> int:
+def _context(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]]) -> int:
     """Return the context that SGLang derives; keys nested by layer type do not count. Source: get_context_length."""
     part = engine.section(view)
     stated = {names.MAX_POSITION_EMBEDDINGS: view.family.default_max_position_embeddings, **part}
@@ -62,7 +62,7 @@ def _context(view: HfView, given: Mapping[str, Mapping[str, Any]]) -> int:
     return int(engine.number(keys, names.FACTOR, 1.0) * length)
 
 
-def _layer(view: HfView, facts: Sglang, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
+def _layer(view: HfCheckpoint, facts: Sglang, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
     context = int(engine.section(view).get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     if not facts.window:
         entry = engine.without_window(entry, context)
@@ -152,7 +152,7 @@ def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: i
     )
 
 
-def _mla(view: HfView, entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> LayerRope:
+def _mla(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> LayerRope:
     """Return DeepSeek's reading: whatever scaling is asked for becomes its yarn."""
     interleaved = engine.section(view).get("rope_interleave", True)
     entry = replace(entry, layout="interleaved" if interleaved else "half")

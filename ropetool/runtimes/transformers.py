@@ -10,7 +10,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import Family
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas as formulas
@@ -22,7 +22,7 @@ VERSIONS = "5.23.0"
 SUMMARY = "Hugging Face transformers 5: reads both config styles; rope_scaling wins over rope_parameters"
 
 
-def decode(view: HfView) -> RopeSet:
+def decode(view: HfCheckpoint) -> RopeSet:
     """Return what transformers 5 computes from this config.
 
     Raises: Refuses where building the model stops with an error.
@@ -36,7 +36,7 @@ def decode(view: HfView) -> RopeSet:
     for layer_type, keys in objects(part, family).items():
         rope_type = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE, "default"))
         if rope_type not in (*formulas.NEEDS, "default"):
-            raise Refuses(f"KeyError: {rope_type!r} is no rope type of {family.model_type}")
+            raise Refuses(f"KeyError: {rope_type!r} is not a rope type of {family.model_type}")
         if family.rope_types and rope_type not in family.rope_types:
             raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
         formulas.need_keys(rope_type, keys)

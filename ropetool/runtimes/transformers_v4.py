@@ -10,7 +10,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import Family
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import hf_formulas as formulas
@@ -22,7 +22,7 @@ VERSIONS = "4.57.6"
 SUMMARY = "Hugging Face transformers 4.57: reads rope_theta and rope_scaling, ignores rope_parameters"
 
 
-def decode(view: HfView) -> RopeSet:
+def decode(view: HfCheckpoint) -> RopeSet:
     """Return what transformers 4.57 computes from this config.
 
     Raises: Refuses where building the model stops with an error.
@@ -53,7 +53,7 @@ def _entry(
 ) -> LayerRope:
     rope_type = scaling.get(names.ROPE_TYPE, scaling.get(names.LEGACY_TYPE, "default"))
     if rope_type not in (*formulas.NEEDS, "default"):
-        raise Refuses(f"KeyError: {rope_type!r} is no rope type of transformers 4.57")
+        raise Refuses(f"KeyError: {rope_type!r} is not a rope type of transformers 4.57")
     formulas.need_keys(rope_type, scaling)
     if theta is None:
         raise Refuses("TypeError: the base is null")

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Vllm
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -41,7 +41,7 @@ GPT_OSS_KEYS = frozenset({
 })  # fmt: skip
 
 
-def decode(view: HfView, first: str) -> RopeSet:
+def decode(view: HfCheckpoint, first: str) -> RopeSet:
     """Return what vLLM computes from this config, in the stretch of releases that begins with `first`.
 
     The context is the longest that --max-model-len may ask for, as far as the tables of cos and sin reach.
@@ -66,14 +66,14 @@ def decode(view: HfView, first: str) -> RopeSet:
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _on_transformers(view: HfView) -> RopeSet:
+def _on_transformers(view: HfCheckpoint) -> RopeSet:
     found = transformers.decode(view)
     if any(entry.table is not None and not entry.table.is_fixed for entry in found.entries.values()):
         raise NotKnown("transformers' own code chooses by the length of a call, which in vLLM holds several requests")
     return found
 
 
-def _derived(view: HfView, given: Mapping[str, Mapping[str, Any]], first: str) -> int:
+def _derived(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]], first: str) -> int:
     """Return the context that vLLM derives from the config.
 
     Source: _get_and_verify_max_len and derive_max_model_len_and_key.
@@ -96,7 +96,9 @@ def _derived(view: HfView, given: Mapping[str, Mapping[str, Any]], first: str) -
     return int(length * (1.0 if factor is None else factor))
 
 
-def _layer(view: HfView, facts: Vllm, entry: LayerRope, keys: dict[str, Any], first: str) -> tuple[LayerRope, int]:
+def _layer(
+    view: HfCheckpoint, facts: Vllm, entry: LayerRope, keys: dict[str, Any], first: str
+) -> tuple[LayerRope, int]:
     """Return what a layer type computes, and how many positions its table of cos and sin has."""
     part, family = engine.section(view), view.family
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings))
@@ -112,7 +114,7 @@ def _layer(view: HfView, facts: Vllm, entry: LayerRope, keys: dict[str, Any], fi
     return engine.filled(entry, keys, table, context), rows
 
 
-def _narrowed(view: HfView, entry: LayerRope, keys: Mapping[str, Any]) -> LayerRope:
+def _narrowed(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any]) -> LayerRope:
     """Return the entry with the share of channels that rotates: vLLM narrows the head of any family."""
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, engine.section(view).get(names.PARTIAL_ROTARY_FACTOR))
     if view.family.partial_rotary_key or view.family.mla or share is None:

@@ -15,11 +15,11 @@ from typing import Any
 from ropetool import __version__, names
 from ropetool.checkpoint import certificate, provenance
 from ropetool.checkpoint.certificate import Certificate
-from ropetool.checkpoint.opening import first_file, is_gguf
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.files import hub
-from ropetool.files.gguf import read_shards
-from ropetool.files.hf import open_checkpoint
 from ropetool.plans import model_card
 from ropetool.plans.plan import BAKE
 from ropetool.runtimes import inspection
@@ -73,39 +73,42 @@ def verify_checkpoint(
 
     Raises: CheckpointError, ConfigError.
     """
-    target = first_file(hub.local(target))
+    checkpoint = open_checkpoint(hub.local(target))
+    target = checkpoint.path
     chosen = suites.choose(suite, measures, segments)
     place = None if certificate_file is None else Path(certificate_file)
     if place is not None:
         certificate.check_place(target, place)
     notes: list[str] = []
-    original = first_file(hub.local(baseline)) if baseline is not None else _unchanged_source(target, notes)
-    other = first_file(hub.local(against)) if against is not None else None
-    found = inspection.inspect(target)
-    context, trained = _lengths_of(found, target)
-    if original is not None:
-        trained = min(trained, _lengths_of(inspection.inspect(original), original)[1])
-        if is_gguf(target) != is_gguf(original):
-            notes.append(f"{_runtime(target)} runs the target, {_runtime(original)} the baseline")
+    source = hub.local(baseline) if baseline is not None else _unchanged_source(target, notes)
+    original = None if source is None else open_checkpoint(source)
+    other = open_checkpoint(hub.local(against)) if against is not None else None
+    found = inspection.inspect_checkpoint(checkpoint)
+    context, trained = _lengths_of(found, checkpoint)
+    before = None if original is None else inspection.inspect_checkpoint(original)
+    if original is not None and before is not None:
+        trained = min(trained, _lengths_of(before, original)[1])
+        if checkpoint.runtime != original.runtime:
+            notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
     asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
     documents = read_documents([Path(text) for text in texts]) if texts else default_documents(max(asked, default=0))
-    marked = certificate.fingerprint(target, full_hash)  # before measuring: an edit meanwhile makes it stale
-    checks = [*read_back(target, original), check_rotation(target)]
+    marked = certificate.fingerprint(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
+    checks = [*read_back(checkpoint, original), check_rotation(checkpoint)]
     pair = None
     if other is not None:
-        checks.append(same_tables(target, other))
-        pair = _pair(target, other, original)
+        checks.append(same_tables(checkpoint, other))
+        pair = _pair(checkpoint, other, original)
         if pair.quantised and pair.before is None:
-            limits = _stated_limit(limits or Limits(), target, other)
+            limits = _stated_limit(limits or Limits(), target, other.path)
     around = (
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
-        else _kept(target, original, documents, device, dtype, resume, notes)
+        else _kept(checkpoint, original, documents, device, dtype, resume, notes)
     )
     with around as wrap:
         result = verify(
             target,
-            baseline=original,
+            baseline=None if original is None else original.path,
             texts=documents,
             lengths=asked,
             trained_length=trained,
@@ -114,7 +117,7 @@ def verify_checkpoint(
             limits=limits,
             against=pair,
             checks=checks,
-            bands=_bands(found, original, trained, context),
+            bands=_bands(found, before or found, trained, context),
             seed=seed,
             device=device,
             dtype=dtype,
@@ -137,7 +140,7 @@ class _Open:
         self._tensor_parallel = tensor_parallel
 
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-        if is_gguf(path):
+        if open_checkpoint(path).format == "gguf":
             return LlamaRunner(path, device=device, dtype=dtype, report=report)
         return TorchRunner(path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel)
 
@@ -152,8 +155,8 @@ def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
 
 @contextmanager
 def _kept(
-    target: Path,
-    baseline: Path | None,
+    target: Checkpoint,
+    baseline: Checkpoint | None,
     documents: Sequence[Document],
     device: str,
     dtype: str,
@@ -161,7 +164,7 @@ def _kept(
     notes: list[str],
 ) -> Iterator[Wrap]:
     """Give what keeps the figures of each runner on disk until the run is complete."""
-    prints = [certificate.fingerprint(path) if path else "" for path in (target, baseline)]
+    prints = [certificate.fingerprint(each) if each else "" for each in (target, baseline)]
     journal = Journal(" ".join([*prints, fingerprint(documents), device, dtype]), resume=resume)
     if resume:
         why = journal.lost or journal.problem
@@ -178,9 +181,7 @@ def _kept(
     finally:
         journal.close(remove=complete or not (journal.rows or journal.problem))
     if journal.problem:
-        notes.append(
-            f"what was measured was kept in memory alone, so that --resume would not find it: {journal.problem}"
-        )
+        notes.append(f"what was measured was kept only in memory, so --resume would not find it: {journal.problem}")
 
 
 def _certified(
@@ -252,15 +253,15 @@ def _extension(target: Path) -> dict[str, Any] | None:
     return None if plan is None else {key: plan.get(key) for key in ("method", "factor", "params")}
 
 
-def _pair(target: Path, other: Path, baseline: Path | None) -> Pair:
+def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None) -> Pair:
     """Return what the target is compared with, and the same two files before the extension where they are at hand."""
     quantised = _is_quantised(target) or _is_quantised(other)
     notes: list[str] = []
-    original = _unchanged_source(other, notes)
+    original = _unchanged_source(other.path, notes)
     before = None
     if baseline is not None and original is not None and _weights(baseline) == _weights(target):
-        before = (original, baseline)
-    return Pair(other, quantised, before)
+        before = (original, baseline.path)
+    return Pair(other.path, quantised, before)
 
 
 def _stated_limit(limits: Limits, *files: Path) -> Limits:
@@ -274,22 +275,21 @@ def _stated_limit(limits: Limits, *files: Path) -> Limits:
     return limits
 
 
-def _weights(path: Path) -> frozenset[str]:
+def _weights(checkpoint: Checkpoint) -> frozenset[str]:
     """Return the types of a GGUF's tensors; none for a directory."""
-    if not is_gguf(path):
+    if isinstance(checkpoint, HfCheckpoint):
         return frozenset()
-    return frozenset(tensor.type_name for header in read_shards(path) for tensor in header.tensors)
+    return frozenset(tensor.type_name for tensor in checkpoint.tensors.values())
 
 
-def _is_quantised(path: Path) -> bool:
-    if is_gguf(path):
-        return not _weights(path) <= UNQUANTISED
-    return "quantization_config" in open_checkpoint(path).config
+def _is_quantised(checkpoint: Checkpoint) -> bool:
+    if isinstance(checkpoint, HfCheckpoint):
+        return "quantization_config" in checkpoint.config
+    return not _weights(checkpoint) <= UNQUANTISED
 
 
-def _bands(found: Inspection, baseline: Path | None, trained: int, context: int) -> dict[str, Any] | None:
+def _bands(found: Inspection, before: Inspection, trained: int, context: int) -> dict[str, Any] | None:
     """Return the frequencies of the first kind of layer before and after, in radians per token."""
-    before = inspection.inspect(baseline) if baseline is not None else found
     tables = []
     for entry in (before, found):
         first = next(iter(entry.rope.entries.values()), None) if entry.rope else None
@@ -305,21 +305,18 @@ def _bands(found: Inspection, baseline: Path | None, trained: int, context: int)
     }
 
 
-def _runtime(path: Path) -> str:
-    return "llama.cpp" if is_gguf(path) else "transformers"
-
-
-def _lengths_of(found: Inspection, path: Path) -> tuple[int, int]:
+def _lengths_of(found: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the context that the checkpoint states, and the length it was trained on.
 
     Raises: ConfigError if it states neither.
     """
-    stated = f"{found.model_type}.context_length" if is_gguf(path) else names.MAX_POSITION_EMBEDDINGS
+    is_gguf = isinstance(checkpoint, GgufCheckpoint)
+    stated = f"{found.model_type}.context_length" if is_gguf else names.MAX_POSITION_EMBEDDINGS
     context = found.rope.max_position_embeddings if found.rope else found.stated.get(stated)
     trained = found.trained_length or context
     if type(context) is not int or type(trained) is not int:
         raise ConfigError(
             f"it states no {stated}, so its trained length is unknown",
-            where=str(path if is_gguf(path) else path / names.CONFIG_JSON),
+            where=checkpoint.where,
         )
     return context, trained

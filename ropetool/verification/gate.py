@@ -44,10 +44,10 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in (("--max-ratio", self.max_ratio), ("--max-tax", self.max_tax), ("--max-kl", self.max_kl)):
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{value} is no limit; it must be finite and above 0", where=name)
+                raise ConfigError(f"{value} is not a limit; it must be finite and above 0", where=name)
         if not 0 <= self.min_retrieval <= 1:
             raise ConfigError(
-                f"{self.min_retrieval} is no share of a score; it lies between 0 and 1", where="--min-retrieval"
+                f"{self.min_retrieval} is not a share of a score; it lies between 0 and 1", where="--min-retrieval"
             )
 
 

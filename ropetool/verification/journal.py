@@ -25,7 +25,7 @@ Found = TypeVar("Found")
 LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
 DIGEST = 8  # bytes behind the figures of a row
 TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
-BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is no UTF-8
+BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is not UTF-8
 STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 

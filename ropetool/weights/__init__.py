@@ -8,7 +8,7 @@ from ropetool.weights.checking import LayerCheck, check_scores, reader
 from ropetool.weights.dropping import drop_pairs
 from ropetool.weights.edits import PERMUTE, SCALE, RowChange, TensorEdit, by_tensor, described, row_change
 from ropetool.weights.fold_targets import View
-from ropetool.weights.residual import Rest, rest_edits, rest_of, rest_words, without_rest
+from ropetool.weights.residual import Residual, residual_edits, residual_of, residual_words, without_residual
 from ropetool.weights.writing import Baked, BakedTensor, bake_tensors, baked_bytes, growth, marks
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Baked",
     "BakedTensor",
     "LayerCheck",
-    "Rest",
+    "Residual",
     "RowChange",
     "TensorEdit",
     "View",
@@ -34,12 +34,12 @@ __all__ = [
     "marks",
     "pair_gain",
     "reader",
-    "rest_edits",
-    "rest_of",
-    "rest_words",
+    "residual_edits",
+    "residual_of",
+    "residual_words",
     "row_change",
     "score_gain",
     "softmax_scale",
     "view_of",
-    "without_rest",
+    "without_residual",
 ]

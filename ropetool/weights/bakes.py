@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ropetool import names, runtimes
-from ropetool.checkpoint import style
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.families import Family
 from ropetool.families.rows import K, Q
-from ropetool.files.hf import Checkpoint, Edit, headers
+from ropetool.files.hf import Edit
 from ropetool.rope.tables import LayerRope, RopeTable
 from ropetool.runtimes import Refuses
 from ropetool.weights import operations as ops
@@ -33,23 +31,23 @@ class Bake:
     notes: tuple[str, ...] = ()
 
 
-def view_of(checkpoint: Checkpoint, family: Family) -> View:
+def view_of(checkpoint: HfCheckpoint) -> View:
     """Return a checkpoint as bakes look at it.
 
     Raises: LossyExport if transformers cannot read its config; CorruptFile for a broken weight file.
     """
-    where = str(checkpoint.path / names.CONFIG_JSON)
     try:
-        rope = runtimes.get("transformers", "hf").decode(HfView(checkpoint.config, family, where))
+        rope = runtimes.get(checkpoint.runtime, "hf").decode(checkpoint)
     except Refuses as refusal:
-        raise LossyExport(f"transformers stops on this config: {refusal}", where=where) from None
-    tensors = {name: info for header in headers(checkpoint) for name, info in header.tensors.items()}
+        raise LossyExport(f"transformers stops on this config: {refusal}", where=checkpoint.where) from None
     quantization = checkpoint.config.get("quantization_config")
-    part = style.section(checkpoint.config, family, where)
-    return View(family, part, rope, tensors, quantization if isinstance(quantization, Mapping) else {}, where)
+    return View(
+        checkpoint.family, checkpoint.section, rope, checkpoint.stored,
+        quantization if isinstance(quantization, Mapping) else {}, checkpoint.where,
+    )  # fmt: skip
 
 
-def attention_factor(view: View, checkpoint: Checkpoint, side: str = K, *, config_only: bool = False) -> Bake:
+def attention_factor(view: View, checkpoint: HfCheckpoint, side: str = K, *, config_only: bool = False) -> Bake:
     """Return the bake of the factor on cos and sin: its square into keys or queries, or the factor into both.
 
     config_only: into the config key that multiplies the score, where the family has one (granite).
@@ -62,7 +60,7 @@ def attention_factor(view: View, checkpoint: Checkpoint, side: str = K, *, confi
     wanted = view.rope
     for kind in factors:
         wanted = wanted.with_entry(kind, _with_factor(view.rope.entries[kind], 1.0))
-    settings.check_reading(view, checkpoint.config_text, config, wanted)
+    settings.check_reading(checkpoint, config, wanted)
     if config_only:
         return Bake((), (*config, _score_edit(view, factors)))
     tensors: list[TensorEdit] = []
@@ -105,7 +103,7 @@ def _score_edit(view: View, factors: Mapping[str, float]) -> Edit:
     return settings.number_edit(view, key, view.config[key] * factor**2)
 
 
-def softmax_scale(view: View, checkpoint: Checkpoint, side: str = "") -> Bake:
+def softmax_scale(view: View, checkpoint: HfCheckpoint, side: str = "") -> Bake:
     """Return the bake of MLA's softmax multiplier: into the query latent's norm, else all query or all key rows.
 
     side: norm, q, k or both; by default norm where the model has a query latent, else q. The factor on cos and sin
@@ -119,7 +117,7 @@ def softmax_scale(view: View, checkpoint: Checkpoint, side: str = "") -> Bake:
     factor = _one_factor(view, entry)
     config = settings.factor_edits(view, checkpoint.config, {names.FULL_ATTENTION: factor}, keep_softmax=False)
     wanted = view.rope.with_entry(names.FULL_ATTENTION, replace(entry, softmax_multiplier=1.0))
-    settings.check_reading(view, checkpoint.config_text, config, wanted)
+    settings.check_reading(checkpoint, config, wanted)
     chosen = side or (ops.NORM if view.bake.score and view.config.get("q_lora_rank") else Q)
     reason = f"softmax multiplier {multiplier:.6g}"
     tensors = ops.score_edits(view, names.FULL_ATTENTION, multiplier, chosen, reason)
@@ -142,7 +140,7 @@ def score_gain(view: View, multipliers: Mapping[str, float], side: str = K) -> B
     return Bake(on_scales(tensors, view), ())
 
 
-def layout(view: View, checkpoint: Checkpoint, to: str) -> Bake:
+def layout(view: View, checkpoint: HfCheckpoint, to: str) -> Bake:
     """Return the bake that changes the order of the rotary channels.
 
     Where the family has a key for it (rope_interleave) the config follows; elsewhere the result is for runtimes that

@@ -23,7 +23,7 @@ E8M0 = "F8_E8M0"
 def on_scales(edits: list[TensorEdit], view: View) -> tuple[TensorEdit, ...]:
     """Return the edits with those of block-scaled weights moved onto their scales; others stay as they are.
 
-    Raises: UnsupportedDtype where a factor would also scale rows that it does not concern, or is no power of two
+    Raises: UnsupportedDtype where a factor would also scale rows that it does not concern, or is not a power of two
     where the scales hold nothing else, or the weight is packed.
     """
     change = by_tensor(edits)
@@ -36,8 +36,8 @@ def _placed(edit: TensorEdit, view: View) -> TensorEdit:
         return edit
     if stored.dtype not in FP8:
         raise UnsupportedDtype(
-            f"has type {stored.dtype}: packed or integer numbers share their scales, so no row can be changed alone and "
-            "exactly; an extension that edits config.json alone works",
+            f"has type {stored.dtype}: packed or integer numbers share their scales, so no single row can be changed "
+            "exactly; an extension that edits only config.json works",
             where=edit.tensor, try_="bake the unpacked model, then pack it",
         )  # fmt: skip
     name = next((f"{edit.tensor}{end}" for end in SCALES if f"{edit.tensor}{end}" in view.tensors), None)
@@ -85,7 +85,7 @@ def _scaled(edit: TensorEdit, name: str, view: View, block: int) -> TensorEdit:
     powers = stored.dtype == E8M0 or view.quantization.get("scale_fmt") == "ue8m0"
     if powers and not all(f > 0 and math.frexp(f)[0] == 0.5 for f in factors):
         raise UnsupportedDtype(
-            f"holds powers of two alone, and {max(factors, key=lambda f: abs(math.log2(f) % 1)):.6g} is none", where=name,
+            f"holds only powers of two, and {max(factors, key=lambda f: abs(math.log2(f) % 1)):.6g} is none", where=name,
             try_="bake a factor that is a power of two, or a copy in bfloat16",
         )  # fmt: skip
     return replace(

@@ -12,8 +12,9 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import style
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.files.hf import ABSENT, Checkpoint, Edit
+from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.tables import LayerRope, RopeTable
 from ropetool.weights import operations as ops
@@ -26,7 +27,7 @@ STILL_DIVISOR = 1e30  # a longrope divisor that stops a pair: inv_freq 1e-30 tur
 DROP_NOTE = "dropping pairs loses the position at large distances: an experiment, it extends no context"
 
 
-def drop_pairs(view: View, checkpoint: Checkpoint, pairs: Iterable[int], mode: str) -> Bake:
+def drop_pairs(view: View, checkpoint: HfCheckpoint, pairs: Iterable[int], mode: str) -> Bake:
     """Return the bake that lets pairs of the full-attention layers stand still, or mutes them in the key rows.
 
     still: their frequency becomes zero, by a narrower partial rotary after a row permutation where the family has
@@ -50,7 +51,7 @@ def drop_pairs(view: View, checkpoint: Checkpoint, pairs: Iterable[int], mode: s
     return Bake((), _stopped(view, checkpoint, entry, gone), (DROP_NOTE,))
 
 
-def _narrower(view: View, checkpoint: Checkpoint, entry: LayerRope, count: int) -> tuple[Edit, ...]:
+def _narrower(view: View, checkpoint: HfCheckpoint, entry: LayerRope, count: int) -> tuple[Edit, ...]:
     """Return the edits for a table of the fastest pairs alone: theta^(r/d) over r channels is theta over d of them."""
     assert entry.rope_theta is not None
     assert entry.table is not None
@@ -63,7 +64,7 @@ def _narrower(view: View, checkpoint: Checkpoint, entry: LayerRope, count: int) 
     edits += _share_edits(view, share)
     table = RopeTable.fixed(entry.table.regimes[0].inv_freq[: rotary_dim // 2])
     wanted = replace(entry, table=table, rotary_dim=rotary_dim, rope_theta=theta)
-    settings.check_reading(view, checkpoint.config_text, edits, view.rope.with_entry(names.FULL_ATTENTION, wanted))
+    settings.check_reading(checkpoint, edits, view.rope.with_entry(names.FULL_ATTENTION, wanted))
     return tuple(edits)
 
 
@@ -80,7 +81,7 @@ def _share_edits(view: View, share: float) -> list[Edit]:
     return found
 
 
-def _stopped(view: View, checkpoint: Checkpoint, entry: LayerRope, gone: list[int]) -> tuple[Edit, ...]:
+def _stopped(view: View, checkpoint: HfCheckpoint, entry: LayerRope, gone: list[int]) -> tuple[Edit, ...]:
     """Return the edits for the same table as longrope lists, in which the dropped pairs turn by nothing."""
     if entry.table is None or not entry.table.is_fixed or entry.rope_theta is None:
         raise LossyExport("only a table that does not follow the length can lose pairs", where=view.where)
@@ -105,5 +106,5 @@ def _stopped(view: View, checkpoint: Checkpoint, entry: LayerRope, gone: list[in
         entry, table=RopeTable.fixed(still, regime.attention_factor), rope_type="longrope",
         original_max_position_embeddings=length,
     )  # fmt: skip
-    settings.check_reading(view, checkpoint.config_text, edits, view.rope.with_entry(names.FULL_ATTENTION, wanted))
+    settings.check_reading(checkpoint, edits, view.rope.with_entry(names.FULL_ATTENTION, wanted))
     return tuple(edits)

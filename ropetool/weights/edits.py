@@ -54,7 +54,7 @@ class TensorEdit:
             good = len(self.factors) in (1, self.length) and all(is_number(f) and f >= 0 for f in self.factors)
             return "" if good else f"{len(self.factors)} factors for blocks of {self.length} rows, or one below 0"
         if self.operation == PERMUTE:
-            return "" if sorted(self.order) == list(range(self.length)) else "the order is no permutation of a block"
+            return "" if sorted(self.order) == list(range(self.length)) else "the order is not a permutation of a block"
         return f"{self.operation!r} is neither {SCALE} nor {PERMUTE}"
 
     @property

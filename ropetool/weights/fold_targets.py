@@ -161,8 +161,8 @@ def _check_weight(view: View, base: str, height: int) -> None:
     packed = next((tool for suffix, tool in PACKED.items() if f"{base}{suffix}" in view.tensors), None)
     if packed:
         raise UnsupportedDtype(
-            f"is packed ({packed}): its rows share their scales with others, so none can be changed alone and exactly; "
-            "an extension that edits config.json alone works", where=base, try_="bake the unpacked model, then pack it",
+            f"is packed ({packed}): its rows share their scales with others, so none can be changed exactly by itself; "
+            "an extension that edits only config.json works", where=base, try_="bake the unpacked model, then pack it",
         )  # fmt: skip
     weight = view.tensors.get(f"{base}.weight")
     if weight is None:

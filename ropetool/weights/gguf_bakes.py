@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ropetool import names
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.families.rows import K, Q
 from ropetool.files.gguf import Patch
@@ -23,7 +23,7 @@ from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import View
 from ropetool.weights.gguf_fold_targets import decoded, gguf_view
 from ropetool.weights.gguf_scales import on_blocks
-from ropetool.weights.residual import without_rest
+from ropetool.weights.residual import without_residual
 
 SHIFT_NOTE = "cos and sin have length 1 now: shifting cached keys turns them and changes no size"
 
@@ -37,7 +37,7 @@ class GgufBake:
     notes: tuple[str, ...] = ()
 
 
-def attention_factor(view: View, model: GgufView, side: str = K, *, bake_dtype: str = "") -> GgufBake:
+def attention_factor(view: View, model: GgufCheckpoint, side: str = K, *, bake_dtype: str = "") -> GgufBake:
     """Return the bake of the factor on cos and sin: its square into keys or queries, or the factor into both.
 
     Raises: ConfigError if the factor is 1 already; LossyExport, UnsupportedDtype where the weights cannot hold it.
@@ -58,7 +58,7 @@ def attention_factor(view: View, model: GgufView, side: str = K, *, bake_dtype: 
     return GgufBake(on_blocks(tensors, view, bake_dtype), patch)
 
 
-def shift_safe(view: View, model: GgufView, side: str = K, *, bake_dtype: str = "") -> GgufBake:
+def shift_safe(view: View, model: GgufCheckpoint, side: str = K, *, bake_dtype: str = "") -> GgufBake:
     """Return the bake after which llama.cpp multiplies cos and sin by 1, in every layer that rotates.
 
     A context shift, cache reuse and self-extend turn cached keys by the same cos and sin once more: only with length 1
@@ -75,7 +75,7 @@ def shift_safe(view: View, model: GgufView, side: str = K, *, bake_dtype: str = 
     return replace(bake, notes=(*bake.notes, SHIFT_NOTE))
 
 
-def softmax_scale(view: View, model: GgufView, side: str = "", *, bake_dtype: str = "") -> GgufBake:
+def softmax_scale(view: View, model: GgufCheckpoint, side: str = "", *, bake_dtype: str = "") -> GgufBake:
     """Return the bake of MLA's multiplier of the whole score: into the query latent's norm, else all query rows.
 
     side: norm or q; by default norm where the model has a query latent.
@@ -113,7 +113,7 @@ def score_gain(view: View, multipliers: Mapping[str, float], side: str = "", *, 
     return GgufBake(on_blocks(tensors, view, bake_dtype))
 
 
-def drop_pairs(view: View, model: GgufView, pairs: Iterable[int], mode: str, *, bake_dtype: str = "") -> GgufBake:
+def drop_pairs(view: View, model: GgufCheckpoint, pairs: Iterable[int], mode: str, *, bake_dtype: str = "") -> GgufBake:
     """Return the bake that lets pairs of the full-attention layers stand still, or mutes them in the key rows.
 
     still: by frequency vectors, whose divisors at these pairs become so large that nothing turns. Lossy by design.
@@ -144,7 +144,7 @@ def layout(view: View, to: str) -> GgufBake:
     )  # fmt: skip
 
 
-def rearch_llama(model: GgufView) -> GgufBake:
+def rearch_llama(model: GgufCheckpoint) -> GgufBake:
     """Return the bake that makes a qwen2 file one of llama, which takes frequency vectors: renamed keys, moved rows.
 
     Raises: LossyExport for another architecture, or a tensor that llama has no place for.
@@ -152,7 +152,7 @@ def rearch_llama(model: GgufView) -> GgufBake:
     view, reader = gguf_view(model), Model.of(model)
     if reader.arch.name != "qwen2":
         raise LossyExport(
-            f"is a {reader.arch.name} file; llama's graph computes the same for qwen2 alone", where=view.where
+            f"is a {reader.arch.name} file; llama's graph computes the same only for qwen2", where=view.where
         )
     if "output.bias" in model.tensors:
         raise LossyExport("has output.bias, which llama.cpp does not read for llama", where=view.where)
@@ -190,7 +190,7 @@ def _checked(view: View, after: RopeSet, *, softmax: float) -> RopeSet:
 
     Raises: LossyExport with the difference.
     """
-    difference = without_rest(view.rope, after).disagreement(after)
+    difference = without_residual(view.rope, after).disagreement(after)
     left = after.entries[_leading(view)].softmax_multiplier
     if not difference and not math.isclose(left, softmax, rel_tol=TABLE_TOLERANCE):
         difference = f"the whole score would be multiplied by {left:.6g} instead of {softmax:.6g}"

@@ -6,11 +6,11 @@ Knows tensor names and keys, not what a change does to them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ropetool import families, names
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import LossyExport
 from ropetool.families import BakeSites, Family, Stage
 from ropetool.files.gguf import ValueType
@@ -25,15 +25,7 @@ FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the ch
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 
-@dataclass(frozen=True)
-class GgufTensor:
-    """A tensor as bakes see it: ggml's name of its type, and its shape, rows first."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-
-def gguf_view(model: GgufView) -> View:
+def gguf_view(model: GgufCheckpoint) -> View:
     """Return a GGUF model as bakes look at it.
 
     Raises: LossyExport if llama.cpp refuses the model, or its sites are not known.
@@ -41,12 +33,11 @@ def gguf_view(model: GgufView) -> View:
     rope = decoded(model)
     reader = Model.of(model)
     family = _family(reader.arch.name, model.where)
-    tensors = {name: GgufTensor(info.type_name, info.shape[::-1]) for name, info in model.tensors.items()}
     sites = _sites(family, model)
-    return View(replace(family, bake=sites), _config(reader), rope, tensors, {}, model.where)
+    return View(replace(family, bake=sites), _config(reader), rope, model.stored, {}, model.where)
 
 
-def decoded(model: GgufView) -> RopeSet:
+def decoded(model: GgufCheckpoint) -> RopeSet:
     """Return what llama.cpp computes from a model.
 
     Raises: LossyExport if it refuses it.
@@ -67,7 +58,7 @@ def _family(arch: str, where: str) -> Family:
     return known[arch]
 
 
-def _sites(family: Family, model: GgufView) -> BakeSites:
+def _sites(family: Family, model: GgufCheckpoint) -> BakeSites:
     """Return the family's sites under the names of the file; a file may hold the projections in one tensor."""
     assert family.bake is not None
     fused = any(re.fullmatch(rf"blk\.\d+\.{FUSED}\.weight", name) for name in model.tensors)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.files.gguf.patch import Vector
@@ -20,7 +20,7 @@ from ropetool.runtimes.llama_cpp.layers import Model
 from ropetool.weights.dropping import STILL_DIVISOR
 
 
-def factor_patch(model: GgufView, entry: LayerRope, factor: float, scale: float) -> Patch:
+def factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
     """Return the keys by which llama.cpp multiplies cos and sin by `factor`, and MLA's score by the square of `scale`."""
     reader = Model.of(model)
     if not reader.arch.mla:
@@ -56,7 +56,7 @@ def _stating(reader: Model, wanted: Mapping[str, tuple[float, float]]) -> Patch:
     return Patch(stated, frozenset(removed))
 
 
-def stopped(model: GgufView, pairs: int, gone: Sequence[int]) -> dict[str, Vector]:
+def stopped(model: GgufCheckpoint, pairs: int, gone: Sequence[int]) -> dict[str, Vector]:
     """Return the frequency vectors of the model with the divisors of these pairs beyond any length."""
     reader = Model.of(model)
     wanted = reader.arch.loads(reader.get(archs.SCALING_TYPE, "linear")) if reader.arch.vectors else ()
@@ -74,7 +74,7 @@ def stopped(model: GgufView, pairs: int, gone: Sequence[int]) -> dict[str, Vecto
     return found
 
 
-def renamed(model: GgufView, old: str, new: str) -> Patch:
+def renamed(model: GgufCheckpoint, old: str, new: str) -> Patch:
     """Return the patch that gives a model another architecture's name, in all its keys."""
     keys = {key: value for key, value in model.values.items() if key.startswith(f"{old}.")}
     values = {f"{new}.{key.removeprefix(f'{old}.')}": value for key, value in keys.items()}

@@ -52,7 +52,7 @@ def gain_edits(view: View, layer_type: str, gains: Sequence[float], side: str, r
 def _rotating(view: View, layer_type: str) -> LayerRope:
     entry = view.rope.entries.get(layer_type)
     if entry is None or entry.table is None:
-        raise ConfigError(f"{layer_type} is no kind of layer that rotates in this model", where=view.where)
+        raise ConfigError(f"{layer_type} is not a kind of layer that rotates in this model", where=view.where)
     return entry
 
 

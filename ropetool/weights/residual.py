@@ -19,7 +19,7 @@ from ropetool.weights.fold_targets import View
 
 
 @dataclass(frozen=True)
-class Rest:
+class Residual:
     """What the weights of one kind of layer must still multiply: the rotary part of the score, and all of it."""
 
     rotary: float
@@ -31,7 +31,7 @@ class Rest:
         return all(math.isclose(factor, 1, rel_tol=TABLE_TOLERANCE) for factor in (self.rotary, self.whole))
 
 
-def rest_of(wanted: RopeSet, found: RopeSet) -> dict[str, Rest]:
+def residual_of(wanted: RopeSet, found: RopeSet) -> dict[str, Residual]:
     """Return what is left of the wanted score by kind of layer, those with nothing left out.
 
     Raises: LossyExport if it depends on the length, which weights do not.
@@ -42,18 +42,18 @@ def rest_of(wanted: RopeSet, found: RopeSet) -> dict[str, Rest]:
     return {kind: rest for kind, rest in rests.items() if not rest.is_nothing}
 
 
-def _rest(wanted: LayerRope, found: LayerRope) -> Rest:
+def _rest(wanted: LayerRope, found: LayerRope) -> Residual:
     whole = wanted.softmax_multiplier / found.softmax_multiplier
     if wanted.table is None or found.table is None:
-        return Rest(1.0, whole)
+        return Residual(1.0, whole)
     pairs = zip(wanted.table.regimes, found.table.regimes, strict=False)
     rotary = {round((ours.attention_factor / theirs.attention_factor) ** 2, 12) for ours, theirs in pairs}
     if len(rotary) > 1:
         raise LossyExport("what is left for the weights depends on the length")
-    return Rest(rotary.pop(), whole)
+    return Residual(rotary.pop(), whole)
 
 
-def without_rest(wanted: RopeSet, found: RopeSet) -> RopeSet:
+def without_residual(wanted: RopeSet, found: RopeSet) -> RopeSet:
     """Return the wanted score with the factors that the keys of `found` ask for: what must then agree is the rest."""
     entries = {
         kind: _with_factors(entry, found.entries[kind]) if kind in found.entries else entry
@@ -70,7 +70,7 @@ def _with_factors(wanted: LayerRope, found: LayerRope) -> LayerRope:
     return replace(wanted, table=RopeTable(regimes), softmax_multiplier=found.softmax_multiplier)
 
 
-def rest_words(rests: Mapping[str, Rest]) -> tuple[str, ...]:
+def residual_words(rests: Mapping[str, Residual]) -> tuple[str, ...]:
     """Return what goes into the weights, in words."""
     found = []
     for kind, rest in rests.items():
@@ -81,7 +81,7 @@ def rest_words(rests: Mapping[str, Rest]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def rest_edits(view: View, rests: Mapping[str, Rest]) -> tuple[TensorEdit, ...]:
+def residual_edits(view: View, rests: Mapping[str, Residual]) -> tuple[TensorEdit, ...]:
     """Return the edits that put the rest into the weights: factors of cos and sin into keys, others into queries.
 
     Raises: LossyExport, UnsupportedDtype where the weights cannot hold it exactly.

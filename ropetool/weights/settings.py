@@ -5,17 +5,18 @@ Knows the keys that ask for a factor, not the weights that carry it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropetool import runtimes
+from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport
-from ropetool.files.hf import ABSENT, Edit, apply_edits, parse_object
+from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import Refuses
 from ropetool.runtimes.config_encodings import settled
+from ropetool.runtimes.decoded import decoded
 from ropetool.weights.fold_targets import View
 
 
@@ -39,16 +40,14 @@ def number_edit(view: View, key: str, value: float | bool) -> Edit:
     return Edit((*view.family.text_path, key), view.config.get(key, ABSENT), value)
 
 
-def check_reading(view: View, text: str, edits: list[Edit], wanted: RopeSet, runtime: str = "transformers") -> None:
-    """Return if the runtime reads the edited config as `wanted`.
+def check_reading(checkpoint: HfCheckpoint, edits: Sequence[Edit], target: RopeSet) -> None:
+    """Return if transformers reads the edited config as the target.
 
     Raises: LossyExport with the difference: the keys of the file can then not say what the weights leave to them.
     """
-    edited = parse_object(apply_edits(text, edits, view.where), view.where)
-    try:
-        found = runtimes.get(runtime, "hf").decode(HfView(edited, view.family, view.where))
-        difference = wanted.disagreement(found)
-    except Refuses as refusal:
-        difference = str(refusal)
-    if difference:
-        raise LossyExport(f"{runtime} would not read the rest from config.json: {difference}", where=view.where)
+    changes = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
+    objection = decoded(checkpoint.runtime, checkpoint.edited(changes)).objection(target)
+    if objection:
+        raise LossyExport(
+            f"{checkpoint.runtime} would not read the rest from config.json: {objection}", where=checkpoint.where
+        )

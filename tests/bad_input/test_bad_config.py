@@ -26,8 +26,8 @@ def scaled(**keys: Any) -> dict[str, Any]:
     return but(rope_scaling={**YARN, **keys})
 
 
-LENGTH = "is no length; it is a whole number of tokens from 2 to 2147483648"
-THETA = "is no base; it is a finite number above 1, up to 1e+18"
+LENGTH = "is not a length; it is a whole number of tokens from 2 to 2147483648"
+THETA = "is not a base; it is a finite number above 1, up to 1e+18"
 POSITIVE = "is not a finite number above 0"
 WRONG_ONE = "remove the wrong one from config.json"
 OWN_FORM = "write rope_parameters in the family's own form"
@@ -101,8 +101,8 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
         but(rope_scaling={"rope_type": "longrope", **LISTS, "long_factor": [1.0] * 15 + [-1.0]}),
         f"{C}: rope_scaling.long_factor: it is a list of finite numbers above 0, one per rotary pair", "",
     ),
-    "rope_scaling as text": (but(rope_scaling="linear"), f'{C}: rope_scaling: "linear" is no object', ""),
-    "rope_parameters as a list": (but(rope_parameters=[1]), f"{C}: rope_parameters: [1] is no object", ""),
+    "rope_scaling as text": (but(rope_scaling="linear"), f'{C}: rope_scaling: "linear" is not an object', ""),
+    "rope_parameters as a list": (but(rope_parameters=[1]), f"{C}: rope_parameters: [1] is not an object", ""),
     "flat for gemma3": (
         {**configs.config("gemma3_text", "v5"), "rope_parameters": {**YARN, "rope_theta": 1e4}},
         f"{C}: rope_parameters: it is flat, and gemma3_text reads it nested by layer type: transformers would ignore "

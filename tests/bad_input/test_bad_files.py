@@ -245,40 +245,40 @@ PLANS: dict[str, tuple[Any, str, str]] = {
     "empty": ("", "plan.json: is empty", ""),
     "no JSON": ("{", "plan.json: is not valid JSON: Expecting property name enclosed in double quotes at line 1, column 2", ""),
     "a list": ("[]", "plan.json: holds []; a JSON object is needed", ""),
-    "an object": ("{}", "plan.json: it is no plan of ropetool ('schema' is missing)", NO_PLAN),
+    "an object": ("{}", "plan.json: it is not a plan of ropetool ('schema' is missing)", NO_PLAN),
     "another schema": (
-        {"schema": 7}, 'plan.json: it is no plan of ropetool (schema 7 for "hf"; this version reads 1 and 2 for hf and gguf)', NO_PLAN,
+        {"schema": 7}, 'plan.json: it is not a plan of ropetool (schema 7 for "hf"; this version reads 1 and 2 for hf and gguf)', NO_PLAN,
     ),
     "a text that is none": (
-        {"suffix": "\ud800"}, 'plan.json: it is no plan of ropetool (suffix is "\\ud800"; it must be text)', NO_PLAN,
+        {"suffix": "\ud800"}, 'plan.json: it is not a plan of ropetool (suffix is "\\ud800"; it must be text)', NO_PLAN,
     ),
     "a note that is none": (
         {"notes": ["\udc80"]},
-        'plan.json: it is no plan of ropetool (notes is ["\\udc80"]; it must be a list of at most 8,192 values, each text)', NO_PLAN,
+        'plan.json: it is not a plan of ropetool (notes is ["\\udc80"]; it must be a list of at most 8,192 values, each text)', NO_PLAN,
     ),
     "a factor without end": (
-        {"factor": float("inf")}, "plan.json: it is no plan of ropetool (factor is Infinity; it must be a finite number)", NO_PLAN,
+        {"factor": float("inf")}, "plan.json: it is not a plan of ropetool (factor is Infinity; it must be a finite number)", NO_PLAN,
     ),
     "a length beyond all": (
         {"trained_length": 10**400},
-        "plan.json: it is no plan of ropetool (trained_length is 1" + "0" * 76 + "...; it must be a whole number from 1 to "
+        "plan.json: it is not a plan of ropetool (trained_length is 1" + "0" * 76 + "...; it must be a whole number from 1 to "
         "2147483648)", NO_PLAN,
     ),
     "a truth for a length": (
         {"trained_length": True},
-        "plan.json: it is no plan of ropetool (trained_length is true; it must be a whole number from 1 to 2147483648)", NO_PLAN,
+        "plan.json: it is not a plan of ropetool (trained_length is true; it must be a whole number from 1 to 2147483648)", NO_PLAN,
     ),
     "a factor of 10^300 on the score": (
         {"tables": {"full_attention": [{"inv_freq": [1.0], "attention_factor": 1e300, "up_to": None}]}},
-        "plan.json: it is no plan of ropetool (attention_factor is 1e+300; it multiplies cos and sin and must be above 0, a "
+        "plan.json: it is not a plan of ropetool (attention_factor is 1e+300; it multiplies cos and sin and must be above 0, a "
         "number from 1e-18 to 1e+18)", NO_PLAN,
     ),
     "a candidate that is none": (
-        {"candidates": [{"name": 1}]}, "plan.json: it is no plan of ropetool (a candidate: name is 1; it must be text)", NO_PLAN,
+        {"candidates": [{"name": 1}]}, "plan.json: it is not a plan of ropetool (a candidate: name is 1; it must be text)", NO_PLAN,
     ),
     "rows without end": (
         {"tensors": [{"tensor": "a.weight", "operation": "scale", "height": 10**10, "starts": [0], "length": 1, "factors": [2]}]},
-        'plan.json: it is no plan of ropetool (the edit of "a.weight": height is 10000000000; it must be a whole number from '
+        'plan.json: it is not a plan of ropetool (the edit of "a.weight": height is 10000000000; it must be a whole number from '
         "0 to 1048576)", NO_PLAN,
     ),
     "rows of many tensors": (
@@ -286,14 +286,14 @@ PLANS: dict[str, tuple[Any, str, str]] = {
             {"tensor": str(n), "operation": "scale", "height": 2**20, "starts": [0], "length": 1, "factors": [2]}
             for n in range(5)
         ]},
-        'plan.json: it is no plan of ropetool (the edit of "4": edits tensors of more than 4,194,304 rows)', NO_PLAN,
+        'plan.json: it is not a plan of ropetool (the edit of "4": edits tensors of more than 4,194,304 rows)', NO_PLAN,
     ),
     "another file": (
         {"edits": [{"file": SHARD, "path": ["a"], "new": 1}]},
-        f'plan.json: it is no plan of ropetool ("{SHARD}" is no file that a plan edits)', NO_PLAN,
+        f'plan.json: it is not a plan of ropetool ("{SHARD}" is not a file that a plan edits)', NO_PLAN,
     ),
     "a suffix that leaves": (
-        {"suffix": "x/../../y"}, 'plan.json: it is no plan of ropetool (suffix "x/../../y" is no part of a file name)', NO_PLAN,
+        {"suffix": "x/../../y"}, 'plan.json: it is not a plan of ropetool (suffix "x/../../y" is not part of a file name)', NO_PLAN,
     ),
     "another family": (
         {"family": "mistral"}, '{m}: the plan is for a mistral, this is a "llama"',

@@ -238,7 +238,7 @@ def test_a_foreign_shard(tmp_path: Path) -> None:
     first = model(tmp_path / "model.gguf", shards=2)
     second = tmp_path / "model-00002-of-00002.gguf"
     model(second)
-    refused(tmp_path, f"{second}: is no shard: it has no split.count", "", "extend", first, *EXTEND)
+    refused(tmp_path, f"{second}: is not a shard: it has no split.count", "", "extend", first, *EXTEND)
     (tmp_path / "others").mkdir()
     model(tmp_path / "others" / "model.gguf", shards=2)
     first.write_bytes((tmp_path / "others" / "model-00001-of-00002.gguf").read_bytes())

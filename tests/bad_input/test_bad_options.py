@@ -15,7 +15,7 @@ C = "{m}/config.json"
 
 
 MORE = "--factor: {} is not a factor; it is a finite number of at least 1"
-NO_LENGTH = "--original-length: {} is no length; it is a whole number of tokens from 2 to 2147483648"
+NO_LENGTH = "--original-length: {} is not a length; it is a whole number of tokens from 2 to 2147483648"
 BEYOND = "tokens is beyond 2147483648 positions, the most that runtimes count"
 
 # name -> options; the error; the next step; the exit code.
@@ -75,10 +75,10 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
         ("--factor", "4", "-p", "truncate", "maybe"), "yarn -p truncate: 'maybe' is not true or false", "", 2,
     ),
     "a parameter twice": (("--factor", "4", "-p", "beta_fast", "8", "--beta-fast", "8"), "-p beta_fast: given twice", "", 2),
-    "an unknown ramp": (("--factor", "4", "-p", "ramp", "x"), "-p ramp: 'x' is no ramp; there are dims and turns", "", 1),
+    "an unknown ramp": (("--factor", "4", "-p", "ramp", "x"), "-p ramp: 'x' is not a ramp; there are dims and turns", "", 1),
     "no base": (("-m", "abf", "--factor", "4"), "--rope-theta: abf needs the new base", "--rope-theta 1e6", 1),
     "a base of 1": (
-        ("-m", "abf", "--factor", "4", "--rope-theta", "1"), "--rope-theta: 1 is no base; it is a finite number above 1", "", 1,
+        ("-m", "abf", "--factor", "4", "--rope-theta", "1"), "--rope-theta: 1 is not a base; it is a finite number above 1", "", 1,
     ),
     "no divisors": (
         ("-m", "longrope", "--factor", "4"), "-p long_factor: longrope needs its divisors, and the source has none",

@@ -161,7 +161,7 @@ def whole(target: Path, **changed: Any) -> dict[str, Any]:
 )
 def test_a_certificate_of_another_shape(changed: dict[str, Any], shown: str, output: Path) -> None:
     put(output, "certificate", whole(output.parent, **changed))
-    where = f"m-yarn-4x/ropetool.json: certificate: it is no certificate of ropetool ({shown}"
+    where = f"m-yarn-4x/ropetool.json: certificate: it is not a certificate of ropetool ({shown}"
     one_error(run("export", "m-yarn-4x", "-o", "out.gguf"), where)
     assert not Path("out.gguf").exists()
     for arguments in (["inspect", "m-yarn-4x"], ["diff", "m", "m-yarn-4x"]):
@@ -177,5 +177,5 @@ def test_the_certificate_of_the_tests_is_one(output: Path) -> None:
 def test_a_certificate_that_is_none(value: Any, output: Path) -> None:
     put(output, "certificate", value)
     one_error(
-        run("export", "m-yarn-4x", "-o", "out.gguf"), "m-yarn-4x/ropetool.json: certificate: it is no certificate"
+        run("export", "m-yarn-4x", "-o", "out.gguf"), "m-yarn-4x/ropetool.json: certificate: it is not a certificate"
     )

@@ -19,7 +19,7 @@ from gguf import GGUFValueType
 from gguf_models import library
 
 from ropetool import families
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import GgufHeader, read_shards
 from ropetool.weights import View, gguf_bakes, gguf_fold_targets, gguf_writing
 from ropetool.weights.gguf_bakes import GgufBake
@@ -267,9 +267,9 @@ def quantised(source: Path, target: Path, dtype: str) -> Path:
 # --- ropetool's side
 
 
-def opened(path: Path) -> tuple[tuple[GgufHeader, ...], GgufView, View]:
+def opened(path: Path) -> tuple[tuple[GgufHeader, ...], GgufCheckpoint, View]:
     headers = read_shards(path)
-    model = GgufView.of(headers)
+    model = GgufCheckpoint.of(headers)
     return headers, model, gguf_fold_targets.gguf_view(model)
 
 

@@ -20,8 +20,9 @@ import torch
 import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from ropetool import families, weights
-from ropetool.files.hf import Checkpoint, apply_edits, headers, open_checkpoint, read_header
+from ropetool import weights
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.files.hf import apply_edits, headers, open_directory, read_header
 from ropetool.weights import Bake, Baked, View
 
 TRAINED, FACTOR = 512, 4.0
@@ -305,14 +306,14 @@ def rotated_interleaved(model_type: str) -> Iterator[None]:
         module.apply_rotary_pos_emb = before
 
 
-def view_and_checkpoint(directory: Path) -> tuple[View, Checkpoint]:
-    checkpoint = open_checkpoint(directory)
-    return weights.view_of(checkpoint, families.get(checkpoint.config["model_type"])), checkpoint
+def view_and_checkpoint(directory: Path) -> tuple[View, HfCheckpoint]:
+    checkpoint = HfCheckpoint.open(directory)
+    return weights.view_of(checkpoint), checkpoint
 
 
 def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     """Write the baked checkpoint: the touched shards by ropetool, everything else copied."""
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_directory(source)
     found = headers(checkpoint)
     target.mkdir()
     baked = weights.bake_tensors(bake.tensors, found, target, **options)

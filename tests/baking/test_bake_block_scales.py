@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ropetool import families
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport, UnsupportedDtype
 from ropetool.files.hf import read_header
 from ropetool.runtimes.transformers import decode
@@ -44,7 +44,7 @@ def view(scales: str = "F32", **quantization: Any) -> View:
     tensors |= {f"{n}_scale_inv": Tensor(scales, (-(-r // 128), -(-c // 128))) for n, (r, c) in SHAPES.items()}
     tensors[f"{PREFIX}q_a_layernorm.weight"] = Tensor("BF16", (256,))
     family = families.get("deepseek_v3")
-    return View(family, CONFIG, decode(HfView(CONFIG, family)), tensors, {**FP8, **quantization})
+    return View(family, CONFIG, decode(HfCheckpoint(CONFIG, family)), tensors, {**FP8, **quantization})
 
 
 def write(path: Path) -> dict[str, torch.Tensor]:
@@ -133,7 +133,7 @@ def test_powers_of_two_take_powers_of_two_alone(how: str) -> None:
     for factor in (2.0, 0.25):
         (edit,) = on_scales(gain_edits(some, FULL, [factor] * 32, "k", "test"), some)
         assert set(edit.factors) == {1.0, factor}
-    with pytest.raises(UnsupportedDtype, match=r"holds powers of two alone, and 1\.3 is none"):
+    with pytest.raises(UnsupportedDtype, match=r"holds only powers of two, and 1\.3 is none"):
         on_scales(gain_edits(some, FULL, [1.3] * 32, "k", "test"), some)
 
 
@@ -161,9 +161,9 @@ def test_packed_projections_are_refused_with_the_reason(suffix: str, tool: str) 
         "rope_parameters": models.YARN,
     }  # fmt: skip
     name = "model.layers.0.self_attn.k_proj"
-    rope = decode(HfView(config, family))
+    rope = decode(HfCheckpoint(config, family))
     packed = View(family, config, rope, {f"{name}{suffix}": Tensor("I32", (16, 64))}, {})
-    with pytest.raises(UnsupportedDtype, match=rf"is packed \({tool}\).*config.json alone works") as refusal:
+    with pytest.raises(UnsupportedDtype, match=rf"is packed \({tool}\).*only config.json works") as refusal:
         gain_edits(packed, FULL, [1.3] * 16, "k", "test")
     assert refusal.value.where == name
     integers = View(family, config, rope, {f"{name}.weight": Tensor("I8", (64, 128))}, {})
@@ -180,6 +180,6 @@ def test_a_norm_of_a_packed_model_is_not_packed() -> None:
     }  # fmt: skip
     prefix = "model.layers.0.self_attn"
     tensors = {f"{prefix}.k_proj.qweight": Tensor("I32", (16, 64)), f"{prefix}.k_norm.weight": Tensor("F16", (32,))}
-    some = View(family, config, decode(HfView(config, family)), tensors, {"quant_method": "gptq"})
+    some = View(family, config, decode(HfCheckpoint(config, family)), tensors, {"quant_method": "gptq"})
     (edit,) = on_scales(gain_edits(some, FULL, [1.3] * 16, "k", "test"), some)
     assert (edit.tensor, edit.length) == (f"{prefix}.k_norm.weight", 32)

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as hal
 
 from ropetool import weights
 from ropetool.errors import UnsupportedDtype
-from ropetool.files.hf import headers, open_checkpoint
+from ropetool.files.hf import headers, open_directory
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array
 
@@ -51,7 +51,7 @@ def test_the_reference_is_torch_s_attention(layout: str, rotary_dim: int) -> Non
 
 def check(source: Path, target: Path, bake: weights.Bake) -> list[weights.LayerCheck]:
     before, after = (models.view_and_checkpoint(path)[0] for path in (source, target))
-    readers = [weights.reader(headers(open_checkpoint(path))) for path in (source, target)]
+    readers = [weights.reader(headers(open_directory(path))) for path in (source, target)]
     return weights.check_scores(bake.tensors, before, readers[0], after, readers[1])
 
 
@@ -111,4 +111,4 @@ def test_types_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(4, 4).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedDtype, match="F8_E4M3"):
-        weights.reader(headers(open_checkpoint(tmp_path)))("w")
+        weights.reader(headers(open_directory(tmp_path)))("w")

@@ -23,7 +23,7 @@ from bake_gguf_models import (
 )
 from bake_logits import logits_of_gguf
 
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import ConfigError, LossyExport, PlanMismatch
 from ropetool.files.gguf import Patch, Value, ValueType, read_shards, shard_paths
 from ropetool.files.linking import place
@@ -115,7 +115,7 @@ def test_mlas_softmax_scale_goes_into_the_queries(case: str, side: str, tmp_path
     assert apart(logits_of_gguf(source), logits_of_gguf(target)) < TOLERANCE
     carry_out(replace(bake, tensors=()), source, tmp_path / "lost.gguf")
     assert apart(logits_of_gguf(source), logits_of_gguf(tmp_path / "lost.gguf")) > 1e-2
-    entry = decoding.decode(GgufView.of(read_shards(target))).entries[FULL]
+    entry = decoding.decode(GgufCheckpoint.of(read_shards(target))).entries[FULL]
     assert entry.softmax_multiplier == pytest.approx(1, rel=1e-6)
 
 
@@ -195,7 +195,7 @@ def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
     still = gguf_bakes.drop_pairs(view, model, gone, "still")
     assert still.tensors == ()
     carry_out(still, source, tmp_path / "still.gguf")
-    found = decoding.decode(GgufView.of(read_shards(tmp_path / "still.gguf"))).entries[FULL]
+    found = decoding.decode(GgufCheckpoint.of(read_shards(tmp_path / "still.gguf"))).entries[FULL]
     wanted = view.rope.entries[FULL].table.regimes[0]
     assert np.allclose(found.table.regimes[0].inv_freq[:29], wanted.inv_freq[:29], rtol=1e-6)
     assert (found.table.regimes[0].inv_freq[gone] < 1e-29).all()

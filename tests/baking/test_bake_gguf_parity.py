@@ -23,7 +23,7 @@ from bake_gguf_models import (
 from bake_logits import logits_of_gguf
 
 from ropetool import families
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.weights import TensorEdit, gguf_bakes, gguf_writing
@@ -71,7 +71,7 @@ def test_the_weights_carry_the_factor(
     assert {name.split(".", 2)[2] for name in changed(sources[arch], target)} == KEYS[arch]
     assert {tensor.tensor for tensor in baked.tensors} == changed(sources[arch], target)
     assert all(0 < tensor.max_error <= HALF_STEP["F32"] for tensor in baked.tensors)
-    found = decoding.decode(GgufView.of(read_shards(target)))
+    found = decoding.decode(GgufCheckpoint.of(read_shards(target)))
     assert found.entries["full_attention"].attention_factor == pytest.approx(1, rel=1e-7)
 
 

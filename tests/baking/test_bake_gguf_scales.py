@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
+from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.families import get
 from ropetool.rope.tables import RopeSet
 from ropetool.weights import TensorEdit, gguf_scales
 from ropetool.weights.fold_targets import View
-from ropetool.weights.gguf_fold_targets import GgufTensor
 
 ROWS, BLOCKS = 6, 4
 HALF_STEP = 2.0**-11  # the largest relative rounding of a normal float16
@@ -81,7 +83,9 @@ def test_scales_below_the_normal_range_are_counted() -> None:
 
 
 def view(dtype: str) -> View:
-    return View(get("llama"), {}, RopeSet({}, 1, 1), {"k": GgufTensor(dtype, (4, 256))}, {})
+    return View(
+        get("llama"), {}, RopeSet({}, 1, 1), {"k": StoredTensor(Path(), 0, 0, dtype, (4, 256), 1, "values")}, {}
+    )
 
 
 def edit() -> TensorEdit:

@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropetool
 from ropetool.errors import AmbiguousRope, ConfigError, LossyExport, PlanMismatch, UnknownName, UnsupportedDtype
-from ropetool.plans.bakes import KINDS, Wish, make_bake
+from ropetool.plans.bakes import KINDS, BakeOptions, make_bake
 from ropetool.plans.plan import Plan
 from ropetool.verification.readback.comparing import read_back
 
@@ -244,7 +244,7 @@ def test_packed_weights_are_extended_in_the_config_and_not_baked(tmp_path: Path)
     packed = {name.replace("k_proj.weight", "k_proj.qweight"): tensor for name, tensor in tensors.items()}
     save_file(packed, shard, {"format": "pt"})
     assert not extended(source, tmp_path / "out", ("transformers",)).bakes
-    with pytest.raises(UnsupportedDtype, match=r"is packed \(GPTQ or AWQ\).* config\.json alone works"):
+    with pytest.raises(UnsupportedDtype, match=r"is packed \(GPTQ or AWQ\).* edits only config\.json works"):
         make_bake(tmp_path / "out", "attention-factor")
     with pytest.raises(LossyExport, match=r"the weights cannot hold the rest: is packed \(GPTQ or AWQ\)"):
         ropetool.plan(source, "yarn", factor=4, for_runtimes=("transformers", "vllm"), attention_factor=1.3)
@@ -264,7 +264,7 @@ def test_runtimes_that_still_add_a_factor_of_their_own_are_named(tmp_path: Path)
     source = source_of(tmp_path, "llama")
     ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "extended")
     (note,) = make_bake(tmp_path / "extended", "attention-factor").notes
-    assert note.startswith("mlx-lm, sglang, vllm@0.25, vllm@0.26, vllm@0.29 agreed with transformers on the source")
+    assert note.startswith("mlx-lm, sglang, vllm 0.25 to 0.29 would read the output otherwise than transformers")
     assert "attention factor 1.13863 instead of 1" in note
 
 
@@ -281,8 +281,8 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
         (ConfigError, "pairs to drop are from 0 to 15", "drop-pairs", {"pairs": (16,), "mode": "mute"}),
         (ConfigError, "neither still nor mute", "drop-pairs", {"pairs": (15,), "mode": "quiet"}),
         (LossyExport, "no key of a llama's config says in which order", "layout", {"to": "half"}),
-        (ConfigError, "'sliding' is no kind of layer", "pair-gain", {"gains": (1.0,), "layer_type": "sliding"}),
-        (ConfigError, "'sliding' is no kind of layer", "score", {"multiplier": 2.0, "layer_type": "sliding"}),
+        (ConfigError, "'sliding' is not a kind of layer", "pair-gain", {"gains": (1.0,), "layer_type": "sliding"}),
+        (ConfigError, "'sliding' is not a kind of layer", "score", {"multiplier": 2.0, "layer_type": "sliding"}),
         (ConfigError, "score with these options changes nothing", "score", {"multiplier": 1.0}),
         (ConfigError, "cannot be multiplied by 0", "score", {"multiplier": 0.0}),
         (LossyExport, "has no config key that multiplies the score", "attention-factor", {"config_only": True}),
@@ -296,4 +296,4 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_option_of_a_bake_is_a_field(tmp_path: Path) -> None:
-    assert {name for kind in KINDS.values() for name in kind.options} == set(vars(Wish()))
+    assert {name for kind in KINDS.values() for name in kind.options} == set(vars(BakeOptions()))

@@ -16,7 +16,7 @@ from probes import probe, v4_python
 from transformers import AutoConfig
 
 from ropetool import families
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.runtimes import Refuses, get
 
 LENGTHS = [256, 512, 513, 1024, 2048]
@@ -74,7 +74,7 @@ def real_tables(data: dict[str, Any]) -> list[tuple[np.ndarray[Any, Any], float]
 def test_transformers_5_rotates_by_the_decoded_table(name: str, rope_type: str) -> None:
     data = with_type(name, rope_type)
     try:
-        rope = get("transformers").decode(HfView(data, families.get(data["model_type"])))
+        rope = get("transformers").decode(HfCheckpoint(data, families.get(data["model_type"])))
     except Refuses:
         if ELSEWHERE.get(name) != rope_type:
             with pytest.raises((KeyError, ValueError, RuntimeError, StrictDataclassError)):
@@ -91,7 +91,7 @@ def test_transformers_5_rotates_by_the_decoded_table(name: str, rope_type: str) 
 def test_mistral4_without_scaling_stops_in_its_attention(tmp_path: Path) -> None:
     data = with_type("mistral4", "default")
     with pytest.raises(Refuses, match="32 channels of the decoupled keys"):
-        get("transformers").decode(HfView(data, families.get("mistral4")))
+        get("transformers").decode(HfCheckpoint(data, families.get("mistral4")))
     models.write(tmp_path / "m", data)
     with pytest.raises(RuntimeError, match="size of tensor"):
         models.logits(tmp_path / "m")
@@ -108,7 +108,7 @@ def test_the_share_of_a_head_is_found_where_transformers_finds_it(name: str, sha
         data["rope_parameters"]["partial_rotary_factor"] = share
     elif style == "beside":
         data[family.partial_rotary_key] = share
-    rope = get("transformers").decode(HfView(data, family))
+    rope = get("transformers").decode(HfCheckpoint(data, family))
     (found, _), *_ = real_tables(data)
     assert rope.entries["full_attention"].rotary_dim == 2 * found.size
     if style != "silent":
@@ -118,7 +118,7 @@ def test_the_share_of_a_head_is_found_where_transformers_finds_it(name: str, sha
 def test_gpt_neox_has_names_of_its_own() -> None:
     data = {k: v for k, v in models.MODELS["gpt_neox"].items() if k != "rope_parameters"}
     data |= {"rotary_emb_base": 25000, "rotary_pct": 0.5, "rope_theta": 7.0}
-    rope = get("transformers").decode(HfView(data, families.get("gpt_neox")))
+    rope = get("transformers").decode(HfCheckpoint(data, families.get("gpt_neox")))
     (found, _), *_ = real_tables(data)
     np.testing.assert_allclose(found, rope.entries["full_attention"].table.at(256).inv_freq, rtol=TOLERANCE)  # type: ignore[union-attr]
 
@@ -147,12 +147,12 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
 def test_what_is_not_known_is_said() -> None:
     gpt_oss = {k: v for k, v in models.MODELS["gpt_oss"].items() if k != "rope_parameters"}
     with pytest.raises(Refuses, match="takes yarn of its own numbers"):
-        get("transformers").decode(HfView(gpt_oss, families.get("gpt_oss")))
+        get("transformers").decode(HfCheckpoint(gpt_oss, families.get("gpt_oss")))
     falcon = {**models.MODELS["falcon-per-head"], "alibi": True}
     with pytest.raises(Refuses, match="alibi is on, so nothing rotates"):
-        get("transformers").decode(HfView(falcon, families.get("falcon")))
+        get("transformers").decode(HfCheckpoint(falcon, families.get("falcon")))
     with pytest.raises(Refuses, match=r"how transformers 4\.57 reads cohere"):
-        get("transformers-v4").decode(HfView(models.v4(models.MODELS["cohere"]), families.get("cohere")))
+        get("transformers-v4").decode(HfCheckpoint(models.v4(models.MODELS["cohere"]), families.get("cohere")))
 
 
 def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:
@@ -167,7 +167,9 @@ def test_transformers_4_rotates_by_the_decoded_table(tmp_path: Path) -> None:
             directory.mkdir()
             (directory / "config.json").write_text(json.dumps(data))
             jobs.append({"path": str(directory), "lengths": LENGTHS})
-            wanted.append(get("transformers-v4").decode(HfView(data, families.get(name))).entries["full_attention"])
+            wanted.append(
+                get("transformers-v4").decode(HfCheckpoint(data, families.get(name))).entries["full_attention"]
+            )
     for entry, answer in zip(wanted, probe(jobs, v4_python()), strict=True):
         assert "error" not in answer, answer
         for length, found in zip(LENGTHS, answer["layers"]["full_attention"], strict=True):

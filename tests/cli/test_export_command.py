@@ -43,7 +43,7 @@ def certify(path: Path, verdict: str = "pass", longest: int = 1024) -> None:
     )
 
 
-AS_IT_CAME = "exported as it came, without a certificate: ropetool did not make this checkpoint"
+AS_IT_CAME = "no certificate needed: ropetool did not produce this checkpoint"
 
 
 def types(path: Path) -> set[str]:
@@ -192,7 +192,7 @@ def test_an_edited_certificate_is_refused(extended: Path) -> None:
     assert (done.code, done.err.splitlines()) == (
         1,
         [
-            "Error: model-yarn-4x/ropetool.json: certificate: it is no certificate of ropetool "
+            "Error: model-yarn-4x/ropetool.json: certificate: it is not a certificate of ropetool "
             '(verdict is "pass", and its checks come to fail)', VERIFY,
         ],
     )  # fmt: skip

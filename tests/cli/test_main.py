@@ -70,7 +70,7 @@ def test_the_version() -> None:
         (["extend", "m", "--tarket-length", "4k"], "'--target-length'"),
         (["inspect"], "Missing argument 'SOURCE'."),
         (["extend", "m"], "Missing option '--method' / '-m'."),
-        (["extend", "m", "--method", "yarn", "--factor", "many"], "'many' is no factor; write 4 or 4x"),
+        (["extend", "m", "--method", "yarn", "--factor", "many"], "'many' is not a factor; write 4 or 4x"),
         (["inspect", "m", "--bogus", "--json"], "No such option '--bogus'."),
         (["extend", "--json", "m", "-p", "beta_fast"], "Option '-p' requires 2 arguments."),
     ],

@@ -40,7 +40,7 @@ def test_a_length(text: str, length: int) -> None:
     "text", ["", "k", "4q", "4kb", "4.1", "0.0001k", "4,096", "4_096", "1e5", "nan", "9" * 5000, "٤"]
 )
 def test_what_is_no_length(text: str) -> None:
-    with pytest.raises(ValueError, match="no length in tokens"):
+    with pytest.raises(ValueError, match="not a length in tokens"):
         tokens(text)
 
 
@@ -60,13 +60,13 @@ def test_an_extension_by_them(model: Path, arguments: list[str], context: int) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["inspect", "m", "--target-length", "32q"], "'32q' is no length in tokens; write 32768, 32k or 1M"),
+        (["inspect", "m", "--target-length", "32q"], "'32q' is not a length in tokens; write 32768, 32k or 1M"),
         (["inspect", "m", "--target-length", "0k"], "0k is not in the range 1 to 2147483648 tokens"),
-        (["extend", "m", "-m", "yarn", "--target-length", "4M M"], "'4M M' is no length in tokens"),
+        (["extend", "m", "-m", "yarn", "--target-length", "4M M"], "'4M M' is not a length in tokens"),
         (["extend", "m", "-m", "yarn", "--target-length", "3000M"], "3000M is not in the range"),
-        (["extend", "m", "-m", "yarn", "--factor", "x4"], "'x4' is no factor; write 4 or 4x"),
-        (["extend", "m", "-m", "yarn", "--original-length", "x"], "'x' is no length in tokens"),
-        (["verify", "m", "--lengths", "4k,,8k"], "'4k,,8k' is no list of lengths; write 256,512,1024 or 4k,8k,16k"),
+        (["extend", "m", "-m", "yarn", "--factor", "x4"], "'x4' is not a factor; write 4 or 4x"),
+        (["extend", "m", "-m", "yarn", "--original-length", "x"], "'x' is not a length in tokens"),
+        (["verify", "m", "--lengths", "4k,,8k"], "'4k,,8k' is not a list of lengths; write 256,512,1024 or 4k,8k,16k"),
     ],
 )
 def test_a_wrong_one_is_wrong_usage(arguments: list[str], message: str) -> None:
@@ -105,7 +105,7 @@ def test_a_name_that_is_nearly_right(model: Path, arguments: list[str], hint: st
 
 def test_other_names_that_are_nearly_right(model: Path) -> None:
     assert "'atention-factor' (did you mean attention-factor?)" in run("bake", model, "atention-factor").err
-    assert "'q8-0' is no type that is written (did you mean q8_0" in run("export", model, "--outtype", "q8-0").err
+    assert "'q8-0' is not a type that is written (did you mean q8_0" in run("export", model, "--outtype", "q8-0").err
     assert "(did you mean standard?)" in run("verify", model, "--suite", "standart").err
 
 

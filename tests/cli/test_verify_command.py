@@ -52,7 +52,7 @@ def test_a_passing_suite_is_certified_and_a_failing_one_too(folder: Path) -> Non
 
     found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--max-tax", "0.01")
     assert found.code == 3
-    assert "tax" in found.out.splitlines()[-1]
+    assert "regression" in found.out.splitlines()[-1]
     assert read_object(folder / "extended" / "ropetool.json")[1]["certificate"]["verdict"] == "fail"
 
 
@@ -150,7 +150,7 @@ def test_a_journal_that_cannot_serve_is_no_reason_to_stop(folder: Path, monkeypa
     monkeypatch.setenv("ROPETOOL_CACHE", str(folder / "no folder"))
     unkept = run(*arguments)
     assert unkept.code == 0, unkept.err
-    for part in ("it starts anew: ", "was kept in memory alone", "cannot be written (Not a directory)"):
+    for part in ("it starts anew: ", "was kept only in memory", "cannot be written (Not a directory)"):
         assert part in " ".join(unkept.json["notes"])
     assert unkept.json["lengths"] == damaged.json["lengths"]
 
@@ -172,8 +172,8 @@ def test_a_report_is_written_beside_the_result(folder: Path) -> None:
     [
         (["extended", "--suite", "huge"], 1, "--suite: 'huge' is not one of quick, standard, full"),
         (["extended", "--measure", "iq"], 1, "--measure: 'iq' is not one of last-segment"),
-        (["extended", "--max-tax", "0"], 1, "--max-tax: 0.0 is no limit"),
-        (["extended", "--min-retrieval", "2"], 1, "--min-retrieval: 2.0 is no share"),
+        (["extended", "--max-tax", "0"], 1, "--max-tax: 0.0 is not a limit"),
+        (["extended", "--min-retrieval", "2"], 1, "--min-retrieval: 2.0 is not a share"),
         (["extended", "--device", "cuda:77"], 1, "--device: cuda:77 was asked for, and torch finds none here"),
         (["extended", "--lengths", "512,256"], 1, "--lengths: 256 comes after 512"),
         (["extended", "--segments", "3"], 1, "segments: 3 is not a whole number of at least 8"),

@@ -21,7 +21,7 @@ LLAMA3 = (
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
 ROWS = 300
-AS_IT_CAME = "exported as it came, without a certificate: ropetool did not make this checkpoint"
+AS_IT_CAME = "no certificate needed: ropetool did not produce this checkpoint"
 DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8", "I8": "i1", "F8_E4M3": "u1"}
 
 SIZES: dict[str, Any] = {

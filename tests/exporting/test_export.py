@@ -315,7 +315,7 @@ REFUSED: list[tuple[dict[str, Any], type[RopetoolError], str]] = [
     ({"intermediate_size": 2**40}, ConfigError, "is not a whole number from 1"),
     ({"num_hidden_layers": 3}, CorruptFile, "no weight file holds model.layers.2.input_layernorm.weight"),
     ({"num_hidden_layers": 1}, LossyExport, r"model.layers.1.input_layernorm.weight has no place.* 8 others"),
-    ({"num_key_value_heads": 3}, ConfigError, "4 is no multiple of num_key_value_heads 3"),
+    ({"num_key_value_heads": 3}, ConfigError, "4 is not a multiple of num_key_value_heads 3"),
     ({"attention_bias": True}, CorruptFile, "no weight file holds model.layers.0.self_attn.q_proj.bias"),
     ({"rms_norm_eps": "small"}, ConfigError, "is not a number above 0"),
     ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, LossyExport, "follows the length of the text"),

@@ -167,7 +167,7 @@ def test_importance_goes_into_the_blocks(legacy: bool, tmp_path: Path) -> None:
 
 def test_types_that_need_one_say_so(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model", dtype="F16", **WIDE)
-    with pytest.raises(ConfigError, match=r"llama.cpp makes iq2_xxs with an importance matrix alone") as caught:
+    with pytest.raises(ConfigError, match=r"llama.cpp makes iq2_xxs only with an importance matrix") as caught:
         maker.export(source, outtype="iq2_xxs")
     assert caught.value.where == "--imatrix"
     plain = maker.export(source, tmp_path / "plain.gguf").output
@@ -192,9 +192,9 @@ def test_the_list_of_types_that_need_one_is_libllamas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "error", "text"),
     [
-        (b"", CorruptFile, "is no importance matrix"),
-        (b"\x01\x00\x00\x00\x05\x00\x00\x00hello", CorruptFile, "is no importance matrix"),
-        (b"\xff" * 64, CorruptFile, "is no importance matrix"),
+        (b"", CorruptFile, "is not an importance matrix"),
+        (b"\x01\x00\x00\x00\x05\x00\x00\x00hello", CorruptFile, "is not an importance matrix"),
+        (b"\xff" * 64, CorruptFile, "is not an importance matrix"),
         (b"GGUF\x03", CorruptFile, "cut off"),
         (None, MissingFile, "does not exist"),
     ],

@@ -92,7 +92,7 @@ def test_a_card_that_cannot_be_used_does_not_stop_the_export(card: str | bytes, 
     keys, (note,) = exported(tmp_path, card)
     assert keys["general.name"] == "Tiny Model v2"
     assert "general.license" not in keys
-    assert note.startswith("name, licence and the like come from the folder alone, not from README.md")
+    assert note.startswith("name, licence and the like come only from the folder, not from README.md")
 
 
 @pytest.mark.parametrize("start", ["\n", "\ufeff"])
@@ -116,7 +116,7 @@ def test_norwegian_is_a_language(tmp_path: Path) -> None:
 def test_a_path_in_the_config_that_is_none(tmp_path: Path) -> None:
     keys, (note,) = exported(tmp_path, _name_or_path=5)
     assert keys["general.name"] == "Tiny Model v2"
-    assert "come from the folder alone" in note
+    assert "come only from the folder" in note
 
 
 def test_a_source_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

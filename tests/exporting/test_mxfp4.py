@@ -160,7 +160,7 @@ def test_experts_stay_what_they_are(outtype: str, name: str, others: str, file_t
 
 
 def test_it_is_no_type_to_ask_for(small: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="'mxfp4_moe' is no type that is written"):
+    with pytest.raises(UnknownName, match="'mxfp4_moe' is not a type that is written"):
         export_checkpoint(small, tmp_path / "x.gguf", outtype="mxfp4_moe")
 
 

@@ -13,7 +13,7 @@ import pytest
 from exporting import family_models as models
 from exporting import maker
 from ropetool import families
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families.tensors import Export, Row
 from ropetool.gguf_export.shapes import exported as exported_families
@@ -24,7 +24,7 @@ from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported
 
-# Counts whose class default is no count: None stands for "must be stated".
+# Counts whose class default is not a count: None stands for "must be stated".
 STATED: dict[str, Any] = {
     "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9,
 }  # fmt: skip
@@ -230,14 +230,14 @@ def test_what_llama_cpp_does_not_compute(
 def test_kinds_of_layer_that_llama_cpp_does_not_have(family: str, changes: dict[str, Any], text: str) -> None:
     config = {"model_type": family, **models.CONFIGS[family], **changes}
     with pytest.raises(Refuses, match=text):
-        exported(HfView(config, families.get(family)))
+        exported(HfCheckpoint(config, families.get(family)))
 
 
 def test_layers_of_an_exaone4_slide_where_it_has_64() -> None:
     kinds = (["sliding_attention"] * 3 + ["full_attention"]) * 16
     changes = {"num_hidden_layers": 64, "sliding_window": 64, "layer_types": kinds}
     config = {"model_type": "exaone4", **models.CONFIGS["exaone4"], **changes}
-    _, view = exported(HfView(config, families.get("exaone4")))
+    _, view = exported(HfCheckpoint(config, families.get("exaone4")))
     rope = decoding.decode(view)
     assert rope.entries["full_attention"].layers == tuple(range(3, 64, 4))
     assert rope.entries["full_attention"].table is None

@@ -17,7 +17,7 @@ from ropetool.errors import ConfigError, OutputError
 from ropetool.files.gguf import read_shards
 from ropetool.files.renames import file_key
 from ropetool.gguf_export import container, files, splitting
-from ropetool.gguf_export.preparing import Wish, prepare
+from ropetool.gguf_export.preparing import ExportOptions, prepare
 from ropetool.gguf_export.splitting import Limits, limits_of
 
 SPLIT = ("split.no", "split.count", "split.tensors.count")
@@ -145,7 +145,7 @@ def test_one_file_that_holds_all_stays_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "G", "2T", "0", "0M", "-1G", "1.5G", "2 G", "G2", "2GB", "nan"])
 def test_a_size_that_is_none(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no size: a whole number above 0 with K, M or G") as caught:
+    with pytest.raises(ConfigError, match="is not a size: a whole number above 0 with K, M or G") as caught:
         limits_of(text, None)
     assert caught.value.where == "--split-max-size"
 
@@ -159,7 +159,7 @@ def test_sizes_are_decimal_as_gguf_split_has_them() -> None:
 
 @pytest.mark.parametrize("number", [0, -3])
 def test_a_number_of_tensors_that_is_none(number: int, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{number} is no number of tensors"):
+    with pytest.raises(ConfigError, match=f"{number} is not a number of tensors"):
         maker.export(maker.checkpoint(tmp_path / "model"), split_max_tensors=number)
 
 
@@ -183,16 +183,19 @@ def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: p
     maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
     monkeypatch.delattr("ropetool.gguf_export.preparing.tokenizer_values")
     with pytest.raises(OutputError, match="exists already, a part of a model of this name"):
-        prepare(source, tmp_path / "x.gguf", Wish(limits=Limits(tensors=5)))
+        prepare(source, tmp_path / "x.gguf", ExportOptions(limits=Limits(tensors=5)))
 
 
 def test_a_file_that_a_split_would_not_touch_is_no_obstacle(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "model")
     (tmp_path / "y.gguf").write_bytes(b"precious")
     (tmp_path / "y-00001-of-3.gguf").write_bytes(b"no part")
-    assert prepare(source, tmp_path / "y.gguf", Wish(check=False, limits=Limits(tensors=8))).target.name == "y.gguf"
+    assert (
+        prepare(source, tmp_path / "y.gguf", ExportOptions(check=False, limits=Limits(tensors=8))).target.name
+        == "y.gguf"
+    )
     with pytest.raises(OutputError, match="exists already"):
-        prepare(source, tmp_path / "y.gguf", Wish(check=False))
+        prepare(source, tmp_path / "y.gguf", ExportOptions(check=False))
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -342,10 +342,10 @@ FILES_REFUSED: list[tuple[str, bytes, type[RopetoolError], str]] = [
     ("twice", making.model_file([*PIECES, PIECES[-1]], remove_extra_whitespaces=0), CorruptFile, "two pieces of one text"),
     ("cut off", PLAIN[:-3], CorruptFile, "it ends within"),
     ("empty", b"", CorruptFile, "it has no pieces"),
-    ("text", b"{}", CorruptFile, "is no SentencePiece model"),
+    ("text", b"{}", CorruptFile, "is not a SentencePiece model"),
     ("a number", making.field(1, 7), CorruptFile, "a number where text"),
     ("a long number", b"\x08" + b"\xff" * 12, CorruptFile, "ends within a number"),
-    ("latin-1", making.field(1, making.field(1, b"\xff")), CorruptFile, "is no SentencePiece model"),
+    ("latin-1", making.field(1, making.field(1, b"\xff")), CorruptFile, "is not a SentencePiece model"),
 ]  # fmt: skip
 
 

@@ -94,7 +94,7 @@ def test_pieces_that_are_large_are_converted_by_few_threads(
 
 
 def test_an_unknown_type_is_answered_with_the_list(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match=r"'q9_0' is no type.*known: auto, f32, f16, bf16, q8_0.*q4_k_m.*iq1_s"):
+    with pytest.raises(UnknownName, match=r"'q9_0' is not a type.*known: auto, f32, f16, bf16, q8_0.*q4_k_m.*iq1_s"):
         maker.export(maker.checkpoint(tmp_path / "model"), tmp_path / "x.gguf", outtype="q9_0")
 
 

@@ -14,12 +14,12 @@ from safetensors.numpy import save_file
 
 from ropetool.errors import CheckpointError, CorruptFile, MissingFile, NotACheckpoint, RopetoolError
 from ropetool.files.hf import (
-    Checkpoint,
+    Directory,
     Edit,
     apply_edits,
     headers,
     limits_of,
-    open_checkpoint,
+    open_directory,
     read_object,
     read_optional_object,
 )
@@ -58,17 +58,17 @@ def names_of(paths: tuple[Path, ...]) -> list[str]:
 
 
 def test_the_config_is_kept_as_text_and_parsed(tmp_path: Path) -> None:
-    found = open_checkpoint(make(tmp_path / "m", {"tokenizer_config.json": {"model_max_length": 5}}))
+    found = open_directory(make(tmp_path / "m", {"tokenizer_config.json": {"model_max_length": 5}}))
     assert found.config_text == CONFIG
     assert found.config == {"model_type": "llama", "é": 1.0}
     assert found.tokenizer_config == {"model_max_length": 5}
     assert (found.config_only, found.pickle_only, found.weights, found.index) == (True, False, (), None)
-    assert open_checkpoint(make(tmp_path / "n")).tokenizer_config is None
+    assert open_directory(make(tmp_path / "n")).tokenizer_config is None
 
 
 def test_shards_are_the_files_of_the_index(tmp_path: Path) -> None:
     path = make(sharded(tmp_path / "m"), {"consolidated.safetensors": ["a", "b", "c"]})
-    found = open_checkpoint(path)
+    found = open_directory(path)
     assert names_of(found.weights) == list(SHARDS)
     assert found.index == {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]}
     assert [set(header.tensors) for header in headers(found)] == [{"a", "b"}, {"c"}]
@@ -76,9 +76,9 @@ def test_shards_are_the_files_of_the_index(tmp_path: Path) -> None:
 
 def test_a_single_file_comes_before_others_and_others_serve_without_it(tmp_path: Path) -> None:
     both = make(tmp_path / "m", {"model.safetensors": ["a"], "consolidated.safetensors": ["a"]})
-    assert names_of(open_checkpoint(both).weights) == ["model.safetensors"]
+    assert names_of(open_directory(both).weights) == ["model.safetensors"]
     other = make(tmp_path / "n", {"b.safetensors": ["b"], "a.safetensors": ["a"]})
-    assert names_of(open_checkpoint(other).weights) == ["a.safetensors", "b.safetensors"]
+    assert names_of(open_directory(other).weights) == ["a.safetensors", "b.safetensors"]
 
 
 def test_pickles_are_found_at_any_depth_and_never_loaded(tmp_path: Path) -> None:
@@ -88,11 +88,11 @@ def test_pickles_are_found_at_any_depth_and_never_loaded(tmp_path: Path) -> None
 
     bomb = pickle.dumps(Bomb())
     path = make(tmp_path / "m", {"pytorch_model.bin": bomb, "original/consolidated.00.pth": bomb, ".cache/x.bin": bomb})
-    found = open_checkpoint(path)
+    found = open_directory(path)
     assert names_of(found.pickles) == ["consolidated.00.pth", "pytorch_model.bin"]
     assert (found.pickle_only, found.config_only) == (True, False)
     assert headers(found) == []
-    assert not open_checkpoint(make(path, {"model.safetensors": ["a"]})).pickle_only
+    assert not open_directory(make(path, {"model.safetensors": ["a"]})).pickle_only
     assert not (tmp_path / "went off").exists()
 
 
@@ -102,7 +102,7 @@ def test_a_hub_snapshot_of_links_is_a_checkpoint(tmp_path: Path) -> None:
     snapshot.mkdir(parents=True)
     for file in blobs.iterdir():
         (snapshot / file.name).symlink_to(Path("../../blobs", file.name))
-    found = open_checkpoint(snapshot)
+    found = open_directory(snapshot)
     assert found.config == {"model_type": "llama", "é": 1.0}
     assert [len(header.tensors) for header in headers(found)] == [2, 1]
 
@@ -119,12 +119,12 @@ def test_an_optional_file_may_be_absent_but_not_broken(tmp_path: Path) -> None:
         read_optional_object(tmp_path / "u.json")
 
 
-# --- what is no checkpoint
+# --- what is not a checkpoint
 
 
 def refused(path: Path) -> RopetoolError:
     with pytest.raises(RopetoolError) as found:
-        open_checkpoint(path)
+        open_directory(path)
     return found.value
 
 
@@ -233,7 +233,7 @@ def test_a_config_of_another_name_is_given_a_directory(tmp_path: Path) -> None:
     path = tmp_path / "Qwen 3.json"
     path.write_text("{}")
     with pytest.raises(NotACheckpoint) as refused:
-        open_checkpoint(path)
+        open_directory(path)
     folder = tmp_path / "Qwen 3"
     assert refused.value.try_ == f"mkdir '{folder}' && cp '{path}' '{folder}/config.json', and give '{folder}'"
 
@@ -243,7 +243,7 @@ def test_an_index_with_members_without_end_is_refused(tmp_path: Path) -> None:
     path = sharded(tmp_path / "m")
     (path / INDEX).write_text(json.dumps({"weight_map": {"a": SHARDS[0]}, **{f"%{n}": 1 for n in range(80)}}))
     with pytest.raises(CorruptFile, match="has more than 64 members beside 'weight_map'"):
-        open_checkpoint(path)
+        open_directory(path)
 
 
 @pytest.mark.parametrize("weight_map", [[], {}, None, {"a": 1}, "x"])
@@ -269,7 +269,7 @@ def test_a_missing_shard_names_the_index_a_tensor_and_the_file(tmp_path: Path) -
 # --- headers against the index
 
 
-def header_refusal(checkpoint: Checkpoint) -> CorruptFile:
+def header_refusal(checkpoint: Directory) -> CorruptFile:
     with pytest.raises(CorruptFile) as found:
         headers(checkpoint)
     return found.value
@@ -277,26 +277,26 @@ def header_refusal(checkpoint: Checkpoint) -> CorruptFile:
 
 def test_a_tensor_in_another_shard_than_the_index_says_is_refused(tmp_path: Path) -> None:
     path = sharded(tmp_path / "m", {"a": SHARDS[0], "b": SHARDS[1], "c": SHARDS[1]})
-    error = header_refusal(open_checkpoint(path))
+    error = header_refusal(open_directory(path))
     assert (error.where, error.message) == (
         str(path / INDEX),
         f"tensor 'b' is said to be in {SHARDS[1]}, but is in {SHARDS[0]}",
     )
     path = sharded(tmp_path / "n", {"a": SHARDS[0], "d": SHARDS[1]})
-    error = header_refusal(open_checkpoint(path))
+    error = header_refusal(open_directory(path))
     assert error.message == f"tensor 'd' is said to be in {SHARDS[1]}, but is in no weight file"
 
 
 def test_a_tensor_in_two_files_that_loaders_choose_between_is_refused(tmp_path: Path) -> None:
     path = make(sharded(tmp_path / "m"), {"model.safetensors": ["a", "b", "c"]})
-    error = header_refusal(open_checkpoint(path))
+    error = header_refusal(open_directory(path))
     assert error.message == f"tensor 'a' is in {SHARDS[0]} and in model.safetensors: loaders differ in which they take"
 
 
 def test_a_broken_shard_is_refused_by_name(tmp_path: Path) -> None:
     path = sharded(tmp_path / "m")
     os.truncate(path / SHARDS[1], 20)
-    assert header_refusal(open_checkpoint(path)).where == str(path / SHARDS[1])
+    assert header_refusal(open_directory(path)).where == str(path / SHARDS[1])
 
 
 def test_the_index_of_a_large_model_can_be_edited(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     [
         ([], "gives an answer that no hub gives"),
         ("text", "answer"),
-        (None, "no JSON"),
+        (None, "not JSON"),
         ({}, "gives an answer that no hub gives"),
         ({"sha": COMMIT}, "gives an answer that no hub gives"),
         ({"sha": COMMIT, "siblings": None}, "lists no files"),
@@ -104,7 +104,7 @@ def test_an_answer_of_another_shape(answer: Any, match: str, hub: Hub, monkeypat
 
 def test_a_description_nested_without_end(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     raw(monkeypatch, "api", lambda handler: begin(handler, b"[" * 200_000))
-    refused("no JSON (RecursionError)")
+    refused("not JSON (RecursionError)")
 
 
 def begin(handler: Handler, body: bytes, length: int | None = None, **head: str) -> None:
@@ -192,7 +192,7 @@ def test_the_client_of_earlier_releases_is_bounded_too(hub: Hub, monkeypatch: py
 @pytest.mark.parametrize("revision", ["/bin/ls", "a/../b", "..", "a//b"])
 def test_a_revision_that_is_a_path_is_refused(revision: str, hub: Hub) -> None:
     """The local cache takes it for the name of a file in its folder of references."""
-    refused("names a revision that is no branch, tag or commit", f"acme/demo@{revision}")
+    refused("names a revision that is not a branch, tag or commit", f"acme/demo@{revision}")
 
 
 def test_a_range_that_is_answered_by_all_is_cut(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,7 @@ def test_absent_stays_itself_through_copies() -> None:
     assert repr(ABSENT) == "ABSENT"
 
 
-# --- text that is no JSON object
+# --- text that is not a JSON object
 
 
 @pytest.mark.parametrize(

@@ -514,7 +514,7 @@ def test_a_file_of_the_user_with_the_inode_of_a_staged_one_is_left_alone(change:
 
 
 def test_what_was_done_stays_done_whatever_became_of_it(tmp_path: Path) -> None:
-    """Killed when all had its name: a later change of the last file is no reason to take the others back."""
+    """Killed when all had its name: a later change of the last file is not a reason to take the others back."""
     (tmp_path / "source").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(renames.Order, "forget", lambda order: (_ for _ in ()).throw(ZeroDivisionError))

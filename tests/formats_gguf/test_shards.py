@@ -149,7 +149,7 @@ def test_the_keys_must_have_their_types_and_be_there(tmp_path):
         r"split\.count has type u32; llama\.cpp wants u16": [good[0], u32("split.count", 2), good[2]],
         r"split\.no has type u32; llama\.cpp wants u16": [u32("split.no", 0), *good[1:]],
         r"split\.tensors\.count has type u32; llama\.cpp wants i32": [*good[:2], u32("split.tensors.count", 2)],
-        r"is no shard: it has no split\.no": good[1:],
+        r"is not a shard: it has no split\.no": good[1:],
         r"split\.tensors\.count does not say how many": good[:2],
     }
     for message, keys in bad.items():
@@ -158,7 +158,7 @@ def test_the_keys_must_have_their_types_and_be_there(tmp_path):
             shards(path)
     (tmp_path / "m-00002-of-00002.gguf").write_bytes(packed([], [tensor("t1", [8])], bytes(32)))
     path.write_bytes(packed(good, [tensor("t0", [8])], bytes(32)))
-    with pytest.raises(CorruptFile, match=r"is no shard: it has no split\.count"):
+    with pytest.raises(CorruptFile, match=r"is not a shard: it has no split\.count"):
         shards(path)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from ropetool import families, runtimes
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import NotKnown, Refuses
 
@@ -222,7 +222,7 @@ def program_of(runtime: str) -> str:
 
 def decode(runtime: str, data: Mapping[str, Any]) -> RopeSet:
     """Return what our decoder says of a config."""
-    return runtimes.get(runtime).decode(HfView(data, families.get(data["model_type"])))
+    return runtimes.get(runtime).decode(HfCheckpoint(data, families.get(data["model_type"])))
 
 
 def source(program: str, version: str) -> Path | None:

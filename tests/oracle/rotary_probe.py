@@ -85,6 +85,6 @@ def answer(job):
 
 if __name__ == "__main__":
     answers = sys.stdout
-    sys.stdout = sys.stderr  # what a library prints is no answer
+    sys.stdout = sys.stderr  # what a library prints is not an answer
     for line in sys.stdin:
         print(json.dumps([answer(job) for job in json.loads(line)]), file=answers, flush=True)

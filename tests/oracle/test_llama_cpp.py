@@ -23,7 +23,7 @@ from gguf_models import ARCHITECTURES, HEAD_DIM, KEY_TYPES, TARGET, TRAINED, Tin
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import LayerRope, Regime
@@ -45,7 +45,7 @@ def folder() -> Iterator[Path]:
 
 
 def decoded(path: Path) -> LayerRope:
-    (entry,) = decoding.decode(GgufView.of(read_shards(path))).entries.values()  # there is only one layer
+    (entry,) = decoding.decode(GgufCheckpoint.of(read_shards(path))).entries.values()  # there is only one layer
     return entry
 
 

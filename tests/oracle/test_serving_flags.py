@@ -20,7 +20,7 @@ from gguf_models import TARGET, TRAINED, Tiny
 
 import ropetool
 from ropetool import families
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.plans import flags
 
 RELEASES = [(program, version) for program in peers.WITH_FLAGS for version in peers.RELEASES[program]]
@@ -35,7 +35,7 @@ def differences(
     way = (program, version) in MERGES if merges is None else merges
     for name, data in peers.flagged().items():
         overrides = data.pop(peers.OVERRIDES)
-        made = flags.overridden(HfView(data, families.get(data["model_type"])), overrides, merges=way)
+        made = flags.overridden(HfCheckpoint(data, families.get(data["model_type"])), overrides, merges=way)
         reasons = peers.differences(runtime, made, answers[name])
         if reasons:
             found[name] = reasons

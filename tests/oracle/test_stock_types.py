@@ -12,7 +12,7 @@ from exporting import maker
 
 from ropetool.gguf_export import chunks
 
-# 328 is no multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
+# 328 is not a multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
 CHANGES: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 328, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
     "vocab_size": 50257, "tie_word_embeddings": True, "bos_token_id": 50256, "eos_token_id": 50256,

@@ -14,7 +14,7 @@ from making import write_config
 
 import ropetool
 from ropetool import families, runtimes
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.plans import flags, server_flags
 from ropetool.plans.plan import Plan
 from ropetool.runtimes import engine_formulas
@@ -73,7 +73,7 @@ def test_what_is_printed_decodes_to_the_target(case: str, tmp_path: Path) -> Non
     found = by_program(flags.flag_lines(plan, source))
     assert any("--hf-overrides" in line for line in found.values())
     assert any("--json-model-override-args" in line for line in found.values())
-    view = HfView(json.loads((source / "config.json").read_text()), families.get(family))
+    view = HfCheckpoint(json.loads((source / "config.json").read_text()), families.get(family))
     for program, line in found.items():
         name, _, stretch = program.partition(" ")
         if name not in ENGINES or line.startswith("no flag"):
@@ -85,7 +85,7 @@ def test_what_is_printed_decodes_to_the_target(case: str, tmp_path: Path) -> Non
                 continue
             for merges in ENGINES[name]:
                 config = flags.overridden(view, overrides, merges=merges)
-                decoded = runtime.decode(HfView(config, view.family))
+                decoded = runtime.decode(HfCheckpoint(config, view.family))
                 assert decoded.max_position_embeddings >= plan.max_position_embeddings
                 for layer_type, table in plan.rope_tables().items():
                     assert decoded.entries[layer_type].table.agrees(table)
@@ -250,7 +250,7 @@ def test_a_forgotten_base_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     plan, source = planned(tmp_path, {**peers.config("llama", "v4", None), "rope_theta": 5e5}, "yarn")
     whole = engine_formulas.loaded_keys
 
-    def without_base(view: HfView) -> dict[str, dict[str, Any]]:
+    def without_base(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
         return {t: {k: v for k, v in keys.items() if k != "rope_theta"} for t, keys in whole(view).items()}
 
     monkeypatch.setattr(

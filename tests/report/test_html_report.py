@@ -130,7 +130,7 @@ def expected(result: VerifyResult) -> dict[str, float]:
         at = f"worth {e.length}"
         gain = e.difference_to_truncation
         found |= {f"{at} length": e.length, f"{at} gain over truncation": gain and -gain.mean,
-                  f"{at} gain of doubling": e.doubling and -e.doubling.mean, f"{at} tax": e.tax and e.tax.mean}  # fmt: skip
+                  f"{at} gain of doubling": e.doubling and -e.doubling.mean, f"{at} regression": e.tax and e.tax.mean}  # fmt: skip
     for p in result.protocols:
         for entry in p.lengths:
             at = f"protocols {p.protocol} {entry.length}"
@@ -163,7 +163,8 @@ def expected(result: VerifyResult) -> dict[str, float]:
                   f"{at} median": span.median, f"{at} 99 %": span.p99, f"{at} maximum": span.maximum,
                   f"{at} top-1": span.top1, f"{at} logits": span.logit_difference}  # fmt: skip
     for check in result.checks:
-        found |= {f"gate {check.name} figure": check.figure, f"gate {check.name} limit": check.limit}
+        name = "regression" if check.name == "tax" else check.name
+        found |= {f"gate {name} figure": check.figure, f"gate {name} limit": check.limit}
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -27,7 +27,7 @@ def test_no_line_but_the_verdict_is_wider_than_the_terminal_and_nothing_is_cut_o
 
 
 HEADLINES = {
-    "lengths": ("Last segment: does it hold?", ()),
+    "lengths": ("Last segment: does quality hold?", ()),
     "protocols": ("Perplexity by published protocols", ()),
     "position": ("Position probe", None),
     "far": ("Far dependence", None),
@@ -53,7 +53,7 @@ def test_a_result_without_any_measurement_still_has_its_checks() -> None:
 def test_what_did_not_run_is_listed() -> None:
     checks = [*sample.CHECKS[:2], *(replace(c, figure=None, verdict="not run") for c in sample.CHECKS[2:4])]
     text = verify_text(replace(sample.full(), checks=tuple(checks)))
-    assert text.endswith("\npartial: not run: ratio, tax; 2 of 4 checks passed; useful at 1024\n")
+    assert text.endswith("\npartial: not run: ratio, regression; 2 of 4 checks passed; useful at 1024\n")
 
 
 def test_a_figure_just_above_its_limit_does_not_look_equal_to_it() -> None:

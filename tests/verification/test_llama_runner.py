@@ -15,7 +15,7 @@ from gguf import GGUFValueType
 from gguf_models import ARCHITECTURES, Tiny, numpy_logits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, NotACheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.rope.tables import Regime
@@ -44,7 +44,7 @@ def rows_of(length: int, count: int = 3) -> list[list[int]]:
 
 def naive(path: Path, rows: list[list[int]], scored: int, n_ctx: int | None = None) -> np.ndarray:
     """The losses of the forward pass in numpy, rotated by the decoded table."""
-    view = GgufView.of(read_shards(path))
+    view = GgufCheckpoint.of(read_shards(path))
     entry = decoder.decode(view).entries["full_attention"]
     assert entry.table is not None
     regime: Regime = entry.table.at(n_ctx or len(rows[0]))
@@ -57,7 +57,7 @@ def naive(path: Path, rows: list[list[int]], scored: int, n_ctx: int | None = No
     return np.array(found).reshape(len(rows), scored)
 
 
-def decoder_arch(view: GgufView) -> str:
+def decoder_arch(view: GgufCheckpoint) -> str:
     return str(view.values[archs.ARCHITECTURE].decode())
 
 
@@ -85,7 +85,7 @@ def test_losses_equal_the_forward_pass(arch: str, length: int, tmp_path: Path) -
 
 def test_logits_equal_the_forward_pass_and_those_of_pieces(tiny: Path) -> None:
     row = rows_of(700, 1)[0]
-    entry = decoder.decode(GgufView.of(read_shards(tiny))).entries["full_attention"]
+    entry = decoder.decode(GgufCheckpoint.of(read_shards(tiny))).entries["full_attention"]
     assert entry.table is not None
     expected = numpy_logits("llama", entry, entry.table.at(700), row)
     runner = LlamaRunner(tiny)
@@ -99,7 +99,7 @@ def test_logits_equal_the_forward_pass_and_those_of_pieces(tiny: Path) -> None:
 
 def test_hits_and_predictions_are_those_of_the_forward_pass(tiny: Path) -> None:
     rows = rows_of(90)
-    entry = decoder.decode(GgufView.of(read_shards(tiny))).entries["full_attention"]
+    entry = decoder.decode(GgufCheckpoint.of(read_shards(tiny))).entries["full_attention"]
     assert entry.table is not None
     logits = [numpy_logits("llama", entry, entry.table.at(90), row) for row in rows]
     rows[1][-1] = int(logits[1][-2].argmax())  # of the last token, which no logit before it depends on

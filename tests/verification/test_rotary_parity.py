@@ -19,7 +19,7 @@ from making import write_config
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import ropetool
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import inspection
@@ -220,7 +220,7 @@ def test_a_library_with_another_table_is_far_off(defect: str, context: int, tmp_
     lib = pytest.importorskip("llama_cpp")
     right = entry_of(write_gguf(tmp_path / "right.gguf", context_length=context))
     wrong = write_gguf(tmp_path / "wrong.gguf", context_length=context, **WRONG[defect])
-    probe = write_probe(GgufView.of(read_shards(wrong)), "llama", entry_of(wrong), tmp_path / "probe.gguf")
+    probe = write_probe(GgufCheckpoint.of(read_shards(wrong)), "llama", entry_of(wrong), tmp_path / "probe.gguf")
     assert llama_probe.largest_difference(lib, probe, "llama", entry_of(wrong), context) < 7e-5
     assert llama_probe.largest_difference(lib, probe, "llama", right, context) > 50 * llama_probe.TOLERANCE
 
@@ -232,7 +232,7 @@ def test_both_lists_are_probed(tmp_path: Path) -> None:
     for name in ("rope_factors_short.weight", "rope_factors_long.weight"):
         keys, vectors = KEYS["two lists"]
         other = Tiny("llama", keys, {**vectors, name: vectors[name] * np.float32(1.1)}).write(tmp_path / "other.gguf")
-        probe = write_probe(GgufView.of(read_shards(other)), "llama", entry_of(other), tmp_path / "probe.gguf")
+        probe = write_probe(GgufCheckpoint.of(read_shards(other)), "llama", entry_of(other), tmp_path / "probe.gguf")
         assert llama_probe.largest_difference(lib, probe, "llama", entry_of(path), 2048) > 50 * llama_probe.TOLERANCE
 
 

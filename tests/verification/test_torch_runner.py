@@ -353,7 +353,7 @@ def test_a_device_that_is_not_here_is_refused(tiny: Path, monkeypatch: pytest.Mo
 
 
 def test_unknown_devices_and_types_are_refused(tiny: Path) -> None:
-    with pytest.raises(ConfigError, match="'gpu' is no device"):
+    with pytest.raises(ConfigError, match="'gpu' is not a device"):
         TorchRunner(tiny, device="gpu")
     with pytest.raises(ConfigError, match="'int8' is not one of auto, float32"):
         TorchRunner(tiny, dtype="int8")

@@ -102,7 +102,7 @@ def parse_header(start: memoryview, path: Path, file_size: int, mtime_ns: int = 
 def reading(path: Path) -> Iterator[FileIO]:
     """Open a file for unbuffered reading.
 
-    Raises: NotACheckpoint if there is none, it is no regular file, or the system refuses.
+    Raises: NotACheckpoint if there is none, it is not a regular file, or the system refuses.
     """
     try:
         file = cast(FileIO, open_regular(path, buffering=0))

@@ -38,7 +38,7 @@ def read_values(cursor: Cursor, count: int) -> dict[str, Value]:
 def alignment_of(cursor: Cursor, values: Mapping[str, Value]) -> int:
     """Return the alignment of the data: the file's own, or 32.
 
-    Raises: CorruptFile if it is no u32 or no power of two.
+    Raises: CorruptFile if it is not a u32 or not a power of two.
     """
     value = values.get(ALIGNMENT_KEY)
     if value is None:

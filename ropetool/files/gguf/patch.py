@@ -44,7 +44,7 @@ def patched_values(header: GgufHeader, patch: Patch) -> dict[str, Value]:
     """
     for key in patch.set:
         if not 0 < len(utf8(key)) <= MAX_KEY_BYTES:
-            raise ConfigError(f"{shown(key)} is no key: it has 1 to {MAX_KEY_BYTES} bytes")
+            raise ConfigError(f"{shown(key)} is not a key: it has 1 to {MAX_KEY_BYTES} bytes")
     both = sorted(patch.remove & patch.set.keys())
     if both:
         raise ConfigError("cannot be set and removed at once", where=both[0])
@@ -91,7 +91,7 @@ def appended(header: GgufHeader, patch: Patch) -> list[tuple[TensorInfo, bytes]]
         if header.tensor(name) is not None:
             continue
         if not 0 < len(utf8(name)) <= MAX_NAME_BYTES:
-            raise ConfigError(f"{shown(name)} is no name of a tensor: it has 1 to {MAX_NAME_BYTES} bytes")
+            raise ConfigError(f"{shown(name)} is not a name of a tensor: it has 1 to {MAX_NAME_BYTES} bytes")
         data = _data(name, vector)
         info = TensorInfo(name, vector.shape, F32, padded(end, header.alignment), len(data))
         found.append((info, data))

@@ -108,7 +108,7 @@ def _check_name(header: GgufHeader) -> None:
     number = header.get(SPLIT_NO, ValueType.U16)
     if count is None or number is None:
         missing = SPLIT_COUNT if count is None else SPLIT_NO
-        raise CorruptFile(f"is no shard: it has no {missing}", where=str(header.path))
+        raise CorruptFile(f"is not a shard: it has no {missing}", where=str(header.path))
     if number >= count:
         raise CorruptFile(f"{SPLIT_NO} is {number}, and {SPLIT_COUNT} only {count}", where=str(header.path))
     name = _shard_name(header.path.name, number, count)
@@ -124,7 +124,7 @@ def _check_no_metadata(header: GgufHeader) -> None:
     for key in header.values:
         if not key.startswith(("split.", "general.")):
             raise CorruptFile(
-                f"has the key {shown(key)}; the metadata of a split model stands in its first shard alone",
+                f"has the key {shown(key)}; the metadata of a split model stands only in its first shard",
                 where=str(header.path),
             )
 

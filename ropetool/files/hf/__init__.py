@@ -1,10 +1,10 @@
 """Hugging Face directories: config.json as text that is edited in place, safetensors headers, shards."""
 
 from ropetool.files.hf.directory import (
-    Checkpoint,
+    Directory,
     headers,
     limits_of,
-    open_checkpoint,
+    open_directory,
     read_object,
     read_optional_object,
 )
@@ -14,7 +14,7 @@ from ropetool.files.hf.safetensors import DTYPE_BITS, Header, TensorInfo, data_s
 __all__ = [
     "ABSENT",
     "DTYPE_BITS",
-    "Checkpoint",
+    "Directory",
     "Edit",
     "Header",
     "TensorInfo",
@@ -22,7 +22,7 @@ __all__ = [
     "data_start",
     "headers",
     "limits_of",
-    "open_checkpoint",
+    "open_directory",
     "parse_object",
     "read_header",
     "read_object",

@@ -26,7 +26,7 @@ MAX_INDEX = MAX_HEADER  # bytes; it has a line of the same length for each tenso
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class Directory:
     """The files of a directory. `weights` are what a loader reads; `index` maps tensor names to shard names."""
 
     path: Path
@@ -48,7 +48,7 @@ class Checkpoint:
         return bool(self.pickles) and not self.weights
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_directory(path: Path) -> Directory:
     """Return what the directory holds; the files that its shard index names are there.
 
     Raises: NotACheckpoint, MissingFile, CorruptFile, or CheckpointError where a file cannot be read.
@@ -60,7 +60,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
     index = _read_index(path)
     weights, pickles = _weights(path, index), tuple(sorted(_pickles(path)))
     parts.check_directory(path, (*weights, *pickles), has_config=True)
-    return Checkpoint(
+    return Directory(
         path, config, text,
         tokenizer_config=tokenizer[1] if tokenizer else None,
         weights=weights,
@@ -193,7 +193,7 @@ def _directory_of(file: Path) -> str:
     return f"give its directory, {word(file.parent)}"
 
 
-def headers(checkpoint: Checkpoint) -> list[Header]:
+def headers(checkpoint: Directory) -> list[Header]:
     """Return the checked headers of all weight files, no tensor twice and each where the index says.
 
     Raises: CorruptFile.

@@ -69,7 +69,7 @@ class Edit:
 def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any]:
     """Return the object that `text` holds; a byte order mark in front is allowed.
 
-    Raises: CorruptFile if it is malformed, names a key twice, is no object or breaks a limit.
+    Raises: CorruptFile if it is malformed, names a key twice, is not an object or breaks a limit.
     """
     if len(text) > limits.chars:
         raise CorruptFile(f"has {len(text):,} characters; at most {limits.chars:,} are read", where=where)
@@ -134,7 +134,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
 def apply_edits(text: str, edits: Iterable[Edit], where: str, limits: Limits = SMALL) -> str:
     """Return `text` with the edits made one after the other.
 
-    Raises: PlanMismatch if a value is not the `old` of its edit; CorruptFile if the text is no JSON object.
+    Raises: PlanMismatch if a value is not the `old` of its edit; CorruptFile if the text is not a JSON object.
     """
     parse_object(text, where, limits)
     for edit in edits:

@@ -129,7 +129,7 @@ class Members:
         return more
 
     def _peek(self) -> str:
-        """Return the next character that is no space, "" at the end."""
+        """Return the next character that is not a space, "" at the end."""
         while True:
             char = self._text[self._at : self._at + 1]
             if char in _SPACES:  # also at the end, where it is empty

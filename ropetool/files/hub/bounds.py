@@ -195,7 +195,7 @@ def _problem(body: bytes) -> str:
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
-        return f"answers what is no JSON ({type(error).__name__})"
+        return f"answers what is not JSON ({type(error).__name__})"
     if isinstance(answer, dict) and "siblings" in answer:
         commit = answer.get("sha")
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):

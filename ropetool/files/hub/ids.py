@@ -14,7 +14,7 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@([^:\s@]+))?(?::(.+))?")
 _REPO, _REVISION = re.compile(rf"(?:{_NAME}/)?{_NAME}"), re.compile(r"[^:\s@]+")
 _NO_REPOSITORY = re.compile(r"--|\.\.|[-.](/|$)|\.git$|/.{97}")  # huggingface_hub's own rules, validate_repo_id
-_FILE_SUFFIXES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")  # FOLDER/FILE is no repository
+_FILE_SUFFIXES = (".gguf", ".json", ".safetensors", ".bin", ".pt", ".pth")  # FOLDER/FILE is not a repository
 _SLASHED = re.compile(rf"({_NAME}/{_NAME}(?:@[^:\s@/]+)?)/(.+\.gguf)")
 _PAGE = re.compile(
     rf"https?://[^/]+/({_NAME}/{_NAME})(?:/(?:tree|blob|resolve)/([^/?]+)(?:/([^?]+\.gguf))?)?/?(?:\?.*)?"
@@ -43,7 +43,7 @@ class HubId:
 def hub_id(source: str | Path) -> HubId | None:
     """Return the hub id that this text is, or None: for a path that exists, for a Path object, for any other text.
 
-    Raises: NotACheckpoint for a file of a repository that is no GGUF file, or is named as if it were a path; for the
+    Raises: NotACheckpoint for a file of a repository that is not a GGUF file, or is named as if it were a path; for the
     address of a page.
     """
     if not isinstance(source, str) or os.path.lexists(source):
@@ -62,7 +62,7 @@ def hub_id(source: str | Path) -> HubId | None:
         return None
     asked = HubId(found[1], found[2] or "", found[3] or "")
     if asked.revision and {"", ".", ".."} & {*asked.revision.split("/")}:  # the cache takes it for a path
-        raise NotACheckpoint("names a revision that is no branch, tag or commit", where=source, try_=asked.repo)
+        raise NotACheckpoint("names a revision that is not a branch, tag or commit", where=source, try_=asked.repo)
     if asked.file and (not asked.file.endswith(".gguf") or ".." in asked.file.split("/")):
         raise NotACheckpoint("a single file of a repository has to be a .gguf file", where=source, try_=asked.repo)
     return asked

@@ -25,7 +25,7 @@ from ropetool.files.gguf import (
     read_shards,
     read_vector,
 )
-from ropetool.files.hf import Checkpoint, open_checkpoint, read_object
+from ropetool.files.hf import Directory, open_directory, read_object
 from ropetool.files.hf.directory import SUFFIX
 from ropetool.files.hf.jsontext import SMALL
 from ropetool.files.hub.bounds import within
@@ -56,7 +56,7 @@ class Peeked:
     notes: tuple[str, ...] = ()
 
 
-def peek_checkpoint(asked: HubId) -> tuple[Checkpoint, tuple[str, ...]]:
+def peek_checkpoint(asked: HubId) -> tuple[Directory, tuple[str, ...]]:
     """Return a checkpoint whose weight files are known by name alone, and notes.
 
     Its path is the folder of the cache that holds its config. Index, tokenizer and weights are not read.
@@ -65,14 +65,14 @@ def peek_checkpoint(asked: HubId) -> tuple[Checkpoint, tuple[str, ...]]:
     try:
         held = listing(asked)
     except HubUnreachable as error:
-        return open_checkpoint(cached(asked, error, weights=False)), (FROM_CACHE,)
+        return open_directory(cached(asked, error, weights=False)), (FROM_CACHE,)
     check_checkpoint(asked, held)
     folder = _small_file(asked, held, names.CONFIG_JSON).parent
     if names.PROVENANCE_JSON in held.sizes:
         _small_file(asked, held, names.PROVENANCE_JSON)
     text, config = read_object(folder / names.CONFIG_JSON)
     weights, pickled = weight_files(held.sizes), pickles(held.sizes)
-    return Checkpoint(
+    return Directory(
         folder, config, text, None, tuple(folder / name for name in weights), None, tuple(folder / p for p in pickled)
     ), ()
 

@@ -129,7 +129,7 @@ def on_disk(asked: HubId) -> Path | None:
     first = asked.file or names.CONFIG_JSON
     try:
         found = try_to_load_from_cache(asked.repo, first, revision=asked.revision or None)
-    except (OSError, ValueError):  # a reference that cannot be read, or is no text
+    except (OSError, ValueError):  # a reference that cannot be read, or is not text
         return None
     if not isinstance(found, str):
         return None

@@ -160,7 +160,8 @@ def _check_architecture(model: Model) -> None:
         )
     if c["heads"] % c["kv_heads"]:
         raise ConfigError(
-            f"num_attention_heads {c['heads']} is no multiple of num_key_value_heads {c['kv_heads']}", where=model.where
+            f"num_attention_heads {c['heads']} is not a multiple of num_key_value_heads {c['kv_heads']}",
+            where=model.where,
         )
     if not table.output_bias and model.config.get("attention_bias") is True:
         raise model.lossy(f"attention_bias is true; llama.cpp has no bias behind {model.arch}'s attention")

@@ -32,7 +32,7 @@ def check_bpe(model: Mapping[str, Any], where: str) -> None:
         parts = merge.split(" ") if isinstance(merge, str) else merge
         left, right = parts if isinstance(parts, list) and len(parts) == 2 else ("", "")
         if not (isinstance(left, str) and isinstance(right, str) and left and right):
-            raise CorruptFile(f"has the merge {shown(merge)}, which is no pair of tokens", where=where)
+            raise CorruptFile(f"has the merge {shown(merge)}, which is not a pair of tokens", where=where)
         if " " in left or " " in right:
             raise CorruptFile(f"has the merge {shown(merge)}; spaces are spelled by another letter", where=where)
 

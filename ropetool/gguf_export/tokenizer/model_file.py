@@ -62,7 +62,7 @@ def read_model_file(path: Path) -> ModelFile:
         with uncollected():
             return _Reader(read_regular(path, MAX_FILE)).model()
     except (ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
-        raise CorruptFile(f"is no SentencePiece model: {error}", where=str(path)) from None
+        raise CorruptFile(f"is not a SentencePiece model: {error}", where=str(path)) from None
 
 
 class _Reader:

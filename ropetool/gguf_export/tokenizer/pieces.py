@@ -219,7 +219,7 @@ def _charsmap(step: Mapping[str, Any], where: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one
-        raise CorruptFile("has a precompiled_charsmap that is no base64", where=where) from None
+        raise CorruptFile("has a precompiled_charsmap that is not base64", where=where) from None
 
 
 def _split(found: _Spaces, step: Mapping[str, Any], entries: Mapping[str, Entry], where: str) -> _Spaces:

@@ -112,5 +112,5 @@ def steps_of(part: Any, inner: str, where: str) -> Iterator[Mapping[str, Any]]:
 def _kind(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
-        raise CorruptFile(f"{shown(part)} is no step of a tokenizer, it has no type", where=where)
+        raise CorruptFile(f"{shown(part)} is not a step of a tokenizer, it has no type", where=where)
     return kind

@@ -207,7 +207,7 @@ def chat_templates(path: Path) -> list[dict[str, str]]:
     """Return the chat templates by name, the default one first; chat_template.jinja wins, as in transformers.
 
     chat_template.json is a processor's, which tokenizers do not look at: it counts where nothing else is there.
-    Raises: CorruptFile for a template that is no text.
+    Raises: CorruptFile for a template that is not text.
     """
     found: Any = _template_file(path)
     if found is None:

@@ -61,7 +61,7 @@ def check_lengths(texts: Iterable[str], where: str) -> None:
                 f"{MAX_LETTERS:,} are read", where=where,
             )  # fmt: skip
         if not is_text(text):
-            raise CorruptFile(f"has the token {shown(text)}, half of a surrogate pair, which is no text", where=where)
+            raise CorruptFile(f"has the token {shown(text)}, half of a surrogate pair, which is not text", where=where)
 
 
 def laid_out(entries: Mapping[str, Entry], added: Iterable[Any], rows: int, where: str, *, pieces: bool) -> Tokens:

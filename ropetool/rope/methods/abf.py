@@ -32,7 +32,7 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if rope_theta is None:
         raise InvalidRope("abf needs the new base", where="--rope-theta", try_="--rope-theta 1e6")
     if not math.isfinite(rope_theta) or rope_theta <= 1:
-        raise InvalidRope(f"{rope_theta:g} is no base; it is a finite number above 1", where="--rope-theta")
+        raise InvalidRope(f"{rope_theta:g} is not a base; it is a finite number above 1", where="--rope-theta")
     old = source.rope_theta or source.stated_theta
     if old is None:
         raise InvalidRope(

@@ -40,7 +40,7 @@ class Goal:
     ) -> Goal:
         """Return the goal from exactly one of factor and target length.
 
-        Raises: InvalidRope if both or neither are given, the factor is no finite number of at least 1, or the
+        Raises: InvalidRope if both or neither are given, the factor is not a finite number of at least 1, or the
         target is below the source's length or beyond 2^31 positions.
         """
         if (factor is None) == (target_length is None):

@@ -29,7 +29,7 @@ class Params:
 
 def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if params.curve not in ("ntk", "transformers"):
-        raise InvalidRope(f"{params.curve!r} is no curve; there are ntk and transformers", where="-p curve")
+        raise InvalidRope(f"{params.curve!r} is not a curve; there are ntk and transformers", where="-p curve")
     factor = 1.0 if params.curve == "ntk" else goal.factor
     d = source.rotary_dim
     attention_factor = chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)

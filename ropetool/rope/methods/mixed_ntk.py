@@ -26,7 +26,7 @@ class Params:
 
 def derive(source: Source, goal: Goal, params: Params) -> Derived:
     if not math.isfinite(params.exponent) or params.exponent <= 0:
-        raise InvalidRope(f"{params.exponent} is no exponent; it is a finite number above 0", where="-p exponent")
+        raise InvalidRope(f"{params.exponent} is not an exponent; it is a finite number above 0", where="-p exponent")
     pairs = source.inv_freq.size
     # a (i+1)^b with a = ln s / pairs^b, written so that no exponent overflows
     share = (np.arange(1, pairs + 1) / pairs) ** params.exponent

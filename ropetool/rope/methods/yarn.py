@@ -51,7 +51,7 @@ def derive_by_parts(source: Source, goal: Goal, params: Params, auto: str) -> De
     elif params.ramp == "turns":
         kept = kept_share_by_turns(source, params.beta_fast, params.beta_slow)
     else:
-        raise InvalidRope(f"{params.ramp!r} is no ramp; there are dims and turns", where="-p ramp")
+        raise InvalidRope(f"{params.ramp!r} is not a ramp; there are dims and turns", where="-p ramp")
 
     on_whole_score = source.mscale is not None and auto == "yarn" and goal.attention_factor == "auto"
     softmax_multiplier = source.softmax_multiplier

@@ -1,5 +1,22 @@
 """llama.cpp: what it computes from a GGUF file, how a table is written for it, and what our export of a checkpoint states."""
 
-from ropetool.runtimes.llama_cpp.decoding import FORMATS, NAME, SUMMARY, VERSIONS, decode
+from __future__ import annotations
 
-__all__ = ["FORMATS", "NAME", "SUMMARY", "VERSIONS", "decode"]
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.llama_cpp.exported import read_exported
+
+NAME = "llama.cpp"
+FORMATS = ("gguf",)  # a directory is read by way of our export, where that is asked for by name
+VERSIONS = "llama-cpp-python 0.3.36"
+SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and ignores the rest without a word"
+
+
+def decode(checkpoint: Checkpoint) -> RopeSet:
+    """Return what llama.cpp computes from a GGUF model, or from our export of a Hugging Face checkpoint.
+
+    Raises: Refuses.
+    """
+    return read_exported(checkpoint) if isinstance(checkpoint, HfCheckpoint) else decoding.decode(checkpoint)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ropetool import names
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import InvalidRope
 from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.kinds import F32
@@ -25,16 +25,11 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import layers
 from ropetool.runtimes.llama_cpp.layers import Model
 
-NAME = "llama.cpp"
-FORMATS = ("gguf",)
-VERSIONS = "llama-cpp-python 0.3.36"
-SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and ignores the rest without a word"
-
 LEAST_FACTOR = 5e-5  # 1 + 0.1 ln s is above 0 from e^-10 on
 CONTEXT_STEP = 256  # a context is allocated in multiples of this, and its size alone chooses the list
 
 
-def decode(view: GgufView) -> RopeSet:
+def decode(view: GgufCheckpoint) -> RopeSet:
     """Return what llama.cpp computes from this model.
 
     Of two lists (longrope) llama.cpp takes one for the whole life of a context, by its allocated size and not by the

@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from ropetool import names
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
-from ropetool.checkpoint.gguf_edits import plain_value, vector_numbers
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq
@@ -236,7 +236,7 @@ def _is_yarn(inv_freq: Array, source: Source, factor: float, ends: tuple[float, 
     return bool(np.allclose(inv_freq, table, rtol=TABLE_TOLERANCE, atol=0))
 
 
-def edits_of(encoding: GgufEncoding, arch: str, view: GgufView) -> list[FileEdit]:
+def edits_of(encoding: GgufEncoding, arch: str, view: GgufCheckpoint) -> list[FileEdit]:
     """Return what turns the model into one that states the encoding, and nothing else that scales a rotation.
 
     A vector that is there and not part of the encoding becomes ones, which divide nothing: llama.cpp demands the
@@ -255,7 +255,7 @@ def edits_of(encoding: GgufEncoding, arch: str, view: GgufView) -> list[FileEdit
         if name in view.tensors and name not in wanted:
             wanted[name] = np.ones(view.tensors[name].shape[0], np.float32)
     for name, vector in wanted.items():
-        present = vector_numbers(view, name)
+        present = view.numbers(name)
         if present != vector.tolist():
             edits.append(FileEdit(TENSORS, (name,), present, vector.tolist()))
     return edits

@@ -11,18 +11,20 @@ from pathlib import Path
 from typing import NoReturn
 
 from ropetool import names, runtimes
-from ropetool.checkpoint.views import GgufView, HfView
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, LossyExport, RopetoolError
 from ropetool.escaping import command, number
 from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType
 from ropetool.rope.tables import LayerRope, RopeSet, in_words, is_number
 from ropetool.runtimes import NotHeld, NotKnown, Refuses
+from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import exported_layers
+from ropetool.runtimes.llama_cpp.decoding import decode
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, gguf_encodings, rotating_entry
 
 REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
-RUNTIME, BASIS = "llama.cpp", "transformers"  # what reads the export, and what says what is exported
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Rotation:
         return self.source.entries[names.FULL_ATTENTION]
 
 
-def rotation(source: RopeSet, view: HfView, *, allow_full_attention: bool = False, rearch: str = "") -> Rotation:
+def rotation(source: RopeSet, view: HfCheckpoint, *, allow_full_attention: bool = False, rearch: str = "") -> Rotation:
     """Return the rotation of a checkpoint with this config, of which transformers computes `source`.
 
     rearch: another architecture to write the file for, one of REARCH.
@@ -119,17 +121,20 @@ def encode(
     entry = rotating_entry(target)
     if entry.rope_theta is None:  # an exaone4 that slides nowhere, say
         raise LossyExport(f"no layer of this {arch} rotates, and {arch} files state a rotation", where=where)
-    plain = GgufView({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
-    rejected = []
-    for encoding in gguf_encodings(target, arch, entry.rope_theta):
-        reason = _difference(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
-        if not reason:
-            return replace(encoding, keys={**rotation.keys, **encoding.keys}), _list_notes(target)
-        rejected.append(f"{encoding.name} give another table ({reason})")
+    plain = GgufCheckpoint({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
+
+    def attempt(encoding: GgufEncoding) -> tuple[GgufEncoding | None, str]:
+        objection = _objection(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
+        return (None, objection) if objection else (encoding, "")
+
+    kept, tried = first_that_serves(gguf_encodings(target, arch, entry.rope_theta), attempt)
+    if kept is not None:
+        return replace(kept, keys={**rotation.keys, **kept.keys}), _list_notes(target)
+    rejected = [f"{encoding.name} give another table ({reason})" for encoding, reason in tried]
     raise _lossy(target, arch, rejected, where)
 
 
-def read_exported(view: HfView) -> RopeSet:
+def read_exported(view: HfCheckpoint) -> RopeSet:
     """Return what llama.cpp computes from our export of a checkpoint with this config.
 
     Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
@@ -138,7 +143,7 @@ def read_exported(view: HfView) -> RopeSet:
     return replace(turned.source, max_position_embeddings=turned.target.max_position_embeddings)
 
 
-def exported(view: HfView) -> tuple[Rotation, GgufView]:
+def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
     """Return the rotation of a checkpoint with this config, and the rotary part of its export.
 
     Raises: Refuses where there is no such export; NotKnown for a family that is not exported.
@@ -146,7 +151,7 @@ def exported(view: HfView) -> tuple[Rotation, GgufView]:
     arch = view.family.gguf_architecture
     if not arch:
         raise NotKnown(f"a {view.family.name} is not exported")
-    source: RopeSet = runtimes.get(BASIS).decode(view)
+    source: RopeSet = runtimes.get(view.runtime).decode(view)
     try:
         turned = rotation(source, view)
         sizes = _sizes(turned)
@@ -155,7 +160,7 @@ def exported(view: HfView) -> tuple[Rotation, GgufView]:
         raise NotHeld(error.message) from None
     except RopetoolError as error:
         raise Refuses(error.message) from None
-    plain = GgufView(sizes, {}, _no_vector, view.where)
+    plain = GgufCheckpoint(sizes, {}, _no_vector, view.where)
     return turned, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors))
 
 
@@ -171,9 +176,9 @@ def _sizes(turned: Rotation) -> dict[str, Value]:
     return {keys.ARCHITECTURE: Value.of(ValueType.STR, arch), **values}
 
 
-def _difference(target: RopeSet, view: GgufView) -> str:
+def _objection(target: RopeSet, model: GgufCheckpoint) -> str:
     try:
-        found = runtimes.get(RUNTIME).decode(view)
+        found = decode(model)
     except (Refuses, RopetoolError) as refusal:
         return f"llama.cpp refuses with {refusal}"
     return in_words(target.differences(found))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import InvalidRope
 from ropetool.files.gguf import ValueType
 from ropetool.rope.tables import is_number
@@ -24,7 +24,7 @@ UNROTATED = "_without_rotation"  # after a layer type of which only some layers 
 MAX_TEXT_BYTES = 4096
 
 
-def value_of(view: GgufView, key: str, type_: ValueType) -> Any:
+def value_of(view: GgufCheckpoint, key: str, type_: ValueType) -> Any:
     """Return the decoded value of a key, or None where the file does not have it.
 
     Raises: Refuses if it has another type; llama.cpp converts nothing.
@@ -43,11 +43,11 @@ def value_of(view: GgufView, key: str, type_: ValueType) -> Any:
 class Model:
     """The typed reader of one model's keys, which callers name without the architecture in front."""
 
-    view: GgufView
+    view: GgufCheckpoint
     arch: Architecture
 
     @classmethod
-    def of(cls, view: GgufView) -> Model:
+    def of(cls, view: GgufCheckpoint) -> Model:
         """Return the reader of a model. Raises: Refuses if its architecture is unknown or a key has a wrong type."""
         model = cls(view, archs.get(str(value_of(view, archs.ARCHITECTURE, ValueType.STR) or "")))
         for suffix in archs.ALWAYS_LOADED:

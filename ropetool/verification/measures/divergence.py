@@ -127,7 +127,7 @@ def _refuse_not_finite(logits: Logits, runner: Runner, role: str, index: int, st
 
 
 def _vocabularies(ours: Logits, theirs: Logits) -> str:
-    """Return what is left out where the vocabularies have different sizes. Raises: ConfigError if it is no padding."""
+    """Return what is left out where the vocabularies have different sizes. Raises: ConfigError if it is not padding."""
     sizes = ours.shape[1], theirs.shape[1]
     if sizes[0] == sizes[1]:
         return ""

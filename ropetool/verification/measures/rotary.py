@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from ropetool import names
-from ropetool.checkpoint.opening import is_gguf
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet
 from ropetool.runtimes import inspection
@@ -25,21 +27,22 @@ ROTATION = "rotation"
 TORCH_TOLERANCE = 3e-6  # transformers computes its tables in float32, whose powers are off by up to 1e-6
 
 
-def check_rotation(target: Path) -> Check:
+def check_rotation(target: Path | Checkpoint) -> Check:
     """Return whether the real runtime, transformers or llama.cpp, rotates by our table.
 
     A checkpoint that cannot be read fails, with the reason; without the runtime nothing is run.
     """
     try:
-        return _by_llama_cpp(target) if is_gguf(target) else _by_transformers(target)
+        checkpoint = open_checkpoint(target)
+        return _by_llama_cpp(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else _by_transformers(checkpoint)
     except MissingDependency as error:
         return Check(ROTATION, None, None, NOT_RUN, f"{error.message}: {error.try_}")
     except (CheckpointError, ConfigError) as error:
         return Check(ROTATION, None, None, FAIL, error.without_folders())
 
 
-def _by_llama_cpp(target: Path) -> Check:
-    probed = llama_probe.probe(target)
+def _by_llama_cpp(target: GgufCheckpoint) -> Check:
+    probed = llama_probe.probe(target.path)
     if probed.difference is None:
         return Check(ROTATION, None, None, NOT_ASKED, probed.detail)
     verdict = PASS if probed.difference <= llama_probe.TOLERANCE else FAIL
@@ -48,9 +51,10 @@ def _by_llama_cpp(target: Path) -> Check:
     return Check(ROTATION, figure, llama_probe.TOLERANCE, verdict, f"{probed.detail}, {found}")
 
 
-def _by_transformers(target: Path) -> Check:
+def _by_transformers(checkpoint: HfCheckpoint) -> Check:
     transformers, torch = library("transformers"), library("torch")
-    reading = next(iter(inspection.inspect(target).readings), None)
+    target = checkpoint.path
+    reading = next(iter(inspection.inspect_checkpoint(checkpoint).readings), None)
     if reading is None:
         return Check(
             ROTATION, None, None, NOT_ASKED, "ropetool does not know this family, so it has no table of its own"

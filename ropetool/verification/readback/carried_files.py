@@ -12,13 +12,11 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import BUFFER, Compared
-from ropetool.checkpoint.views import GgufView
 from ropetool.errors import PlanMismatch
-from ropetool.files.gguf import read_shards
 from ropetool.files.gguf.codec import shown as quoted
-from ropetool.files.hf import ABSENT, Edit, apply_edits, limits_of, open_checkpoint, parse_object, read_object
+from ropetool.files.hf import ABSENT, Edit, apply_edits, limits_of, open_directory, parse_object, read_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.regular import open_regular
 from ropetool.plans.applying import LEFT_BEHIND
@@ -61,7 +59,7 @@ def compare_tokenizers(target: Path, source: Path) -> Compared:
 
 def _carried(folder: Path) -> dict[str, Path]:
     """Return the files below a directory that `extend` carries along, by name, in the order of their names."""
-    weights = {path.name for path in open_checkpoint(folder).weights}
+    weights = {path.name for path in open_directory(folder).weights}
     found = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)
@@ -114,13 +112,14 @@ def _value_difference(wanted: Any, found: Any, name: str) -> str:
 # --- GGUF
 
 
-def compare_keys(target: Path, source: Path, edits: Sequence[FileEdit], prefix: str = "") -> Compared:
+def compare_keys(
+    target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence[FileEdit], prefix: str = ""
+) -> Compared:
     """Return which metadata keys of the target are not the source's with the plan's edits.
 
     prefix: compares only the keys that begin so.
     """
-    wanted = GgufView.of(read_shards(source)).after(patch_of(edits)).values
-    found = GgufView.of(read_shards(target)).values
+    wanted, found = source.edited(edits).values, target.values
     keys = [k for k in dict.fromkeys([*wanted, *found]) if k.startswith(prefix) and not k.startswith(SPLIT_KEYS)]
     differences = []
     for key in keys:

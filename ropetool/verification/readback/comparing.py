@@ -9,26 +9,25 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from ropetool import families, names
+from ropetool import names
 from ropetool.checkpoint import certificate, provenance
 from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
-from ropetool.checkpoint.opening import first_file, is_gguf
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.checkpoint.provenance import EXPORT, Provenance
-from ropetool.checkpoint.tensor_bytes import Compared, compare_tensors, stored_tensors
-from ropetool.checkpoint.views import HfView
+from ropetool.checkpoint.tensor_bytes import Compared, compare_tensors
 from ropetool.errors import CheckpointError, LossyExport, PlanMismatch, RopetoolError
 from ropetool.files import hub
-from ropetool.files.gguf import read_shards
-from ropetool.files.hf import headers, open_checkpoint
-from ropetool.plans import hosts
 from ropetool.plans.plan import Plan
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes import inspection
-from ropetool.runtimes.inspection import RuntimeReading
+from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.verification.readback.carried_files import (
     TOKENIZER_KEYS,
@@ -38,10 +37,11 @@ from ropetool.verification.readback.carried_files import (
 )
 from ropetool.verification.readback.table_parity import compare_tables
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
-from ropetool.weights import RowChange, baked_bytes, by_tensor, without_rest
+from ropetool.weights import RowChange, baked_bytes, by_tensor, without_residual
 from ropetool.weights.gguf_writing import baked_gguf_bytes
 
 T = TypeVar("T")
+Open = Callable[["Path | Checkpoint"], Checkpoint]
 TABLES, WEIGHTS, FILES, SAME_TABLES = "tables", "weights", "files", certificate.SAME_TABLES
 NO_RECORD = f"no {names.PROVENANCE_JSON} says how it was made"
 
@@ -56,12 +56,12 @@ class Origin:
     """
 
     source: Path | None
-    same_format: Path | None
+    same_format: Path | Checkpoint | None
     gates: bool
     words: str
 
 
-def read_back(target: Path, baseline: Path | None = None) -> list[Check]:
+def read_back(target: Path | Checkpoint, baseline: Path | Checkpoint | None = None) -> list[Check]:
     """Return the checks of tables, weights and files.
 
     Without provenance nothing says what the target should be: then only the baseline of the same format is compared,
@@ -69,38 +69,40 @@ def read_back(target: Path, baseline: Path | None = None) -> list[Check]:
 
     Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's.
     """
-    target = _first_file(target)
-    made = provenance.record(target)
-    plan = Plan.from_json(made.plan, str(provenance.place(target))) if made is not None and made.plan else None
-    origin = _origin(target, made, baseline)
+    opened = cache(open_checkpoint)  # each once, and what is broken by each check anew, which then names it
+    path = _path(target, opened)
+    made = provenance.record(path)
+    plan = Plan.from_json(made.plan, str(provenance.place(path))) if made is not None and made.plan else None
+    origin = _origin(target, made, baseline, opened)
     return [
-        _readable(TABLES, lambda: _tables(target, made, plan, origin)),
-        _readable(WEIGHTS, lambda: _weights(target, plan, origin)),
-        _readable(FILES, lambda: _files(target, plan, origin)),
+        _readable(TABLES, lambda: _tables(opened(target), made, plan, origin, opened)),
+        _readable(WEIGHTS, lambda: _weights(opened(target), plan, origin, opened)),
+        _readable(FILES, lambda: _files(opened(target), plan, origin, opened)),
     ]
 
 
-def same_tables(target: Path, other: Path, *, windows: bool = True) -> Check:
+def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows: bool = True) -> Check:
     """Return whether the target rotates by the other's tables, each as the first runtime of its format has it.
 
     windows: whether windows that llama.cpp ignores count too. GGUF holds its numbers in float32, whose rounding of 6e-8
     lies within the tolerance.
     Raises: CheckpointError or ConfigError if one cannot be read.
     """
-    readings = [_first_reading(path) for path in (target, other)]
+    sides = [open_checkpoint(source) for source in (target, other)]
+    readings = [_first_reading(side) for side in sides]
     found, wanted = (reading.rope for reading in readings)
     if found is None or wanted is None:
         reasons = [f"{r.name}: {r.refuses}" for r in readings if r.rope is None]
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_RUN, "; ".join(reasons))
-    alike = is_gguf(target) == is_gguf(other)
+    alike = sides[0].format == sides[1].format
     if not alike:
         found, wanted = (
-            rope if is_gguf(path) else _as_exported(path, rope, windows)
-            for path, rope in ((target, found), (other, wanted))
+            _as_exported(side, rope, windows) if isinstance(side, HfCheckpoint) else rope
+            for side, rope in zip(sides, (found, wanted), strict=True)
         )
     figure, reason = compare_tables(wanted, found, same_layout=alike)
-    baked = reason and (_bakes(target) or _bakes(other))
-    if baked and not compare_tables(without_rest(wanted, found), found, same_layout=alike)[1]:
+    baked = reason and any(_bakes(side.path) for side in sides)
+    if baked and not compare_tables(without_residual(wanted, found), found, same_layout=alike)[1]:
         detail = f"{reason} by the keys, for weights hold the rest; the logits say whether it is the same model"
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_ASKED, detail)
     contexts = {rope.max_position_embeddings for rope in (found, wanted)}
@@ -109,38 +111,40 @@ def same_tables(target: Path, other: Path, *, windows: bool = True) -> Check:
     return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same, {context}")
 
 
-def _as_exported(path: Path, rope: RopeSet, windows: bool) -> RopeSet:
-    """Return the same under llama.cpp's division into kinds of layer; as it is where the family is not exported."""
-    checkpoint = open_checkpoint(path)
-    family = families.of_config(checkpoint.config)
-    if not family.gguf_architecture:
+def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, windows: bool) -> RopeSet:
+    """Return the same under llama.cpp's division into layer types; as it is where the family is not exported."""
+    if not checkpoint.family.gguf_architecture:
         return rope
-    view = HfView(checkpoint.config, family, str(path / names.CONFIG_JSON))
     try:
-        return exported.rotation(rope, view, allow_full_attention=not windows).target
+        return exported.rotation(rope, checkpoint, allow_full_attention=not windows).target
     except LossyExport:  # a window that llama.cpp ignores: the comparison will name it
         return rope
 
 
 def _bakes(path: Path) -> bool:
     """Return whether the record of a checkpoint, or of what it was made from, says that its weights hold a factor."""
-    records = provenance.lineage(_first_file(path))
+    records = provenance.lineage(path)
     return any(made.plan.get("bakes") or (made.export or {}).get("bakes") for made in records)
 
 
 # --- what to compare with
 
 
-def _first_file(path: Path) -> Path:
-    """Return the file that has the keys of a GGUF in several files; a broken one stays, for the checks to name."""
+def _path(source: Path | Checkpoint, opened: Open) -> Path:
+    """Return what a checkpoint is named by; of a broken one the path that was given, for the checks to name."""
     try:
-        return first_file(path)
+        return opened(source).path
     except CheckpointError:
-        return path
+        assert isinstance(source, Path)
+        return source
 
 
-def _origin(target: Path, made: Provenance | None, baseline: Path | None) -> Origin:
-    alike = baseline if baseline is not None and is_gguf(baseline) == is_gguf(target) else None
+def _origin(
+    target: Path | Checkpoint, made: Provenance | None, baseline: Path | Checkpoint | None, opened: Open
+) -> Origin:
+    alike = baseline
+    if baseline is not None and _path(target, opened).is_dir() != _path(baseline, opened).is_dir():
+        alike = None
     if made is None:
         return Origin(
             None, alike, False, "the baseline's" if alike else f"{NO_RECORD}, nor is there a baseline like it"
@@ -170,17 +174,18 @@ def _readable(name: str, check: Callable[[], Check]) -> Check:
 # --- tables
 
 
-def _tables(target: Path, made: Provenance | None, plan: Plan | None, origin: Origin) -> Check:
+def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, origin: Origin, opened: Open) -> Check:
     if made is None:
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, NO_RECORD)
     if made.kind == EXPORT and origin.source is not None:
-        return dataclasses.replace(same_tables(target, origin.source), name=TABLES)
+        return dataclasses.replace(same_tables(target, opened(origin.source)), name=TABLES)
     if plan is None:
         reason = "exported from a checkpoint that is gone or has changed, and without a plan"
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, reason)
-    readings = {reading.name: reading for reading in inspection.inspect(target).readings}
+    readings = {reading.name: reading for reading in inspection.inspect_checkpoint(target).readings}
     wanted = plan.runtimes if made.kind != EXPORT else tuple(readings)[:1]
-    results = [_against_plan(plan, readings.get(name), origin.source) for name in wanted]
+    source = None if origin.source is None else opened(origin.source)
+    results = [_against_plan(plan, readings.get(name), source) for name in wanted]
     figure = max((figure for figure, _ in results), default=math.inf)
     reasons = [f"{name}: {reason}" for name, (_, reason) in zip(wanted, results, strict=True) if reason]
     agreed = f"{', '.join(wanted)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
@@ -196,7 +201,7 @@ def _agreed(plan: Plan, origin: Origin) -> str:
     return "a rule that follows the length, as planned; without the source its numbers were not compared"
 
 
-def _against_plan(plan: Plan, reading: RuntimeReading | None, source: Path | None) -> tuple[float, str]:
+def _against_plan(plan: Plan, reading: Decoded | None, source: Checkpoint | None) -> tuple[float, str]:
     """Return the largest difference from the plan, and in words what differs.
 
     The plan states tables and lengths; what else a layer computes must be what the source with the plan's edits has.
@@ -204,7 +209,7 @@ def _against_plan(plan: Plan, reading: RuntimeReading | None, source: Path | Non
     if reading is None or reading.rope is None:
         return math.inf, reading.refuses if reading is not None else "it does not read this model"
     found = reading.rope
-    expected = hosts.read_with(source, reading.name, plan.edits).rope if source is not None else None
+    expected = decoded(reading.name, source.edited(plan.edits)).rope if source is not None else None
     fixed = {t for t, entry in found.entries.items() if entry.table is not None and entry.table.rule is None}
     if fixed != set(plan.tables):
         return math.inf, f"fixed tables for {sorted(fixed)} instead of {sorted(plan.tables)}"
@@ -226,12 +231,12 @@ def _planned(plan: Plan, base: RopeSet) -> RopeSet:
     return RopeSet(entries, plan.max_position_embeddings, base.original_max_position_embeddings)
 
 
-def _first_reading(path: Path) -> RuntimeReading:
-    found = inspection.inspect(path)
+def _first_reading(checkpoint: Checkpoint) -> Decoded:
+    found = inspection.inspect_checkpoint(checkpoint)
     if found.readings:
         return found.readings[0]
     what = f"a {found.model_type}" if found.model_type else "a model without model_type"
-    return RuntimeReading(path.name, None, f"how {what} rotates is not known")
+    return Decoded(checkpoint.path.name, None, f"how {what} rotates is not known")
 
 
 def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
@@ -242,22 +247,21 @@ def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
 # --- tensors and files
 
 
-def _weights(target: Path, plan: Plan | None, origin: Origin) -> Check:
+def _weights(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:
     """Return whether every tensor that the plan does not name is the source's, and those that it names are as it says."""
     if origin.same_format is None:
         return Check(WEIGHTS, None, None, NOT_ASKED, origin.words)
-    found = compare_tensors(stored_tensors(target), stored_tensors(origin.same_format), _named(plan, origin))
+    source = opened(origin.same_format)
+    found = compare_tensors(target.stored, source.stored, _named(plan, origin, source))
     if not found.total:
         return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
     baked = ", with what the plan bakes" if plan is not None and plan.tensors and origin.gates else ""
     return _compared(WEIGHTS, found, f"tensors equal {origin.words}{baked}", origin)
 
 
-def _named(plan: Plan | None, origin: Origin) -> Mapping[str, bytes]:
+def _named(plan: Plan | None, origin: Origin, source: Checkpoint) -> Mapping[str, bytes]:
     """Return what the tensors that the plan names must hold; of baked ones each is computed when it is asked for."""
-    if plan is None or not origin.gates or origin.same_format is None:
-        return {}
-    return Named(plan, origin.same_format)
+    return {} if plan is None or not origin.gates else Named(plan, source)
 
 
 class Named(Mapping[str, bytes]):
@@ -266,7 +270,7 @@ class Named(Mapping[str, bytes]):
     Raises: PlanMismatch for a tensor that the source does not have.
     """
 
-    def __init__(self, plan: Plan, source: Path) -> None:
+    def __init__(self, plan: Plan, source: Checkpoint) -> None:
         self._vectors = patch_of(plan.edits).tensors if plan.format == "gguf" else {}
         self._changes, self._bake_dtype = by_tensor(plan.tensors), plan.bake_dtype
         self._read = _reader(source) if self._changes else None
@@ -285,12 +289,12 @@ class Named(Mapping[str, bytes]):
         return len({**self._vectors, **self._changes})
 
 
-def _reader(source: Path) -> Callable[[str, RowChange, str], bytes]:
+def _reader(source: Checkpoint) -> Callable[[str, RowChange, str], bytes]:
     """Return what gives a tensor of the source after a change."""
-    if is_gguf(source):
-        stored = {info.name: (header, info) for header in read_shards(source) for info in header.tensors}
+    if isinstance(source, GgufCheckpoint):
+        stored = {info.name: (header, info) for header in source.files for info in header.tensors}
         return lambda name, change, dtype: baked_gguf_bytes(*_place(stored, name), change, dtype)
-    places = {n: (info, h.path) for h in headers(open_checkpoint(source)) for n, info in h.tensors.items()}
+    places = {n: (info, h.path) for h in source.headers for n, info in h.tensors.items()}
     return lambda name, change, dtype: baked_bytes(*_place(places, name), change, dtype)
 
 
@@ -300,17 +304,17 @@ def _place(places: Mapping[str, T], name: str) -> T:
     return places[name]
 
 
-def _files(target: Path, plan: Plan | None, origin: Origin) -> Check:
-    source, edits = origin.same_format, _edits(plan, origin)
-    if source is None:
+def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:
+    if origin.same_format is None:
         return Check(FILES, None, None, NOT_ASKED, origin.words)
-    if is_gguf(target):
+    source, edits = opened(origin.same_format), _edits(plan, origin)
+    if isinstance(target, GgufCheckpoint) and isinstance(source, GgufCheckpoint):
         things = "keys equal" if origin.gates else "keys of the tokenizer equal"
         found = compare_keys(target, source, edits, "" if origin.gates else TOKENIZER_KEYS)
     elif origin.gates:
-        things, found = "files equal", compare_files(target, source, edits)
+        things, found = "files equal", compare_files(target.path, source.path, edits)
     else:
-        things, found = "files of the tokenizer equal", compare_tokenizers(target, source)
+        things, found = "files of the tokenizer equal", compare_tokenizers(target.path, source.path)
     but = ", but for the plan's edits" if edits else ""
     return _compared(FILES, found, f"{things} {origin.words}{but}", origin)
 

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from ropetool import names
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import CheckpointError
-from ropetool.files.gguf import read_shards
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope
-from ropetool.runtimes import inspection
+from ropetool.runtimes.decoded import decoded
 from ropetool.runtimes.llama_cpp.decoding import CONTEXT_STEP
 from ropetool.verification.runners.llama_library import free, last_words, library, listening, load
 from ropetool.verification.runners.probe_model import (
@@ -35,7 +34,6 @@ from ropetool.verification.scoring import Tokens
 
 TOLERANCE = 2e-4  # of the largest logit; float32 over 1024 positions
 PRECISE = 1024  # positions up to which that holds: an angle is off by 6e-8 of itself, so the error grows with it
-RUNTIME = "llama.cpp"
 BLOCKS = 7  # in a probe
 
 
@@ -55,11 +53,11 @@ def probe(target: Path) -> Probed:
     Raises: MissingDependency without llama-cpp-python; CheckpointError or InvalidRope for a file that it would refuse.
     """
     lib = library()
-    view = GgufView.of(read_shards(target))
-    arch = inspection.architecture(view)
+    view = GgufCheckpoint.open(target)
+    arch = view.name
     if arch not in ARCHITECTURES:
         return Probed(None, f"there is no probe for {arch}, only for {', '.join(ARCHITECTURES)}")
-    found = inspection.understood(inspection.read_view(RUNTIME, view), view.where, "file")
+    found = decoded(view.runtime, view).understood(view.where, "file")
     entry, span = found.entries[names.FULL_ATTENTION], found.max_position_embeddings
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import CheckpointError, ConfigError
 from ropetool.files.gguf import GgufHeader, read_shards
 from ropetool.rope.tables import Array
@@ -179,7 +179,7 @@ def _checked(path: Path) -> tuple[GgufHeader, ...]:
     """
     headers = read_shards(path)
     try:
-        decoding.decode(GgufView.of(headers))
+        decoding.decode(GgufCheckpoint.of(headers))
     except NotKnown:
         pass  # a newer llama.cpp may well run it
     except Refuses as refusal:
@@ -202,7 +202,7 @@ def _is_gpu(lib: Any, device: str) -> bool:
     offloads = bool(lib.llama_supports_gpu_offload())
     if device != "auto" and not offloads:
         raise ConfigError(
-            f"{device} was asked for, and this llama.cpp is built for the CPU alone", where="--device",
+            f"{device} was asked for, and this llama.cpp is built only for the CPU", where="--device",
             try_="--device cpu",
         )  # fmt: skip
     return offloads

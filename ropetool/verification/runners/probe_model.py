@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.checkpoint.views import GgufView
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import TensorInfo, Value, ValueType
 from ropetool.files.gguf.kinds import F32
 from ropetool.files.gguf.metadata import DEFAULT_ALIGNMENT
@@ -92,7 +92,7 @@ def _norm(x: Array) -> Array:
 # --- its file
 
 
-def write_probe(view: GgufView, arch: str, entry: LayerRope, path: Path) -> Path:
+def write_probe(view: GgufCheckpoint, arch: str, entry: LayerRope, path: Path) -> Path:
     """Write the model with the rope keys, the context and the frequency vectors of the target, and return its path."""
     copied = {key: value for key, value in view.values.items() if key.startswith(f"{arch}.rope.")}
     vectors = {name: view.vector(name) for name in archs.VECTORS if name in view.tensors}

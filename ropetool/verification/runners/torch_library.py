@@ -57,7 +57,7 @@ def torch_device(torch: Any, name: str) -> Any:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"{name!r} is no device of torch's", where="--device", try_="--device auto") from error
+        raise ConfigError(f"{name!r} is not a device of torch's", where="--device", try_="--device auto") from error
     present = {
         "cpu": True,
         "cuda": torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count(),

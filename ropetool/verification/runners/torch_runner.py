@@ -27,7 +27,7 @@ from ropetool.verification.runners.torch_library import (
 from ropetool.verification.runners.torch_model import TorchModel
 from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
 
-CPU_BATCH_TOKENS = 8192  # more is no faster on a CPU
+CPU_BATCH_TOKENS = 8192  # more is not faster on a CPU
 GPU_BATCH_TOKENS = 32768
 CPU_CHUNK_TOKENS = 16384  # of one row, beyond which it is computed in pieces; a CPU has no out-of-memory to catch
 GPU_CHUNK_TOKENS = 131072

@@ -16,7 +16,7 @@ from torturing.readers.printed import printed
 def weights(folder: Path, sources: Path) -> Iterator[Reader]:
     from ropetool.comparison import compare
     from ropetool.files.gguf import read_shards
-    from ropetool.files.hf import open_checkpoint, read_header
+    from ropetool.files.hf import open_directory, read_header
     from ropetool.gguf_export.imatrix import read_imatrix
     from ropetool.plans.search import make_plan
     from ropetool.runtimes.inspection import inspect
@@ -66,7 +66,7 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
 
     def read_index(data: bytes, rng: random.Random) -> None:
         index(data)
-        open_checkpoint(model)
+        open_directory(model)
 
     yield Reader("shard index", listed, json_of, read_index, names)
 

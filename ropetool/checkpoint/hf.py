@@ -1,0 +1,143 @@
+"""A Hugging Face checkpoint: what its config states, the files beside it, and both with edits that nobody has written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ropetool import families, names
+from ropetool.checkpoint import identity, provenance, style
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.identity import Identity
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.checkpoint.tensor_bytes import StoredTensor
+from ropetool.errors import InvalidRope
+from ropetool.families import Family
+from ropetool.files.hf import DTYPE_BITS, Directory, Edit, Header, apply_edits, headers, open_directory, parse_object
+
+
+@dataclass(frozen=True, eq=False)
+class HfCheckpoint:
+    """A Hugging Face checkpoint as decoders, searches and writers see it.
+
+    config: config.json, parsed. given: its family, where another than that of the config is meant. where: the place of the
+    config in messages. files: the directory, None for a config that lies nowhere. text: the config as written.
+    """
+
+    config: Mapping[str, Any]
+    given: Family | None = None
+    where: str = names.CONFIG_JSON
+    files: Directory | None = None
+    text: str = field(default="", repr=False)
+    _edited: dict[str, HfCheckpoint] = field(default_factory=dict, repr=False, init=False)
+
+    format: ClassVar[str] = "hf"
+    runtime: ClassVar[str] = "transformers"  # what the format is made for
+
+    @classmethod
+    def of(cls, files: Directory) -> HfCheckpoint:
+        """Return the checkpoint in a directory."""
+        return cls(files.config, None, str(files.path / names.CONFIG_JSON), files, files.config_text)
+
+    @classmethod
+    def open(cls, path: Path) -> HfCheckpoint:
+        """Return the checkpoint in this directory.
+
+        Raises: CheckpointError.
+        """
+        return cls.of(open_directory(path))
+
+    @cached_property
+    def family(self) -> Family:
+        """Return the family of the config.
+
+        Raises: InvalidRope for a model without rotary positions, UnknownFamily for any other unknown one.
+        """
+        return self.given or known_family(self.config, self.where)
+
+    @property
+    def name(self) -> str:
+        return self.family.name
+
+    @property
+    def directory(self) -> Directory:
+        """Return the files; only of a checkpoint that lies in a directory."""
+        assert self.files is not None
+        return self.files
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def section(self) -> Mapping[str, Any]:
+        """Return the object of the config that holds the rope keys.
+
+        Raises: InvalidRope if it is missing.
+        """
+        return style.section(self.config, self.family, self.where)
+
+    @cached_property
+    def record(self) -> Provenance | None:
+        """Return what ropetool wrote of its making, None for a checkpoint of others.
+
+        Raises: CorruptFile, ConfigError.
+        """
+        return provenance.read(self.path)
+
+    @cached_property
+    def headers(self) -> list[Header]:
+        """Return the checked headers of the weight files.
+
+        Raises: CorruptFile.
+        """
+        return headers(self.directory)
+
+    @cached_property
+    def stored(self) -> dict[str, StoredTensor]:
+        """Return all tensors by name, over all files.
+
+        Raises: CheckpointError if a header cannot be read, or a file ends before its tensors do.
+        """
+        return {
+            info.name: StoredTensor(
+                header.path, info.begin, info.end - info.begin, info.dtype, info.shape,
+                max(1, DTYPE_BITS[info.dtype] // 8), "values" if DTYPE_BITS[info.dtype] % 8 == 0 else "bytes",
+            )
+            for header in self.headers for info in header.tensors.values()
+        }  # fmt: skip
+
+    def identity(self) -> Identity:
+        """Return what tells whether this is still the same checkpoint."""
+        return identity.of_checkpoint(self.directory)
+
+    def edited(self, edits: Sequence[FileEdit]) -> HfCheckpoint:
+        """Return the checkpoint with these edits of its config.json; those of other files change no reading.
+
+        Raises: PlanMismatch where an old value is not there; UnknownFamily or InvalidRope where a wrapper needs what an
+        edit removes.
+        """
+        changes = [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == names.CONFIG_JSON]
+        key = repr(changes)  # 1 and 1.0 are not the same
+        if changes and key not in self._edited:  # made once for all the runtimes that are asked
+            text = apply_edits(self.text, changes, self.where)
+            config = parse_object(text, self.where)
+            families.of_config(config, self.where)
+            self._edited[key] = replace(self, config=config, text=text, given=self.family)
+        return self._edited[key] if changes else self
+
+
+def known_family(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of this config.json.
+
+    Raises: InvalidRope for a model without rotary positions, UnknownFamily for any other unknown one.
+    """
+    model_type = config.get(names.MODEL_TYPE)
+    if not isinstance(model_type, str) or not model_type:
+        raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
+    if model_type in names.NO_ROTATION:
+        raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
+    return families.of_config(config, where)

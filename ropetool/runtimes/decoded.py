@@ -1,0 +1,88 @@
+"""What one runtime makes of a checkpoint, and whether that is a target: the core of every search for a file that serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+from ropetool import runtimes
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.errors import InvalidRope
+from ropetool.rope.tables import RopeSet, in_words
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What one runtime computes, or why there is nothing to show.
+
+    known: whether ropetool knows what it does with the file. stops: whether it stops with an error; if not, it would
+    compute something else, from any file that it reads.
+    """
+
+    name: str
+    rope: RopeSet | None
+    refuses: str = ""
+    known: bool = True
+    stops: bool = True
+
+    def understood(self, where: str, what: str = "config") -> RopeSet:
+        """Return what the runtime computes.
+
+        Raises: InvalidRope if it stops with an error, or ropetool does not know.
+        """
+        if self.rope is None:
+            if not self.known:
+                does = f"reads this {what} in a way that is not known"
+            else:
+                does = f"cannot load this {what}" if self.stops else f"would not compute what this {what} says"
+            raise InvalidRope(f"{self.name} {does}: {self.refuses}", where=where)
+        return self.rope
+
+    def objection(self, target: RopeSet) -> str:
+        """Return why the runtime would not compute the target, empty where it would."""
+        if self.rope is None:
+            if not self.known:
+                return f"not known: {self.refuses}"
+            return f"stops with {self.refuses}" if self.stops else self.refuses
+        return in_words(target.differences(self.rope))
+
+
+# What a checkpoint came to, which never changes: it is frozen, and one with edits is another.
+_known: WeakKeyDictionary[Checkpoint, dict[str, Decoded]] = WeakKeyDictionary()
+
+
+def decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
+    """Return what this runtime makes of the checkpoint; llama.cpp, of our export of a Hugging Face checkpoint."""
+    found = _known.setdefault(checkpoint, {})
+    if runtime not in found:
+        found[runtime] = _decoded(runtime, checkpoint)
+    return found[runtime]
+
+
+def _decoded(runtime: str, checkpoint: Checkpoint) -> Decoded:
+    try:
+        return Decoded(runtime, runtimes.get(runtime).decode(checkpoint))
+    except runtimes.Refuses as refusal:
+        known, stops = not isinstance(refusal, runtimes.NotKnown), not isinstance(refusal, runtimes.NotHeld)
+        return Decoded(runtime, None, str(refusal), known, stops)
+
+
+def first_that_serves(
+    candidates: Iterable[C], attempt: Callable[[C], tuple[T | None, str]]
+) -> tuple[T | None, list[tuple[C, str]]]:
+    """Return what the first candidate that serves comes to, or None; and all that were tried, each with its objection.
+
+    attempt: returns what a candidate comes to, or None and why it does not serve.
+    """
+    tried: list[tuple[C, str]] = []
+    for candidate in candidates:
+        outcome, objection = attempt(candidate)
+        tried.append((candidate, objection))
+        if outcome is not None:
+            return outcome, tried
+    return None, tried
