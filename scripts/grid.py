@@ -19,7 +19,7 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +34,7 @@ RESULT = ROOT / "tests" / "baking" / "bake_grid.json"
 PAGE = ROOT / "docs" / "bake.md"
 PARTS: dict[str, ModuleType] = {part.BY: part for part in (grid_transformers, grid_llama_cpp)}
 Grid = dict[str, Any]
+ELSEWHERE = ("example", "source", "vllm", "sglang", "mlx_lm", "exllamav3")  # of a family's file: no part in any cell
 
 
 # --- measuring
@@ -47,6 +48,18 @@ def fingerprint(by: str) -> str:
         if path.is_file() and not (by == "transformers" and path.name.startswith("gguf_")):
             digest.update(f"{path.relative_to(ROOT)}\0".encode() + _meant(path) + b"\0")
     return digest.hexdigest()
+
+
+def family_mark(model_type: str) -> str:
+    """Return the sha256 of what a family's file says that a cell may depend on; a new family makes no other cell old."""
+    data = json.loads((ROOT / "ropetool" / "families" / f"{model_type}.json").read_text(encoding="utf-8"))
+    said = {key: value for key, value in data.items() if key not in ELSEWHERE}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def family_marks(by: str, models: Iterable[str]) -> dict[str, str]:
+    """Return the marks of the families of these models, sorted."""
+    return {family: family_mark(family) for family in sorted({PARTS[by].family_of(name) for name in models})}
 
 
 def _meant(path: Path) -> bytes:
@@ -77,7 +90,8 @@ def measured(by: str, models: list[str], known: Grid) -> Grid:
             with tempfile.TemporaryDirectory() as folder:
                 cells[name][bake] = part.measure(part.MODELS[name], bake, Path(folder))
             print(by, name, bake, cells[name][bake], file=sys.stderr, flush=True)
-    return {"made_with": part.versions(), "fingerprint": mark, "cells": cells}
+    marks = known.get("families", {}) | family_marks(by, models)
+    return {"made_with": part.versions(), "fingerprint": mark, "families": dict(sorted(marks.items())), "cells": cells}
 
 
 # --- which cells are held to what

@@ -10,20 +10,26 @@ from typing import Any
 import bake_gguf_models as models
 import numpy as np
 
-from ropetool import errors
+from ropetool import errors, families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.weights import View, gguf_bakes
 from ropetool.weights.gguf_bakes import GgufBake
 
 BY = "llama.cpp"
 MEASURED_BY = (
-    "ropetool/weights/*.py", "ropetool/families/*", "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
+    "ropetool/weights/*.py", "ropetool/families/*.py", "tests/family_making.py", "tests/baking/bake_gguf_models.py",
+    "scripts/grid_llama_cpp.py",
 )  # fmt: skip
 FORMATS = ("f32", "f16", "q8_0", "q4_0")
 EXACT = {"f32": 2e-4}  # of the largest logit: llama.cpp computes in float32
 SEEN = 20 * EXACT["f32"]
 MODELS: Mapping[str, Any] = models.ARCHITECTURES
 Cell = dict[str, Any]
+
+
+def family_of(name: str) -> str:
+    """Return the family whose facts files of an architecture have."""
+    return families.by_gguf_architecture()[name].model_type
 
 
 def _factor(side: str) -> Callable[[View, GgufCheckpoint], GgufBake]:

@@ -25,8 +25,8 @@ from ropetool.weights import Bake, View
 
 BY = "transformers"
 MEASURED_BY = (
-    "ropetool/weights/*.py", "ropetool/families/*", "tests/baking/bake_models.py", "tests/baking/bake_references.py",
-    "scripts/grid_transformers.py",
+    "ropetool/weights/*.py", "ropetool/families/*.py", "tests/family_making.py", "tests/baking/bake_models.py",
+    "tests/baking/bake_references.py", "scripts/grid_transformers.py",
 )  # fmt: skip
 LONG, SHORT = models.LENGTH, 640  # tokens: four times the trained length for one bake a model, beyond it for the others
 FORMATS = ("float64", "float32", "bfloat16")
@@ -53,6 +53,11 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 MODELS = _models()
+
+
+def family_of(name: str) -> str:
+    """Return the family of a model."""
+    return str(MODELS[name]["model_type"])
 
 
 def as_given(config: dict[str, Any]) -> dict[str, Any]:
