@@ -7,6 +7,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import family_making
 import numpy as np
 import pytest
 
@@ -97,14 +98,20 @@ def test_every_family_that_is_exported_has_a_name_in_gguf(name: str) -> None:
     assert {known for known in families.names() if families.get(known).gguf_architecture} == {*FAMILIES}
 
 
-DENSE = [name for name in FAMILIES if not table_of(name).counts]
+# By the configs of the tests, and for plain families by those that are made from their files.
+DENSE = [
+    *(pytest.param(name, models.CONFIGS[name], id=name) for name in FAMILIES if not table_of(name).counts),
+    *(
+        pytest.param(name, family_making.config(name, models.SMALL), id=f"{name}-made")
+        for name in family_making.others({}, exported=True)
+    ),
+]
 
 
-@pytest.mark.parametrize("name", DENSE)
-def test_the_tensors_are_those_of_the_class(name: str) -> None:
+@pytest.mark.parametrize(("name", "config"), DENSE)
+def test_the_tensors_are_those_of_the_class(name: str, config: dict[str, Any]) -> None:
     """Each tensor that the class has, and no other, under its name and in its shape."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    config = models.CONFIGS[name]
     made = transformers.AutoConfig.for_model(name, **json.loads(json.dumps(config)))
     with torch.device("meta"):
         stored = transformers.AutoModelForCausalLM.from_config(made).state_dict()
