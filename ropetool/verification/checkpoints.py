@@ -140,7 +140,7 @@ class _Open:
         self._tensor_parallel = tensor_parallel
 
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-        if open_checkpoint(path).format == "gguf":
+        if not path.is_dir():
             return LlamaRunner(path, device=device, dtype=dtype, report=report)
         return TorchRunner(path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel)
 

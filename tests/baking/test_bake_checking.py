@@ -98,7 +98,7 @@ def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_p
             more = {"head_mask": None}
         found = module(x, attention_mask=mask, position_embeddings=rotary(x, positions), **more)[-1][0].numpy()
     scores = weights.checking.layer_scores(
-        view, entry, 0, weights.reader(headers(checkpoint)), view.rope.max_position_embeddings, count
+        view, entry, 0, weights.reader(checkpoint.headers), view.rope.max_position_embeddings, count
     )
     expected = np.exp(scores - scores.max(-1, keepdims=True))
     expected /= expected.sum(-1, keepdims=True)

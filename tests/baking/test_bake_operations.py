@@ -94,7 +94,7 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
         for layer in model.model.layers:
             layer.self_attn.scaling *= 1.3
 
-    assert np.abs(logits(source, change=hotter) - models.logits(tmp_path / "baked")).max() < EXACT
+    assert np.abs(logits(source, change=hotter) - logits(tmp_path / "baked")).max() < EXACT
     rotary = weights.pair_gain(view, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
     models.carry_out(rotary, source, tmp_path / "rotary")
     difference = np.abs(logits(tmp_path / "rotary") - logits(tmp_path / "baked")).max()

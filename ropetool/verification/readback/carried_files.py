@@ -16,7 +16,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import BUFFER, Compared
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf.codec import shown as quoted
-from ropetool.files.hf import ABSENT, Edit, apply_edits, limits_of, open_directory, parse_object, read_object
+from ropetool.files.hf import ABSENT, Directory, Edit, apply_edits, limits_of, parse_object, read_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.regular import open_regular
 from ropetool.plans.applying import LEFT_BEHIND
@@ -29,7 +29,7 @@ SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are
 # --- directories
 
 
-def compare_files(target: Path, source: Path, edits: Sequence[FileEdit]) -> Compared:
+def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit]) -> Compared:
     """Return which files of the target are not the source's with the plan's edits.
 
     Left out: weights, pickles, the record of ropetool, and README, which anyone may rewrite. Files that only the
@@ -57,9 +57,9 @@ def compare_tokenizers(target: Path, source: Path) -> Compared:
     return Compared(len(found), tuple(differences))
 
 
-def _carried(folder: Path) -> dict[str, Path]:
+def _carried(files: Directory) -> dict[str, Path]:
     """Return the files below a directory that `extend` carries along, by name, in the order of their names."""
-    weights = {path.name for path in open_directory(folder).weights}
+    folder, weights = files.path, {path.name for path in files.weights}
     found = {}
     for path in sorted(folder.rglob("*")):
         relative = path.relative_to(folder)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import TypeVar
 
 from ropetool import names
@@ -69,7 +70,12 @@ def read_back(target: Path | Checkpoint, baseline: Path | Checkpoint | None = No
 
     Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's.
     """
-    opened = cache(open_checkpoint)  # each once, and what is broken by each check anew, which then names it
+    known = {source.path: source for source in (target, baseline) if not isinstance(source, (Path, NoneType))}
+
+    @cache  # each is opened once, and what is broken by each check anew, which then names it
+    def opened(source: Path | Checkpoint) -> Checkpoint:
+        return open_checkpoint(known.get(source, source) if isinstance(source, Path) else source)
+
     path = _path(target, opened)
     made = provenance.record(path)
     plan = Plan.from_json(made.plan, str(provenance.place(path))) if made is not None and made.plan else None
@@ -308,13 +314,16 @@ def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) 
     if origin.same_format is None:
         return Check(FILES, None, None, NOT_ASKED, origin.words)
     source, edits = opened(origin.same_format), _edits(plan, origin)
-    if isinstance(target, GgufCheckpoint) and isinstance(source, GgufCheckpoint):
+    if isinstance(target, HfCheckpoint) and isinstance(source, HfCheckpoint):
+        if origin.gates:
+            things, found = "files equal", compare_files(target.directory, source.directory, edits)
+        else:
+            things, found = "files of the tokenizer equal", compare_tokenizers(target.path, source.path)
+    else:
+        assert isinstance(target, GgufCheckpoint)
+        assert isinstance(source, GgufCheckpoint)
         things = "keys equal" if origin.gates else "keys of the tokenizer equal"
         found = compare_keys(target, source, edits, "" if origin.gates else TOKENIZER_KEYS)
-    elif origin.gates:
-        things, found = "files equal", compare_files(target.path, source.path, edits)
-    else:
-        things, found = "files of the tokenizer equal", compare_tokenizers(target.path, source.path)
     but = ", but for the plan's edits" if edits else ""
     return _compared(FILES, found, f"{things} {origin.words}{but}", origin)
 
