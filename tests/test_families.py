@@ -90,8 +90,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "neither row nor group": ({"export": {"layer": [3]}}, ": export.layer[0]", "3 is neither a tensor, an object with hf,"),
     "an order": (
-        {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hidden", "order": "neighbour"}]}}, ": export.layer[0].order",
-        '"neighbour" is not known (did you mean neighbours?); known: "", "neighbours", "sides",',
+        {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hidden", "order": "interleave"}]}}, ": export.layer[0].order",
+        '"interleave" is not known (did you mean interleave_pairs?); known: "", "interleave_pairs", "split_qkv",',
     ),
     "a size": (
         {"export": {"layer": [{"hf": "a", "gguf": "b", "shape": "hiden"}]}}, ": export.layer: a",

@@ -84,8 +84,8 @@ def test_a_format_that_it_does_not_read_is_refused_by_name() -> None:
 
 def test_names_fold_where_all_of_a_program_are_there() -> None:
     every = [runtime.name for runtime in runtimes.all_of("sglang")]
-    assert runtimes.folded(["transformers", *every]) == ["transformers", "sglang"]
-    assert runtimes.folded(every[:1]) == every[:1]
+    assert runtimes.collapse_releases(["transformers", *every]) == ["transformers", "sglang"]
+    assert runtimes.collapse_releases(every[:1]) == every[:1]
     assert runtimes.for_format("hf")[0].name == "transformers"
 
 
@@ -189,10 +189,10 @@ def test_inspect_says_what_scales_the_score(tmp_path: Path) -> None:
 
 def test_releases_that_read_alike_are_one_stretch() -> None:
     every = [runtime.name for runtime in runtimes.all_of("vllm")]
-    assert runtimes.spoken(["transformers", *every]) == ["transformers", "vllm"]
+    assert runtimes.display_ranges(["transformers", *every]) == ["transformers", "vllm"]
     some = [name for name in every if name not in ("vllm@0.26", "vllm@0.31")]
-    assert runtimes.spoken(some) == ["vllm 0.25", "vllm 0.29 to 0.30", "vllm 0.32 to 0.33"]
-    assert runtimes.spoken(["llama.cpp", "nothing"]) == ["llama.cpp", "nothing"]
+    assert runtimes.display_ranges(some) == ["vllm 0.25", "vllm 0.29 to 0.30", "vllm 0.32 to 0.33"]
+    assert runtimes.display_ranges(["llama.cpp", "nothing"]) == ["llama.cpp", "nothing"]
 
 
 def test_the_json_says_the_same(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def _other_runtimes(a: Opened, b: Opened, first: str) -> tuple[list[str], list[s
             text = f"cannot load {side}: {why}"
         if text:
             alike.setdefault(text, []).append(ours.name)
-    lines = [f"{', '.join(runtimes.folded(who))}: {text}" for text, who in alike.items()]
+    lines = [f"{', '.join(runtimes.collapse_releases(who))}: {text}" for text, who in alike.items()]
     if a.config_style == b.config_style:
         return lines, []
     styles = f"{a.config_style} and {b.config_style}"

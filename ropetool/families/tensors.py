@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 # Bounds of our own, several times beyond any model: a hostile count would cost memory before it is found out.
 MAX_COUNT = 2**20
-Order = Literal["", "neighbours", "sides", "columns_first", "even", "odd", "latent_keys", "latent_values"]
+Order = Literal["", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "latent_keys", "latent_values"]
 Head = Literal["optional", "required", "absent"]
 Rules = Literal["", "cohere", "gemma2", "gemma3", "qwen3_moe", "deepseek_v2", "deepseek_v3"]
 ALWAYS = "always"
@@ -103,8 +103,8 @@ def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order
 def attention(bias: str = "", output_bias: str = "") -> Rows:
     """Return self_attn's q_proj, k_proj, v_proj and o_proj; the switches of their biases, as in `linear`."""
     return (
-        *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, order="neighbours"),
-        *linear("self_attn.k_proj", "attn_k", "keys hidden", bias, order="neighbours"),
+        *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, order="interleave_pairs"),
+        *linear("self_attn.k_proj", "attn_k", "keys hidden", bias, order="interleave_pairs"),
         *linear("self_attn.v_proj", "attn_v", "keys hidden", bias),
         *linear("self_attn.o_proj", "attn_output", "hidden queries", output_bias),
     )

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ropetool.errors import CheckpointError, CorruptFile, UnsupportedDtype
 
 if TYPE_CHECKING:
-    from ropetool.gguf_export.shapes.orders import Turn
+    from ropetool.gguf_export.shapes.orders import Permutation
     from ropetool.gguf_export.sources import Source
 
 Bytes = npt.NDArray[np.uint8]
@@ -95,7 +95,7 @@ def check_shape(source: Source, shape: tuple[int, ...]) -> None:
         )
 
 
-def turned(source: Source, turn: Turn | None) -> Turn | None:
+def turned(source: Source, turn: Permutation | None) -> Permutation | None:
     """Return the order of a tensor's elements; that of blocks for experts, which are not stored by columns."""
     if turn is None or not is_packed(source):
         return turn

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool.files.hf import TensorInfo as Stored
-from ropetool.gguf_export.shapes.orders import Turn
+from ropetool.gguf_export.shapes.orders import Permutation
 from ropetool.weights import RowChange
 
 
@@ -24,4 +24,4 @@ class Source:
     scales: Source | None = None
     block: tuple[int, int] = (0, 0)
     gains: RowChange | None = None
-    turn: Turn | None = None
+    turn: Permutation | None = None

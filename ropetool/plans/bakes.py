@@ -30,7 +30,7 @@ from ropetool.plans.presumed import presumed, remarks, with_rows
 from ropetool.plans.search import dissenters
 from ropetool.plans.targets import tables_of
 from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import folded, inspection, spoken
+from ropetool.runtimes import collapse_releases, display_ranges, inspection
 from ropetool.runtimes.decoded import decoded
 from ropetool.weights import Bake, TensorEdit, View, described, drop_pairs, growth, marks, view_of
 from ropetool.weights import bakes as hf
@@ -334,8 +334,8 @@ def _other_readers(form: HfFormat, edits: Sequence[FileEdit], read: RopeSet) -> 
         for reason, those in dissenters(form, edits, read, (runtime,)).items()
     }
     return [
-        f"{', '.join(spoken(others))} would read the output otherwise than {runtime}, though not the source: {reason}. "
-        f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in folded([runtime, *others]))}` instead: "
+        f"{', '.join(display_ranges(others))} would read the output otherwise than {runtime}, though not the source: {reason}. "
+        f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in collapse_releases([runtime, *others]))}` instead: "
         "then the weights take what their keys cannot say"
         for reason, others in found.items() if others
     ]  # fmt: skip

@@ -96,7 +96,7 @@ def _engine_lines(
             reason = str(refusal) if isinstance(refusal, NotKnown) else f"it stops with {refusal}"
         text = f"{NO_FLAG}: {reason}" if reason else _command(engine, overrides, target, source)
         alike.setdefault(text, []).append(runtime.name)
-    return [f"{', '.join(runtimes.spoken(found))}: {text}" for text, found in alike.items()]
+    return [f"{', '.join(runtimes.display_ranges(found))}: {text}" for text, found in alike.items()]
 
 
 def _command(engine: Engine, overrides: Mapping[str, Any], target: RopeSet, source: Path) -> str:

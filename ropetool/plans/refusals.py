@@ -44,7 +44,7 @@ class Alternative:
         factor = [] if self.attention_factor == "auto" else ["--attention-factor", _word(self.attention_factor)]
         length = self.request.original_length
         counted = [] if length is None else ["--original-length", str(length)]
-        wanted = [word for name in runtimes.folded(self.runtimes) for word in ("--for", name)]
+        wanted = [word for name in runtimes.collapse_releases(self.runtimes) for word in ("--for", name)]
         return [*source, *params, *factor, *counted, *wanted, *(["--config-style", self.style] if self.style else [])]
 
 
@@ -78,7 +78,7 @@ def lossy(
     if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # which is the default
         chosen = replace(chosen, runtimes=())
     return LossyExport(
-        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.folded(wanted))}: {reasons}",
+        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(wanted))}: {reasons}",
         where=form.checkpoint.where, try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
 

@@ -340,8 +340,8 @@ def _other_readers(
     notes = []
     for reason, others in dissenters(form, edits, target, wanted).items():
         both = "--config-style both " if form.style == names.V5 else ""
-        asked = runtimes.folded([*wanted, *others])
-        named = runtimes.folded(others)
+        asked = runtimes.collapse_releases([*wanted, *others])
+        named = runtimes.collapse_releases(others)
         whom = "them" if len(named) > 1 else "it"
         step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
         does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
@@ -350,7 +350,7 @@ def _other_readers(
             + (
                 step
                 if serves([*wanted, *others])
-                else f"no single file serves {whom} and {', '.join(runtimes.folded(wanted))}"
+                else f"no single file serves {whom} and {', '.join(runtimes.collapse_releases(wanted))}"
             )
         )
     return tuple(notes)

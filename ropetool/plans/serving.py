@@ -50,7 +50,7 @@ def serving_lines(found: Inspection, shown: str) -> list[str]:
         program = reading.name.partition("@")[0]
         if program in wanted:
             alike.setdefault(_line(program, reading, found, shown), []).append(reading.name)
-    lines = [f"{', '.join(runtimes.spoken(names))}: {line}" for line, names in alike.items()]
+    lines = [f"{', '.join(runtimes.display_ranges(names))}: {line}" for line, names in alike.items()]
     as_meant = (
         found.rope is not None
         and f"{GgufCheckpoint.runtime}: {COMMANDS[GgufCheckpoint.runtime].partition(' ')[0]}" in "".join(lines)

@@ -181,7 +181,7 @@ def _runtimes_text(found: Inspection, width: int | None) -> str:
         alike.setdefault(_made_of(reading, found.rope), []).append(reading.name)
     rows: list[tuple[str, str]] = []
     for (label, *reasons), those in sorted(alike.items(), key=lambda item: item[0][0] != AGREES):
-        rows.append((label, ", ".join(runtimes.spoken(those))))
+        rows.append((label, ", ".join(runtimes.display_ranges(those))))
         rows += [("", f"- {reason}") for reason in reasons]
     return "\nruntimes\n" + columns(rows, width=width)
 

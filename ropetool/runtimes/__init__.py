@@ -24,11 +24,11 @@ __all__ = [
     "Refuses",
     "Runtime",
     "all_of",
-    "folded",
+    "collapse_releases",
+    "display_ranges",
     "for_format",
     "get",
     "names",
-    "spoken",
 ]
 
 FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
@@ -127,7 +127,7 @@ def _of_version(found: tuple[Runtime, ...], program: str, version: str) -> tuple
     return chosen
 
 
-def folded(found: Sequence[str]) -> list[str]:
+def collapse_releases(found: Sequence[str]) -> list[str]:
     """Return names of runtimes with those of one program as its name alone, where all that are known of it are there."""
     short = []
     for name in found:
@@ -137,7 +137,7 @@ def folded(found: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(short))
 
 
-def spoken(found: Sequence[str]) -> list[str]:
+def display_ranges(found: Sequence[str]) -> list[str]:
     """Return names of runtimes for a reader: those of one program as stretches of releases, as long as they go."""
     words = []
     for program in dict.fromkeys(name.partition("@")[0] for name in found):

@@ -118,7 +118,7 @@ def verify(
         corpus = read_corpus(texts, runners, paths)
         measurements = _prepared(suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed)
         if say is not None:
-            _foretell(runners[TARGET], measurements, corpus, [role for role in paths if role != AGAINST], say)
+            _estimate(runners[TARGET], measurements, corpus, [role for role in paths if role != AGAINST], say)
         raw = _measure_each(around, measurements, tell)
         found = {m.name: m.result(raw[TARGET][m.name], raw.get(BASELINE, {}).get(m.name)) for m in measurements}
         divergence, own = None, None
@@ -194,7 +194,7 @@ def _work(measurements: Sequence[Measurement], roles: Sequence[str]) -> Counter[
     return sum((Counter(m.rows(role)) for m in measurements for role in roles), Counter[int]())
 
 
-def _foretell(
+def _estimate(
     target: Runner,
     measurements: Sequence[Measurement],
     corpus: Corpus,

@@ -20,7 +20,7 @@ from ropetool.errors import CheckpointError, LossyExport, VerificationFailed
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export import comparing, export_checkpoint, preparing
 from ropetool.gguf_export.outtypes import OUTTYPES
-from ropetool.gguf_export.shapes.orders import Turn
+from ropetool.gguf_export.shapes.orders import Permutation
 from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check
 from ropetool.verification.runners.llama_library import piece_of
@@ -85,7 +85,7 @@ def written_by(path: Path, prompt: str, count: int) -> str:
 
 
 def test_rows_in_the_wrong_order_are_not_kept(extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
     with pytest.raises(VerificationFailed, match=r"was not kept: KL is [0-9.]+, at most 0\.0056 is allowed") as caught:
         export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
     assert caught.value.where == str(tmp_path / "x.gguf")
@@ -98,7 +98,7 @@ def test_rows_in_the_wrong_order_are_not_kept(extended: Path, tmp_path: Path, mo
 def test_what_a_small_type_would_hide_is_seen_before_quantising(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
     monkeypatch.setattr(comparing, "MOST", 256)
     with pytest.raises(VerificationFailed, match=r"KL is [0-9.]+, at most 0\.0056 is allowed") as caught:
         export_checkpoint(extended, tmp_path / "x.gguf", outtype="q2_k", allow_unverified=True)
@@ -163,7 +163,7 @@ def test_tokens_of_another_kind_are_refused_before_anything_is_written(
 def test_the_command_ends_with_3_and_leaves_nothing(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
     monkeypatch.chdir(tmp_path)
     done = run("export", str(extended), "--allow-unverified", "-o", "x.gguf", "--split-max-size", "2M")
     assert done.code == 3

@@ -26,7 +26,7 @@ from ropetool.errors import (
     UnsupportedDtype,
 )
 from ropetool.gguf_export import container, tensors
-from ropetool.gguf_export.shapes import Turn
+from ropetool.gguf_export.shapes import Permutation
 
 SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
@@ -80,7 +80,7 @@ def test_a_llama_arrives_number_by_number(tmp_path: Path) -> None:
 
 def test_rows_left_in_place_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = maker.checkpoint(tmp_path / "model")
-    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
     maker.export(source, tmp_path / "x.gguf")
     with pytest.raises(AssertionError, match="attn_q"):
         assert_same(tmp_path / "x.gguf", expected_llama(maker.CONFIGS["llama"]))

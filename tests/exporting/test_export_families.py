@@ -22,7 +22,7 @@ from ropetool import families
 from ropetool.errors import LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export.shapes import exported
-from ropetool.gguf_export.shapes.orders import Turn
+from ropetool.gguf_export.shapes.orders import Permutation
 from ropetool.runtimes import inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
 
@@ -177,15 +177,15 @@ TURNED = ("llama", "gpt_neox", "gpt_oss", "deepseek_v3")  # every order of eleme
 def test_elements_that_stay_in_place_would_be_seen(
     family: str, checkpoints: Checkpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def in_place(turn: Turn, elements: np.ndarray) -> np.ndarray:
+    def in_place(turn: Permutation, elements: np.ndarray) -> np.ndarray:
         seen = elements.reshape(-1, *turn.shape[1:])
         part: np.ndarray = seen[(slice(None),) * turn.axis + (slice(*turn.part),)].reshape(-1)
         return part
 
     if family != "gpt_neox":  # whose order is all in what is taken from where
-        monkeypatch.setattr(Turn, "apply", in_place)
+        monkeypatch.setattr(Permutation, "apply", in_place)
     else:
-        monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements[: elements.size // 3])
+        monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements[: elements.size // 3])
     path = export(checkpoints.path(family), tmp_path / "x.gguf")
     assert models.apart(checkpoints.logits(family), models.llama_logits(path, length_of(family))) > 20 * TOLERANCE
 

@@ -20,7 +20,7 @@ import pytest
 from exporting import family_models, maker
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnknownName, UnsupportedDtype
 from ropetool.gguf_export import container, export_checkpoint, mxfp4
-from ropetool.gguf_export.shapes import Turn
+from ropetool.gguf_export.shapes import Permutation
 from ropetool.gguf_export.sources import Source
 
 pytest.importorskip("torch")
@@ -81,7 +81,7 @@ def doubled(codes: np.ndarray, scales: bytes, *rest: Any) -> np.ndarray:
     return BLOCKS_OF(codes, bytes(scale + 1 for scale in scales), *rest)
 
 
-def exchanged(source: Source, turn: Turn | None) -> Turn | None:
+def exchanged(source: Source, turn: Permutation | None) -> Permutation | None:
     found = TURNED(source, turn)
     if found is None or not mxfp4.is_packed(source) or len(found.part) == 1:
         return found

@@ -19,7 +19,16 @@ from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families.tensors import Export, Row
 from ropetool.gguf_export.shapes import exported as exported_families
 from ropetool.gguf_export.shapes import read_model, tensors
-from ropetool.gguf_export.shapes.orders import ORDERS, Turn, even, latent_keys, latent_values, neighbours, odd, sides
+from ropetool.gguf_export.shapes.orders import (
+    ORDERS,
+    Permutation,
+    even,
+    interleave_pairs,
+    latent_keys,
+    latent_values,
+    odd,
+    split_qkv,
+)
 from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import decoding
@@ -143,22 +152,22 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
 HEADS = {"heads": 2, "head_dim": 4, "plain": 3, "value": 2}
 
 
-def turned(turns: tuple[Turn, ...], stored: np.ndarray) -> np.ndarray:
+def turned(turns: tuple[Permutation, ...], stored: np.ndarray) -> np.ndarray:
     return np.concatenate([turn.apply(stored.reshape(-1)) for turn in turns])
 
 
-def test_neighbours_are_the_halves_of_a_head() -> None:
+def test_interleaved_pairs_are_the_halves_of_a_head() -> None:
     stored = np.arange(8 * 3).reshape(8, 3)
     expected = stored[[0, 2, 1, 3, 4, 6, 5, 7]]
-    assert np.array_equal(turned(neighbours(HEADS, (8, 3)), stored), expected.reshape(-1))
+    assert np.array_equal(turned(interleave_pairs(HEADS, (8, 3)), stored), expected.reshape(-1))
     bias = np.arange(8)
-    assert turned(neighbours(HEADS, (8,)), bias).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+    assert turned(interleave_pairs(HEADS, (8,)), bias).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 def test_sides_are_all_queries_then_all_keys_then_all_values() -> None:
     stored = np.arange(24 * 2).reshape(24, 2)
     rows = [*range(4), *range(12, 16), *range(4, 8), *range(16, 20), *range(8, 12), *range(20, 24)]
-    assert np.array_equal(turned(sides(HEADS, (24, 2)), stored), stored[rows].reshape(-1))
+    assert np.array_equal(turned(split_qkv(HEADS, (24, 2)), stored), stored[rows].reshape(-1))
 
 
 def test_gate_and_up_take_turns() -> None:

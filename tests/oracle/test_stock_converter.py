@@ -24,7 +24,7 @@ from token_strings import letters, strings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_export.shapes import Turn
+from ropetool.gguf_export.shapes import Permutation
 from ropetool.gguf_export.tokenizer.pretokenizer_names import LLAMA3, QWEN2
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
@@ -153,7 +153,7 @@ def test_the_file_is_the_stock_converters(name: str, converted: Path, tmp_path: 
 def test_rows_left_in_place_differ_from_the_stock_file(
     converted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Turn, "apply", lambda turn, elements: elements)
+    monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
     folder = converted / "llama f32"
     maker.export(folder / "tiny-model", tmp_path / "ours.gguf")
     found, wanted = converter.tensors(tmp_path / "ours.gguf"), converter.tensors(folder / "stock.gguf")

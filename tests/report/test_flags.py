@@ -81,7 +81,9 @@ def test_what_is_printed_decodes_to_the_target(case: str, tmp_path: Path) -> Non
         overrides = json.loads(shlex.split(line)[-1])
         assert f" {plan.max_position_embeddings} --" in line
         for runtime in runtimes.all_of(name):
-            if stretch and not runtimes.spoken([runtime.name])[0].startswith(f"{name} {stretch.partition(' ')[0]}"):
+            if stretch and not runtimes.display_ranges([runtime.name])[0].startswith(
+                f"{name} {stretch.partition(' ')[0]}"
+            ):
                 continue
             for merges in ENGINES[name]:
                 config = flags.overridden(view, overrides, merges=merges)

@@ -13,10 +13,10 @@ from ropetool.errors import LossyExport
 from ropetool.families import Family
 from ropetool.families.tensors import Row
 from ropetool.gguf_export.shapes.base import REQUIRED, Model
-from ropetool.gguf_export.shapes.orders import ORDERS, Turn
+from ropetool.gguf_export.shapes.orders import ORDERS, Permutation
 from ropetool.gguf_export.shapes.reading import read_model, stated_keys
 
-__all__ = ["Model", "Turn", "Wanted", "exported", "family_of", "read_model", "stated_keys", "tensors"]
+__all__ = ["Model", "Permutation", "Wanted", "exported", "family_of", "read_model", "stated_keys", "tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Wanted:
     sources: tuple[str, ...]
     shape: tuple[int, ...]
     written: tuple[int, ...]
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[Permutation, ...] = ()
     offset: float = 0.0
 
 
@@ -75,7 +75,7 @@ def _wanted(model: Model, row: Row, prefix: str, block: str, interleaved: bool) 
     shape = model.shape(row.shape)
     numbers = range(model.counts[row.many]) if row.many else (0,)
     sources = tuple(prefix + row.hf.replace("{x}", str(x)) for x in numbers)
-    moves = row.order and (row.order != "neighbours" or interleaved)
+    moves = row.order and (row.order != "interleave_pairs" or interleaved)
     written = (len(sources), *shape) if row.many else model.shape(row.written or row.shape)
     turns = ORDERS[row.order](model.counts, shape) if moves else ()
     return Wanted(block + row.gguf, sources, shape, written, turns, row.offset)

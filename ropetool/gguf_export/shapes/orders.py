@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Permutation:
     """An order: the elements seen in `shape`, of one axis only a part, the axes then in the order `axes`.
 
     The first axis stays the first, so that a tensor can be turned a few units of it at a time.
@@ -44,53 +44,54 @@ class Turn:
         return flat
 
 
-def neighbours(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def interleave_pairs(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order that brings channels half a head apart side by side."""
     head = counts["head_dim"]
-    return (Turn((shape[0] // head, 2, head // 2, *shape[1:]), (0, 2, 1, *range(3, 2 + len(shape)))),)
+    return (Permutation((shape[0] // head, 2, head // 2, *shape[1:]), (0, 2, 1, *range(3, 2 + len(shape)))),)
 
 
-def sides(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def split_qkv(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return three orders: of [query, key, value] in each head all queries, all keys, all values."""
     seen = (counts["heads"], 3, counts["head_dim"], *shape[1:])
-    return tuple(Turn(seen, tuple(range(len(seen))), 1, (at, at + 1)) for at in range(3))
+    return tuple(Permutation(seen, tuple(range(len(seen))), 1, (at, at + 1)) for at in range(3))
 
 
-def columns_first(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def columns_first(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of experts whose matrices are stored by columns."""
-    return (Turn(shape, (0, 2, 1)),)
+    return (Permutation(shape, (0, 2, 1)),)
 
 
-def even(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def even(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of every second output of experts, from the first on."""
     return (_every_second(shape, 0),)
 
 
-def odd(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def odd(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of every second output of experts, from the second on."""
     return (_every_second(shape, 1),)
 
 
-def _every_second(shape: Shape, first: int) -> Turn:
+def _every_second(shape: Shape, first: int) -> Permutation:
     axes = (0, 1) if len(shape) == 2 else (0, 2, 1)  # the bias of experts, or their matrices by columns
-    return Turn(shape, axes, len(shape) - 1, (first, None, 2))
+    return Permutation(shape, axes, len(shape) - 1, (first, None, 2))
 
 
-def latent_keys(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def latent_keys(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of MLA's plain keys: per head before its values, their matrices transposed."""
     return (_of_latent(counts, shape, (counts["plain"],), (0, 2, 1)),)
 
 
-def latent_values(counts: Counts, shape: Shape) -> tuple[Turn, ...]:
+def latent_values(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of MLA's values: per head after its plain keys."""
     return (_of_latent(counts, shape, (counts["plain"], None), (0, 1, 2)),)
 
 
-def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes: tuple[int, ...]) -> Turn:
-    return Turn((counts["heads"], counts["plain"] + counts["value"], shape[1]), axes, 1, part)
+def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes: tuple[int, ...]) -> Permutation:
+    return Permutation((counts["heads"], counts["plain"] + counts["value"], shape[1]), axes, 1, part)
 
 
 # By the name that a row of a family's table gives.
-ORDERS: Mapping[str, Callable[[Counts, Shape], tuple[Turn, ...]]] = {
-    order.__name__: order for order in (neighbours, sides, columns_first, even, odd, latent_keys, latent_values)
+ORDERS: Mapping[str, Callable[[Counts, Shape], tuple[Permutation, ...]]] = {
+    order.__name__: order
+    for order in (interleave_pairs, split_qkv, columns_first, even, odd, latent_keys, latent_values)
 }
