@@ -201,6 +201,35 @@ def test_defaults_are_those_of_transformers(name: str) -> None:
         assert config.sliding_window == family.default_sliding_window
 
 
+def biases_left_out(family: Family, config: Any) -> list[str]:
+    """Return the switches of biases that the class has and the file does not name, and what the file names and no class has."""
+    export = family.export
+    assert export is not None
+    named = {*export.switches, *export.fixed}
+    own = {key for key, value in vars(config).items() if "bias" in key and (value is None or isinstance(value, bool))}
+    known = vars(config).keys() | set(dir(type(config)))
+    return sorted((own - named - {"attention_bias"}) | (named - known))
+
+
+EXPORTED = [name for name in families.names() if families.get(name).export is not None]
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_every_bias_of_the_class_is_named(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert biases_left_out(families.get(name), transformers.AutoConfig.for_model(name).get_text_config()) == []
+
+
+def test_a_bias_that_the_file_forgets_is_seen() -> None:
+    transformers = pytest.importorskip("transformers")
+    family, config = families.get("seed_oss"), transformers.AutoConfig.for_model("seed_oss")
+    assert family.export is not None
+    config.use_bias = False
+    assert biases_left_out(family, config) == ["use_bias"]
+    misspelt = replace(family, export=replace(family.export, fixed={"usebias": (False,)}))
+    assert "usebias" in biases_left_out(misspelt, config)
+
+
 def test_the_layer_pattern_is_that_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     nested = [family for family in map(families.get, families.names()) if family.nested]
