@@ -55,7 +55,7 @@ def test_an_edit_survives_json(edit: TensorEdit) -> None:
         ({"starts": (0, 2)}, "overlap"), ({"starts": (10,)}, "do not lie within 12 rows"), ({"starts": ()}, "do not lie"),
         ({"length": 0}, "do not lie"), ({"factors": (1.0, 2.0)}, "2 factors for blocks of 4 rows"),
         ({"factors": (-1.0,)}, "below 0"), ({"factors": (float("nan"),)}, "1 factors"), ({"operation": "add"}, "neither"),
-        ({"operation": PERMUTE, "order": (0, 1, 2, 2)}, "no permutation"), ({"starts": (-4,)}, "do not lie"),
+        ({"operation": PERMUTE, "order": (0, 1, 2, 2)}, "not a permutation"), ({"starts": (-4,)}, "do not lie"),
     ],
 )  # fmt: skip
 def test_a_broken_edit_is_refused(change: dict[str, Any], message: str) -> None:

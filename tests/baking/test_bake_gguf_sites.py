@@ -34,7 +34,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known(tmp_path: 
     values = {key.replace("llama.", "orion."): value for key, value in read_header(source).values.items()}
     patch = Patch({**values, "general.architecture": Value.of(ValueType.STR, "orion")})
     write_patched(read_header(source), patch, tmp_path / "o.gguf")
-    with pytest.raises(LossyExport, match=r"files of orion make .* known: deepseek2, .*qwen3moe"):
+    with pytest.raises(LossyExport, match=r"files of orion make .* known: arcee, .*deepseek2, .*qwen3moe"):
         opened(tmp_path / "o.gguf")
 
 

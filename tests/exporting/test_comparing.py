@@ -132,14 +132,14 @@ def test_verify_knows_the_limit_of_the_type_and_the_first_part(extended: Path, t
 def test_a_factor_that_is_not_the_model_s_is_not_kept(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = preparing.exported_rope.encode
+    whole = preparing.exported.encode
 
     def with_another_factor(*given: object) -> object:
         encoding, notes = whole(*given)  # type: ignore[arg-type]
         other = {**encoding.keys, "llama.rope.scaling.attn_factor": Value.of(ValueType.F32, 1.1)}
         return replace(encoding, keys=other), notes
 
-    monkeypatch.setattr(preparing.exported_rope, "encode", with_another_factor)
+    monkeypatch.setattr(preparing.exported, "encode", with_another_factor)
     with pytest.raises(VerificationFailed, match=r"same tables is 0\.0909.*attention factor 1\.3287"):
         export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
     assert leftovers(tmp_path) == []

@@ -85,7 +85,7 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
     done = run("demo", tmp_path / "demo")
     assert done.code == 0
     *_, parity, blank, where = done.out.splitlines()
-    assert (blank, where) == ("", f"Both checkpoints and the GGUF file are in {tmp_path / 'demo'}.")
+    assert (blank, where) == ("", f"The checkpoints and the GGUF file are in {tmp_path / 'demo'}.")
     if installed:
         found = re.fullmatch(r"parity: largest difference (\S+) of the largest logit over 1500 tokens", parity)
         assert found is not None
@@ -94,5 +94,5 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
         assert parity == 'parity: not measured, llama-cpp-python is not installed; pip install "ropetool[llama]"'
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
     beside = [f"model-yarn-8x-F32.gguf{end}" for end in ("", ".Modelfile", ".README.md", ".ropetool.json")]
-    assert names == ["model", "model-yarn-8x", *beside]
-    assert str(tmp_path) not in done.out.partition("Both checkpoints")[0]
+    assert names == ["model", "model-yarn-6x", "model-yarn-8x", *beside]
+    assert str(tmp_path) not in done.out.partition("The checkpoints")[0]
