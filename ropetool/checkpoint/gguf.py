@@ -24,7 +24,16 @@ from ropetool.files.gguf.kinds import F32
 from ropetool.files.hf import ABSENT
 
 ARCHITECTURE = "general.architecture"
-MAX_NAME_BYTES = 4096
+MAX_TEXT_BYTES = 4096
+
+
+def type_problem(key: str, value: Value, type_: ValueType) -> str:
+    """Return why llama.cpp would not read a key as this type, empty where it would; it converts nothing."""
+    if value.type is not type_:
+        return f"key {key} has wrong type {value.type.label} but expected type {type_.label}"
+    if type_ is ValueType.STR and len(value.raw) > MAX_TEXT_BYTES:
+        return f"key {key} is {len(value.raw)} bytes long; no value that is known has more than a few letters"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +81,11 @@ class GgufCheckpoint:
         """
         kind = self.values.get(parts.GENERAL_TYPE)
         stated = self.values.get(ARCHITECTURE)
-        if stated is not None and stated.type is not ValueType.STR:
-            raise InvalidRope(
-                f"key {ARCHITECTURE} has wrong type {stated.type.label} but expected type {ValueType.STR.label}",
-                where=self.where,
-            )
-        if stated is not None and len(stated.raw) > MAX_NAME_BYTES:
-            raise InvalidRope(
-                f"key {ARCHITECTURE} is {len(stated.raw)} bytes long; no value that is known has more than a few letters",
-                where=self.where,
-            )
+        problem = "" if stated is None else type_problem(ARCHITECTURE, stated, ValueType.STR)
+        if problem:
+            raise InvalidRope(problem, where=self.where)
         found = str(stated.decode()) if stated is not None else ""
-        is_text = kind is not None and kind.type is ValueType.STR and len(kind.raw) <= MAX_NAME_BYTES
+        is_text = kind is not None and not type_problem(parts.GENERAL_TYPE, kind, ValueType.STR)
         parts.check_gguf(str(kind.decode()) if kind is not None and is_text else "", found, Path(self.where))
         if not found:
             raise InvalidRope(f"{ARCHITECTURE} is missing, so nothing says how its keys are read", where=self.where)

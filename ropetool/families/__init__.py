@@ -100,7 +100,7 @@ class Family:
     under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
     names, and what a GGUF file says of it. llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that
     is not known. source: where all this was read. stated: the model_type of a config.json that hands over to this
-    family, set by of_config and find alone.
+    family, set only by of_config and find.
     """
 
     model_type: str

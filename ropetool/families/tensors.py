@@ -31,8 +31,8 @@ class Row:
     """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
 
     shape: the sizes of the source by name, as "queries hidden". when: the switch that must be on, or off behind a `not`.
-    order: how its elements move (gguf_export/shapes/orders.py); neighbours: those of queries and keys, where llama.cpp
-    pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
+    order: how its elements move (gguf_export/shapes/orders.py); interleave_pairs: those of queries and keys, where
+    llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
     which follow each other in the file. written: the sizes in the file, where they are not those of the source.
     """
 
@@ -236,7 +236,7 @@ class Export:
 
 
 def sized(formula: str, counts: Mapping[str, int]) -> int:
-    """Return the value of a formula of sizes, with + and * alone.
+    """Return the value of a formula of sizes, with only + and *.
 
     Raises: ValueError with what is wrong in it.
     """

@@ -95,7 +95,7 @@ def apply(
     checkpoint = HfCheckpoint.open(path)
     card = model_card.read_card(checkpoint.path / model_card.CARD) if sidecars else None
     _check_family(plan, checkpoint)
-    edited = _edited_texts(plan, checkpoint.directory)
+    edited = _edited_texts(plan, checkpoint)
     _check_outcome(plan, checkpoint)
     _check_identity(plan, checkpoint.identity(), checkpoint.path)
     weights = _checked_weights(plan, checkpoint)
@@ -252,7 +252,7 @@ def _check_family(plan: Plan, checkpoint: HfCheckpoint) -> None:
         )
 
 
-def _edited_texts(plan: Plan, checkpoint: Directory) -> dict[str, str]:
+def _edited_texts(plan: Plan, checkpoint: HfCheckpoint) -> dict[str, str]:
     """Return the new text of every file that the plan names."""
     texts = {}
     for name in dict.fromkeys(edit.file for edit in plan.edits):
@@ -261,9 +261,11 @@ def _edited_texts(plan: Plan, checkpoint: Directory) -> dict[str, str]:
             raise PlanMismatch(
                 f"the plan edits {name}, which is not there", where=str(checkpoint.path), try_=_PLAN_AGAIN
             )
-        text = checkpoint.config_text if name == names.CONFIG_JSON else read_object(path)[0]
+        if name == names.CONFIG_JSON:
+            texts[name] = checkpoint.edited(plan.edits).text
+            continue
         edits = [Edit(edit.path, edit.old, edit.new) for edit in plan.edits if edit.file == name]
-        texts[name] = apply_edits(text, edits, str(path), limits_of(name))
+        texts[name] = apply_edits(read_object(path)[0], edits, str(path), limits_of(name))
     return texts
 
 

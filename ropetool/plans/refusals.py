@@ -1,6 +1,6 @@
 """Refusals of planning: why no encoding serves, and a command that does.
 
-Knows what was asked and what became of each encoding; whether another request would serve is asked of the caller.
+Knows what was asked and what became of each encoding; the caller says whether another request would serve.
 """
 
 from __future__ import annotations

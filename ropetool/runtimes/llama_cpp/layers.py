@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf import GgufCheckpoint, type_problem
 from ropetool.errors import InvalidRope
 from ropetool.files.gguf import ValueType
 from ropetool.rope.tables import is_number
@@ -21,9 +21,6 @@ MAX_CHANNELS = 2**16  # of a head; the largest known have 576
 UNROTATED = "_without_rotation"  # after a layer type of which only some layers rotate
 
 
-MAX_TEXT_BYTES = 4096
-
-
 def value_of(view: GgufCheckpoint, key: str, type_: ValueType) -> Any:
     """Return the decoded value of a key, or None where the file does not have it.
 
@@ -32,10 +29,9 @@ def value_of(view: GgufCheckpoint, key: str, type_: ValueType) -> Any:
     value = view.values.get(key)
     if value is None:
         return None
-    if value.type is not type_:
-        raise Refuses(f"key {key} has wrong type {value.type.label} but expected type {type_.label}")
-    if type_ is ValueType.STR and len(value.raw) > MAX_TEXT_BYTES:
-        raise Refuses(f"key {key} is {len(value.raw)} bytes long; no value that is known has more than a few letters")
+    problem = type_problem(key, value, type_)
+    if problem:
+        raise Refuses(problem)
     return value.decode()
 
 
