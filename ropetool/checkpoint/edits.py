@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ropetool import names
-from ropetool.files.hf import ABSENT
+from ropetool.files.hf import ABSENT, Edit
 from ropetool.files.hf.jsontext import shown
 
 METADATA, TENSORS = "metadata", "tensors"  # the two parts of a GGUF model that plans edit
@@ -44,3 +44,13 @@ class FileEdit:
         if not isinstance(path, list) or not path or not all(isinstance(key, str) for key in path):
             raise ValueError(f"{shown(path)} is not a path to a key")
         return cls(file, tuple(path), data.get("old", ABSENT), data.get("new", ABSENT))
+
+
+def config_file_edits(edits: Iterable[Edit]) -> list[FileEdit]:
+    """Return edits of config.json as those of a checkpoint."""
+    return [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
+
+
+def edits_of_file(edits: Iterable[FileEdit], name: str) -> list[Edit]:
+    """Return those edits of a checkpoint that concern one of its JSON files."""
+    return [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == name]

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 from ropetool import families, names
 from ropetool.checkpoint import identity, provenance, style
-from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import InvalidRope
 from ropetool.families import Family
-from ropetool.files.hf import DTYPE_BITS, Directory, Edit, Header, apply_edits, headers, open_directory, parse_object
+from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class HfCheckpoint:
         Raises: PlanMismatch where an old value is not there; UnknownFamily or InvalidRope where a wrapper needs what an
         edit removes.
         """
-        changes = [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == names.CONFIG_JSON]
+        changes = edits_of_file(edits, names.CONFIG_JSON)
         key = repr(changes)  # 1 and 1.0 are not the same
         if changes and key not in self._edited:  # made once for all the runtimes that are asked
             text = apply_edits(self.text, changes, self.where)

@@ -13,6 +13,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import listings, provenance, style
+from ropetool.checkpoint.edits import edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -23,14 +24,7 @@ from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.files import hub, linking
 from ropetool.files.counting import counted, nobody
 from ropetool.files.gguf import Patch, write_patched
-from ropetool.files.hf import (
-    Directory,
-    Edit,
-    Header,
-    apply_edits,
-    limits_of,
-    read_object,
-)
+from ropetool.files.hf import Directory, Header, apply_edits, limits_of, read_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.transaction import transaction
 from ropetool.plans import model_card
@@ -264,8 +258,7 @@ def _edited_texts(plan: Plan, checkpoint: HfCheckpoint) -> dict[str, str]:
         if name == names.CONFIG_JSON:
             texts[name] = checkpoint.edited(plan.edits).text
             continue
-        edits = [Edit(edit.path, edit.old, edit.new) for edit in plan.edits if edit.file == name]
-        texts[name] = apply_edits(read_object(path)[0], edits, str(path), limits_of(name))
+        texts[name] = apply_edits(read_object(path)[0], edits_of_file(plan.edits, name), str(path), limits_of(name))
     return texts
 
 

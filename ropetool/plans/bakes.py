@@ -13,7 +13,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import provenance
-from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.edits import FileEdit, config_file_edits
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_keys import removal
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -204,7 +204,7 @@ def _of_directory(
     _check_layer_type(view, options)
     made = kind.make(view, checkpoint, options)
     _check_changes(kind, path, made.tensors or made.config)
-    edits = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in made.config]
+    edits = config_file_edits(made.config)
     weights = checkpoint.headers
     edits += [] if bare else index_edits(path, weights, made.tensors, bake_dtype)
     read = form.read(checkpoint.runtime, edits).understood(checkpoint.where)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.edits import FileEdit, config_file_edits
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.style import RopeKeys
 from ropetool.families import Family
@@ -91,7 +91,7 @@ def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, conf
         and part.get(family.head_dim_key) is None
     ):
         edits += _number_edit(path, part, family.head_dim_key, target.entries[names.FULL_ATTENTION].head_dim)
-    return [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
+    return config_file_edits(edits)
 
 
 def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value: int) -> list[Edit]:

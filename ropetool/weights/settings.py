@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.edits import config_file_edits
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport
 from ropetool.files.hf import ABSENT, Edit
@@ -45,8 +44,7 @@ def check_reading(checkpoint: HfCheckpoint, edits: Sequence[Edit], target: RopeS
 
     Raises: LossyExport with the difference: the keys of the file can then not say what the weights leave to them.
     """
-    changes = [FileEdit(names.CONFIG_JSON, edit.path, edit.old, edit.new) for edit in edits]
-    objection = decoded(checkpoint.runtime, checkpoint.edited(changes)).objection(target)
+    objection = decoded(checkpoint.runtime, checkpoint.edited(config_file_edits(edits))).objection(target)
     if objection:
         raise LossyExport(
             f"{checkpoint.runtime} would not read the rest from config.json: {objection}", where=checkpoint.where

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import BUFFER, Compared
 from ropetool.errors import PlanMismatch
@@ -39,8 +39,7 @@ def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit
     added = [name for name in TOKENIZER_FILES if name in ours and name not in theirs]
     differences = [f"{name} is additional" for name in added]
     for name, path in theirs.items():
-        mine = [Edit(edit.path, edit.old, edit.new) for edit in edits if edit.file == name]
-        reason = _file_difference(ours.get(name), path, mine)
+        reason = _file_difference(ours.get(name), path, edits_of_file(edits, name))
         if reason:
             differences.append(f"{name}{reason}")
     return Compared(len(theirs) + len(added), tuple(differences))
