@@ -12,7 +12,7 @@ import numpy as np
 
 from ropetool import errors, families
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.weights import View, gguf_bakes
+from ropetool.weights import FoldTargets, gguf_bakes
 from ropetool.weights.gguf_bakes import GgufBake
 
 BY = "llama.cpp"
@@ -32,15 +32,15 @@ def family_of(name: str) -> str:
     return families.by_gguf_architecture()[name].model_type
 
 
-def _factor(side: str) -> Callable[[View, GgufCheckpoint], GgufBake]:
+def _factor(side: str) -> Callable[[FoldTargets, GgufCheckpoint], GgufBake]:
     return lambda view, model: gguf_bakes.attention_factor(view, model, side)
 
 
-def _softmax(side: str) -> Callable[[View, GgufCheckpoint], GgufBake]:
+def _softmax(side: str) -> Callable[[FoldTargets, GgufCheckpoint], GgufBake]:
     return lambda view, model: gguf_bakes.softmax_scale(view, model, side)
 
 
-def _layout(view: View, model: GgufCheckpoint) -> GgufBake:
+def _layout(view: FoldTargets, model: GgufCheckpoint) -> GgufBake:
     entry = next(entry for entry in view.rope.entries.values() if entry.table is not None)
     return gguf_bakes.layout(view, "half" if entry.layout == "interleaved" else "interleaved")
 
@@ -85,7 +85,7 @@ def measure(arch: Any, bake: str, folder: Path) -> Cell:
     return cell
 
 
-def _made(bake: str, source: Path) -> tuple[GgufBake, View]:
+def _made(bake: str, source: Path) -> tuple[GgufBake, FoldTargets]:
     _, model, view = models.opened(source)
     return RECIPES[bake](view, model), view
 

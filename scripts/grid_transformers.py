@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from ropetool import errors, weights
 from ropetool.files.hf import Directory, headers, open_directory
-from ropetool.weights import Bake, View
+from ropetool.weights import Bake, FoldTargets
 
 BY = "transformers"
 MEASURED_BY = (
@@ -99,40 +99,40 @@ class Recipe:
     run as it is, the baked one by a rotation of the other order.
     """
 
-    make: Callable[[View, Directory], Bake]
+    make: Callable[[FoldTargets, Directory], Bake]
     source: Callable[[dict[str, Any]], dict[str, Any]] = as_given
-    reference: Callable[[View], references.Change] | None = None
+    reference: Callable[[FoldTargets], references.Change] | None = None
     other_order: bool = False
 
 
-def pairs_of(view: View) -> int:
+def pairs_of(view: FoldTargets) -> int:
     return view.rope.entries[references.FULL].rotary_dim // 2
 
 
-def gains(view: View) -> list[float]:
+def gains(view: FoldTargets) -> list[float]:
     """Return a gain for each pair, from 0.5 to 1.5."""
     return [float(gain) for gain in np.linspace(0.5, 1.5, pairs_of(view))]
 
 
-def muted(view: View) -> list[int]:
+def muted(view: FoldTargets) -> list[int]:
     return [0, pairs_of(view) // 2, pairs_of(view) - 1]
 
 
-def slowest(view: View) -> list[int]:
+def slowest(view: FoldTargets) -> list[int]:
     """Return the slower half of the pairs: fewer turn so little in these lengths that their rest changes nothing."""
     return list(range(pairs_of(view) // 2, pairs_of(view)))
 
 
-def without_pairs(view: View) -> references.Change:
+def without_pairs(view: FoldTargets) -> references.Change:
     gone = muted(view)
     return references.with_gains([0.0 if pair in gone else 1.0 for pair in range(pairs_of(view))])
 
 
-def other_order(view: View) -> str:
+def other_order(view: FoldTargets) -> str:
     return "half" if view.rope.entries[references.FULL].layout == "interleaved" else "interleaved"
 
 
-def score(view: View) -> references.Change:
+def score(view: FoldTargets) -> references.Change:
     return references.with_score(1.3, view.rope.entries[references.FULL].layers, pairs_of(view))
 
 
@@ -221,7 +221,7 @@ def _config_alone(made: Bake, source: Path, folder: Path) -> Path:
     return folder / "unbaked"
 
 
-def _order(recipe: Recipe, made: Bake, view: View) -> Any:
+def _order(recipe: Recipe, made: Bake, view: FoldTargets) -> Any:
     """Return what makes transformers read the other order, where no key of the config does."""
     if recipe.other_order and not made.config:
         return references.rotated(view.family.model_type, other_order(view))

@@ -18,7 +18,7 @@ from ropetool.comparison.sides import Opened
 from ropetool.errors import RopetoolError
 from ropetool.families.rows import K, Q
 from ropetool.rope.tables import RopeSet
-from ropetool.weights.fold_targets import View, by_stage, layers
+from ropetool.weights.fold_targets import FoldTargets, by_step, layers
 from ropetool.weights.operations import layout_edits
 
 _BUFFERS = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias")
@@ -144,15 +144,15 @@ def _orders(a: Opened, ours: RopeSet, theirs: RopeSet) -> dict[str, tuple[Ints, 
     found: dict[str, tuple[Ints, str]] = {}
     for layer_type, entry in ours.entries.items():
         other = theirs.entries.get(layer_type)
-        if a.view is not None and other is not None and other.layout != entry.layout:
+        if a.targets is not None and other is not None and other.layout != entry.layout:
             name = f"{entry.layout} to {other.layout}"
-            found |= {tensor: (order, name) for tensor, order in _edited(a.view, layer_type, other.layout)}
+            found |= {tensor: (order, name) for tensor, order in _edited(a.targets, layer_type, other.layout)}
     return found
 
 
-def _edited(view: View, layer_type: str, layout: str) -> list[tuple[str, Ints]]:
+def _edited(targets: FoldTargets, layer_type: str, layout: str) -> list[tuple[str, Ints]]:
     try:
-        edits = layout_edits(view, layer_type, layout, "")
+        edits = layout_edits(targets, layer_type, layout, "")
     except RopetoolError:  # layers without rotation, or rows that the file does not have: then the rows must tell
         return []
     return [(edit.tensor, _whole_order(edit.height, edit.starts, np.array(edit.order))) for edit in edits]
@@ -167,15 +167,15 @@ def _whole_order(height: int, starts: Iterable[int], order: Ints) -> Ints:
 
 def _offsets(side: Opened) -> dict[str, float]:
     """Return what the runtime adds to the numbers of norms before it multiplies, where it does."""
-    if side.view is None:
+    if side.targets is None:
         return {}
-    view, found = side.view, dict[str, float]()
-    for stages, one in ((view.bake.q, Q), (view.bake.k, K)):
-        if not any(stage.offset for stage in stages):
+    targets, found = side.targets, dict[str, float]()
+    for steps, one in ((targets.steps.q, Q), (targets.steps.k, K)):
+        if not any(step.offset for step in steps):
             continue
-        for entry in view.rope.entries.values():
+        for entry in targets.rope.entries.values():
             with suppress(RopetoolError):  # rows that the file does not have: the numbers must tell
-                for layer in layers(view, entry):
-                    some = by_stage(view, entry, layer, stages, one)
+                for layer in layers(targets, entry):
+                    some = by_step(targets, entry, layer, steps, one)
                     found |= {p.tensor: p.offset for _, places in some for p in places if p.offset}
     return found

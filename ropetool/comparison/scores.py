@@ -14,10 +14,10 @@ from ropetool.comparison.relations import CONVERTED, IDENTICAL, PERMUTED, ROWS_S
 from ropetool.comparison.results import NetScore, TensorDiff
 from ropetool.comparison.sides import Opened
 from ropetool.errors import RopetoolError
-from ropetool.families import Stage
+from ropetool.families import FoldStep
 from ropetool.families.rows import K, Q
 from ropetool.rope.tables import Array, LayerRope, RopeSet
-from ropetool.weights.fold_targets import Place, View, layers, places
+from ropetool.weights.fold_targets import FoldRows, FoldTargets, fold_rows, layers
 
 ROTARY, PLAIN = "rotary", "plain"
 SAME = 1e-5  # relative; bounds of a factor seen through bfloat16 in a whole model are narrower
@@ -34,7 +34,7 @@ class _Rows:
 def net_scores(a: Opened, ours: RopeSet, theirs: RopeSet, tensors: Mapping[str, TensorDiff]) -> tuple[NetScore, ...]:
     """Return what becomes of the score in each kind of layer where weights were scaled, and uniformly so."""
     found: list[NetScore] = []
-    if a.view is None:
+    if a.targets is None:
         return ()
     for layer_type, entry in ours.entries.items():
         other = theirs.entries.get(layer_type)
@@ -45,7 +45,7 @@ def net_scores(a: Opened, ours: RopeSet, theirs: RopeSet, tensors: Mapping[str, 
             PLAIN: float(other.score_plain / entry.score_plain),
         }
         for part, by_tables in tables.items():
-            bounds = _row_scale(a.view, entry, part, tensors)
+            bounds = _row_scale(a.targets, entry, part, tensors)
             if bounds is not None and bounds != (1.0, 1.0):
                 low, high = bounds
                 middle = (low + high) / 2
@@ -55,13 +55,13 @@ def net_scores(a: Opened, ours: RopeSet, theirs: RopeSet, tensors: Mapping[str, 
 
 
 def _row_scale(
-    view: View, entry: LayerRope, part: str, tensors: Mapping[str, TensorDiff]
+    targets: FoldTargets, entry: LayerRope, part: str, tensors: Mapping[str, TensorDiff]
 ) -> tuple[float, float] | None:
     """Return the bounds of what all rows of this part multiply the score by; None where they do not agree on one."""
     found: list[tuple[float, float]] = []
     try:
-        for layer in layers(view, entry):
-            sides = [_side_scale(some, tensors) for some in _layer_rows(view, entry, layer, part)]
+        for layer in layers(targets, entry):
+            sides = [_side_scale(some, tensors) for some in _layer_rows(targets, entry, layer, part)]
             if not sides or any(side is None for side in sides):
                 return None
             lows, highs = zip(*[side for side in sides if side], strict=True)
@@ -106,35 +106,35 @@ def _bounds(relation: Relation, rows: tuple[int, ...]) -> tuple[float, float] | 
 # --- rows of queries and keys
 
 
-def _layer_rows(view: View, entry: LayerRope, layer: int, part: str) -> list[list[_Rows]]:
+def _layer_rows(targets: FoldTargets, entry: LayerRope, layer: int, part: str) -> list[list[_Rows]]:
     """Return the rows of a layer's queries, of its keys, and of what scales whole queries before; none where not all are known.
 
     Of a projection with a norm behind it the norm alone scales what is rotated.
     """
-    bake, found = view.bake, []
-    for side, stages in ((Q, bake.q), (K, bake.k)):
-        if side == K and part == PLAIN and view.family.mla:
-            some = _whole(view, entry, layer, bake.k_plain, K)
+    bake, found = targets.steps, []
+    for side, steps in ((Q, bake.q), (K, bake.k)):
+        if side == K and part == PLAIN and targets.family.mla:
+            some = _whole(targets, entry, layer, bake.k_plain, K)
             if not some:
                 return []
         else:
             some = [
                 _Rows(p.tensor, rows)
-                for p in places(view, entry, layer, stages, side, last=True)
+                for p in fold_rows(targets, entry, layer, steps, side, last=True)
                 if (rows := _of_heads(p, entry.rotary_dim, part))
             ]
         found += [some] if some else []
-    return found + [[one] for one in _whole(view, entry, layer, bake.score, Q)]
+    return found + [[one] for one in _whole(targets, entry, layer, bake.score, Q)]
 
 
-def _whole(view: View, entry: LayerRope, layer: int, stages: tuple[Stage, ...], side: str) -> list[_Rows]:
-    if not stages:
+def _whole(targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str) -> list[_Rows]:
+    if not steps:
         return []
-    found = places(view, entry, layer, stages, side, last=True)
+    found = fold_rows(targets, entry, layer, steps, side, last=True)
     return [_Rows(p.tensor, tuple(start + i for start in p.starts for i in range(p.width))) for p in found]
 
 
-def _of_heads(place: Place, rotary_dim: int, part: str) -> tuple[int, ...]:
+def _of_heads(place: FoldRows, rotary_dim: int, part: str) -> tuple[int, ...]:
     inside = range(place.rotary, place.rotary + rotary_dim)
     wanted = [i for i in range(place.width) if (i in inside) == (part == ROTARY)]
     return tuple(start + i for start in place.starts for i in wanted)

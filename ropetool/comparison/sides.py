@@ -21,13 +21,13 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
 from ropetool.weights.bakes import view_of
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.gguf_fold_targets import gguf_view
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A checkpoint with what runtimes make of it. view: where its queries and keys are made, if that is known.
+    """A checkpoint with what runtimes make of it. targets: where its queries and keys are made, if that is known.
 
     why_no_tensors: why only its config can be compared, or empty.
     """
@@ -35,7 +35,7 @@ class Opened:
     checkpoint: Checkpoint
     found: Inspection
     config_style: str
-    view: View | None
+    targets: FoldTargets | None
     why_no_tensors: str
 
     @property
@@ -82,14 +82,14 @@ def opened(path: Path) -> Opened:
     if found.family is None:
         return Opened(checkpoint, found, "", None, why)
     known = style.read(checkpoint.config, found.family, checkpoint.where).style
-    view = _known(lambda: view_of(checkpoint)) if files.weights else None
-    return Opened(checkpoint, found, known, view, why)
+    targets = _known(lambda: view_of(checkpoint)) if files.weights else None
+    return Opened(checkpoint, found, known, targets, why)
 
 
-def _known(make: Callable[[], View]) -> View | None:
+def _known(make: Callable[[], FoldTargets]) -> FoldTargets | None:
     """Return where queries and keys are made, if that is known; without it, orders of rows are found by the rows alone."""
     try:
-        view = make()
-        return view if view.bake else None
+        targets = make()
+        return targets if targets.steps else None
     except RopetoolError:
         return None

@@ -33,7 +33,7 @@ class TrainedLength:
 
 
 @dataclass(frozen=True)
-class Stage:
+class FoldStep:
     """One linear step of a query or key on its way to the rotation: a projection, or a norm's weight.
 
     tensor: its name below the attention, without .weight or .bias; {head} where each head has one of its own. rows:
@@ -51,7 +51,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class BakeSites:
+class FoldSteps:
     """Where the weights of a family can carry what its rope keys say.
 
     layers: the names that the attention of layer {layer} may have. q, k: the steps in order; the last is the affine
@@ -62,11 +62,11 @@ class BakeSites:
     """
 
     layers: tuple[str, ...] = ("model.layers.{layer}.self_attn", "layers.{layer}.self_attn")
-    q: tuple[Stage, ...] = ()
-    k: tuple[Stage, ...] = ()
-    k_plain: tuple[Stage, ...] = ()
-    score: tuple[Stage, ...] = ()
-    indexer_k: tuple[Stage, ...] = ()
+    q: tuple[FoldStep, ...] = ()
+    k: tuple[FoldStep, ...] = ()
+    k_plain: tuple[FoldStep, ...] = ()
+    score: tuple[FoldStep, ...] = ()
+    indexer_k: tuple[FoldStep, ...] = ()
     score_key: str = ""
     clip_key: str = ""
     refused: str = ""
@@ -139,7 +139,7 @@ class Family:
     trained_length: tuple[TrainedLength, ...] = ()
     gguf_architecture: str = ""
     gguf_architectures: tuple[str, ...] = ()
-    bake: BakeSites | None = None
+    bake: FoldSteps | None = None
     export: Export | None = None
     llama_cpp: LlamaCpp | None = None
     vllm: Vllm | None = None
@@ -198,10 +198,10 @@ def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
     for layer_type in family.extends:
         if layer_type not in family.rope_entries:
             yield "extends", f"{layer_type!r} is not one of {', '.join(family.rope_entries)}"
-    for part, stages in _stages(family.bake):
-        for number, stage in enumerate(stages):
-            if stage.rows not in SELECTORS:
-                yield f"bake.{part}[{number}].rows", f"{stage.rows!r} is not a selector; known: {', '.join(SELECTORS)}"
+    for part, steps in _steps(family.bake):
+        for number, step in enumerate(steps):
+            if step.rows not in SELECTORS:
+                yield f"bake.{part}[{number}].rows", f"{step.rows!r} is not a selector; known: {', '.join(SELECTORS)}"
     if bool(family.gguf_architecture) != (family.export is not None):
         yield "export", "gguf_architecture and export are stated together, or neither"
     if family.gguf_architectures and (family.export is None or family.bake is None):
@@ -209,14 +209,14 @@ def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
     if family.export is not None:
         yield from ((f"export.{place}", sentence) for place, sentence in faults(family.export))
         if family.gguf_architectures:
-            for part, stages in _stages(family.bake):
-                for number, stage in enumerate(stages):
-                    if part != "k_plain" and not family.gguf_name(stage.tensor):
+            for part, steps in _steps(family.bake):
+                for number, step in enumerate(steps):
+                    if part != "k_plain" and not family.gguf_name(step.tensor):
                         place = f"bake.{part}[{number}].tensor"
-                        yield place, f"{stage.tensor!r} is not among the tensors of export.layer"
+                        yield place, f"{step.tensor!r} is not among the tensors of export.layer"
 
 
-def _stages(bake: BakeSites | None) -> Iterator[tuple[str, tuple[Stage, ...]]]:
+def _steps(bake: FoldSteps | None) -> Iterator[tuple[str, tuple[FoldStep, ...]]]:
     """Yield the parts of the fold targets that name tensors of GGUF files too."""
     if bake is not None:
         yield from (("q", bake.q), ("k", bake.k), ("k_plain", bake.k_plain), ("score", bake.score))

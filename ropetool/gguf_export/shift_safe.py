@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ropetool.errors import LossyExport
 from ropetool.families.rows import K
 from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
-from ropetool.weights import RowChange, TensorEdit, View, by_tensor, operations, residual_of, residual_words
+from ropetool.weights import FoldTargets, RowChange, TensorEdit, by_tensor, operations, residual_of, residual_words
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,21 +24,21 @@ class ShiftSafe:
     words: tuple[str, ...]
 
 
-def shift_safe(view: View) -> ShiftSafe:
+def shift_safe(targets: FoldTargets) -> ShiftSafe:
     """Return what makes the export of a checkpoint safe to shift; nothing to multiply where it has no factor.
 
     Raises: LossyExport for a factor that depends on the length, or that this family's weights cannot hold.
     """
-    rope = replace(view.rope, entries={kind: _without_factor(entry) for kind, entry in view.rope.entries.items()})
+    rope = replace(targets.rope, entries={kind: _without_factor(entry) for kind, entry in targets.rope.entries.items()})
     try:
-        rests = residual_of(view.rope, rope)
+        rests = residual_of(targets.rope, rope)
     except LossyExport as error:
-        error.where = view.where
+        error.where = targets.where
         raise
     edits: list[TensorEdit] = []
     for kind, rest in rests.items():
-        pairs = view.rope.entries[kind].rotary_dim // 2
-        edits += operations.gain_edits(view, kind, [rest.rotary] * pairs, K, f"attention factor of {kind}")
+        pairs = targets.rope.entries[kind].rotary_dim // 2
+        edits += operations.gain_edits(targets, kind, [rest.rotary] * pairs, K, f"attention factor of {kind}")
     return ShiftSafe(rope, by_tensor(edits), residual_words(rests))
 
 

@@ -32,7 +32,7 @@ from ropetool.plans.targets import tables_of
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import collapse_releases, display_ranges, inspection
 from ropetool.runtimes.decoded import decoded
-from ropetool.weights import Bake, TensorEdit, View, described, drop_pairs, growth, marks, view_of
+from ropetool.weights import Bake, FoldTargets, TensorEdit, described, drop_pairs, growth, marks, view_of
 from ropetool.weights import bakes as hf
 from ropetool.weights import gguf_bakes as gguf
 from ropetool.weights.gguf_bakes import GgufBake
@@ -79,24 +79,24 @@ class Kind:
 
     name: str
     summary: str
-    make: Callable[[View, HfCheckpoint, BakeOptions], Bake] | None
+    make: Callable[[FoldTargets, HfCheckpoint, BakeOptions], Bake] | None
     options: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    make_gguf: Callable[[View, GgufCheckpoint, BakeOptions, str], GgufBake] | None = None
+    make_gguf: Callable[[FoldTargets, GgufCheckpoint, BakeOptions, str], GgufBake] | None = None
 
 
-def _layout(view: View, checkpoint: HfCheckpoint, options: BakeOptions) -> Bake:
-    if not view.family.interleave_key:
+def _layout(targets: FoldTargets, checkpoint: HfCheckpoint, options: BakeOptions) -> Bake:
+    if not targets.family.interleave_key:
         raise LossyExport(
-            f"no key of a {view.family.model_type}'s config says in which order its channels are, so every runtime would "
-            "rotate the wrong ones", where=view.where,
+            f"no key of a {targets.family.model_type}'s config says in which order its channels are, so every runtime would "
+            "rotate the wrong ones", where=targets.where,
         )  # fmt: skip
     if options.to not in LAYOUTS:
         raise ConfigError(f"{options.to!r} is neither {' nor '.join(LAYOUTS)}", where="--to")
-    return hf.layout(view, checkpoint, options.to)
+    return hf.layout(targets, checkpoint, options.to)
 
 
-def _rearch(view: View, model: GgufCheckpoint, options: BakeOptions, bake_dtype: str) -> GgufBake:
+def _rearch(targets: FoldTargets, model: GgufCheckpoint, options: BakeOptions, bake_dtype: str) -> GgufBake:
     if options.to != "llama":
         raise ConfigError(f"{options.to!r} is not an architecture to turn a file into; there is llama", where="--to")
     return gguf.rearch_llama(model)
@@ -107,43 +107,43 @@ KINDS = {
     for kind in (
         Kind(
             "attention-factor", "the factor on cos and sin, squared into the keys",
-            lambda view, checkpoint, w: hf.attention_factor(view, checkpoint, w.side or K, config_only=w.config_only),
-            ("side", "config_only"), (), lambda view, model, w, d: gguf.attention_factor(view, model, w.side or K, bake_dtype=d),
+            lambda targets, checkpoint, w: hf.attention_factor(targets, checkpoint, w.side or K, config_only=w.config_only),
+            ("side", "config_only"), (), lambda targets, model, w, d: gguf.attention_factor(targets, model, w.side or K, bake_dtype=d),
         ),
         Kind(
             "shift-safe", "the same in a GGUF file, so that llama.cpp's context shift stays exact", None, ("side",), (),
-            lambda view, model, w, d: gguf.shift_safe(view, model, w.side or K, bake_dtype=d),
+            lambda targets, model, w, d: gguf.shift_safe(targets, model, w.side or K, bake_dtype=d),
         ),
         Kind(
             "softmax-scale", "MLA's multiplier of the whole score (mscale_all_dim), into the queries",
-            lambda view, checkpoint, w: hf.softmax_scale(view, checkpoint, w.side), ("side",), (),
-            lambda view, model, w, d: gguf.softmax_scale(view, model, w.side, bake_dtype=d),
+            lambda targets, checkpoint, w: hf.softmax_scale(targets, checkpoint, w.side), ("side",), (),
+            lambda targets, model, w, d: gguf.softmax_scale(targets, model, w.side, bake_dtype=d),
         ),
         Kind(
             "pair-gain", "one gain for each rotary pair, into the keys",
-            lambda view, checkpoint, w: hf.pair_gain(view, {w.layer_type: w.gains}, w.side or K),
+            lambda targets, checkpoint, w: hf.pair_gain(targets, {w.layer_type: w.gains}, w.side or K),
             ("side", "gains", "layer_type"), ("gains",),
-            lambda view, model, w, d: gguf.pair_gain(view, {w.layer_type: w.gains}, w.side or K, bake_dtype=d),
+            lambda targets, model, w, d: gguf.pair_gain(targets, {w.layer_type: w.gains}, w.side or K, bake_dtype=d),
         ),
         Kind(
             "score", "a multiplier of the whole score",
-            lambda view, checkpoint, w: hf.score_gain(view, {w.layer_type: _number(w)}, w.side or K),
+            lambda targets, checkpoint, w: hf.score_gain(targets, {w.layer_type: _number(w)}, w.side or K),
             ("side", "multiplier", "layer_type"), ("multiplier",),
-            lambda view, model, w, d: gguf.score_gain(view, {w.layer_type: _number(w)}, w.side, bake_dtype=d),
+            lambda targets, model, w, d: gguf.score_gain(targets, {w.layer_type: _number(w)}, w.side, bake_dtype=d),
         ),
         Kind(
             "layout", "the order of the rotary channels, half or interleaved",
             _layout, ("to",), ("to",),
-            lambda view, model, w, d: gguf.layout(view, w.to),
+            lambda targets, model, w, d: gguf.layout(targets, w.to),
         ),
         Kind(
             "rearch", "a qwen2 GGUF file as one of llama, which takes frequency vectors", None, ("to",), ("to",), _rearch,
         ),
         Kind(
             "drop-pairs", "pairs that stand still or are muted; lossy, and extends no context",
-            lambda view, checkpoint, w: drop_pairs(view, checkpoint, w.pairs, w.mode), ("pairs", "mode"),
+            lambda targets, checkpoint, w: drop_pairs(targets, checkpoint, w.pairs, w.mode), ("pairs", "mode"),
             ("pairs", "mode"),
-            lambda view, model, w, d: gguf.drop_pairs(view, model, w.pairs, w.mode, bake_dtype=d),
+            lambda targets, model, w, d: gguf.drop_pairs(targets, model, w.pairs, w.mode, bake_dtype=d),
         ),
     )
 }  # fmt: skip
@@ -198,18 +198,18 @@ def _of_directory(
             try_=f"{line}, which shows what would change; --check and --plan-out need the weights",
         )  # fmt: skip
     _check_not_done(path, kind.name, options)
-    view = view_of(checkpoint)
+    targets = view_of(checkpoint)
     if bare:
-        view = presumed(view)
-    _check_layer_type(view, options)
-    made = kind.make(view, checkpoint, options)
+        targets = presumed(targets)
+    _check_layer_type(targets, options)
+    made = kind.make(targets, checkpoint, options)
     _check_changes(kind, path, made.tensors or made.config)
     edits = config_file_edits(made.config)
     weights = checkpoint.headers
     edits += [] if bare else index_edits(path, weights, made.tensors, bake_dtype)
     read = form.read(checkpoint.runtime, edits).understood(checkpoint.where)
     notes = (
-        *(remarks(view) if bare else form.notes()), *_still_notes(options), *made.notes, *adapter_notes(path),
+        *(remarks(targets) if bare else form.notes()), *_still_notes(options), *made.notes, *adapter_notes(path),
         *_other_readers(form, edits, read),
     )  # fmt: skip
     if bare:
@@ -224,9 +224,9 @@ def _of_gguf(kind: Kind, model: GgufCheckpoint, path: Path, options: BakeOptions
         raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints only", where=str(path))
     _ = model.name  # what is not a model is told as what it is
     _check_not_done(model.path, kind.name, options)
-    view = gguf_view(model)
-    _check_layer_type(view, options)
-    baked = kind.make_gguf(view, model, options, bake_dtype)
+    targets = gguf_view(model)
+    _check_layer_type(targets, options)
+    baked = kind.make_gguf(targets, model, options, bake_dtype)
     edits = (*model.edits_of(baked.patch), *removal(model))
     _check_changes(kind, path, baked.tensors or baked.patch.set or baked.patch.remove or baked.patch.tensors)
     read = decoded(model.runtime, model.after(baked.patch)).understood(str(path), "file")
@@ -273,15 +273,15 @@ def _check_options(kind: Kind, options: BakeOptions) -> None:
         raise ConfigError(f"{kind.name} has no use for it; its options: {known}", where=_option(foreign))
 
 
-def _check_layer_type(view: View, options: BakeOptions) -> None:
-    if options.layer_type not in view.rope.entries and options.layer_type != names.FULL_ATTENTION:
-        known = ", ".join(view.rope.entries)
+def _check_layer_type(targets: FoldTargets, options: BakeOptions) -> None:
+    if options.layer_type not in targets.rope.entries and options.layer_type != names.FULL_ATTENTION:
+        known = ", ".join(targets.rope.entries)
         raise ConfigError(
             f"{options.layer_type!r} is not a kind of layer of this model; it has {known}", where="--layer-type"
         )
     if (
         len(options.gains)
-        and (entry := view.rope.entries.get(options.layer_type))
+        and (entry := targets.rope.entries.get(options.layer_type))
         and 2 * len(options.gains) != entry.rotary_dim
     ):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a bake would change in weights that are not here: the tensors that a config asks for, by its family's sites.
+"""What a bake would change in weights that are not here: the tensors that a config asks for, by its family's steps.
 
 Makes no plan; the words are to be read, before a download or for a model that others hold.
 """
@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ropetool.families import Stage
+from ropetool.families import FoldStep
 from ropetool.families.rows import K, Q, select
-from ropetool.weights import TensorEdit, View
+from ropetool.weights import FoldTargets, TensorEdit
 
 PRESUMED = "the weights are not here: the tensors are those that the config asks for; a bias changes as the rows of its weight do"
 QUANTISED = (
@@ -29,36 +29,36 @@ class _Tensor:
     dtype: str = PLAIN
 
 
-def presumed(view: View) -> View:
-    """Return the view with the tensors of queries and keys that the config asks for.
+def presumed(targets: FoldTargets) -> FoldTargets:
+    """Return the targets with the tensors of queries and keys that the config asks for.
 
     Raises: LossyExport where the family has no place for it, ConfigError where a size is not stated.
     """
-    sites = view.bake
-    stages = [
-        *((Q, s) for s in (*sites.q, *sites.score)),
-        *((K, s) for s in (*sites.k, *sites.k_plain, *sites.indexer_k)),
+    named = targets.steps
+    steps = [
+        *((Q, s) for s in (*named.q, *named.score)),
+        *((K, s) for s in (*named.k, *named.k_plain, *named.indexer_k)),
     ]
     found: dict[str, _Tensor] = {}
-    for entry in view.rope.entries.values():
-        sizes = view.sizes(entry)
+    for entry in targets.rope.entries.values():
+        sizes = targets.sizes(entry)
         for layer in entry.layers if entry.table is not None else ():
-            prefix = sites.layers[0].format(layer=layer)
-            for side, stage in (one for one in stages if _in_use(view.config, one[1])):
-                shape = (select(stage.rows, sizes, side).height,)
-                for head in range(sizes.of(side) if "{head}" in stage.tensor else 1):
-                    found[f"{prefix}.{stage.tensor.format(head=head)}.weight"] = _Tensor(shape)
-    return replace(view, tensors=found)
+            prefix = named.layers[0].format(layer=layer)
+            for side, step in (one for one in steps if _in_use(targets.config, one[1])):
+                shape = (select(step.rows, sizes, side).height,)
+                for head in range(sizes.of(side) if "{head}" in step.tensor else 1):
+                    found[f"{prefix}.{step.tensor.format(head=head)}.weight"] = _Tensor(shape)
+    return replace(targets, tensors=found)
 
 
-def remarks(view: View) -> tuple[str, ...]:
+def remarks(targets: FoldTargets) -> tuple[str, ...]:
     """Return what to know of the words."""
-    return (PRESUMED, QUANTISED) if view.quantization else (PRESUMED,)
+    return (PRESUMED, QUANTISED) if targets.quantization else (PRESUMED,)
 
 
-def _in_use(config: Mapping[str, object], stage: Stage) -> bool:
+def _in_use(config: Mapping[str, object], step: FoldStep) -> bool:
     """Return whether the step is there; one whose switch is not stated is off, as the classes have it."""
-    return not (stage.when and not config.get(stage.when)) and not (stage.unless and config.get(stage.unless))
+    return not (step.when and not config.get(step.when)) and not (step.unless and config.get(step.unless))
 
 
 def with_rows(edits: Sequence[TensorEdit]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.weights import LayerCheck, View, check_scores, reader, view_of
+from ropetool.weights import FoldTargets, LayerCheck, check_scores, reader, view_of
 from ropetool.weights.checking import Reader
 from ropetool.weights.gguf_fold_targets import gguf_view
 from ropetool.weights.gguf_writing import gguf_reader
@@ -35,9 +35,9 @@ def check_possible(plan: Plan, where: Path) -> None:
             "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
             try_="leave out --check",
         )  # fmt: skip
-    view, read = _read_gguf(where) if plan.format == "gguf" else _read(where, plan)
+    targets, read = _read_gguf(where) if plan.format == "gguf" else _read(where, plan)
     try:
-        check_scores(plan.tensors, view, read, view, read)
+        check_scores(plan.tensors, targets, read, targets, read)
     except UnsupportedDtype as error:
         raise UnsupportedDtype(
             f"--check cannot read the weights: {error.message}",
@@ -56,12 +56,12 @@ def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
     return check_scores(plan.tensors, before, read_before, after, read_after)
 
 
-def _read(path: Path, plan: Plan) -> tuple[View, Reader]:
+def _read(path: Path, plan: Plan) -> tuple[FoldTargets, Reader]:
     checkpoint = HfCheckpoint.open(path)
     return view_of(checkpoint), reader(checkpoint.headers)
 
 
-def _read_gguf(path: Path) -> tuple[View, Reader]:
+def _read_gguf(path: Path) -> tuple[FoldTargets, Reader]:
     model = GgufCheckpoint.open(path)
     return gguf_view(model), gguf_reader(model.files)
 

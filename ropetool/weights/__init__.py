@@ -7,7 +7,7 @@ from ropetool.weights.bakes import Bake, attention_factor, layout, pair_gain, sc
 from ropetool.weights.checking import LayerCheck, check_scores, reader
 from ropetool.weights.dropping import drop_pairs
 from ropetool.weights.edits import PERMUTE, SCALE, RowChange, TensorEdit, by_tensor, described, row_change
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.residual import Residual, residual_edits, residual_of, residual_words, without_residual
 from ropetool.weights.writing import Baked, BakedTensor, bake_tensors, baked_bytes, growth, marks
 
@@ -17,11 +17,11 @@ __all__ = [
     "Bake",
     "Baked",
     "BakedTensor",
+    "FoldTargets",
     "LayerCheck",
     "Residual",
     "RowChange",
     "TensorEdit",
-    "View",
     "attention_factor",
     "bake_tensors",
     "baked_bytes",

@@ -13,25 +13,25 @@ import numpy as np
 from ropetool.errors import UnsupportedDtype
 from ropetool.files.dtypes import STORAGE
 from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
-from ropetool.weights.fold_targets import Stored, View
+from ropetool.weights.fold_targets import FoldTargets, Stored
 
 SCALES = ("_scale_inv", "_scale")  # behind the weight's own name: DeepSeek's blocks; one for all, or one a row
 FP8 = ("F8_E4M3", "F8_E5M2")
 E8M0 = "F8_E8M0"
 
 
-def on_scales(edits: list[TensorEdit], view: View) -> tuple[TensorEdit, ...]:
+def on_scales(edits: list[TensorEdit], targets: FoldTargets) -> tuple[TensorEdit, ...]:
     """Return the edits with those of block-scaled weights moved onto their scales; others stay as they are.
 
     Raises: UnsupportedDtype where a factor would also scale rows that it does not concern, or is not a power of two
     where the scales hold nothing else, or the weight is packed.
     """
     change = by_tensor(edits)
-    return tuple(_placed(edit, view) for edit in edits if edit.tensor in change)
+    return tuple(_placed(edit, targets) for edit in edits if edit.tensor in change)
 
 
-def _placed(edit: TensorEdit, view: View) -> TensorEdit:
-    stored = view.tensors[edit.tensor]
+def _placed(edit: TensorEdit, targets: FoldTargets) -> TensorEdit:
+    stored = targets.tensors[edit.tensor]
     if stored.dtype in STORAGE:
         return edit
     if stored.dtype not in FP8:
@@ -40,12 +40,12 @@ def _placed(edit: TensorEdit, view: View) -> TensorEdit:
             "exactly; an extension that edits only config.json works",
             where=edit.tensor, try_="bake the unpacked model, then pack it",
         )  # fmt: skip
-    name = next((f"{edit.tensor}{end}" for end in SCALES if f"{edit.tensor}{end}" in view.tensors), None)
+    name = next((f"{edit.tensor}{end}" for end in SCALES if f"{edit.tensor}{end}" in targets.tensors), None)
     if name is None:
         raise UnsupportedDtype(f"has type {stored.dtype} and no scales beside it", where=edit.tensor)
-    block = _block_rows(view, edit, view.tensors[name])
+    block = _block_rows(targets, edit, targets.tensors[name])
     if edit.operation == SCALE:
-        return _scaled(edit, name, view, block)
+        return _scaled(edit, name, targets, block)
     if block == 1:
         raise UnsupportedDtype("has a scale for each row, which would have to move with it", where=edit.tensor)
     old = edit.rows.reshape(-1, edit.length)[:, list(edit.order)].reshape(-1)
@@ -54,10 +54,10 @@ def _placed(edit: TensorEdit, view: View) -> TensorEdit:
     return edit
 
 
-def _block_rows(view: View, edit: TensorEdit, scales: Stored) -> int:
+def _block_rows(targets: FoldTargets, edit: TensorEdit, scales: Stored) -> int:
     """Return how many rows share a scale."""
     count = scales.shape[0] if scales.shape else 1
-    stated = view.quantization.get("weight_block_size")
+    stated = targets.quantization.get("weight_block_size")
     block = int(stated[0]) if isinstance(stated, list) and len(scales.shape) == 2 else -(-edit.height // count)
     if block < 1 or -(-edit.height // block) != count:
         raise UnsupportedDtype(
@@ -66,7 +66,7 @@ def _block_rows(view: View, edit: TensorEdit, scales: Stored) -> int:
     return block
 
 
-def _scaled(edit: TensorEdit, name: str, view: View, block: int) -> TensorEdit:
+def _scaled(edit: TensorEdit, name: str, targets: FoldTargets, block: int) -> TensorEdit:
     """Return the edit of the scales: every block row is either wholly scaled by one factor, or not touched."""
     factor = np.ones(edit.height)
     factor[edit.rows] = np.resize(np.array(edit.factors), edit.rows.size)
@@ -81,8 +81,8 @@ def _scaled(edit: TensorEdit, name: str, view: View, block: int) -> TensorEdit:
             )  # fmt: skip
         rows.append(i)
         factors.append(found.pop())
-    stored = view.tensors[name]
-    powers = stored.dtype == E8M0 or view.quantization.get("scale_fmt") == "ue8m0"
+    stored = targets.tensors[name]
+    powers = stored.dtype == E8M0 or targets.quantization.get("scale_fmt") == "ue8m0"
     if powers and not all(f > 0 and math.frexp(f)[0] == 0.5 for f in factors):
         raise UnsupportedDtype(
             f"holds only powers of two, and {max(factors, key=lambda f: abs(math.log2(f) % 1)):.6g} is none", where=name,

@@ -13,14 +13,14 @@ import numpy as np
 
 from ropetool import names
 from ropetool.errors import LossyExport
-from ropetool.families import Stage
+from ropetool.families import FoldStep
 from ropetool.families.rows import K, Q
 from ropetool.files.dtypes import decode
 from ropetool.files.hf import Header
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array, LayerRope
 from ropetool.weights.edits import TensorEdit
-from ropetool.weights.fold_targets import PARTS, Place, View, attention_name, by_stage, layers
+from ropetool.weights.fold_targets import PARTS, FoldRows, FoldTargets, attention_name, by_step, layers
 
 Reader = Callable[[str], Array]
 EPSILON = 1e-6  # of norms; the same on both sides, so its exact value changes no comparison
@@ -55,7 +55,13 @@ def reader(headers: Sequence[Header]) -> Reader:
 
 
 def check_scores(
-    edits: Sequence[TensorEdit], before: View, read_before: Reader, after: View, read_after: Reader, *, length: int = 64
+    edits: Sequence[TensorEdit],
+    before: FoldTargets,
+    read_before: Reader,
+    after: FoldTargets,
+    read_after: Reader,
+    *,
+    length: int = 64,
 ) -> list[LayerCheck]:
     """Return how the scores of every layer that the edits touch compare, at positions up to the promised context.
 
@@ -80,45 +86,45 @@ def check_scores(
     return found
 
 
-def layer_scores(view: View, entry: LayerRope, layer: int, read: Reader, context: int, length: int) -> Array:
+def layer_scores(targets: FoldTargets, entry: LayerRope, layer: int, read: Reader, context: int, length: int) -> Array:
     """Return the scores of a layer for random activations at positions spread over the context.
 
     Shapes: -> (heads, length, length).
     """
     if entry.table is None:
-        raise LossyExport("these layers do not rotate", where=view.where)
+        raise LossyExport("these layers do not rotate", where=targets.where)
     regime = entry.table.at(context)
     positions = np.unique(np.linspace(0, context - 1, length).astype(np.int64)).astype(np.float64)
-    if view.family.mla:
-        q, k = _latent_heads(view, entry, layer, read, positions.size)
+    if targets.family.mla:
+        q, k = _latent_heads(targets, entry, layer, read, positions.size)
     else:
-        x = _activations(view, positions.size)
-        q, k = (_heads(view, entry, layer, read, x, side) for side in (Q, K))
+        x = _activations(targets, positions.size)
+        q, k = (_heads(targets, entry, layer, read, x, side) for side in (Q, K))
     return arithmetic.scores(
         q, k, positions, regime.inv_freq, attention_factor=regime.attention_factor, layout=entry.layout,
         softmax_scale=entry.softmax_multiplier * q.shape[-1] ** -0.5,
     )  # fmt: skip
 
 
-def _activations(view: View, count: int) -> Array:
-    width = int(view.config[names.HIDDEN_SIZE])
+def _activations(targets: FoldTargets, count: int) -> Array:
+    width = int(targets.config[names.HIDDEN_SIZE])
     found: Array = np.random.default_rng(0).standard_normal((count, width))
     return found
 
 
-def _heads(view: View, entry: LayerRope, layer: int, read: Reader, x: Array, side: str) -> Array:
+def _heads(targets: FoldTargets, entry: LayerRope, layer: int, read: Reader, x: Array, side: str) -> Array:
     """Return the queries or keys of all heads, their rotary channels first.
 
     Shapes: x (n, hidden) -> (heads, n, width).
     """
     made: Array | None = None
-    for stage, places in by_stage(view, entry, layer, view.bake.q if side == Q else view.bake.k, side):
+    for step, places in by_step(targets, entry, layer, targets.steps.q if side == Q else targets.steps.k, side):
         weight, bias = (_gathered(places, part, read) for part in PARTS)
         assert weight is not None
         if made is None:
             made = x @ weight.swapaxes(-1, -2)
         else:
-            made = _normed(made, stage) * (weight[..., 0][:, None] + stage.offset)
+            made = _normed(made, step) * (weight[..., 0][:, None] + step.offset)
         if bias is not None:
             made = made + bias[..., 0][:, None]
         rotary = places[0].rotary
@@ -126,7 +132,7 @@ def _heads(view: View, entry: LayerRope, layer: int, read: Reader, x: Array, sid
     return np.concatenate([made[..., rotary:], made[..., :rotary]], axis=-1)
 
 
-def _gathered(places: list[Place], part: str, read: Reader) -> Array | None:
+def _gathered(places: list[FoldRows], part: str, read: Reader) -> Array | None:
     """Return the rows of each head, from one tensor or from one of each head.
 
     Shapes: -> (heads, width, row length), heads 1 where all share a vector.
@@ -139,35 +145,35 @@ def _gathered(places: list[Place], part: str, read: Reader) -> Array | None:
     return np.concatenate(found) if found else None
 
 
-def _normed(x: Array, stage: Stage) -> Array:
+def _normed(x: Array, step: FoldStep) -> Array:
     """Return heads divided by their size: each alone, or all together under a norm as wide as all of them."""
-    axes: Any = (0, 2) if stage.norm == "rms" and stage.rows == "heads" else 2
-    if stage.norm == "layer":
+    axes: Any = (0, 2) if step.norm == "rms" and step.rows == "heads" else 2
+    if step.norm == "layer":
         x = x - x.mean(axis=axes, keepdims=True)
     size: Array = np.sqrt((x**2).mean(axis=axes, keepdims=True) + EPSILON)
     return x / size
 
 
-def _latent_heads(view: View, entry: LayerRope, layer: int, read: Reader, count: int) -> tuple[Array, Array]:
+def _latent_heads(targets: FoldTargets, entry: LayerRope, layer: int, read: Reader, count: int) -> tuple[Array, Array]:
     """Return MLA's queries and keys, the decoupled rotary channels first."""
-    prefix, x = attention_name(view, layer), _activations(view, count)
-    weight, bias = _rows(read, view, f"{prefix}.kv_a_proj_with_mqa")
-    rank = int(view.config[names.KV_LORA_RANK])
+    prefix, x = attention_name(targets, layer), _activations(targets, count)
+    weight, bias = _rows(read, targets, f"{prefix}.kv_a_proj_with_mqa")
+    rank = int(targets.config[names.KV_LORA_RANK])
     inner = _rms(x @ weight[:rank].T + bias[:rank]) * read(f"{prefix}.kv_a_layernorm.weight")
-    ((_, places),) = by_stage(view, entry, layer, view.bake.k_plain, K)
+    ((_, places),) = by_step(targets, entry, layer, targets.steps.k_plain, K)
     plain_rows = _gathered(places, ".weight", read)
     assert plain_rows is not None
     plain = inner @ plain_rows.swapaxes(-1, -2)
-    turning = np.repeat(_heads(view, entry, layer, read, x, K), plain.shape[0], axis=0)
-    if f"{prefix}.q_a_proj.weight" in view.tensors:
-        weight, bias = _rows(read, view, f"{prefix}.q_a_proj")
+    turning = np.repeat(_heads(targets, entry, layer, read, x, K), plain.shape[0], axis=0)
+    if f"{prefix}.q_a_proj.weight" in targets.tensors:
+        weight, bias = _rows(read, targets, f"{prefix}.q_a_proj")
         x = _rms(x @ weight.T + bias) * read(f"{prefix}.q_a_layernorm.weight")
-    return _heads(view, entry, layer, read, x, Q), np.concatenate([turning, plain], axis=-1)
+    return _heads(targets, entry, layer, read, x, Q), np.concatenate([turning, plain], axis=-1)
 
 
-def _rows(read: Reader, view: View, name: str) -> tuple[Array, Array]:
+def _rows(read: Reader, targets: FoldTargets, name: str) -> tuple[Array, Array]:
     weight = read(f"{name}.weight")
-    bias = read(f"{name}.bias") if f"{name}.bias" in view.tensors else np.zeros(weight.shape[0])
+    bias = read(f"{name}.bias") if f"{name}.bias" in targets.tensors else np.zeros(weight.shape[0])
     return weight, bias
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
-from ropetool.families import BakeSites, Family, Stage
+from ropetool.families import Family, FoldStep, FoldSteps
 from ropetool.families.rows import Sizes, select
 from ropetool.rope.tables import LayerRope, RopeSet
 
@@ -34,7 +34,7 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class FoldTargets:
     """What bakes look at: the family, the config's section with the rope keys, what rotates, the tensors by name.
 
     config: what the selectors and switches of the family read; quantization: the config's quantization_config.
@@ -48,8 +48,8 @@ class View:
     where: str = "config.json"
 
     @property
-    def bake(self) -> BakeSites:
-        """Return the family's sites.
+    def steps(self) -> FoldSteps:
+        """Return the family's steps to queries and keys.
 
         Raises: LossyExport if it has none, or no bake is exact for it.
         """
@@ -74,7 +74,7 @@ class View:
 
 
 @dataclass(frozen=True)
-class Place:
+class FoldRows:
     """Rows of one tensor: head h has `width` of them from starts[h] on, its rotary ones from `rotary` in them."""
 
     tensor: str
@@ -85,92 +85,93 @@ class Place:
     offset: float
 
 
-def layers(view: View, entry: LayerRope) -> tuple[int, ...]:
+def layers(targets: FoldTargets, entry: LayerRope) -> tuple[int, ...]:
     """Return the layers that this entry speaks of, those of multi-token prediction behind the last one included."""
-    count = int(view.config.get(names.NUM_HIDDEN_LAYERS) or 0)
-    if len(view.rope.entries) > 1 or entry.layers != tuple(range(count)):
+    count = int(targets.config.get(names.NUM_HIDDEN_LAYERS) or 0)
+    if len(targets.rope.entries) > 1 or entry.layers != tuple(range(count)):
         return entry.layers  # a layer behind the last would be of a kind that no key states
     more: list[int] = []
-    while attention_name(view, count + len(more)):
+    while attention_name(targets, count + len(more)):
         more.append(count + len(more))
     return (*entry.layers, *more)
 
 
-def attention_name(view: View, layer: int) -> str:
+def attention_name(targets: FoldTargets, layer: int) -> str:
     """Return the name of the layer's attention as the file has it, empty where it has none."""
-    for template in view.bake.layers:
+    for template in targets.steps.layers:
         prefix = template.format(layer=layer)
-        for stage in (*view.bake.k, *view.bake.q):
-            name = f"{prefix}.{stage.tensor.format(head=0)}"
-            if any(f"{name}{suffix}" in view.tensors for suffix in (".weight", *PACKED)):
+        for step in (*targets.steps.k, *targets.steps.q):
+            name = f"{prefix}.{step.tensor.format(head=0)}"
+            if any(f"{name}{suffix}" in targets.tensors for suffix in (".weight", *PACKED)):
                 return prefix
     return ""
 
 
-def places(
-    view: View, entry: LayerRope, layer: int, stages: tuple[Stage, ...], side: str, *, last: bool
-) -> list[Place]:
-    """Return the rows that the stages in use have in a layer; of the last stage alone, or of all.
+def fold_rows(
+    targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str, *, last: bool
+) -> list[FoldRows]:
+    """Return the rows that the steps in use have in a layer; of the last step alone, or of all.
 
     Raises: LossyExport if the file does not have what its config says, or has it packed.
     """
-    found = by_stage(view, entry, layer, stages, side, last=last)
+    found = by_step(targets, entry, layer, steps, side, last=last)
     return [place for _, some in found for place in some]
 
 
-def by_stage(
-    view: View, entry: LayerRope, layer: int, stages: tuple[Stage, ...], side: str, *, last: bool = False
-) -> list[tuple[Stage, list[Place]]]:
-    """Return each stage in use with its rows."""
-    prefix = attention_name(view, layer)
+def by_step(
+    targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str, *, last: bool = False
+) -> list[tuple[FoldStep, list[FoldRows]]]:
+    """Return each step in use with its rows."""
+    prefix = attention_name(targets, layer)
     if not prefix:
-        wanted = f"{view.bake.layers[0].format(layer=layer)}.{view.bake.k[0].tensor}.weight"
-        raise LossyExport(f"the file has no {wanted}", where=view.where)
-    used = [stage for stage in stages if _in_use(view, prefix, stage)]
-    return [(stage, _of_stage(view, entry, prefix, stage, side)) for stage in (used[-1:] if last else used)]
+        wanted = f"{targets.steps.layers[0].format(layer=layer)}.{targets.steps.k[0].tensor}.weight"
+        raise LossyExport(f"the file has no {wanted}", where=targets.where)
+    used = [step for step in steps if _in_use(targets, prefix, step)]
+    return [(step, _of_step(targets, entry, prefix, step, side)) for step in (used[-1:] if last else used)]
 
 
-def _in_use(view: View, prefix: str, stage: Stage) -> bool:
-    for key, wanted in ((stage.when, True), (stage.unless, False)):
+def _in_use(targets: FoldTargets, prefix: str, step: FoldStep) -> bool:
+    for key, wanted in ((step.when, True), (step.unless, False)):
         if not key:
             continue
-        if key in view.config:
-            if bool(view.config[key]) is not wanted:
+        if key in targets.config:
+            if bool(targets.config[key]) is not wanted:
                 return False
-        elif not any(f"{prefix}.{stage.tensor.format(head=0)}{end}" in view.tensors for end in (".weight", *PACKED)):
+        elif not any(f"{prefix}.{step.tensor.format(head=0)}{end}" in targets.tensors for end in (".weight", *PACKED)):
             return False
     return True
 
 
-def _of_stage(view: View, entry: LayerRope, prefix: str, stage: Stage, side: str) -> list[Place]:
-    sizes = view.sizes(entry)
-    rows = select(stage.rows, sizes, side)
-    count = sizes.of(side) if "{head}" in stage.tensor else 1
+def _of_step(targets: FoldTargets, entry: LayerRope, prefix: str, step: FoldStep, side: str) -> list[FoldRows]:
+    sizes = targets.sizes(entry)
+    rows = select(step.rows, sizes, side)
+    count = sizes.of(side) if "{head}" in step.tensor else 1
     found = []
     for head in range(count):
-        base = f"{prefix}.{stage.tensor.format(head=head)}"
-        _check_weight(view, base, rows.height)
+        base = f"{prefix}.{step.tensor.format(head=head)}"
+        _check_weight(targets, base, rows.height)
         for part in PARTS:
-            if f"{base}{part}" in view.tensors:
-                offset = stage.offset if part == ".weight" else 0.0
-                found.append(Place(f"{base}{part}", rows.height, rows.starts, rows.width, rows.rotary, offset))
+            if f"{base}{part}" in targets.tensors:
+                offset = step.offset if part == ".weight" else 0.0
+                found.append(FoldRows(f"{base}{part}", rows.height, rows.starts, rows.width, rows.rotary, offset))
     return found
 
 
-def _check_weight(view: View, base: str, height: int) -> None:
-    packed = next((tool for suffix, tool in PACKED.items() if f"{base}{suffix}" in view.tensors), None)
+def _check_weight(targets: FoldTargets, base: str, height: int) -> None:
+    packed = next((tool for suffix, tool in PACKED.items() if f"{base}{suffix}" in targets.tensors), None)
     if packed:
         raise UnsupportedDtype(
             f"is packed ({packed}): its rows share their scales with others, so none can be changed exactly by itself; "
             "an extension that edits only config.json works", where=base, try_="bake the unpacked model, then pack it",
         )  # fmt: skip
-    weight = view.tensors.get(f"{base}.weight")
+    weight = targets.tensors.get(f"{base}.weight")
     if weight is None:
-        raise LossyExport(f"the file has no {base}.weight, which its config asks for", where=view.where)
+        raise LossyExport(f"the file has no {base}.weight, which its config asks for", where=targets.where)
     size = 1
     for extent in weight.shape:
         size *= extent
     if not weight.shape or (weight.shape[0] != height and size != height):
         raise LossyExport(
-            f"{base}.weight has the shape {list(weight.shape)}; by config.json it has {height} rows", where=view.where
+            f"{base}.weight has the shape {list(weight.shape)}; by config.json it has {height} rows",
+            where=targets.where,
         )

@@ -1,4 +1,4 @@
-"""Where a GGUF file can carry a change: its family's sites under llama.cpp's names, with the sizes from its metadata.
+"""Where a GGUF file can carry a change: its family's steps under llama.cpp's names, with the sizes from its metadata.
 
 Knows tensor names and keys, not what a change does to them.
 """
@@ -12,29 +12,29 @@ from typing import Any
 from ropetool import families, names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import LossyExport
-from ropetool.families import BakeSites, Family, Stage
+from ropetool.families import Family, FoldStep, FoldSteps
 from ropetool.files.gguf import ValueType
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding, layers
 from ropetool.runtimes.llama_cpp.layers import Model, value_of
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 
 FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the checkpoint had
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 
-def gguf_view(model: GgufCheckpoint) -> View:
+def gguf_view(model: GgufCheckpoint) -> FoldTargets:
     """Return a GGUF model as bakes look at it.
 
-    Raises: LossyExport if llama.cpp refuses the model, or its sites are not known.
+    Raises: LossyExport if llama.cpp refuses the model, or its steps are not known.
     """
     rope = decoded(model)
     reader = Model.of(model)
     family = _family(reader.arch.name, model.where)
-    sites = _sites(family, model)
-    return View(replace(family, bake=sites), _config(reader), rope, model.stored, {}, model.where)
+    steps = _steps(family, model)
+    return FoldTargets(replace(family, bake=steps), _config(reader), rope, model.stored, {}, model.where)
 
 
 def decoded(model: GgufCheckpoint) -> RopeSet:
@@ -58,31 +58,31 @@ def _family(arch: str, where: str) -> Family:
     return known[arch]
 
 
-def _sites(family: Family, model: GgufCheckpoint) -> BakeSites:
-    """Return the family's sites under the names of the file; a file may hold the projections in one tensor."""
+def _steps(family: Family, model: GgufCheckpoint) -> FoldSteps:
+    """Return the family's steps under the names of the file; a file may hold the projections in one tensor."""
     assert family.bake is not None
     fused = any(re.fullmatch(rf"blk\.\d+\.{FUSED}\.weight", name) for name in model.tensors)
     lone = next((n for n in model.tensors if fused and re.fullmatch(r"blk\.\d+\.attn_[qk]\.bias", n)), None)
     if lone is not None:
         raise LossyExport(f"has projections in one tensor and {lone} beside it", where=model.where)
     bake = family.bake
-    return BakeSites(
+    return FoldSteps(
         layers=("blk.{layer}",), q=_named(family, bake.q, fused), k=_named(family, bake.k, fused),
         score=_named(family, bake.score, fused), clip_key=bake.clip_key, refused=bake.refused,
     )  # fmt: skip
 
 
-def _named(family: Family, stages: tuple[Stage, ...], fused: bool) -> tuple[Stage, ...]:
-    return tuple(_renamed(family, stage, fused) for stage in stages)
+def _named(family: Family, steps: tuple[FoldStep, ...], fused: bool) -> tuple[FoldStep, ...]:
+    return tuple(_renamed(family, step, fused) for step in steps)
 
 
-def _renamed(family: Family, stage: Stage, fused: bool) -> Stage:
+def _renamed(family: Family, step: FoldStep, fused: bool) -> FoldStep:
     """Return the step as the file has it: gemma's 1 is already added to its norms."""
-    name = family.gguf_name(stage.tensor)
+    name = family.gguf_name(step.tensor)
     assert name is not None  # the loader of families has seen to it
-    if name == FUSED or (fused and stage.tensor in ("q_proj", "k_proj")):
-        return replace(stage, tensor=FUSED, rows="fused_sides")
-    return replace(stage, tensor=name, offset=0.0)
+    if name == FUSED or (fused and step.tensor in ("q_proj", "k_proj")):
+        return replace(step, tensor=FUSED, rows="fused_sides")
+    return replace(step, tensor=name, offset=0.0)
 
 
 def _config(model: Model) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import GGML_TYPES
 from ropetool.rope.tables import Array
 from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 
 # Where a block keeps its float16 scales, in bytes; every number of the block is linear in them.
 F16_SCALES = {
@@ -31,7 +31,7 @@ WIDE = ("F32",)  # what --bake-dtype may ask for here: llama.cpp multiplies with
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
 
 
-def on_blocks(edits: Sequence[TensorEdit], view: View, bake_dtype: str = "") -> tuple[TensorEdit, ...]:
+def on_blocks(edits: Sequence[TensorEdit], targets: FoldTargets, bake_dtype: str = "") -> tuple[TensorEdit, ...]:
     """Return the edits that change something, each saying where its factor goes.
 
     Raises: UnsupportedDtype where the stored type cannot take the factor; ConfigError for a bake_dtype that is none.
@@ -42,7 +42,7 @@ def on_blocks(edits: Sequence[TensorEdit], view: View, bake_dtype: str = "") -> 
         )
     changes = by_tensor(edits)
     return tuple(
-        _explained(edit, view.tensors[edit.tensor].dtype, bake_dtype) for edit in edits if edit.tensor in changes
+        _explained(edit, targets.tensors[edit.tensor].dtype, bake_dtype) for edit in edits if edit.tensor in changes
     )
 
 

@@ -16,43 +16,45 @@ from ropetool.families.rows import K, Q
 from ropetool.rope.arithmetic import half_to_interleaved, interleaved_to_half
 from ropetool.rope.tables import LayerRope, is_number
 from ropetool.weights.edits import PERMUTE, SCALE, TensorEdit
-from ropetool.weights.fold_targets import Place, View, layers, places
+from ropetool.weights.fold_targets import FoldRows, FoldTargets, fold_rows, layers
 
 BOTH = "both"
 SIDES = (K, Q, BOTH)
 NORM = "norm"  # MLA's query latent, a place for the whole score alone
 
 
-def gain_edits(view: View, layer_type: str, gains: Sequence[float], side: str, reason: str) -> list[TensorEdit]:
+def gain_edits(
+    targets: FoldTargets, layer_type: str, gains: Sequence[float], side: str, reason: str
+) -> list[TensorEdit]:
     """Return the edits that multiply the score of each rotary pair by its gain, in all layers of this kind.
 
     Shapes: gains (rotary_dim // 2,). A gain of 0 mutes a pair.
     Raises: ConfigError for a gain below 0 or too many of them; LossyExport where the family has no place.
     """
-    entry = _rotating(view, layer_type)
+    entry = _rotating(targets, layer_type)
     pairs = entry.rotary_dim // 2
     if len(gains) != pairs or not all(is_number(gain) and gain >= 0 for gain in gains):
         raise ConfigError(f"{layer_type} has {pairs} rotary pairs, each with a gain of at least 0", where="gains")
     found = []
-    for layer in layers(view, entry):
+    for layer in layers(targets, entry):
         for one, values in _split(side, gains):
-            stages = view.bake.q if one == Q else view.bake.k
+            steps = targets.steps.q if one == Q else targets.steps.k
             found += [
                 _gain(place, values, entry.layout, reason)
-                for place in places(view, entry, layer, stages, one, last=True)
+                for place in fold_rows(targets, entry, layer, steps, one, last=True)
             ]
-        if view.bake.indexer_k:  # which tokens are chosen depends on the same table
+        if targets.steps.indexer_k:  # which tokens are chosen depends on the same table
             found += [
                 _gain(place, gains, "half", reason)
-                for place in places(view, entry, layer, view.bake.indexer_k, K, last=True)
+                for place in fold_rows(targets, entry, layer, targets.steps.indexer_k, K, last=True)
             ]
     return found
 
 
-def _rotating(view: View, layer_type: str) -> LayerRope:
-    entry = view.rope.entries.get(layer_type)
+def _rotating(targets: FoldTargets, layer_type: str) -> LayerRope:
+    entry = targets.rope.entries.get(layer_type)
     if entry is None or entry.table is None:
-        raise ConfigError(f"{layer_type} is not a kind of layer that rotates in this model", where=view.where)
+        raise ConfigError(f"{layer_type} is not a kind of layer that rotates in this model", where=targets.where)
     return entry
 
 
@@ -65,7 +67,7 @@ def _split(side: str, gains: Sequence[float]) -> list[tuple[str, Sequence[float]
     return [(K, roots), (Q, roots)]
 
 
-def _gain(place: Place, gains: Sequence[float], layout: str, reason: str) -> TensorEdit:
+def _gain(place: FoldRows, gains: Sequence[float], layout: str, reason: str) -> TensorEdit:
     length = 2 * len(gains)
     if len(set(gains)) == 1:
         factors: tuple[float, ...] = (float(gains[0]),)
@@ -78,23 +80,23 @@ def _gain(place: Place, gains: Sequence[float], layout: str, reason: str) -> Ten
     )
 
 
-def score_edits(view: View, layer_type: str, multiplier: float, side: str, reason: str) -> list[TensorEdit]:
+def score_edits(targets: FoldTargets, layer_type: str, multiplier: float, side: str, reason: str) -> list[TensorEdit]:
     """Return the edits that multiply the whole score, rotary or not, in all layers of this kind.
 
     side: norm is MLA's query latent, one small vector a layer.
     Raises: ConfigError, LossyExport.
     """
-    entry = view.rope.entries[layer_type]
+    entry = targets.rope.entries[layer_type]
     if not is_number(multiplier) or multiplier <= 0:
-        raise ConfigError(f"the score cannot be multiplied by {multiplier}", where=view.where)
+        raise ConfigError(f"the score cannot be multiplied by {multiplier}", where=targets.where)
     sides = [(Q, (multiplier,))] if side == NORM else _split(side, (multiplier,))
     found = []
-    for layer in layers(view, entry):
+    for layer in layers(targets, entry):
         for one, (factor,) in sides:
-            chosen = _whole(view, entry, layer, NORM if side == NORM else one)
+            chosen = _whole(targets, entry, layer, NORM if side == NORM else one)
             if not chosen:
                 raise ConfigError(
-                    f"{view.family.model_type} has no query latent here", where="--side", try_="--side q or --side k"
+                    f"{targets.family.model_type} has no query latent here", where="--side", try_="--side q or --side k"
                 )
             found += [
                 TensorEdit(
@@ -105,33 +107,33 @@ def score_edits(view: View, layer_type: str, multiplier: float, side: str, reaso
     return found
 
 
-def _whole(view: View, entry: LayerRope, layer: int, side: str) -> list[Place]:
+def _whole(targets: FoldTargets, entry: LayerRope, layer: int, side: str) -> list[FoldRows]:
     """Return the rows that a factor on the whole score goes into."""
-    bake = view.bake
+    bake = targets.steps
     if side == NORM:
-        return places(view, entry, layer, bake.score, Q, last=True)
+        return fold_rows(targets, entry, layer, bake.score, Q, last=True)
     if side == Q:
-        return places(view, entry, layer, bake.q, Q, last=True)
-    rotary = places(view, entry, layer, bake.k, K, last=True)
-    return rotary + places(view, entry, layer, bake.k_plain, K, last=True)
+        return fold_rows(targets, entry, layer, bake.q, Q, last=True)
+    rotary = fold_rows(targets, entry, layer, bake.k, K, last=True)
+    return rotary + fold_rows(targets, entry, layer, bake.k_plain, K, last=True)
 
 
-def order_edits(view: View, layer_type: str, order: Sequence[int], reason: str) -> list[TensorEdit]:
+def order_edits(targets: FoldTargets, layer_type: str, order: Sequence[int], reason: str) -> list[TensorEdit]:
     """Return the edits that put the rotary channels of all queries and keys into another order: new i is old order[i].
 
     Norms and biases are permuted with their projection; an indexer has an order of its own and keeps it.
     Shapes: order (rotary_dim,).
     """
-    entry = _rotating(view, layer_type)
+    entry = _rotating(targets, layer_type)
     found = []
-    for layer in layers(view, entry):
-        for side, stages in ((Q, view.bake.q), (K, view.bake.k)):
-            for place in places(view, entry, layer, stages, side, last=False):
+    for layer in layers(targets, entry):
+        for side, steps in ((Q, targets.steps.q), (K, targets.steps.k)):
+            for place in fold_rows(targets, entry, layer, steps, side, last=False):
                 found.append(_ordered(place, order, reason))
     return found
 
 
-def _ordered(place: Place, order: Sequence[int], reason: str) -> TensorEdit:
+def _ordered(place: FoldRows, order: Sequence[int], reason: str) -> TensorEdit:
     starts = tuple(start + place.rotary for start in place.starts)
     return TensorEdit(
         place.tensor, PERMUTE, place.height, starts, len(order), order=tuple(map(int, order)), offset=place.offset,
@@ -139,16 +141,16 @@ def _ordered(place: Place, order: Sequence[int], reason: str) -> TensorEdit:
     )  # fmt: skip
 
 
-def layout_edits(view: View, layer_type: str, layout: str, reason: str) -> list[TensorEdit]:
+def layout_edits(targets: FoldTargets, layer_type: str, layout: str, reason: str) -> list[TensorEdit]:
     """Return the edits that change the channel order from the model's to `layout`.
 
     Raises: ConfigError if that is the order it has.
     """
-    entry = _rotating(view, layer_type)
+    entry = _rotating(targets, layer_type)
     if entry.layout == layout or layout not in ("half", "interleaved"):
-        raise ConfigError(f"{layer_type} is {entry.layout} now and was asked to become {layout}", where=view.where)
+        raise ConfigError(f"{layer_type} is {entry.layout} now and was asked to become {layout}", where=targets.where)
     change = half_to_interleaved if layout == "interleaved" else interleaved_to_half
-    return order_edits(view, layer_type, change(entry.rotary_dim).tolist(), reason)
+    return order_edits(targets, layer_type, change(entry.rotary_dim).tolist(), reason)
 
 
 def kept_first(rotary_dim: int, dropped: Iterable[int], layout: str) -> npt.NDArray[np.int64]:
@@ -165,10 +167,10 @@ def kept_first(rotary_dim: int, dropped: Iterable[int], layout: str) -> npt.NDAr
     return np.array(order, dtype=np.int64)
 
 
-def mute_edits(view: View, layer_type: str, pairs: Iterable[int], reason: str) -> list[TensorEdit]:
+def mute_edits(targets: FoldTargets, layer_type: str, pairs: Iterable[int], reason: str) -> list[TensorEdit]:
     """Return the edits that set the key rows of these pairs to zero: the score loses them."""
-    entry = _rotating(view, layer_type)
+    entry = _rotating(targets, layer_type)
     gone = set(pairs)
     kept_first(entry.rotary_dim, gone, entry.layout)  # checks the numbers
     gains = [0.0 if pair in gone else 1.0 for pair in range(entry.rotary_dim // 2)]
-    return gain_edits(view, layer_type, gains, K, reason)
+    return gain_edits(targets, layer_type, gains, K, reason)

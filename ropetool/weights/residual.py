@@ -15,7 +15,7 @@ from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, RopeTable
 from ropetool.weights import operations as ops
 from ropetool.weights.block_scales import on_scales
 from ropetool.weights.edits import TensorEdit
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ def residual_words(rests: Mapping[str, Residual]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def residual_edits(view: View, rests: Mapping[str, Residual]) -> tuple[TensorEdit, ...]:
+def residual_edits(targets: FoldTargets, rests: Mapping[str, Residual]) -> tuple[TensorEdit, ...]:
     """Return the edits that put the rest into the weights: factors of cos and sin into keys, others into queries.
 
     Raises: LossyExport, UnsupportedDtype where the weights cannot hold it exactly.
     """
     edits: list[TensorEdit] = []
     for kind, rest in rests.items():
-        pairs = view.rope.entries[kind].rotary_dim // 2
+        pairs = targets.rope.entries[kind].rotary_dim // 2
         if not math.isclose(rest.rotary, 1, rel_tol=TABLE_TOLERANCE):
             reason = f"attention factor {math.sqrt(rest.rotary):.6g} of {kind}"
-            edits += ops.gain_edits(view, kind, [rest.rotary] * pairs, K, reason)
+            edits += ops.gain_edits(targets, kind, [rest.rotary] * pairs, K, reason)
         if not math.isclose(rest.whole, 1, rel_tol=TABLE_TOLERANCE):
-            side = ops.NORM if view.bake.score and view.config.get("q_lora_rank") else Q
-            edits += ops.score_edits(view, kind, rest.whole, side, f"softmax multiplier {rest.whole:.6g} of {kind}")
-    return on_scales(edits, view)
+            side = ops.NORM if targets.steps.score and targets.config.get("q_lora_rank") else Q
+            edits += ops.score_edits(targets, kind, rest.whole, side, f"softmax multiplier {rest.whole:.6g} of {kind}")
+    return on_scales(edits, targets)

@@ -16,27 +16,27 @@ from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.config_encodings import settled
 from ropetool.runtimes.decoded import decoded
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 
 
 def factor_edits(
-    view: View, config: Mapping[str, Any], attention_factors: Mapping[str, float], *, keep_softmax: bool
+    targets: FoldTargets, config: Mapping[str, Any], attention_factors: Mapping[str, float], *, keep_softmax: bool
 ) -> list[Edit]:
     """Return the edits of config.json after which each of these kinds of layer asks for its factor alone.
 
     Raises: InvalidRope or AmbiguousRope for keys that break a rule.
     """
-    found = style.read(config, view.family, view.where)
+    found = style.read(config, targets.family, targets.where)
     target = {
         layer_type: settled(found.keys[layer_type], factor, keep_softmax=keep_softmax)
         for layer_type, factor in attention_factors.items()
     }
-    return style.edits(config, view.family, target, found.style, view.where)
+    return style.edits(config, targets.family, target, found.style, targets.where)
 
 
-def number_edit(view: View, key: str, value: float | bool) -> Edit:
+def number_edit(targets: FoldTargets, key: str, value: float | bool) -> Edit:
     """Return the edit of one number or switch beside the rope keys."""
-    return Edit((*view.family.text_path, key), view.config.get(key, ABSENT), value)
+    return Edit((*targets.family.text_path, key), targets.config.get(key, ABSENT), value)
 
 
 def check_reading(checkpoint: HfCheckpoint, edits: Sequence[Edit], target: RopeSet) -> None:

@@ -21,7 +21,7 @@ from gguf_models import library
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import GgufHeader, read_shards
-from ropetool.weights import View, gguf_bakes, gguf_fold_targets, gguf_writing
+from ropetool.weights import FoldTargets, gguf_bakes, gguf_fold_targets, gguf_writing
 from ropetool.weights.gguf_bakes import GgufBake
 from ropetool.weights.writing import Baked
 
@@ -267,7 +267,7 @@ def quantised(source: Path, target: Path, dtype: str) -> Path:
 # --- ropetool's side
 
 
-def opened(path: Path) -> tuple[tuple[GgufHeader, ...], GgufCheckpoint, View]:
+def opened(path: Path) -> tuple[tuple[GgufHeader, ...], GgufCheckpoint, FoldTargets]:
     headers = read_shards(path)
     model = GgufCheckpoint.of(headers)
     return headers, model, gguf_fold_targets.gguf_view(model)

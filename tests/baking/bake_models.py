@@ -23,7 +23,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from ropetool import weights
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files.hf import apply_edits, headers, open_directory, read_header
-from ropetool.weights import Bake, Baked, View
+from ropetool.weights import Bake, Baked, FoldTargets
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)
@@ -306,7 +306,7 @@ def rotated_interleaved(model_type: str) -> Iterator[None]:
         module.apply_rotary_pos_emb = before
 
 
-def view_and_checkpoint(directory: Path) -> tuple[View, HfCheckpoint]:
+def view_and_checkpoint(directory: Path) -> tuple[FoldTargets, HfCheckpoint]:
     checkpoint = HfCheckpoint.open(directory)
     return weights.view_of(checkpoint), checkpoint
 

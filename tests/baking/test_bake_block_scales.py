@@ -16,7 +16,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport, UnsupportedDtype
 from ropetool.files.hf import read_header
 from ropetool.runtimes.transformers import decode
-from ropetool.weights import TensorEdit, View, bake_tensors
+from ropetool.weights import FoldTargets, TensorEdit, bake_tensors
 from ropetool.weights.block_scales import on_scales
 from ropetool.weights.operations import gain_edits, layout_edits, score_edits
 
@@ -39,12 +39,12 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-def view(scales: str = "F32", **quantization: Any) -> View:
+def view(scales: str = "F32", **quantization: Any) -> FoldTargets:
     tensors = {name: Tensor("F8_E4M3", shape) for name, shape in SHAPES.items()}
     tensors |= {f"{n}_scale_inv": Tensor(scales, (-(-r // 128), -(-c // 128))) for n, (r, c) in SHAPES.items()}
     tensors[f"{PREFIX}q_a_layernorm.weight"] = Tensor("BF16", (256,))
     family = families.get("deepseek_v3")
-    return View(family, CONFIG, decode(HfCheckpoint(CONFIG, family)), tensors, {**FP8, **quantization})
+    return FoldTargets(family, CONFIG, decode(HfCheckpoint(CONFIG, family)), tensors, {**FP8, **quantization})
 
 
 def write(path: Path) -> dict[str, torch.Tensor]:
@@ -162,11 +162,11 @@ def test_packed_projections_are_refused_with_the_reason(suffix: str, tool: str) 
     }  # fmt: skip
     name = "model.layers.0.self_attn.k_proj"
     rope = decode(HfCheckpoint(config, family))
-    packed = View(family, config, rope, {f"{name}{suffix}": Tensor("I32", (16, 64))}, {})
+    packed = FoldTargets(family, config, rope, {f"{name}{suffix}": Tensor("I32", (16, 64))}, {})
     with pytest.raises(UnsupportedDtype, match=rf"is packed \({tool}\).*only config.json works") as refusal:
         gain_edits(packed, FULL, [1.3] * 16, "k", "test")
     assert refusal.value.where == name
-    integers = View(family, config, rope, {f"{name}.weight": Tensor("I8", (64, 128))}, {})
+    integers = FoldTargets(family, config, rope, {f"{name}.weight": Tensor("I8", (64, 128))}, {})
     with pytest.raises(UnsupportedDtype, match="has type I8"):
         on_scales(gain_edits(integers, FULL, [1.3] * 16, "k", "test"), integers)
 
@@ -180,6 +180,6 @@ def test_a_norm_of_a_packed_model_is_not_packed() -> None:
     }  # fmt: skip
     prefix = "model.layers.0.self_attn"
     tensors = {f"{prefix}.k_proj.qweight": Tensor("I32", (16, 64)), f"{prefix}.k_norm.weight": Tensor("F16", (32,))}
-    some = View(family, config, decode(HfCheckpoint(config, family)), tensors, {"quant_method": "gptq"})
+    some = FoldTargets(family, config, decode(HfCheckpoint(config, family)), tensors, {"quant_method": "gptq"})
     (edit,) = on_scales(gain_edits(some, FULL, [1.3] * 16, "k", "test"), some)
     assert (edit.tensor, edit.length) == (f"{prefix}.k_norm.weight", 32)

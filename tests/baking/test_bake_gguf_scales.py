@@ -14,7 +14,7 @@ from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.families import get
 from ropetool.rope.tables import RopeSet
 from ropetool.weights import TensorEdit, gguf_scales
-from ropetool.weights.fold_targets import View
+from ropetool.weights.fold_targets import FoldTargets
 
 ROWS, BLOCKS = 6, 4
 HALF_STEP = 2.0**-11  # the largest relative rounding of a normal float16
@@ -82,8 +82,8 @@ def test_scales_below_the_normal_range_are_counted() -> None:
     assert errors.highest > HALF_STEP
 
 
-def view(dtype: str) -> View:
-    return View(
+def view(dtype: str) -> FoldTargets:
+    return FoldTargets(
         get("llama"), {}, RopeSet({}, 1, 1), {"k": StoredTensor(Path(), 0, 0, dtype, (4, 256), 1, "values")}, {}
     )
 

@@ -15,16 +15,16 @@ from test_bake_families import EXACT, bake_of
 
 from ropetool import weights
 from ropetool.errors import LossyExport
-from ropetool.weights import Bake, TensorEdit, View
+from ropetool.weights import Bake, FoldTargets, TensorEdit
 
-Wrong = Callable[[View, Bake], Bake]
+Wrong = Callable[[FoldTargets, Bake], Bake]
 SEEN = 1e-2  # far above the 1e-4 of float32
 
 
 def edited(change: Callable[[TensorEdit], TensorEdit | None]) -> Wrong:
     """Return a defect that changes or drops each tensor edit."""
 
-    def wrong(view: View, bake: Bake) -> Bake:
+    def wrong(view: FoldTargets, bake: Bake) -> Bake:
         found = (change(edit) for edit in bake.tensors)
         return replace(bake, tensors=tuple(edit for edit in found if edit is not None))
 
@@ -41,7 +41,7 @@ def on_projection(edit: TensorEdit) -> TensorEdit:
     return replace(edit, tensor=name, height=height, starts=(0,), length=height, offset=0.0)
 
 
-def every_layer(view: View, bake: Bake) -> Bake:
+def every_layer(view: FoldTargets, bake: Bake) -> Bake:
     """Also the layers that do not rotate, or by another table."""
     found = {edit.tensor.split(".layers.")[1].split(".")[0] for edit in bake.tensors}
     (first, *_) = sorted(found)
@@ -55,7 +55,7 @@ def every_layer(view: View, bake: Bake) -> Bake:
     )
 
 
-def latent_rows(view: View, bake: Bake) -> Bake:
+def latent_rows(view: FoldTargets, bake: Bake) -> Bake:
     """The whole of kv_a instead of the softmax scale's place: the latent rows are normed away."""
     height = view.config["kv_lora_rank"] + view.config["qk_rope_head_dim"]
     (factor,) = bake.tensors[0].factors
@@ -66,7 +66,7 @@ def latent_rows(view: View, bake: Bake) -> Bake:
     return replace(bake, tensors=tuple(edits))
 
 
-def mscale_dropped(view: View, bake: Bake) -> Bake:
+def mscale_dropped(view: FoldTargets, bake: Bake) -> Bake:
     """The mscale keys go and no attention_factor comes: the default one heats the rotary part."""
     return replace(bake, config=tuple(edit for edit in bake.config if edit.path[-1] != "attention_factor"))
 
