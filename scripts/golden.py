@@ -199,6 +199,7 @@ CASES: dict[str, Callable[[], Iterator[Case]]] = {
     "llama3": llama3_cases,
     "longrope": longrope_cases,
     "attention": plain_cases,
+    "length": plain_cases,
 }
 
 

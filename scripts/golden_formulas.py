@@ -122,6 +122,7 @@ FORMULAS: dict[str, tuple[str, Callable[[Case, Case, Numbers, mpf], Numbers]]] =
     "llama3": ("f_i / s, f_i, linear in turns between", llama3),
     "longrope": ("f_i / e_i, A = sqrt(1 + ln s / ln L)", longrope),
     "attention": ("f_i, A = sqrt(1 + ln s / ln L)", lambda c, p, f, s: f),
+    "length": ("f_i", lambda c, p, f, s: f),
 }
 AUTO = {"yarn": "yarn", "longrope": "logn", "attention": "logn"}  # what `auto` means; none elsewhere
 

@@ -538,7 +538,7 @@ def test_unknown_preset_is_refused(preset: str) -> None:
 
 
 def test_unknown_method_lists_the_known_ones() -> None:
-    known = "abf, attention, dynamic, linear, llama3, longrope, mixed-ntk, ntk, ntk-by-parts, yarn"
+    known = "abf, attention, dynamic, length, linear, llama3, longrope, mixed-ntk, ntk, ntk-by-parts, yarn"
     refuses(
         UnknownMethod,
         f"no method is called 'yarm' (did you mean yarn?); known: {known}",

@@ -23,4 +23,5 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic": ("dynamic", {}),
     "dynamic, freeze": ("dynamic", {"params": {"freeze": 2048}}),
     "longrope": ("longrope", {"params": LISTS}),
+    "length": ("length", {}),
 }

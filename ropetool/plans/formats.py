@@ -26,13 +26,13 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet, is_number
 from ropetool.runtimes import NotKnown, inspection
-from ropetool.runtimes.config_encodings import config_edits, encodings
+from ropetool.runtimes.config_encodings import config_edits, encodings, length_encodings
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.encoding import Candidate
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
-from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings
+from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
 from ropetool.runtimes.llama_cpp.layers import Model
 from ropetool.weights import Residual, TensorEdit, marks, residual_edits, residual_words, view_of
 
@@ -54,17 +54,14 @@ class Baking:
 class Format(Protocol):
     """A checkpoint as something that tables are written into.
 
-    style: how its rope keys are written. by_hand: how to state another context where nothing else is to change.
-    trained_length: the shipped lengths that are not those trained on. builds_on_tables: whether its keys or tensors can
-    say a table that comes on top of another.
+    style: how its rope keys are written. trained_length: the shipped lengths that are not those trained on.
+    builds_on_tables: whether its keys or tensors can say a table that comes on top of another.
     """
 
     @property
     def checkpoint(self) -> Checkpoint: ...
     @property
     def style(self) -> str: ...
-    @property
-    def by_hand(self) -> str: ...
     @property
     def trained_length(self) -> tuple[TrainedLength, ...]: ...
     @property
@@ -83,6 +80,9 @@ class Format(Protocol):
         self, entry: LayerRope, derived: Derived, target: RopeSet, trained_length: int, factor: float
     ) -> list[Candidate]:
         """Return the ways to write the target, in order of preference."""
+
+    def length_candidates(self, target: RopeSet) -> list[Candidate]:
+        """Return the ways to state the context of the target and leave its tables, in order of preference."""
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         """Return the edits of weights that carry what the keys leave to them.
@@ -163,10 +163,6 @@ class HfFormat:
         return decoded(runtime, self.checkpoint.edited(edits))
 
     @property
-    def by_hand(self) -> str:
-        return f"another {names.MAX_POSITION_EMBEDDINGS} in a copy of {names.CONFIG_JSON}"
-
-    @property
     def trained_length(self) -> tuple[TrainedLength, ...]:
         return self.checkpoint.family.trained_length
 
@@ -183,6 +179,9 @@ class HfFormat:
             Candidate(name, config_edits(self.checkpoint, keys, target, self.style), in_weights)
             for name, keys, in_weights in encodings(entry, derived, trained_length, self.checkpoint.family)
         ]
+
+    def length_candidates(self, target: RopeSet) -> list[Candidate]:
+        return length_encodings(self.checkpoint, target, self.style)
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         words = residual_words(residuals)
@@ -240,10 +239,6 @@ class GgufFormat:
         return decoded(runtime, self.checkpoint.edited(edits))
 
     @property
-    def by_hand(self) -> str:
-        return f"gguf-set-metadata COPY {self.arch.name}.{archs.CONTEXT_LENGTH} TOKENS, on a copy of the file"
-
-    @property
     def trained_length(self) -> tuple[TrainedLength, ...]:
         return inspection.trained_lengths(self.arch.name)
 
@@ -265,6 +260,9 @@ class GgufFormat:
         assert entry.rope_theta is not None
         found = gguf_encodings(_with_betas(target, derived), self.arch.name, entry.rope_theta, factor)
         return [Candidate(each.name, edits_of(each, self.arch.name, self.checkpoint)) for each in found]
+
+    def length_candidates(self, target: RopeSet) -> list[Candidate]:
+        return gguf_length_encodings(self.checkpoint, self.arch.name, target)
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.checkpoint.where)

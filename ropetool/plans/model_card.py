@@ -18,6 +18,7 @@ from ropetool.files.regular import open_regular
 from ropetool.files.transaction import staged
 from ropetool.plans.basis import CURRENT, ORIGINAL
 from ropetool.plans.plan import BAKE, Plan
+from ropetool.rope import methods
 
 CARD, MODELFILE = "README.md", "Modelfile"
 START, VERIFICATION, SERVING, END = (
@@ -127,6 +128,12 @@ def planned_step(plan: Plan) -> str:
     )
     if plan.method == BAKE:
         return f"{baked.lstrip()} The context stays at {plan.max_position_embeddings} tokens."
+    if methods.get(plan.method).keeps_tables:
+        before = round(plan.max_position_embeddings / plan.factor)
+        return (
+            f"The stated context was raised from {before} to {plan.max_position_embeddings} tokens: `{plan.method}`. "
+            f"Rotary tables are as they were.{baked}"
+        )
     earlier = {ORIGINAL: ", in place of an earlier scaling", CURRENT: ", on top of the scaling it had"}
     params = "".join(f", {name} {_short(value)}" for name, value in plan.params.items())
     return (

@@ -64,10 +64,10 @@ def lossy(
     runtimes that one file serves. reading: that of the start.
     """
     wanted, request = asked.runtimes, asked.request
-    reasons = _reasons(tried) or "no rope keys can say it"
+    why = reasons(tried) or "no rope keys can say it"
     if conflict:
         who = f"no file serves {conflict[0]}" if len(conflict) == 1 else f"no one file serves {' and '.join(conflict)}"
-        reasons = f"{who}: {reasons}"
+        why = f"{who}: {why}"
     others = [replace(asked, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in wanted else []
     if request.method == "dynamic":
         others.append(replace(asked, params={**asked.params, "freeze": goal.target_length}))
@@ -78,7 +78,7 @@ def lossy(
     if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # which is the default
         chosen = replace(chosen, runtimes=())
     return LossyExport(
-        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(wanted))}: {reasons}",
+        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(wanted))}: {why}",
         where=form.checkpoint.where, try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
 
@@ -101,7 +101,7 @@ def lossy_gguf(
     if request.method == "dynamic":
         what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
     elif tried or arch.vectors:
-        why = "; ".join(filter(None, [_reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
+        why = "; ".join(filter(None, [reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
     else:
         why = f"llama.cpp {_unread(arch, changed)} for this architecture"
     if reading == CURRENT and request.method != "dynamic":
@@ -127,7 +127,7 @@ def _alternatives(request: Request, goal: Goal, reading: str, changed: Mapping[s
         yield Alternative(replace(request, method=method), {})
 
 
-def _reasons(tried: Sequence[Tried]) -> str:
+def reasons(tried: Sequence[Tried]) -> str:
     """Return why each encoding was rejected, those of one reason together, and the bakes as one."""
     alike: dict[str, dict[str, None]] = {}
     for candidate in tried:

@@ -15,10 +15,10 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.files import hub
-from ropetool.plans.basis import CURRENT, Request, find_start
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
 from ropetool.plans.formats import Baking, Format, adapter_notes, format_of
 from ropetool.plans.plan import Plan, Tried
-from ropetool.plans.refusals import Alternative, lossy, lossy_gguf
+from ropetool.plans.refusals import Alternative, lossy, lossy_gguf, reasons
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
@@ -58,30 +58,32 @@ def make_plan(
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form = format_of(checkpoint, config_style)
     wanted = wanted or (form.checkpoint.runtime,)
-    decoded = _decode(form, wanted[0])
     request = Request(chosen.name, factor, target_length, reading, original_length)
-    search = _Search(form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope)
-    start, goal, typed, derived, target = search.start, search.goal, search.typed, search.derived, search.target
+    decoded = _decode(form, wanted[0], request)
+    kind = _LengthSearch if chosen.keeps_tables else _Search
+    search = kind(form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope)
+    goal, target = search.goal, search.target
     candidates = search.candidates()
     kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, wanted))
     tried = [Tried(candidate.name, objection) for candidate, objection in attempts]
     if kept is None:
-        raise _refusal(search, candidates, tried)
-    edits = [*kept.edits, *form.length_edits(derived.max_position_embeddings)]
+        raise search.refusal(candidates, tried)
+    context = target.max_position_embeddings
+    edits = [*kept.edits, *form.length_edits(context)]
 
     def serves(several: Sequence[str]) -> bool:
         wider = format_of(checkpoint, names.BOTH) if form.style == names.V5 else form
         return _serves(wider, search.candidates(wider), target, several)
 
     notes = (
-        *form.notes(), *start.notes, *_length_notes(decoded, target), *derived.notes, *_window_notes(target),
+        *form.notes(), *search.notes, *_window_notes(target),
         *_bake_notes(form, kept.baking), *_other_readers(form, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
         form.checkpoint.format, form.checkpoint.name, chosen.name, goal.factor, search.stated(attention_factor),
-        start.reading, start.trained_length, derived.max_position_embeddings, wanted, form.style,
+        search.reading, search.trained_length, context, wanted, form.style,
         tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, tuple(edits), tuple(tried),
-        notes, _suffix(chosen, goal, target_length, typed),
+        notes, _suffix(chosen, goal, target_length, search.typed),
         kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity(),
     )  # fmt: skip
 
@@ -112,6 +114,8 @@ class _Search:
         self.values, self.typed = values, method.params(values)
         self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
+        self.reading, self.trained_length = start.reading, start.trained_length
+        self.notes = (*start.notes, *_length_notes(decoded, self.target), *self.derived.notes)
 
     def _own_values(self, method: Method) -> dict[str, Any]:
         """Return the parameters that the source states for this method, which are to hold on: it was trained with them.
@@ -144,6 +148,18 @@ class _Search:
         own = {field.name: field.default for field in fields(self.typed)}
         return {name: value for name, value in self.stated("auto").items() if value != own[name]}
 
+    def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
+        """Return the error that says why no candidate serves, and a command that does."""
+        form, wanted = self.form, self.wanted
+        if form.checkpoint.format == "gguf":
+            return lossy_gguf(form, self.request, self.goal, self.reading, self.changed(), tried, self.would_serve)
+        conflict = _conflict(form, candidates, self.target, wanted)
+        if conflict:
+            tried = [Tried(each.name, _attempt(form, each, self.target, conflict)[1]) for each in candidates]
+        rest = _agreeing(form, candidates, self.target, wanted) if conflict else ()
+        asked = Alternative(self.request, self.changed(), self.attention_factor, tuple(wanted))
+        return lossy(form, asked, self.goal, self.reading, tried, conflict, rest, self.would_serve)
+
     def would_serve(self, other: Alternative) -> bool:
         """Return whether another request could be written, for its runtimes or the same ones."""
         wanted = other.runtimes or self.wanted
@@ -155,20 +171,53 @@ class _Search:
             return False
 
 
-def _refusal(search: _Search, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
-    form, wanted = search.form, search.wanted
-    if form.checkpoint.format == "gguf":
-        return lossy_gguf(
-            form, search.request, search.goal, search.start.reading, search.changed(), tried, search.would_serve
+class _LengthSearch(_Search):
+    """The search of another stated context alone: what every kind of layer computes is to stay as it is.
+
+    Raises, when made: InvalidRope for an option that would change more.
+    """
+
+    def __init__(
+        self,
+        form: Format,
+        decoded: RopeSet,
+        wanted: Sequence[str],
+        request: Request,
+        values: dict[str, Any],
+        attention_factor: str | float,
+        temperature_scope: str | None = None,
+    ) -> None:
+        self.form, self.decoded, self.wanted, self.request = form, decoded, wanted, request
+        self.attention_factor, self.values, self.typed = (
+            attention_factor,
+            values,
+            methods.get(request.method).params(values),
         )
-    conflict = _conflict(form, candidates, search.target, wanted)
-    if conflict:
-        tried = [
-            Tried(candidate.name, _attempt(form, candidate, search.target, conflict)[1]) for candidate in candidates
-        ]
-    rest = _agreeing(form, candidates, search.target, wanted) if conflict else ()
-    asked = Alternative(search.request, search.changed(), search.attention_factor, tuple(wanted))
-    return lossy(form, asked, search.goal, search.start.reading, tried, conflict, rest, search.would_serve)
+        given = {
+            "--attention-factor": attention_factor != "auto", "--temperature-scope": temperature_scope is not None,
+            "--from": request.reading == ORIGINAL, "--original-length": request.original_length is not None,
+        }  # fmt: skip
+        for option in (option for option, stated in given.items() if stated):
+            raise InvalidRope(
+                f"{request.method} changes the stated context alone", where=option, try_=f"leave out {option}"
+            )
+        context = decoded.max_position_embeddings
+        self.goal = Goal.make(context, request.factor, request.target_length)
+        self.target = replace(decoded, max_position_embeddings=self.goal.target_length)
+        made = form.checkpoint.record
+        self.entry = entry = decoded.entries[names.FULL_ATTENTION]
+        self.reading = UNSCALED if entry.rope_type == "default" and made is None else CURRENT
+        self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
+        self.notes = _unchanged_notes(decoded, self.target)
+
+    def candidates(self, form: Format | None = None) -> list[Candidate]:
+        return (form or self.form).length_candidates(self.target)
+
+    def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
+        return LossyExport(
+            f"no file states {self.target.max_position_embeddings} tokens and keeps its tables: {reasons(tried)}",
+            where=self.form.checkpoint.where,
+        )
 
 
 def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
@@ -203,19 +252,18 @@ def _names(asked: str, file_format: str) -> list[str]:
     return [runtime.name for runtime in runtimes.all_of(asked, file_format)]
 
 
-def _decode(form: Format, runtime: str) -> RopeSet:
+def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
     """Return what the runtime computes from the source.
 
-    Raises: InvalidRope if it stops with an error, or the model does not rotate.
+    Raises: InvalidRope if it stops with an error, or the model does not rotate and a table is to change.
     """
     found = form.read(runtime).understood(form.checkpoint.where, "config" if form.checkpoint.format == "hf" else "file")
     entry = found.entries.get(names.FULL_ATTENTION)
-    if entry is None or entry.table is None:
+    if entry is None or (entry.table is None and not methods.get(request.method).keeps_tables):
         raise InvalidRope(
             "its full-attention layers do not rotate: there is no table to extend, and only the stated context limits them",
-            where=form.checkpoint.where,
-            try_=form.by_hand,
-        )
+            where=form.checkpoint.where, try_=replace(request, method="length").command(form.checkpoint.path),
+        )  # fmt: skip
     if found.max_position_embeddings < 2:
         raise InvalidRope(
             f"states a context of {found.max_position_embeddings} tokens; it must be at least 2",
@@ -304,6 +352,20 @@ def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_le
 def _length_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     present, new = decoded.max_position_embeddings, target.max_position_embeddings
     return (f"the new context of {new} tokens is below the present one of {present}",) if new < present else ()
+
+
+def _unchanged_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
+    """Say what a longer context comes to where nothing else changes."""
+    before, after = decoded.max_position_embeddings, target.max_position_embeddings
+    full = decoded.entries[names.FULL_ATTENTION]
+    if full.table is None:
+        means = "its full-attention layers do not rotate, so nothing but the stated context ends at its present length"
+    else:
+        means = (
+            f"nothing is interpolated: beyond {before} tokens pairs turn further than the file says that they were trained "
+            "to, which serves a model that was trained longer than it says"
+        )
+    return (f"the context is stated as {after} instead of {before}, and every table stays as it is", means)
 
 
 def _window_notes(target: RopeSet) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ropetool import names
@@ -16,6 +17,7 @@ from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes.encoding import Candidate
 
 IN_WEIGHTS = "the rest in the weights"  # ends the name of an encoding that bakes
 
@@ -94,12 +96,44 @@ def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, conf
     return config_file_edits(edits)
 
 
+def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: str) -> list[Candidate]:
+    """Return the ways to state the target's context beside the rope keys of the file, in order of preference.
+
+    A runtime takes a number that rope keys leave out from the context: the length before scaling, longrope's factor. The
+    later ones state it.
+    """
+    part, stated = checkpoint.section, style.read(checkpoint.config, checkpoint.family, checkpoint.where)
+    entry, keys = target.entries[names.FULL_ATTENTION], stated.keys[names.FULL_ATTENTION]
+    found = []
+    if config_style == stated.style:
+        path = checkpoint.family.text_path
+        edits = _number_edit(path, part, names.MAX_POSITION_EMBEDDINGS, target.max_position_embeddings)
+        found.append(Candidate("the context", [FileEdit(names.CONFIG_JSON, e.path, e.old, e.new) for e in edits]))
+    more = {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.original_max_position_embeddings, names.FACTOR: entry.factor}
+    params = {**keys.params, **{key: value for key, value in more.items() if value is not None}}
+    scaled = replace(keys, params=params) if keys.rope_type in STATES_LENGTH else keys
+    variants = {
+        "the context, and the rope keys anew": keys,
+        "the context, the length before scaling and the factor": scaled,
+        "the context, the length before scaling and both factors": settled(
+            scaled, entry.attention_factor, keep_softmax=True
+        ),
+    }
+    distinct: list[RopeKeys] = [keys] if found else []
+    for name, one in variants.items():
+        if one not in distinct:
+            distinct.append(one)
+            found.append(Candidate(name, config_edits(checkpoint, one, target, config_style)))
+    return found
+
+
 def _number_edit(path: tuple[str, ...], part: Mapping[str, Any], key: str, value: int) -> list[Edit]:
     old = part.get(key, ABSENT)
     return [] if old == value else [Edit((*path, key), old, value)]
 
 
 STATES_FACTOR = ("yarn", "longrope")  # the types that read attention_factor
+STATES_LENGTH = (*STATES_FACTOR, "llama3")  # and those that read original_max_position_embeddings
 
 
 _FACTOR_KEYS = (

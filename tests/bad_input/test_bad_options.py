@@ -63,7 +63,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "an unknown method": (
         ("--method", "yarm", "--factor", "4"),
         "--method: no method is called 'yarm' (did you mean yarn?); known: "
-        "abf, attention, dynamic, linear, llama3, longrope, mixed-ntk, ntk, "
+        "abf, attention, dynamic, length, linear, llama3, longrope, mixed-ntk, ntk, "
         "ntk-by-parts, yarn", "ropetool methods", 2,
     ),
     "an unknown parameter": (

@@ -181,6 +181,39 @@ def test_every_cell_changes_what_the_model_computes(family: str, outputs: Any) -
         assert moved >= 3 or abs(regime.attention_factor - before.attention_factor) > 1e-3, cell
 
 
+KEPT = ("linear", "yarn", "yarn-factor-1.7", "llama3", "longrope")  # scaled sources of the method length
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "family", [name for name in ALL_FAMILIES if name in ("llama", "phi3", "deepseek_v3", "gemma3_text")]
+)
+def test_a_longer_context_alone_leaves_what_the_real_module_computes(
+    family: str, style: str, outputs: Any, answers_5: Any, tmp_path: Path
+) -> None:
+    cells = [cell for cell in KEPT if not refusal(family, style, cell)]
+    for cell in cells:
+        source = outputs[family, style, cell]
+        ropetool.apply(ropetool.plan(source, "length", target_length=16384), source, tmp_path / cell)
+        assert inspection.inspect(tmp_path / cell).rope.max_position_embeddings == 16384
+    answers = probe([{"path": str(tmp_path / cell), "lengths": LENGTHS} for cell in cells])
+    for cell, after in zip(cells, answers, strict=True):
+        assert after == answers_5[family, style, cell], cell
+
+
+def test_a_context_written_by_hand_changes_the_real_module(outputs: Any, answers_5: Any, tmp_path: Path) -> None:
+    """The comparison above can fail: longrope's factor follows the context that the file states."""
+    data = json.loads((outputs["phi3", "v4", "longrope"] / "config.json").read_text())
+    for key in ("factor", "attention_factor"):
+        data["rope_scaling"].pop(key, None)
+    plain = {"path": str(write(tmp_path / "plain", data)), "lengths": LENGTHS}
+    longer = {"path": str(write(tmp_path / "longer", {**data, "max_position_embeddings": 16384})), "lengths": LENGTHS}
+    before, after = probe([plain, longer])
+    assert before["layers"] != after["layers"]
+    plan = ropetool.plan(tmp_path / "plain", "length", target_length=16384)
+    assert [each.rejected != "" for each in plan.candidates] == [True, False]
+
+
 def test_every_family_is_asked() -> None:
     """gemma3 has the table of gemma3_text; mistral4 is never unscaled, and has a test of its own."""
     assert {*families.names()} - {*ALL_FAMILIES} == {"gemma3", "mistral4"}

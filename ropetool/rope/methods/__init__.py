@@ -25,7 +25,7 @@ __all__ = ["PRESETS", "Derived", "Goal", "Method", "Source", "get", "names"]
 
 @dataclass(frozen=True)
 class Method:
-    """A method as its module states it."""
+    """A method as its module states it; keeps_tables: whether it changes the stated context alone."""
 
     name: str
     aliases: tuple[str, ...]
@@ -34,6 +34,7 @@ class Method:
     auto_attention_factor: str
     params_type: type
     module: types.ModuleType
+    keeps_tables: bool = False
 
     def params(self, values: Mapping[str, Any]) -> Any:
         """Return the parameters from text or typed values.
@@ -96,6 +97,7 @@ def _discovered() -> dict[str, Method]:
                 module.AUTO_ATTENTION_FACTOR,
                 module.Params,
                 module,
+                getattr(module, "KEEPS_TABLES", False),
             )
     return dict(sorted(found.items()))
 

@@ -22,6 +22,7 @@ from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
+from ropetool.runtimes.encoding import Candidate
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Architecture
 
@@ -63,6 +64,22 @@ def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float 
         found = [native, writer.divisors(last), writer.lists(last, last, target.original_max_position_embeddings)]
     known = keys.get(arch)
     return [encoding for encoding in found if encoding is not None and _usable(encoding, known)]
+
+
+def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet) -> list[Candidate]:
+    """Return the ways to state the target's context in a file, in order of preference.
+
+    Without the length before scaling llama.cpp takes the stated context for it, so the second states it.
+    """
+    context = {keys.CONTEXT_LENGTH: target.max_position_embeddings}
+    found = {"the context": context}
+    original = rotating_entry(target).original_max_position_embeddings
+    if original is not None:
+        found["the context, and the length before scaling"] = {**context, keys.ORIGINAL_CONTEXT_LENGTH: original}
+    return [
+        Candidate(name, _key_edits(checkpoint, {f"{arch}.{k}": Value.of(ValueType.U32, v) for k, v in stated.items()}))
+        for name, stated in found.items()
+    ]
 
 
 def rotating_entry(target: RopeSet) -> LayerRope:
@@ -242,11 +259,7 @@ def edits_of(encoding: GgufEncoding, arch: str, view: GgufCheckpoint) -> list[Fi
     A vector that is there and not part of the encoding becomes ones, which divide nothing: llama.cpp demands the
     tensors that it was given.
     """
-    edits = []
-    for key, value in encoding.keys.items():
-        old = view.values.get(key)
-        if old != value:
-            edits.append(FileEdit(METADATA, (key,), plain_value(old), plain_value(value)))
+    edits = _key_edits(view, encoding.keys)
     for key in (f"{arch}.{name}" for name in SCALING_KEYS):
         if key in view.values and key not in encoding.keys:
             edits.append(FileEdit(METADATA, (key,), plain_value(view.values[key]), ABSENT))
@@ -259,3 +272,13 @@ def edits_of(encoding: GgufEncoding, arch: str, view: GgufCheckpoint) -> list[Fi
         if present != vector.tolist():
             edits.append(FileEdit(TENSORS, (name,), present, vector.tolist()))
     return edits
+
+
+def _key_edits(view: GgufCheckpoint, stated: Mapping[str, Value]) -> list[FileEdit]:
+    """Return the edits of the keys whose values differ."""
+    before = {key: view.values.get(key) for key in stated}
+    return [
+        FileEdit(METADATA, (key,), plain_value(before[key]), plain_value(value))
+        for key, value in stated.items()
+        if before[key] != value
+    ]

@@ -1,0 +1,26 @@
+"""Another stated context and nothing else: for a model that was trained longer than its file says, or does not rotate.
+
+Every kind of layer keeps what it computes, whatever that is, so a search starts from the file as it is.
+"""
+
+from __future__ import annotations
+
+from ropetool.rope.formulas import Source
+from ropetool.rope.methods.base import Derived, Goal, NoParams, chosen_attention_factor
+from ropetool.rope.tables import RopeTable
+
+NAME = "length"
+ALIASES = ("context-length",)
+SUMMARY = "only the stated context changes: for a model trained longer than it says, or layers without rotation"
+SOURCE = "max_position_embeddings of transformers, context_length of GGUF"
+AUTO_ATTENTION_FACTOR = "none"
+KEEPS_TABLES = True
+Params = NoParams
+
+
+def derive(source: Source, goal: Goal, params: NoParams) -> Derived:
+    return Derived(
+        RopeTable.fixed(source.inv_freq, chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)),
+        goal.target_length,
+        softmax_multiplier=source.softmax_multiplier,
+    )
