@@ -11,9 +11,7 @@ import bake_gguf_models as models
 import numpy as np
 
 from ropetool import errors, families
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.weights import FoldTargets, gguf_bakes
-from ropetool.weights.gguf_bakes import GgufBake
+from ropetool.weights import Bake, Bakeable, bakes
 
 BY = "llama.cpp"
 MEASURED_BY = (
@@ -32,17 +30,17 @@ def family_of(name: str) -> str:
     return families.by_gguf_architecture()[name].model_type
 
 
-def _factor(side: str) -> Callable[[FoldTargets, GgufCheckpoint], GgufBake]:
-    return lambda view, model: gguf_bakes.attention_factor(view, model, side)
+def _factor(side: str) -> Callable[[Bakeable], Bake]:
+    return lambda model: bakes.attention_factor(model, side)
 
 
-def _softmax(side: str) -> Callable[[FoldTargets, GgufCheckpoint], GgufBake]:
-    return lambda view, model: gguf_bakes.softmax_scale(view, model, side)
+def _softmax(side: str) -> Callable[[Bakeable], Bake]:
+    return lambda model: bakes.softmax_scale(model, side)
 
 
-def _layout(view: FoldTargets, model: GgufCheckpoint) -> GgufBake:
-    entry = next(entry for entry in view.rope.entries.values() if entry.table is not None)
-    return gguf_bakes.layout(view, "half" if entry.layout == "interleaved" else "interleaved")
+def _layout(model: Bakeable) -> Bake:
+    _, entry = model.targets.leading
+    return bakes.layout(model, "half" if entry.layout == "interleaved" else "interleaved")
 
 
 RECIPES = {
@@ -52,7 +50,7 @@ RECIPES = {
     "softmax-scale norm": _softmax("norm"),
     "softmax-scale q": _softmax("q"),
     "layout": _layout,
-    "rearch": lambda view, model: gguf_bakes.rearch_llama(model),
+    "rearch": bakes.rearch_llama,
 }
 
 
@@ -70,11 +68,11 @@ def measure(arch: Any, bake: str, folder: Path) -> Cell:
     name = next(name for name, one in MODELS.items() if one is arch)
     source = models.write(folder / "source.gguf", name)
     try:
-        made, _ = _made(bake, source)
+        made = RECIPES[bake](models.opened(source))
     except errors.RopetoolError as error:
         return {"refused": error.message}
     models.carry_out(made, source, folder / "baked.gguf")
-    models.carry_out(GgufBake((), made.patch), source, folder / "unbaked.gguf")
+    models.carry_out(Bake((), made.edits), source, folder / "unbaked.gguf")
     wanted = models.logits(source)
     cell: Cell = {
         "without": _rounded(models.apart(wanted, models.logits(folder / "unbaked.gguf"))),
@@ -85,15 +83,10 @@ def measure(arch: Any, bake: str, folder: Path) -> Cell:
     return cell
 
 
-def _made(bake: str, source: Path) -> tuple[GgufBake, FoldTargets]:
-    _, model, view = models.opened(source)
-    return RECIPES[bake](view, model), view
-
-
 def rounding(bake: str, arch: str, dtype: str, folder: Path) -> list[float]:
     """Return the highest and the mean relative error of the scaled numbers of a file of this type."""
     source = models.write(folder / f"{dtype}.gguf", arch, dtype=dtype)
-    made, _ = _made(bake, source)
+    made = RECIPES[bake](models.opened(source))
     done = models.carry_out(made, source, folder / f"{dtype}-baked.gguf").tensors
     sizes = {name: int(np.prod(shape)) for name, (_, shape, _) in models.stored(source).items()}
     found = [one for one in done if one.mean_error]

@@ -20,8 +20,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from ropetool import errors, weights
-from ropetool.files.hf import Directory, headers, open_directory
-from ropetool.weights import Bake, FoldTargets
+from ropetool.files.hf import headers, open_directory
+from ropetool.weights import Bake, Bakeable, FoldTargets
 
 BY = "transformers"
 MEASURED_BY = (
@@ -99,7 +99,7 @@ class Recipe:
     run as it is, the baked one by a rotation of the other order.
     """
 
-    make: Callable[[FoldTargets, Directory], Bake]
+    make: Callable[[Bakeable], Bake]
     source: Callable[[dict[str, Any]], dict[str, Any]] = as_given
     reference: Callable[[FoldTargets], references.Change] | None = None
     other_order: bool = False
@@ -137,16 +137,16 @@ def score(view: FoldTargets) -> references.Change:
 
 
 def _factor(side: str, **options: Any) -> Recipe:
-    return Recipe(lambda view, checkpoint: weights.attention_factor(view, checkpoint, side, **options), with_factor)
+    return Recipe(lambda model: weights.attention_factor(model, side, **options), with_factor)
 
 
 def _softmax(side: str) -> Recipe:
-    return Recipe(lambda view, checkpoint: weights.softmax_scale(view, checkpoint, side))
+    return Recipe(lambda model: weights.softmax_scale(model, side))
 
 
 def _still(source: Callable[[dict[str, Any]], dict[str, Any]]) -> Recipe:
     return Recipe(
-        lambda view, checkpoint: weights.drop_pairs(view, checkpoint, slowest(view), "still"), source,
+        lambda model: weights.drop_pairs(model, slowest(model.targets), "still"), source,
         lambda view: references.with_still_pairs(slowest(view)),
     )  # fmt: skip
 
@@ -159,15 +159,15 @@ RECIPES = {
     "softmax-scale q": _softmax("q"),
     "softmax-scale k": _softmax("k"),
     "pair-gain k": Recipe(
-        lambda view, _: weights.pair_gain(view, {references.FULL: gains(view)}),
+        lambda model: weights.pair_gain(model, {references.FULL: gains(model.targets)}),
         reference=lambda view: references.with_gains(gains(view)),
     ),
-    "score k": Recipe(lambda view, _: weights.score_gain(view, {references.FULL: 1.3}), reference=score),
+    "score k": Recipe(lambda model: weights.score_gain(model, {references.FULL: 1.3}), reference=score),
     "layout": Recipe(
-        lambda view, checkpoint: weights.layout(view, checkpoint, other_order(view)), other_order=True,
+        lambda model: models.reordered(model, other_order(model.targets)), other_order=True,
     ),
     "drop-pairs mute": Recipe(
-        lambda view, checkpoint: weights.drop_pairs(view, checkpoint, muted(view), "mute"), reference=without_pairs,
+        lambda model: weights.drop_pairs(model, muted(model.targets), "mute"), reference=without_pairs,
     ),
     "drop-pairs still": _still(unscaled),
     "drop-pairs still, scaled": _still(as_given),
@@ -192,8 +192,9 @@ def measure(config: dict[str, Any], bake: str, folder: Path) -> Cell:
     recipe, source = RECIPES[bake], folder / "source"
     models.write(source, recipe.source(config))
     try:
-        view, checkpoint = models.view_and_checkpoint(source)
-        made = recipe.make(view, checkpoint)
+        model = models.opened(source)
+        view = model.targets
+        made = recipe.make(model)
     except errors.RopetoolError as error:
         return {"refused": error.message}
     models.carry_out(made, source, folder / "baked")
@@ -217,13 +218,13 @@ def _config_alone(made: Bake, source: Path, folder: Path) -> Path:
     """Return a copy with the config of the bake and the weights of the source; where no weight changes, the source."""
     if not made.tensors:
         return source
-    models.carry_out(Bake((), made.config), source, folder / "unbaked")
+    models.carry_out(Bake((), made.edits), source, folder / "unbaked")
     return folder / "unbaked"
 
 
 def _order(recipe: Recipe, made: Bake, view: FoldTargets) -> Any:
     """Return what makes transformers read the other order, where no key of the config does."""
-    if recipe.other_order and not made.config:
+    if recipe.other_order and not made.edits:
         return references.rotated(view.family.model_type, other_order(view))
     return contextlib.nullcontext()
 

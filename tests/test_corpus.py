@@ -21,7 +21,7 @@ import ropetool
 from ropetool import families
 from ropetool.errors import InvalidRope
 from ropetool.families.wrappers import ALIASES, WRAPPERS
-from ropetool.plans.bakes import KINDS
+from ropetool.plans.bakes import BAKES
 from ropetool.rope import methods
 from ropetool.rope.tables import RopeTable
 
@@ -65,7 +65,7 @@ def test_every_family_is_in_every_group_that_concerns_it() -> None:
 
 def test_every_method_and_every_bake_has_cells() -> None:
     assert {name for name, _ in corpus.VARIANTS.values()} == set(methods.names())
-    assert {row[0] for rows in (corpus.HF_BAKES, corpus.GGUF_BAKES) for row in rows.values()} == set(KINDS)
+    assert {row[0] for rows in (corpus.HF_BAKES, corpus.GGUF_BAKES) for row in rows.values()} == set(BAKES)
 
 
 def test_most_cells_are_no_refusals() -> None:

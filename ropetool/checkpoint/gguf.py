@@ -52,6 +52,8 @@ class GgufCheckpoint:
 
     format: ClassVar[str] = "gguf"
     runtime: ClassVar[str] = "llama.cpp"  # what the format is made for
+    stated_in: ClassVar[str] = "file"  # in messages: what the runtime reads, and what holds its rope keys
+    keys_in: ClassVar[str] = "the metadata"
 
     @classmethod
     def of(cls, files: tuple[GgufHeader, ...]) -> GgufCheckpoint:

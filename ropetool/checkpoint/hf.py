@@ -36,6 +36,8 @@ class HfCheckpoint:
 
     format: ClassVar[str] = "hf"
     runtime: ClassVar[str] = "transformers"  # what the format is made for
+    stated_in: ClassVar[str] = "config"  # in messages: what the runtime reads, and what holds its rope keys
+    keys_in: ClassVar[str] = names.CONFIG_JSON
 
     @classmethod
     def of(cls, files: Directory) -> HfCheckpoint:

@@ -5,7 +5,7 @@ Reads headers alone; knows both formats, and nothing of the other checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from ropetool.files.gguf import Value
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
-from ropetool.weights.bakes import view_of
 from ropetool.weights.fold_targets import FoldTargets
-from ropetool.weights.gguf_fold_targets import gguf_view
+from ropetool.weights.opening import bakeable
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +73,7 @@ def opened(path: Path) -> Opened:
     found = inspection.inspect_checkpoint(checkpoint)
     if isinstance(checkpoint, GgufCheckpoint):
         why = "" if checkpoint.tensors else "holds no tensors"
-        return Opened(checkpoint, found, "GGUF", _known(lambda: gguf_view(checkpoint)), why)
+        return Opened(checkpoint, found, "GGUF", _known(checkpoint), why)
     files = checkpoint.directory
     why = "holds a config and no weights" if files.config_only else ""
     if files.pickle_only:
@@ -82,14 +81,14 @@ def opened(path: Path) -> Opened:
     if found.family is None:
         return Opened(checkpoint, found, "", None, why)
     known = style.read(checkpoint.config, found.family, checkpoint.where).style
-    targets = _known(lambda: view_of(checkpoint)) if files.weights else None
+    targets = _known(checkpoint) if files.weights else None
     return Opened(checkpoint, found, known, targets, why)
 
 
-def _known(make: Callable[[], FoldTargets]) -> FoldTargets | None:
+def _known(checkpoint: Checkpoint) -> FoldTargets | None:
     """Return where queries and keys are made, if that is known; without it, orders of rows are found by the rows alone."""
     try:
-        targets = make()
+        targets = bakeable(checkpoint).targets
         return targets if targets.steps else None
     except RopetoolError:
         return None

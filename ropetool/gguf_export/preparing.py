@@ -30,7 +30,7 @@ from ropetool.plans.formats import HfFormat
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
 from ropetool.verification.results import Check
-from ropetool.weights import view_of
+from ropetool.weights import bakeable
 
 SUFFIX = ".gguf"
 
@@ -90,7 +90,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
         )
     linking.check_links(checkpoint.path)  # its card and its chat template go into the file
     rope = form.read(checkpoint.runtime).understood(where)
-    safe = shift_safe(view_of(checkpoint)) if options.shift_safe else ShiftSafe(rope, {}, ())
+    safe = shift_safe(bakeable(checkpoint).targets) if options.shift_safe else ShiftSafe(rope, {}, ())
     rotation = exported.rotation(
         safe.rope, checkpoint, rearch=options.rearch,
         allow_full_attention=options.allow_full_attention,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ropetool.errors import LossyExport
 from ropetool.families.rows import K
-from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
+from ropetool.rope.tables import RopeSet
 from ropetool.weights import FoldTargets, RowChange, TensorEdit, by_tensor, operations, residual_of, residual_words
 
 
@@ -29,7 +29,7 @@ def shift_safe(targets: FoldTargets) -> ShiftSafe:
 
     Raises: LossyExport for a factor that depends on the length, or that this family's weights cannot hold.
     """
-    rope = replace(targets.rope, entries={kind: _without_factor(entry) for kind, entry in targets.rope.entries.items()})
+    rope = replace(targets.rope, entries={kind: entry.with_factor(1.0) for kind, entry in targets.rope.entries.items()})
     try:
         rests = residual_of(targets.rope, rope)
     except LossyExport as error:
@@ -40,10 +40,3 @@ def shift_safe(targets: FoldTargets) -> ShiftSafe:
         pairs = targets.rope.entries[kind].rotary_dim // 2
         edits += operations.gain_edits(targets, kind, [rest.rotary] * pairs, K, f"attention factor of {kind}")
     return ShiftSafe(rope, by_tensor(edits), residual_words(rests))
-
-
-def _without_factor(entry: LayerRope) -> LayerRope:
-    if entry.table is None:
-        return entry
-    regimes = tuple(replace(regime, attention_factor=1.0) for regime in entry.table.regimes)
-    return replace(entry, table=RopeTable(regimes, entry.table.rule, entry.table.rule_key))

@@ -6,41 +6,33 @@ Chooses nothing by itself: where a change belongs in the weights is for baking t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import provenance
-from ropetool.checkpoint.edits import FileEdit, config_file_edits
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_keys import removal
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnknownName, did_you_mean
 from ropetool.escaping import command
 from ropetool.families.rows import K
 from ropetool.files import hub
-from ropetool.files.hf import Header, read_optional_object
 from ropetool.plans.basis import CURRENT
-from ropetool.plans.formats import HfFormat, adapter_notes
+from ropetool.plans.formats import Format, GgufFormat, HfFormat, adapter_notes
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.presumed import presumed, remarks, with_rows
 from ropetool.plans.search import dissenters
 from ropetool.plans.targets import tables_of
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import collapse_releases, display_ranges, inspection
-from ropetool.runtimes.decoded import decoded
-from ropetool.weights import Bake, FoldTargets, TensorEdit, described, drop_pairs, growth, marks, view_of
-from ropetool.weights import bakes as hf
-from ropetool.weights import gguf_bakes as gguf
-from ropetool.weights.gguf_bakes import GgufBake
-from ropetool.weights.gguf_fold_targets import gguf_view
-from ropetool.weights.gguf_writing import gguf_marks
+from ropetool.weights import Bake, Bakeable, TensorEdit, bakeable, bakes, described
+from ropetool.weights.fold_targets import FoldTargets
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
-LAYOUTS = ("half", "interleaved")
+FORMATS = {"hf": "Hugging Face checkpoints", "gguf": "GGUF files"}
 
 
 @dataclass(frozen=True)
@@ -74,76 +66,63 @@ class BakeOptions:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A bake as the command line offers it: what it does, the options that it reads, and those it cannot do without."""
+class Recipe:
+    """A bake as the command line offers it: what it does, the options that it reads, and those it cannot do without.
+
+    formats: of which checkpoints.
+    """
 
     name: str
     summary: str
-    make: Callable[[FoldTargets, HfCheckpoint, BakeOptions], Bake] | None
+    make: Callable[[Bakeable, BakeOptions], Bake]
     options: tuple[str, ...] = ()
     needed: tuple[str, ...] = ()
-    make_gguf: Callable[[FoldTargets, GgufCheckpoint, BakeOptions, str], GgufBake] | None = None
+    formats: tuple[str, ...] = tuple(FORMATS)
 
 
-def _layout(targets: FoldTargets, checkpoint: HfCheckpoint, options: BakeOptions) -> Bake:
-    if not targets.family.interleave_key:
-        raise LossyExport(
-            f"no key of a {targets.family.model_type}'s config says in which order its channels are, so every runtime would "
-            "rotate the wrong ones", where=targets.where,
-        )  # fmt: skip
-    if options.to not in LAYOUTS:
-        raise ConfigError(f"{options.to!r} is neither {' nor '.join(LAYOUTS)}", where="--to")
-    return hf.layout(targets, checkpoint, options.to)
-
-
-def _rearch(targets: FoldTargets, model: GgufCheckpoint, options: BakeOptions, bake_dtype: str) -> GgufBake:
+def _rearch(source: Bakeable, options: BakeOptions) -> Bake:
     if options.to != "llama":
         raise ConfigError(f"{options.to!r} is not an architecture to turn a file into; there is llama", where="--to")
-    return gguf.rearch_llama(model)
+    return bakes.rearch_llama(source)
 
 
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind(
+BAKES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
             "attention-factor", "the factor on cos and sin, squared into the keys",
-            lambda targets, checkpoint, w: hf.attention_factor(targets, checkpoint, w.side or K, config_only=w.config_only),
-            ("side", "config_only"), (), lambda targets, model, w, d: gguf.attention_factor(targets, model, w.side or K, bake_dtype=d),
+            lambda source, o: bakes.attention_factor(source, o.side or K, config_only=o.config_only),
+            ("side", "config_only"),
         ),
-        Kind(
-            "shift-safe", "the same in a GGUF file, so that llama.cpp's context shift stays exact", None, ("side",), (),
-            lambda targets, model, w, d: gguf.shift_safe(targets, model, w.side or K, bake_dtype=d),
+        Recipe(
+            "shift-safe", "the same in a GGUF file, so that llama.cpp's context shift stays exact",
+            lambda source, o: bakes.shift_safe(source, o.side or K), ("side",), formats=("gguf",),
         ),
-        Kind(
+        Recipe(
             "softmax-scale", "MLA's multiplier of the whole score (mscale_all_dim), into the queries",
-            lambda targets, checkpoint, w: hf.softmax_scale(targets, checkpoint, w.side), ("side",), (),
-            lambda targets, model, w, d: gguf.softmax_scale(targets, model, w.side, bake_dtype=d),
+            lambda source, o: bakes.softmax_scale(source, o.side), ("side",),
         ),
-        Kind(
+        Recipe(
             "pair-gain", "one gain for each rotary pair, into the keys",
-            lambda targets, checkpoint, w: hf.pair_gain(targets, {w.layer_type: w.gains}, w.side or K),
+            lambda source, o: bakes.pair_gain(source, {o.layer_type: o.gains}, o.side or K),
             ("side", "gains", "layer_type"), ("gains",),
-            lambda targets, model, w, d: gguf.pair_gain(targets, {w.layer_type: w.gains}, w.side or K, bake_dtype=d),
         ),
-        Kind(
+        Recipe(
             "score", "a multiplier of the whole score",
-            lambda targets, checkpoint, w: hf.score_gain(targets, {w.layer_type: _number(w)}, w.side or K),
+            lambda source, o: bakes.score_gain(source, {o.layer_type: _number(o)}, o.side),
             ("side", "multiplier", "layer_type"), ("multiplier",),
-            lambda targets, model, w, d: gguf.score_gain(targets, {w.layer_type: _number(w)}, w.side, bake_dtype=d),
         ),
-        Kind(
+        Recipe(
             "layout", "the order of the rotary channels, half or interleaved",
-            _layout, ("to",), ("to",),
-            lambda targets, model, w, d: gguf.layout(targets, w.to),
+            lambda source, o: bakes.layout(source, o.to), ("to",), ("to",),
         ),
-        Kind(
-            "rearch", "a qwen2 GGUF file as one of llama, which takes frequency vectors", None, ("to",), ("to",), _rearch,
+        Recipe(
+            "rearch", "a qwen2 GGUF file as one of llama, which takes frequency vectors", _rearch, ("to",), ("to",),
+            formats=("gguf",),
         ),
-        Kind(
+        Recipe(
             "drop-pairs", "pairs that stand still or are muted; lossy, and extends no context",
-            lambda targets, checkpoint, w: drop_pairs(targets, checkpoint, w.pairs, w.mode), ("pairs", "mode"),
-            ("pairs", "mode"),
-            lambda targets, model, w, d: gguf.drop_pairs(targets, model, w.pairs, w.mode, bake_dtype=d),
+            lambda source, o: bakes.drop_pairs(source, o.pairs, o.mode), ("pairs", "mode"), ("pairs", "mode"),
         ),
     )
 }  # fmt: skip
@@ -162,90 +141,46 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
     Raises: UnknownName for another bake; ConfigError for a wrong option, a bake that is done already, or nothing to
     bake; LossyExport where the weights cannot hold it exactly; CheckpointError.
     """
-    kind, chosen = _kind(what), BakeOptions(**options)
-    _check_options(kind, chosen)
+    recipe, chosen = _recipe(what), BakeOptions(**options)
+    _check_options(recipe, chosen)
     if bake_dtype not in DTYPES:
         raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
     path, dtype = hub.local(source), DTYPES[bake_dtype]
     checkpoint = open_checkpoint(path)
-    if isinstance(checkpoint, GgufCheckpoint):
-        changed = _of_gguf(kind, checkpoint, path, chosen, dtype)
-        style = "GGUF"
-    else:
-        form = HfFormat.of(checkpoint, None)
-        changed, style = _of_directory(kind, form, path, chosen, dtype, presume=presume), form.style
-    read = changed.read
-    softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
-    trained = inspection.inspect_checkpoint(checkpoint).trained_length or read.max_position_embeddings
-    return Plan(
-        checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": kind.name, **chosen.stated()}, CURRENT, trained,
-        read.max_position_embeddings, (checkpoint.runtime,), style, tables_of(read), softmax, changed.edits, (),
-        changed.notes, "baked", changed.words, changed.tensors, changed.weight_files, dtype, read, checkpoint.identity(),
-    )  # fmt: skip
-
-
-def _of_directory(
-    kind: Kind, form: HfFormat, path: Path, options: BakeOptions, bake_dtype: str, *, presume: bool
-) -> _Changed:
-    checkpoint = form.checkpoint
-    if kind.make is None:
-        raise LossyExport(f"{kind.name} is a bake of GGUF files only", where=str(path))
-    bare = checkpoint.directory.config_only and not options.config_only
+    if checkpoint.format not in recipe.formats:
+        kinds = " and ".join(FORMATS[name] for name in recipe.formats)
+        raise LossyExport(f"{recipe.name} is a bake of {kinds} only", where=str(path))
+    form: Format = HfFormat.of(checkpoint, None) if isinstance(checkpoint, HfCheckpoint) else GgufFormat(checkpoint)
+    _ = checkpoint.name  # what is not a model is told as what it is
+    bare = not checkpoint.stored and not chosen.config_only
     if bare and not presume:
-        line = command("ropetool", "bake", path, kind.name, *options.words(), "--dry-run")
+        line = command("ropetool", "bake", path, recipe.name, *chosen.words(), "--dry-run")
         raise LossyExport(
             "there are no weights to bake into", where=str(path),
             try_=f"{line}, which shows what would change; --check and --plan-out need the weights",
         )  # fmt: skip
-    _check_not_done(path, kind.name, options)
-    targets = view_of(checkpoint)
+    _check_not_done(checkpoint.path, recipe.name, chosen)
+    target = bakeable(checkpoint, dtype)
     if bare:
-        targets = presumed(targets)
-    _check_layer_type(targets, options)
-    made = kind.make(targets, checkpoint, options)
-    _check_changes(kind, path, made.tensors or made.config)
-    edits = config_file_edits(made.config)
-    weights = checkpoint.headers
-    edits += [] if bare else index_edits(path, weights, made.tensors, bake_dtype)
-    read = form.read(checkpoint.runtime, edits).understood(checkpoint.where)
+        target = replace(target, targets=presumed(target.targets))
+    _check_layer_type(target.targets, chosen)
+    made = recipe.make(target, chosen)
+    if not made.tensors and not made.edits:
+        raise ConfigError(f"{recipe.name} with these options changes nothing", where=str(path))
+    edits = (*made.edits, *target.other_edits(made.tensors))
+    read = form.read(checkpoint.runtime, edits).understood(checkpoint.where, checkpoint.stated_in)
     notes = (
-        *(remarks(targets) if bare else form.notes()), *_still_notes(options), *made.notes, *adapter_notes(path),
+        *(remarks(target.targets) if bare else form.notes()), *_still_notes(chosen), *made.notes, *adapter_notes(path),
         *_other_readers(form, edits, read),
     )  # fmt: skip
-    if bare:
-        return _Changed((), tuple(edits), {}, notes, with_rows(made.tensors), read)
-    return _Changed(made.tensors, tuple(edits), marks(made.tensors, weights), notes, _words(made.tensors), read)
-
-
-def _of_gguf(kind: Kind, model: GgufCheckpoint, path: Path, options: BakeOptions, bake_dtype: str) -> _Changed:
-    if options.config_only:
-        raise ConfigError("a GGUF file has no key that multiplies the score", where="--config-only")
-    if kind.make_gguf is None:
-        raise LossyExport(f"{kind.name} is a bake of Hugging Face checkpoints only", where=str(path))
-    _ = model.name  # what is not a model is told as what it is
-    _check_not_done(model.path, kind.name, options)
-    targets = gguf_view(model)
-    _check_layer_type(targets, options)
-    baked = kind.make_gguf(targets, model, options, bake_dtype)
-    edits = (*model.edits_of(baked.patch), *removal(model))
-    _check_changes(kind, path, baked.tensors or baked.patch.set or baked.patch.remove or baked.patch.tensors)
-    read = decoded(model.runtime, model.after(baked.patch)).understood(str(path), "file")
-    return _Changed(
-        baked.tensors, edits, gguf_marks(baked.tensors, model.files), (*_still_notes(options), *baked.notes),
-        _words(baked.tensors), read,
+    words, tensors = (with_rows(made.tensors), ()) if bare else (_words(made.tensors), made.tensors)
+    softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
+    trained = inspection.inspect_checkpoint(checkpoint).trained_length or read.max_position_embeddings
+    return Plan(
+        checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": recipe.name, **chosen.stated()}, CURRENT, trained,
+        read.max_position_embeddings, (checkpoint.runtime,), form.style, tables_of(read), softmax, edits, (),
+        notes, "baked", words, tensors, target.marks(tensors), dtype, read, checkpoint.identity(),
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Changed:
-    """What a bake changes, whatever the format. words: the same of tensors, to be read. read: what is then computed."""
-
-    tensors: tuple[TensorEdit, ...]
-    edits: tuple[FileEdit, ...]
-    weight_files: Mapping[str, str]
-    notes: tuple[str, ...]
-    words: tuple[str, ...]
-    read: RopeSet
 
 
 def _words(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
@@ -253,24 +188,24 @@ def _words(edits: Sequence[TensorEdit]) -> tuple[str, ...]:
     return described(list({(edit.reason, edit.tensor): edit for edit in edits}.values()))
 
 
-def _kind(what: str) -> Kind:
-    if what not in KINDS:
+def _recipe(what: str) -> Recipe:
+    if what not in BAKES:
         raise UnknownName(
-            f"no bake is called {what!r}{did_you_mean(what, KINDS)}; known: {', '.join(KINDS)}",
+            f"no bake is called {what!r}{did_you_mean(what, BAKES)}; known: {', '.join(BAKES)}",
             try_="ropetool bake --help",
         )
-    return KINDS[what]
+    return BAKES[what]
 
 
-def _check_options(kind: Kind, options: BakeOptions) -> None:
+def _check_options(recipe: Recipe, options: BakeOptions) -> None:
     stated = options.stated()
-    missing = next((name for name in kind.needed if name not in stated), None)
+    missing = next((name for name in recipe.needed if name not in stated), None)
     if missing is not None:
-        raise ConfigError(f"{kind.name} needs {_option(missing)}", where="ropetool bake", try_="ropetool bake --help")
-    foreign = next((name for name in stated if name not in kind.options), None)
+        raise ConfigError(f"{recipe.name} needs {_option(missing)}", where="ropetool bake", try_="ropetool bake --help")
+    foreign = next((name for name in stated if name not in recipe.options), None)
     if foreign is not None:
-        known = ", ".join(map(_option, kind.options))
-        raise ConfigError(f"{kind.name} has no use for it; its options: {known}", where=_option(foreign))
+        known = ", ".join(map(_option, recipe.options))
+        raise ConfigError(f"{recipe.name} has no use for it; its options: {known}", where=_option(foreign))
 
 
 def _check_layer_type(targets: FoldTargets, options: BakeOptions) -> None:
@@ -290,41 +225,24 @@ def _check_layer_type(targets: FoldTargets, options: BakeOptions) -> None:
         )
 
 
-def _check_changes(kind: Kind, path: Path, changes: object) -> None:
-    if not changes:
-        raise ConfigError(f"{kind.name} with these options changes nothing", where=str(path))
-
-
 def _option(name: str) -> str:
     return "--gain" if name == "gains" else f"--{name.replace('_', '-')}"
 
 
 def _check_not_done(path: Path, what: str, options: BakeOptions) -> None:
     """Raise ConfigError if the same bake is among the last ones that this checkpoint has had."""
-    wanted = {"bake": what, **options.stated()}
+    asked = {"bake": what, **options.stated()}
     for made in provenance.lineage(path):
         if made.plan.get("method") != BAKE:
             return
-        if made.plan.get("params") == wanted:
+        if made.plan.get("params") == asked:
             raise ConfigError(
                 f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
                 where=str(path), try_=f"{command('ropetool', 'diff', Path(made.source), path)}, which shows what it holds",
             )  # fmt: skip
 
 
-def index_edits(
-    folder: Path, weights: Sequence[Header], edits: Sequence[TensorEdit], bake_dtype: str
-) -> list[FileEdit]:
-    """Return the edit of the shard index, which states how many bytes the weights have."""
-    more = growth(edits, weights, bake_dtype)
-    index = read_optional_object(folder / names.SAFETENSORS_INDEX_JSON)
-    stated = (index[1].get("metadata") or {}).get("total_size") if index else None
-    if not more or not isinstance(stated, int):
-        return []
-    return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), stated, stated + more)]
-
-
-def _other_readers(form: HfFormat, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
+def _other_readers(form: Format, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
     """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
     runtime = form.checkpoint.runtime
     before = form.read(runtime).rope

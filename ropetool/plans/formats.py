@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +35,7 @@ from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
 from ropetool.runtimes.llama_cpp.layers import Model
-from ropetool.weights import Residual, TensorEdit, marks, residual_edits, residual_words, view_of
+from ropetool.weights import Residual, TensorEdit, bakeable, residual_edits, residual_words
 
 CONFIG_ONLY = "only config.json is here: the output has no weights either"
 
@@ -112,7 +113,9 @@ def format_of(checkpoint: Checkpoint, config_style: str | None = None) -> Format
     """
     if isinstance(checkpoint, HfCheckpoint):
         return HfFormat.of(checkpoint, config_style)
-    return GgufFormat(checkpoint, described(checkpoint))
+    form = GgufFormat(checkpoint)
+    _ = form.arch  # one that is not described is told before anything else
+    return form
 
 
 def adapter_notes(path: Path) -> tuple[str, ...]:
@@ -187,8 +190,9 @@ class HfFormat:
         words = residual_words(residuals)
         if self.checkpoint.directory.config_only:
             return Baking(words)
-        tensors = residual_edits(view_of(self.checkpoint), residuals)
-        return Baking(words, tensors, marks(tensors, self.checkpoint.headers))
+        source = bakeable(self.checkpoint)
+        tensors = residual_edits(source, residuals)
+        return Baking(words, tensors, source.marks(tensors))
 
     def length_edits(self, length: int) -> list[FileEdit]:
         """Raise the tokenizer's limit; a larger or absent one stays."""
@@ -228,8 +232,11 @@ class GgufFormat:
     """A GGUF model in one file or several, and what llama.cpp does with its architecture."""
 
     checkpoint: GgufCheckpoint
-    arch: Architecture
     style: str = "GGUF"
+
+    @cached_property
+    def arch(self) -> Architecture:
+        return described(self.checkpoint)
 
     @property
     def builds_on_tables(self) -> bool:

@@ -22,7 +22,7 @@ from ropetool.plans.refusals import Alternative, lossy, lossy_gguf, reasons
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
-from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
+from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.encoding import Candidate
 from ropetool.weights import residual_of, without_residual
@@ -238,9 +238,8 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
     whole = derived.softmax_multiplier / source.softmax_multiplier
     on_rotary, on_whole = (1.0, rotary * whole) if scope == SCORE else (rotary * whole, 1.0)
     factor = source.attention_factor * math.sqrt(on_rotary)
-    regimes = tuple(replace(regime, attention_factor=factor) for regime in derived.table.regimes)
     return replace(
-        derived, table=RopeTable(regimes), softmax_multiplier=source.softmax_multiplier * on_whole,
+        derived, table=derived.table.with_factor(factor), softmax_multiplier=source.softmax_multiplier * on_whole,
         notes=(f"the factor multiplies {'the whole score' if scope == SCORE else 'the rotary part of the score'}",),
     )  # fmt: skip
 
@@ -257,7 +256,7 @@ def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
 
     Raises: InvalidRope if it stops with an error, or the model does not rotate and a table is to change.
     """
-    found = form.read(runtime).understood(form.checkpoint.where, "config" if form.checkpoint.format == "hf" else "file")
+    found = form.read(runtime).understood(form.checkpoint.where, form.checkpoint.stated_in)
     entry = found.entries.get(names.FULL_ATTENTION)
     if entry is None or (entry.table is None and not methods.get(request.method).keeps_tables):
         raise InvalidRope(

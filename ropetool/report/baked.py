@@ -11,9 +11,8 @@ from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.weights import FoldTargets, LayerCheck, check_scores, reader, view_of
+from ropetool.weights import FoldTargets, LayerCheck, bakeable, check_scores, reader
 from ropetool.weights.checking import Reader
-from ropetool.weights.gguf_fold_targets import gguf_view
 from ropetool.weights.gguf_writing import gguf_reader
 
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
@@ -58,12 +57,12 @@ def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
 
 def _read(path: Path, plan: Plan) -> tuple[FoldTargets, Reader]:
     checkpoint = HfCheckpoint.open(path)
-    return view_of(checkpoint), reader(checkpoint.headers)
+    return bakeable(checkpoint).targets, reader(checkpoint.headers)
 
 
 def _read_gguf(path: Path) -> tuple[FoldTargets, Reader]:
     model = GgufCheckpoint.open(path)
-    return gguf_view(model), gguf_reader(model.files)
+    return bakeable(model).targets, gguf_reader(model.files)
 
 
 def checks_text(checks: Sequence[LayerCheck]) -> str:

@@ -128,6 +128,11 @@ class RopeTable:
             return self.rule(length)
         return next(r for r in self.regimes if r.up_to is None or length <= r.up_to)
 
+    def with_factor(self, factor: float) -> RopeTable:
+        """Return the same table with this attention factor at every length; a rule keeps its own."""
+        regimes = tuple(replace(regime, attention_factor=factor) for regime in self.regimes)
+        return RopeTable(regimes, self.rule, self.rule_key)
+
     def agrees(self, other: RopeTable, tolerance: float = TABLE_TOLERANCE) -> bool:
         """Return whether both rotate alike at every length."""
         if (self.rule is None) != (other.rule is None) or len(self.rule_key) != len(other.rule_key):
@@ -217,6 +222,10 @@ class LayerRope:
     def attention_factor(self) -> float:
         """The factor on cos and sin, of the regime for the longest sequences."""
         return self.table.regimes[-1].attention_factor if self.table else 1.0
+
+    def with_factor(self, factor: float) -> LayerRope:
+        """Return the same with this factor on cos and sin, where there are any."""
+        return self if self.table is None else replace(self, table=self.table.with_factor(factor))
 
     @property
     def score_rotary(self) -> float:

@@ -3,11 +3,22 @@
 Knows where a family's queries and keys are made; not how a plan is chosen or shown.
 """
 
-from ropetool.weights.bakes import Bake, attention_factor, layout, pair_gain, score_gain, softmax_scale, view_of
+from ropetool.weights.bakeable import Bakeable
+from ropetool.weights.bakes import (
+    Bake,
+    attention_factor,
+    drop_pairs,
+    layout,
+    pair_gain,
+    rearch_llama,
+    score_gain,
+    shift_safe,
+    softmax_scale,
+)
 from ropetool.weights.checking import LayerCheck, check_scores, reader
-from ropetool.weights.dropping import drop_pairs
 from ropetool.weights.edits import PERMUTE, SCALE, RowChange, TensorEdit, by_tensor, described, row_change
 from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.opening import bakeable
 from ropetool.weights.residual import Residual, residual_edits, residual_of, residual_words, without_residual
 from ropetool.weights.writing import Baked, BakedTensor, bake_tensors, baked_bytes, growth, marks
 
@@ -15,6 +26,7 @@ __all__ = [
     "PERMUTE",
     "SCALE",
     "Bake",
+    "Bakeable",
     "Baked",
     "BakedTensor",
     "FoldTargets",
@@ -24,6 +36,7 @@ __all__ = [
     "TensorEdit",
     "attention_factor",
     "bake_tensors",
+    "bakeable",
     "baked_bytes",
     "by_tensor",
     "check_scores",
@@ -34,12 +47,13 @@ __all__ = [
     "marks",
     "pair_gain",
     "reader",
+    "rearch_llama",
     "residual_edits",
     "residual_of",
     "residual_words",
     "row_change",
     "score_gain",
+    "shift_safe",
     "softmax_scale",
-    "view_of",
     "without_residual",
 ]

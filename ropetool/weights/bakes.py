@@ -1,80 +1,195 @@
-"""The bakes of a Hugging Face checkpoint, each as tensor edits with the config edits that belong to them.
+"""The bakes of a checkpoint of either format, each as tensor edits with the edits of keys that belong to them.
 
 Plans what changes; writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ropetool import names, runtimes
-from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool import names
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.families.rows import K, Q
-from ropetool.files.hf import Edit
-from ropetool.rope.tables import LayerRope, RopeTable
-from ropetool.runtimes import Refuses
+from ropetool.families.rows import K
+from ropetool.files.gguf import Patch, Value, ValueType
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet
+from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.weights import operations as ops
-from ropetool.weights import settings
-from ropetool.weights.block_scales import on_scales
+from ropetool.weights.bakeable import Bakeable, check_computed, computed
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
+
+SHIFT_NOTE = "cos and sin have length 1 now: shifting cached keys turns them and changes no size"
+DROP_NOTE = "dropping pairs loses the position at large distances: an experiment, it extends no context"
 
 
 @dataclass(frozen=True)
 class Bake:
-    """What a bake changes: the rows of tensors, the keys of config.json that belong to them, and what to know."""
+    """What a bake changes: the rows of tensors, the keys and vectors that belong to them, and what to know."""
 
-    tensors: tuple[TensorEdit, ...]
-    config: tuple[Edit, ...]
+    tensors: tuple[TensorEdit, ...] = ()
+    edits: tuple[FileEdit, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def view_of(checkpoint: HfCheckpoint) -> FoldTargets:
-    """Return a checkpoint as bakes look at it.
-
-    Raises: LossyExport if transformers cannot read its config; CorruptFile for a broken weight file.
-    """
-    try:
-        rope = runtimes.get(checkpoint.runtime, "hf").decode(checkpoint)
-    except Refuses as refusal:
-        raise LossyExport(f"transformers stops on this config: {refusal}", where=checkpoint.where) from None
-    quantization = checkpoint.config.get("quantization_config")
-    return FoldTargets(
-        checkpoint.family, checkpoint.section, rope, checkpoint.stored,
-        quantization if isinstance(quantization, Mapping) else {}, checkpoint.where,
-    )  # fmt: skip
-
-
-def attention_factor(
-    targets: FoldTargets, checkpoint: HfCheckpoint, side: str = K, *, config_only: bool = False
-) -> Bake:
+def attention_factor(source: Bakeable, side: str = K, *, config_only: bool = False) -> Bake:
     """Return the bake of the factor on cos and sin: its square into keys or queries, or the factor into both.
 
+    Layers without a key of their own keep what they get by those of others, and their weights take the rest.
     config_only: into the config key that multiplies the score, where the family has one (granite).
-    Raises: ConfigError if the factor is 1 already; LossyExport where the weights cannot hold it.
+    Raises: ConfigError if the factor is 1 already; LossyExport, UnsupportedDtype where the weights cannot hold it.
     """
-    factors = {kind: f for kind, entry in targets.rope.entries.items() if (f := _one_factor(targets, entry)) != 1}
-    if not factors:
+    targets = source.targets
+    factors = {kind: _one_factor(targets, entry) for kind, entry in targets.rotating.items()}
+    asked = {kind: factor for kind, factor in factors.items() if not _is_one(factor)}
+    if not asked:
         raise ConfigError("the attention factor is 1 already: there is nothing to bake", where=targets.where)
-    config = settings.factor_edits(targets, checkpoint.config, dict.fromkeys(factors, 1.0), keep_softmax=True)
-    wanted = targets.rope
-    for kind in factors:
-        wanted = wanted.with_entry(kind, _with_factor(targets.rope.entries[kind], 1.0))
-    settings.check_reading(checkpoint, config, wanted)
+    edits = source.factor_edits(dict.fromkeys(asked, 1.0), keep_softmax=True)
+    after = _after(source, edits, dict.fromkeys(asked, 1.0))
     if config_only:
-        return Bake((), (*config, _score_edit(targets, factors)))
+        return Bake((), (*edits, source.score_edit(asked)))
     tensors: list[TensorEdit] = []
     for kind, factor in factors.items():
-        pairs = targets.rope.entries[kind].rotary_dim // 2
-        tensors += ops.gain_edits(targets, kind, [factor**2] * pairs, side, f"attention factor {factor:.6g} of {kind}")
-    return Bake(on_scales(tensors, targets), tuple(config))
+        rest = factor / after.entries[kind].attention_factor
+        if not _is_one(rest):
+            pairs = targets.rope.entries[kind].rotary_dim // 2
+            tensors += ops.gain_edits(targets, kind, [rest**2] * pairs, side, f"attention factor {rest:.6g} of {kind}")
+    return Bake(source.placed(tensors), tuple(edits))
+
+
+def shift_safe(source: Bakeable, side: str = K) -> Bake:
+    """Return the bake after which llama.cpp multiplies cos and sin by 1, in every layer that rotates.
+
+    A context shift, cache reuse and self-extend turn cached keys by the same cos and sin once more: only with length 1
+    do the keys keep their size (src/llama-kv-cache.cpp, build_rope_shift).
+    Raises: as `attention_factor`; LossyExport where some layers would keep a factor.
+    """
+    bake = attention_factor(source, side)
+    for kind, entry in computed(source.checkpoint.edited(bake.edits)).entries.items():
+        if not _is_one(entry.attention_factor):
+            raise LossyExport(
+                f"{kind} would keep the factor {entry.attention_factor:.6g}: llama.cpp has one key for all layers, and "
+                "scales them differently", where=source.targets.where,
+            )  # fmt: skip
+    return replace(bake, notes=(*bake.notes, SHIFT_NOTE))
+
+
+def softmax_scale(source: Bakeable, side: str = "") -> Bake:
+    """Return the bake of MLA's multiplier of the whole score: into the query latent's norm, else all query or key rows.
+
+    side: norm, q, k or both; by default norm where the model has a query latent, else q. The factor on cos and sin
+    is asked for as before.
+    Raises: ConfigError if the multiplier is 1 already; LossyExport, UnsupportedDtype where the weights cannot hold it.
+    """
+    targets = source.targets
+    kind, entry = targets.leading
+    multiplier = entry.softmax_multiplier
+    if _is_one(multiplier):
+        raise ConfigError("the softmax multiplier is 1 already: there is nothing to bake", where=targets.where)
+    factors = {kind: _one_factor(targets, entry)}
+    edits = source.factor_edits(factors, keep_softmax=False)
+    _after(source, edits, factors, softmax=1.0)
+    reason = f"softmax multiplier {multiplier:.6g}"
+    tensors = ops.score_edits(targets, kind, multiplier, side or ops.query_side(targets), reason)
+    return Bake(source.placed(tensors), tuple(edits))
+
+
+def pair_gain(source: Bakeable, gains: Mapping[str, Sequence[float]], side: str = K) -> Bake:
+    """Return the bake of one gain per rotary pair, by kind of layer; the keys stay as they are."""
+    tensors: list[TensorEdit] = []
+    for kind, values in gains.items():
+        tensors += ops.gain_edits(source.targets, kind, values, side, f"gain of each rotary pair of {kind}")
+    return Bake(source.placed(tensors))
+
+
+def score_gain(source: Bakeable, multipliers: Mapping[str, float], side: str = "") -> Bake:
+    """Return the bake of a multiplier of the whole score, by kind of layer; the keys stay as they are.
+
+    side: k, q or both, or norm for MLA's query latent; by default k, or where keys cannot take it as softmax_scale.
+    """
+    tensors: list[TensorEdit] = []
+    chosen = side or ops.score_side(source.targets)
+    for kind, value in multipliers.items():
+        tensors += ops.score_edits(source.targets, kind, value, chosen, f"the score of {kind} times {value:.6g}")
+    return Bake(source.placed(tensors))
+
+
+def layout(source: Bakeable, to: str) -> Bake:
+    """Return the bake that changes the order of the rotary channels, where a key says which it is.
+
+    Raises: LossyExport where none does: runtimes would rotate the wrong channels; ConfigError for another order.
+    """
+    edit = source.layout_edit(to)
+    return Bake(source.placed(reordered(source.targets, to)), (edit,))
+
+
+def reordered(targets: FoldTargets, to: str) -> list[TensorEdit]:
+    """Return the edits that put the rotary channels of all layers into this order.
+
+    Raises: ConfigError if that is the order they have.
+    """
+    tensors: list[TensorEdit] = []
+    for kind, entry in targets.rotating.items():
+        tensors += ops.layout_edits(targets, kind, to, f"rotary channels from {entry.layout} to {to}")
+    return tensors
+
+
+def drop_pairs(source: Bakeable, pairs: Iterable[int], mode: str) -> Bake:
+    """Return the bake that lets pairs of the full-attention layers stand still, or mutes them in the key rows.
+
+    still: their frequency becomes zero, or so small that nothing turns. Lossy by design.
+    Raises: ConfigError for another mode or pair; LossyExport where the keys cannot say such a table.
+    """
+    targets, kind, gone = source.targets, names.FULL_ATTENTION, sorted(set(pairs))
+    if mode == "mute":
+        muted = ops.mute_edits(targets, kind, gone, f"pairs {', '.join(map(str, gone))} muted")
+        return Bake(source.placed(muted), (), (DROP_NOTE,))
+    if mode != "still":
+        raise ConfigError(f"{mode!r} is neither still nor mute", where="--mode")
+    entry = targets.rope.entries[kind]
+    ops.kept_first(entry.rotary_dim, gone, entry.layout)  # checks the numbers
+    tensors, edits = source.still(gone)
+    return Bake(source.placed(tensors), tuple(edits), (DROP_NOTE,))
+
+
+def rearch_llama(source: Bakeable) -> Bake:
+    """Return the bake that makes a qwen2 file one of llama, which takes frequency vectors: renamed keys, moved rows.
+
+    Raises: LossyExport for another architecture, or a tensor that llama has no place for.
+    """
+    targets, model = source.targets, source.checkpoint
+    assert isinstance(model, GgufCheckpoint)
+    if model.name != "qwen2":
+        raise LossyExport(
+            f"is a {model.name} file; llama's graph computes the same only for qwen2", where=targets.where
+        )
+    if "output.bias" in model.tensors:
+        raise LossyExport("has output.bias, which llama.cpp does not read for llama", where=targets.where)
+    edits = model.edits_of(_renamed(model, "qwen2", "llama"))
+    (kind,) = targets.rope.entries
+    wanted = targets.rope.with_entry(kind, replace(targets.rope.entries[kind], layout="interleaved"))
+    difference = wanted.disagreement(computed(source.checkpoint.edited(edits)))
+    if difference:
+        raise LossyExport(f"as llama it would compute something else: {difference}", where=targets.where)
+    tensors = ops.layout_edits(targets, kind, "interleaved", "rows from qwen2's order to llama's")
+    return Bake(source.placed(tensors), tuple(edits))
+
+
+def _renamed(model: GgufCheckpoint, old: str, new: str) -> Patch:
+    """Return the patch that gives a model another architecture's name, in all its keys."""
+    keys = {key: value for key, value in model.values.items() if key.startswith(f"{old}.")}
+    values = {f"{new}.{key.removeprefix(f'{old}.')}": value for key, value in keys.items()}
+    return Patch({archs.ARCHITECTURE: Value.of(ValueType.STR, new), **values}, frozenset(keys))
+
+
+# --- the same for several bakes
 
 
 def _one_factor(targets: FoldTargets, entry: LayerRope) -> float:
-    if entry.table is None:
-        return 1.0
+    assert entry.table is not None
     factors = {regime.attention_factor for regime in entry.table.regimes}
     if len(factors) > 1:
         raise LossyExport(
@@ -84,78 +199,27 @@ def _one_factor(targets: FoldTargets, entry: LayerRope) -> float:
     return factors.pop()
 
 
-def _with_factor(entry: LayerRope, factor: float) -> LayerRope:
-    assert entry.table is not None
-    regimes = tuple(replace(regime, attention_factor=factor) for regime in entry.table.regimes)
-    return replace(entry, table=RopeTable(regimes, entry.table.rule, entry.table.rule_key))
+def _after(
+    source: Bakeable, edits: Sequence[FileEdit], factors: Mapping[str, float], softmax: float | None = None
+) -> RopeSet:
+    """Return what the runtime computes after the edits: as before, but for these factors and this softmax multiplier.
 
-
-def _score_edit(targets: FoldTargets, factors: Mapping[str, float]) -> Edit:
-    """Return the edit of the family's own score multiplier, which holds a factor on all channels of all layers."""
-    key = targets.steps.score_key
-    (entry,) = targets.rope.entries.values() if len(targets.rope.entries) == 1 else (None,)
-    if not key or entry is None or entry.rotary_dim != entry.head_dim:
-        raise LossyExport(
-            f"{targets.family.model_type} has no config key that multiplies the score of whole heads",
-            where=targets.where, try_="bake into the weights",
-        )  # fmt: skip
-    (factor,) = factors.values()
-    if key not in targets.config:
-        raise ConfigError(f"{key} must be stated to be multiplied", where=targets.where)
-    return settings.number_edit(targets, key, targets.config[key] * factor**2)
-
-
-def softmax_scale(targets: FoldTargets, checkpoint: HfCheckpoint, side: str = "") -> Bake:
-    """Return the bake of MLA's softmax multiplier: into the query latent's norm, else all query or all key rows.
-
-    side: norm, q, k or both; by default norm where the model has a query latent, else q. The factor on cos and sin
-    stays asked for by an attention_factor of its own.
-    Raises: ConfigError if the multiplier is 1 already; LossyExport.
+    Layers whose factor has no key of its own may get another one.
+    Raises: LossyExport with the difference.
     """
-    entry = targets.rope.entries[names.FULL_ATTENTION]
-    multiplier = entry.softmax_multiplier
-    if multiplier == 1:
-        raise ConfigError("the softmax multiplier is 1 already: there is nothing to bake", where=targets.where)
-    factor = _one_factor(targets, entry)
-    config = settings.factor_edits(targets, checkpoint.config, {names.FULL_ATTENTION: factor}, keep_softmax=False)
-    wanted = targets.rope.with_entry(names.FULL_ATTENTION, replace(entry, softmax_multiplier=1.0))
-    settings.check_reading(checkpoint, config, wanted)
-    chosen = side or (ops.NORM if targets.steps.score and targets.config.get("q_lora_rank") else Q)
-    reason = f"softmax multiplier {multiplier:.6g}"
-    tensors = ops.score_edits(targets, names.FULL_ATTENTION, multiplier, chosen, reason)
-    return Bake(on_scales(tensors, targets), tuple(config))
+    after = computed(source.checkpoint.edited(edits))
+    target = source.targets.rope
+    for kind, entry in source.targets.rotating.items():
+        if kind not in source.own_factors:
+            target = target.with_entry(kind, entry.with_factor(after.entries[kind].attention_factor))
+        elif kind in factors:
+            target = target.with_entry(kind, entry.with_factor(factors[kind]))
+    if softmax is not None:
+        kind, _ = source.targets.leading
+        target = target.with_entry(kind, replace(target.entries[kind], softmax_multiplier=softmax))
+    check_computed(source.checkpoint, edits, target)
+    return after
 
 
-def pair_gain(targets: FoldTargets, gains: Mapping[str, Sequence[float]], side: str = K) -> Bake:
-    """Return the bake of one gain per rotary pair, by kind of layer; the config stays as it is."""
-    tensors: list[TensorEdit] = []
-    for kind, values in gains.items():
-        tensors += ops.gain_edits(targets, kind, values, side, f"gain of each rotary pair of {kind}")
-    return Bake(on_scales(tensors, targets), ())
-
-
-def score_gain(targets: FoldTargets, multipliers: Mapping[str, float], side: str = K) -> Bake:
-    """Return the bake of a multiplier of the whole score, by kind of layer; the config stays as it is."""
-    tensors: list[TensorEdit] = []
-    for kind, value in multipliers.items():
-        tensors += ops.score_edits(targets, kind, value, side, f"the score of {kind} times {value:.6g}")
-    return Bake(on_scales(tensors, targets), ())
-
-
-def layout(targets: FoldTargets, checkpoint: HfCheckpoint, to: str) -> Bake:
-    """Return the bake that changes the order of the rotary channels.
-
-    Where the family has a key for it (rope_interleave) the config follows; elsewhere the result is for runtimes that
-    rotate in the other order, and transformers would misread it.
-    """
-    tensors: list[TensorEdit] = []
-    for kind, entry in targets.rope.entries.items():
-        if entry.table is not None:
-            tensors += ops.layout_edits(targets, kind, to, f"rotary channels from {entry.layout} to {to}")
-    key = targets.family.interleave_key
-    if key:
-        return Bake(on_scales(tensors, targets), (settings.number_edit(targets, key, to == "interleaved"),))
-    note = (
-        f"transformers rotates a {targets.family.model_type} in the order that it had; this one is for other runtimes"
-    )
-    return Bake(on_scales(tensors, targets), (), (note,))
+def _is_one(factor: float) -> bool:
+    return math.isclose(factor, 1, rel_tol=TABLE_TOLERANCE)

@@ -64,6 +64,23 @@ class FoldTargets:
             )  # fmt: skip
         return bake
 
+    @property
+    def rotating(self) -> dict[str, LayerRope]:
+        """Return the kinds of layer that rotate."""
+        return {kind: entry for kind, entry in self.rope.entries.items() if entry.table is not None}
+
+    @property
+    def leading(self) -> tuple[str, LayerRope]:
+        """Return the kind of layer that keys speak of first: full attention, or the first that rotates.
+
+        Raises: LossyExport if none does.
+        """
+        rotating = self.rotating
+        if not rotating:
+            raise LossyExport("no layer rotates", where=self.where)
+        kind = names.FULL_ATTENTION if names.FULL_ATTENTION in rotating else next(iter(rotating))
+        return kind, rotating[kind]
+
     def sizes(self, entry: LayerRope) -> Sizes:
         """Return what the row selectors count with."""
         heads = self.config.get(names.NUM_ATTENTION_HEADS)

@@ -14,38 +14,26 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import LossyExport
 from ropetool.families import Family, FoldStep, FoldSteps
 from ropetool.files.gguf import ValueType
-from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import decoding, layers
+from ropetool.runtimes.llama_cpp import layers
 from ropetool.runtimes.llama_cpp.layers import Model, value_of
+from ropetool.weights.bakeable import computed
 from ropetool.weights.fold_targets import FoldTargets
 
 FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the checkpoint had
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
 
 
-def gguf_view(model: GgufCheckpoint) -> FoldTargets:
+def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
     """Return a GGUF model as bakes look at it.
 
     Raises: LossyExport if llama.cpp refuses the model, or its steps are not known.
     """
-    rope = decoded(model)
+    rope = computed(model)
     reader = Model.of(model)
     family = _family(reader.arch.name, model.where)
     steps = _steps(family, model)
     return FoldTargets(replace(family, bake=steps), _config(reader), rope, model.stored, {}, model.where)
-
-
-def decoded(model: GgufCheckpoint) -> RopeSet:
-    """Return what llama.cpp computes from a model.
-
-    Raises: LossyExport if it refuses it.
-    """
-    try:
-        return decoding.decode(model)
-    except Refuses as refusal:
-        raise LossyExport(f"llama.cpp refuses it: {refusal}", where=model.where) from None
 
 
 def _family(arch: str, where: str) -> Family:

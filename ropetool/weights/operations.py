@@ -20,7 +20,8 @@ from ropetool.weights.fold_targets import FoldRows, FoldTargets, fold_rows, laye
 
 BOTH = "both"
 SIDES = (K, Q, BOTH)
-NORM = "norm"  # MLA's query latent, a place for the whole score alone
+NORM = "norm"  # MLA's query latent, which takes factors of the whole score only
+STILL_DIVISOR = 1e30  # of a frequency: the pair turns by nothing within any length
 
 
 def gain_edits(
@@ -107,15 +108,34 @@ def score_edits(targets: FoldTargets, layer_type: str, multiplier: float, side: 
     return found
 
 
+def query_side(targets: FoldTargets) -> str:
+    """Return where queries take a factor of the whole score: in MLA's query latent, where there is one, else in their rows."""
+    return NORM if targets.steps.score and targets.config.get("q_lora_rank") else Q
+
+
+def score_side(targets: FoldTargets) -> str:
+    """Return where a factor of the whole score goes by default: into the keys, if they can take it."""
+    return K if _keys_take_scores(targets) else query_side(targets)
+
+
+def _keys_take_scores(targets: FoldTargets) -> bool:
+    return not targets.family.mla or bool(targets.steps.k_plain)
+
+
 def _whole(targets: FoldTargets, entry: LayerRope, layer: int, side: str) -> list[FoldRows]:
     """Return the rows that a factor on the whole score goes into."""
-    bake = targets.steps
+    steps = targets.steps
     if side == NORM:
-        return fold_rows(targets, entry, layer, bake.score, Q, last=True)
+        return fold_rows(targets, entry, layer, steps.score, Q, last=True)
     if side == Q:
-        return fold_rows(targets, entry, layer, bake.q, Q, last=True)
-    rotary = fold_rows(targets, entry, layer, bake.k, K, last=True)
-    return rotary + fold_rows(targets, entry, layer, bake.k_plain, K, last=True)
+        return fold_rows(targets, entry, layer, steps.q, Q, last=True)
+    if not _keys_take_scores(targets):
+        raise ConfigError(
+            "MLA's keys stand transposed in attn_k_b in a GGUF file: the whole score goes into the queries",
+            where="--side", try_="--side norm or --side q",
+        )  # fmt: skip
+    rotary = fold_rows(targets, entry, layer, steps.k, K, last=True)
+    return rotary + fold_rows(targets, entry, layer, steps.k_plain, K, last=True)
 
 
 def order_edits(targets: FoldTargets, layer_type: str, order: Sequence[int], reason: str) -> list[TensorEdit]:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ropetool.errors import LossyExport
-from ropetool.families.rows import K, Q
-from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, RopeTable
+from ropetool.families.rows import K
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet
 from ropetool.weights import operations as ops
-from ropetool.weights.block_scales import on_scales
+from ropetool.weights.bakeable import Bakeable
 from ropetool.weights.edits import TensorEdit
-from ropetool.weights.fold_targets import FoldTargets
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,7 @@ def _with_factors(wanted: LayerRope, found: LayerRope) -> LayerRope:
     if wanted.table is None or found.table is None or wanted.table.rule or found.table.rule:
         return replace(wanted, softmax_multiplier=found.softmax_multiplier)
     factor = found.table.regimes[-1].attention_factor
-    regimes = tuple(replace(regime, attention_factor=factor) for regime in wanted.table.regimes)
-    return replace(wanted, table=RopeTable(regimes), softmax_multiplier=found.softmax_multiplier)
+    return replace(wanted.with_factor(factor), softmax_multiplier=found.softmax_multiplier)
 
 
 def residual_words(rests: Mapping[str, Residual]) -> tuple[str, ...]:
@@ -81,18 +79,18 @@ def residual_words(rests: Mapping[str, Residual]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def residual_edits(targets: FoldTargets, rests: Mapping[str, Residual]) -> tuple[TensorEdit, ...]:
+def residual_edits(source: Bakeable, rests: Mapping[str, Residual]) -> tuple[TensorEdit, ...]:
     """Return the edits that put the rest into the weights: factors of cos and sin into keys, others into queries.
 
     Raises: LossyExport, UnsupportedDtype where the weights cannot hold it exactly.
     """
-    edits: list[TensorEdit] = []
+    targets, edits = source.targets, list[TensorEdit]()
     for kind, rest in rests.items():
         pairs = targets.rope.entries[kind].rotary_dim // 2
         if not math.isclose(rest.rotary, 1, rel_tol=TABLE_TOLERANCE):
             reason = f"attention factor {math.sqrt(rest.rotary):.6g} of {kind}"
             edits += ops.gain_edits(targets, kind, [rest.rotary] * pairs, K, reason)
         if not math.isclose(rest.whole, 1, rel_tol=TABLE_TOLERANCE):
-            side = ops.NORM if targets.steps.score and targets.config.get("q_lora_rank") else Q
-            edits += ops.score_edits(targets, kind, rest.whole, side, f"softmax multiplier {rest.whole:.6g} of {kind}")
-    return on_scales(edits, targets)
+            reason = f"softmax multiplier {rest.whole:.6g} of {kind}"
+            edits += ops.score_edits(targets, kind, rest.whole, ops.query_side(targets), reason)
+    return source.placed(edits)

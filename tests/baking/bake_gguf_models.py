@@ -20,9 +20,10 @@ from gguf_models import library
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.files.gguf import GgufHeader, read_shards
-from ropetool.weights import FoldTargets, gguf_bakes, gguf_fold_targets, gguf_writing
-from ropetool.weights.gguf_bakes import GgufBake
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.files.gguf import read_shards
+from ropetool.weights import Bake, bakes, gguf_writing
+from ropetool.weights.gguf_bakeable import GgufBakeable
 from ropetool.weights.writing import Baked
 
 TRAINED, FACTOR = 512, 4.0
@@ -267,21 +268,18 @@ def quantised(source: Path, target: Path, dtype: str) -> Path:
 # --- ropetool's side
 
 
-def opened(path: Path) -> tuple[tuple[GgufHeader, ...], GgufCheckpoint, FoldTargets]:
-    headers = read_shards(path)
-    model = GgufCheckpoint.of(headers)
-    return headers, model, gguf_fold_targets.gguf_view(model)
+def opened(path: Path, bake_dtype: str = "") -> GgufBakeable:
+    return GgufBakeable.of(GgufCheckpoint.open(path), bake_dtype)
 
 
-def carry_out(bake: GgufBake, source: Path, target: Path, **options: Any) -> Baked:
+def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     """Write the baked model of one file."""
-    return gguf_writing.bake_gguf(read_shards(source), bake.tensors, bake.patch, [target], **options)
+    return gguf_writing.bake_gguf(read_shards(source), bake.tensors, patch_of(bake.edits), [target], **options)
 
 
 def bake_factor(source: Path, target: Path, side: str = "k", **options: Any) -> Baked:
     """Write the model with its attention factor baked."""
-    _, model, view = opened(source)
-    return carry_out(gguf_bakes.attention_factor(view, model, side, **options), source, target, **options)
+    return carry_out(bakes.attention_factor(opened(source, **options), side), source, target, **options)
 
 
 def stored(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

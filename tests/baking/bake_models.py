@@ -21,9 +21,11 @@ import transformers
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from ropetool import weights
+from ropetool.checkpoint.edits import edits_of_file
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files.hf import apply_edits, headers, open_directory, read_header
-from ropetool.weights import Bake, Baked, FoldTargets
+from ropetool.weights import Bake, Baked
+from ropetool.weights.hf_bakeable import HfBakeable
 
 TRAINED, FACTOR = 512, 4.0
 LENGTH = int(TRAINED * FACTOR)
@@ -306,9 +308,15 @@ def rotated_interleaved(model_type: str) -> Iterator[None]:
         module.apply_rotary_pos_emb = before
 
 
-def view_and_checkpoint(directory: Path) -> tuple[FoldTargets, HfCheckpoint]:
-    checkpoint = HfCheckpoint.open(directory)
-    return weights.view_of(checkpoint), checkpoint
+def opened(directory: Path) -> HfBakeable:
+    return HfBakeable.of(HfCheckpoint.open(directory))
+
+
+def reordered(model: HfBakeable, to: str) -> Bake:
+    """Return the bake to another order of channels, also where no key says which it is: for runtimes that rotate in it."""
+    if model.targets.family.interleave_key:
+        return weights.layout(model, to)
+    return Bake(model.placed(weights.bakes.reordered(model.targets, to)))
 
 
 def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
@@ -320,7 +328,7 @@ def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     for file in source.iterdir():
         if not (target / file.name).exists():
             shutil.copy(file, target / file.name)
-    text = apply_edits(checkpoint.config_text, list(bake.config), "config.json")
+    text = apply_edits(checkpoint.config_text, edits_of_file(bake.edits, "config.json"), "config.json")
     (target / "config.json").write_text(text)
     return baked
 

@@ -50,7 +50,7 @@ def test_the_reference_is_torch_s_attention(layout: str, rotary_dim: int) -> Non
 
 
 def check(source: Path, target: Path, bake: weights.Bake) -> list[weights.LayerCheck]:
-    before, after = (models.view_and_checkpoint(path)[0] for path in (source, target))
+    before, after = (models.opened(path).targets for path in (source, target))
     readers = [weights.reader(headers(open_directory(path))) for path in (source, target)]
     return weights.check_scores(bake.tensors, before, readers[0], after, readers[1])
 
@@ -81,7 +81,8 @@ def test_a_wrong_bake_shows_in_the_scores(name: str, tmp_path: Path) -> None:
 def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_path: Path) -> None:
     """The softmax of our scores against the attention weights of transformers, for the same activations."""
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, checkpoint = models.view_and_checkpoint(source)
+    opened = models.opened(source)
+    view = opened.targets
     entry = view.rope.entries["full_attention"]
     width, count = view.config["hidden_size"], 64
     with models.everything_in_float64(), torch.no_grad():
@@ -98,7 +99,7 @@ def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_p
             more = {"head_mask": None}
         found = module(x, attention_mask=mask, position_embeddings=rotary(x, positions), **more)[-1][0].numpy()
     scores = weights.checking.layer_scores(
-        view, entry, 0, weights.reader(checkpoint.headers), view.rope.max_position_embeddings, count
+        view, entry, 0, weights.reader(opened.checkpoint.headers), view.rope.max_position_embeddings, count
     )
     expected = np.exp(scores - scores.max(-1, keepdims=True))
     expected /= expected.sum(-1, keepdims=True)

@@ -28,10 +28,11 @@ TOP_K = "deepseek_v32"  # its choice of tokens jumps where two scores are within
 
 def bake_of(directory: Path, side: str = "") -> Bake:
     """Return the bake of what the config asks for: the softmax scale of MLA, else the attention factor."""
-    view, checkpoint = models.view_and_checkpoint(directory)
+    model = models.opened(directory)
+    view = model.targets
     if view.rope.entries["full_attention"].softmax_multiplier != 1:
-        return weights.softmax_scale(view, checkpoint, side)
-    return weights.attention_factor(view, checkpoint, side or "k")
+        return weights.softmax_scale(model, side)
+    return weights.attention_factor(model, side or "k")
 
 
 def assert_only_named_rows_changed(source: Path, target: Path, bake: Bake) -> None:
@@ -133,8 +134,8 @@ FACTORS = {
 def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side: str, tmp_path: Path) -> None:
     config = {**models.MODELS["deepseek_v3"], "rope_parameters": {**models.YARN, **FACTORS[keys]}}
     source = models.write(tmp_path / "m", config)
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.attention_factor(view, checkpoint, side)
+    model = models.opened(source)
+    bake = weights.attention_factor(model, side)
     models.carry_out(bake, source, tmp_path / "baked")
     wanted = "kv_a_proj_with_mqa" if side == "k" else "q_b_proj"
     assert all(wanted in edit.tensor for edit in bake.tensors)
@@ -150,12 +151,12 @@ def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side:
 def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
     """More tokens than index_topk, so that what the indexer chooses matters."""
     source = models.write(tmp_path / "m", {**models.MODELS[TOP_K], "rope_parameters": models.YARN})
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.attention_factor(view, checkpoint)
+    model = models.opened(source)
+    bake = weights.attention_factor(model)
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
     assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
-    without = Bake(tuple(edit for edit in bake.tensors if "indexer" not in edit.tensor), bake.config)
+    without = Bake(tuple(edit for edit in bake.tensors if "indexer" not in edit.tensor), bake.edits)
     models.carry_out(without, source, tmp_path / "wrong")
     assert np.abs(expected - logits(tmp_path / "wrong")).max() > 1e-3
 
@@ -179,8 +180,8 @@ def test_every_style_stops_asking(name: str, style: str, tmp_path: Path) -> None
 
 def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["granite"])
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.attention_factor(view, checkpoint, config_only=True)
+    model = models.opened(source)
+    bake = weights.attention_factor(model, config_only=True)
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)

@@ -23,14 +23,16 @@ from bake_gguf_models import (
 )
 from bake_logits import logits_of_gguf
 
+from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.errors import ConfigError, LossyExport, PlanMismatch
-from ropetool.files.gguf import Patch, Value, ValueType, read_shards, shard_paths
+from ropetool.files.gguf import ValueType, read_shards, shard_paths
+from ropetool.files.hf import ABSENT
 from ropetool.files.linking import place
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import decoding
-from ropetool.weights import PERMUTE, check_scores, gguf_bakes, gguf_writing
-from ropetool.weights.gguf_bakes import GgufBake
+from ropetool.weights import PERMUTE, Bake, bakes, check_scores, gguf_writing
 
 pytest.importorskip("llama_cpp")
 
@@ -46,10 +48,10 @@ PLAIN_YARN = {key: value for key, value in YARN.items() if not key.endswith("att
 @pytest.mark.parametrize("side", ["k", "both"])
 def test_a_context_shift_changes_nothing_after_the_bake(arch: str, side: str, tmp_path: Path) -> None:
     source, target = write(tmp_path / "yarn.gguf", arch, PLAIN_YARN), tmp_path / "safe.gguf"
-    _, model, view = opened(source)
-    bake = gguf_bakes.shift_safe(view, model, side)
+    model = opened(source)
+    bake = bakes.shift_safe(model, side)
     carry_out(bake, source, target)
-    assert bake.notes == (gguf_bakes.SHIFT_NOTE,)
+    assert bake.notes == (bakes.SHIFT_NOTE,)
     count, by = 700, 64
     still = next_logits(target, count, 0)
     assert apart(next_logits(source, count, 0), still) < TOLERANCE
@@ -73,26 +75,26 @@ def test_the_shift_really_happens(tmp_path: Path) -> None:
 
 def test_a_factor_that_only_some_layers_lose_is_not_shift_safe(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "gemma3")
-    _, model, view = opened(source)
+    model = opened(source)
     with pytest.raises(LossyExport, match=r"sliding_attention would keep the factor 0\.878"):
-        gguf_bakes.shift_safe(view, model)
+        bakes.shift_safe(model)
 
 
 def test_a_second_bake_finds_nothing(tmp_path: Path) -> None:
     source, target = write(tmp_path / "m.gguf", "llama"), tmp_path / "b.gguf"
     bake_factor(source, target)
-    _, model, view = opened(target)
-    for again in (gguf_bakes.attention_factor, gguf_bakes.shift_safe):
+    model = opened(target)
+    for again in (bakes.attention_factor, bakes.shift_safe):
         with pytest.raises(ConfigError, match="1 already"):
-            again(view, model)
+            again(model)
 
 
 # --- MLA
 
 
-def mla_softmax(source: Path, target: Path, side: str) -> GgufBake:
-    _, model, view = opened(source)
-    bake = gguf_bakes.softmax_scale(view, model, side)
+def mla_softmax(source: Path, target: Path, side: str) -> Bake:
+    model = opened(source)
+    bake = bakes.softmax_scale(model, side)
     carry_out(bake, source, target)
     return bake
 
@@ -127,11 +129,11 @@ def test_mlas_factor_leaves_the_softmax_scale_alone(case: str, tmp_path: Path) -
 
 
 def test_mlas_keys_are_no_place_for_the_whole_score(tmp_path: Path) -> None:
-    _, model, view = opened(write(tmp_path / "m.gguf", "deepseek2"))
+    model = opened(write(tmp_path / "m.gguf", "deepseek2"))
     with pytest.raises(ConfigError, match="attn_k_b"):
-        gguf_bakes.softmax_scale(view, model, "k")
+        bakes.softmax_scale(model, "k")
     with pytest.raises(ConfigError, match="attn_k_b"):
-        gguf_bakes.score_gain(view, {FULL: 1.1}, "both")
+        bakes.score_gain(model, {FULL: 1.1}, "both")
 
 
 # --- gains and dropped pairs
@@ -141,12 +143,13 @@ def test_mlas_keys_are_no_place_for_the_whole_score(tmp_path: Path) -> None:
 def test_a_constant_pair_gain_is_the_attention_factor(arch: str, tmp_path: Path) -> None:
     source, target = write(tmp_path / "m.gguf", arch, {}), tmp_path / "gain.gguf"
     factor = 1.3
-    _, _, view = opened(source)
+    model = opened(source)
+    view = model.targets
     pairs = view.rope.entries[FULL].rotary_dim // 2
-    carry_out(gguf_bakes.pair_gain(view, {FULL: [factor**2] * pairs}), source, target)
+    carry_out(bakes.pair_gain(model, {FULL: [factor**2] * pairs}), source, target)
     asked = write(tmp_path / "asked.gguf", arch, {"rope.scaling.attn_factor": factor})
     if arch == "deepseek2":  # its key also scales the whole score, which the queries then carry
-        carry_out(gguf_bakes.score_gain(opened(target)[2], {FULL: factor**2}), target, tmp_path / "gain2.gguf")
+        carry_out(bakes.score_gain(opened(target), {FULL: factor**2}), target, tmp_path / "gain2.gguf")
         target = tmp_path / "gain2.gguf"
     assert apart(logits_of_gguf(asked), logits_of_gguf(target)) < TOLERANCE
     assert apart(logits_of_gguf(asked), logits_of_gguf(source)) > 1e-2
@@ -156,10 +159,11 @@ def test_a_constant_pair_gain_is_the_attention_factor(arch: str, tmp_path: Path)
 def test_each_pair_gets_its_own_gain(arch: str, tmp_path: Path) -> None:
     """The scores of the numpy reference, pair by pair, with the layout of each architecture."""
     source, target = write(tmp_path / "m.gguf", arch, {}), tmp_path / "gain.gguf"
-    _, _, view = opened(source)
+    model = opened(source)
+    view = model.targets
     entry = view.rope.entries[FULL]
     gains = np.linspace(0.5, 1.5, entry.rotary_dim // 2)
-    bake = gguf_bakes.pair_gain(view, {FULL: gains.tolist()})
+    bake = bakes.pair_gain(model, {FULL: gains.tolist()})
     carry_out(bake, source, target)
     doubled = np.repeat(gains, 2) if entry.layout == "interleaved" else np.tile(gains, 2)
     before, after = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
@@ -168,7 +172,7 @@ def test_each_pair_gets_its_own_gain(arch: str, tmp_path: Path) -> None:
         rotary = slice(-1, None) if arch == "deepseek2" else slice(None)
         assert np.allclose(new[rotary], old[rotary] * doubled[:, None], rtol=1e-6, atol=0)
     if arch != "deepseek2":
-        checks = check_scores(bake.tensors, view, before, opened(target)[2], after)
+        checks = check_scores(bake.tensors, view, before, opened(target).targets, after)
         assert {check.layer for check in checks} == {0, 1}
         assert all(check.difference > 0.01 * check.largest for check in checks)
 
@@ -180,19 +184,21 @@ def old_width(tensor: np.ndarray) -> int:
 def test_check_scores_reads_quantised_rows(tmp_path: Path) -> None:
     source = quantised(write(tmp_path / "m.f32", "qwen2"), tmp_path / "m.gguf", "Q4_K")
     target = tmp_path / "b.gguf"
-    _, model, view = opened(source)
-    bake = gguf_bakes.attention_factor(view, model)
+    model = opened(source)
+    view = model.targets
+    bake = bakes.attention_factor(model)
     carry_out(bake, source, target)
     old, new = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
-    for check in check_scores(bake.tensors, view, old, opened(target)[2], new):
+    for check in check_scores(bake.tensors, view, old, opened(target).targets, new):
         assert check.difference < 2e-3 * check.largest < check.unbaked
 
 
 def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "llama")
-    _, model, view = opened(source)
+    model = opened(source)
+    view = model.targets
     gone = [29, 30, 31]
-    still = gguf_bakes.drop_pairs(view, model, gone, "still")
+    still = bakes.drop_pairs(model, gone, "still")
     assert still.tensors == ()
     carry_out(still, source, tmp_path / "still.gguf")
     found = decoding.decode(GgufCheckpoint.of(read_shards(tmp_path / "still.gguf"))).entries[FULL]
@@ -200,7 +206,7 @@ def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
     assert np.allclose(found.table.regimes[0].inv_freq[:29], wanted.inv_freq[:29], rtol=1e-6)
     assert (found.table.regimes[0].inv_freq[gone] < 1e-29).all()
     assert found.attention_factor == wanted.attention_factor
-    muted = gguf_bakes.drop_pairs(view, model, gone, "mute")
+    muted = bakes.drop_pairs(model, gone, "mute")
     carry_out(muted, source, tmp_path / "mute.gguf")
     rows = np.frombuffer(stored(tmp_path / "mute.gguf")["blk.0.attn_k.weight"][2], np.float32).reshape(2, 64, 256)
     assert not rows[:, 58:].any()
@@ -210,24 +216,30 @@ def test_still_pairs_stop_and_muted_ones_vanish(tmp_path: Path) -> None:
 
 
 def test_pairs_of_a_file_without_vectors_cannot_stand_still(tmp_path: Path) -> None:
-    _, model, view = opened(write(tmp_path / "m.gguf", "qwen2"))
+    model = opened(write(tmp_path / "m.gguf", "qwen2"))
     with pytest.raises(LossyExport, match="takes no frequency vectors for qwen2") as caught:
-        gguf_bakes.drop_pairs(view, model, [31], "still")
+        bakes.drop_pairs(model, [31], "still")
     assert "--rearch llama" in caught.value.try_
 
 
 def test_no_other_order_of_channels(tmp_path: Path) -> None:
-    _, _, view = opened(write(tmp_path / "m.gguf", "qwen2"))
+    model = opened(write(tmp_path / "m.gguf", "qwen2"))
     with pytest.raises(LossyExport, match="in the half order, whatever the file says"):
-        gguf_bakes.layout(view, "interleaved")
+        bakes.layout(model, "interleaved")
 
 
 # --- qwen2 as llama
 
 
-def rearched(source: Path, target: Path) -> GgufBake:
-    _, model, _ = opened(source)
-    bake = gguf_bakes.rearch_llama(model)
+def with_vectors(bake: Bake, **vectors: np.ndarray) -> Bake:
+    """Return the bake with vectors beside what it edits."""
+    more = (FileEdit(TENSORS, (name,), ABSENT, vector.tolist()) for name, vector in vectors.items())
+    return replace(bake, edits=(*bake.edits, *more))
+
+
+def rearched(source: Path, target: Path) -> Bake:
+    model = opened(source)
+    bake = bakes.rearch_llama(model)
     carry_out(bake, source, target)
     return bake
 
@@ -260,8 +272,8 @@ def heads(name: str) -> int:
 
 def test_a_bias_left_in_place_would_be_seen(tmp_path: Path) -> None:
     source, target = write(tmp_path / "m.gguf", "qwen2"), tmp_path / "llama.gguf"
-    _, model, _ = opened(source)
-    bake = gguf_bakes.rearch_llama(model)
+    model = opened(source)
+    bake = bakes.rearch_llama(model)
     weights = tuple(edit for edit in bake.tensors if edit.tensor.endswith(".weight"))
     carry_out(replace(bake, tensors=weights), source, target)
     assert apart(logits_of_gguf(source), logits_of_gguf(target)) > 20 * TOLERANCE
@@ -271,25 +283,22 @@ def test_as_llama_it_takes_frequency_vectors(tmp_path: Path) -> None:
     source, target = write(tmp_path / "m.gguf", "qwen2", {}), tmp_path / "llama.gguf"
     bake = rearched(source, target)
     divisors = np.linspace(1, 4, 32).astype(np.float32)
-    patch = Patch(bake.patch.set, bake.patch.remove, {"rope_freqs.weight": divisors})
-    carry_out(replace(bake, patch=patch), source, tmp_path / "vectors.gguf")
+    carry_out(with_vectors(bake, **{"rope_freqs.weight": divisors}), source, tmp_path / "vectors.gguf")
     linear = write(tmp_path / "linear.gguf", "qwen2", {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0})
-    carry_out(
-        replace(bake, patch=replace(patch, tensors={"rope_freqs.weight": np.full(32, 4, np.float32)})), source,
-        tmp_path / "fours.gguf",
-    )  # fmt: skip
+    fours = with_vectors(bake, **{"rope_freqs.weight": np.full(32, 4)})
+    carry_out(fours, source, tmp_path / "fours.gguf")
     assert apart(logits_of_gguf(linear), logits_of_gguf(tmp_path / "fours.gguf")) < TOLERANCE
     assert apart(logits_of_gguf(target), logits_of_gguf(tmp_path / "vectors.gguf")) > 20 * TOLERANCE
 
 
 def test_only_qwen2_becomes_llama(tmp_path: Path) -> None:
-    _, model, _ = opened(write(tmp_path / "q3.gguf", "qwen3"))
+    model = opened(write(tmp_path / "q3.gguf", "qwen3"))
     with pytest.raises(LossyExport, match="is a qwen3 file"):
-        gguf_bakes.rearch_llama(model)
+        bakes.rearch_llama(model)
     more = {"output.bias": np.zeros(96, np.float32)}
-    _, model, _ = opened(write(tmp_path / "q2.gguf", "qwen2", tensors=more))
+    model = opened(write(tmp_path / "q2.gguf", "qwen2", tensors=more))
     with pytest.raises(LossyExport, match=r"output\.bias"):
-        gguf_bakes.rearch_llama(model)
+        bakes.rearch_llama(model)
 
 
 # --- files
@@ -298,11 +307,12 @@ def test_only_qwen2_becomes_llama(tmp_path: Path) -> None:
 def test_a_file_in_several_parts(tmp_path: Path) -> None:
     single = write(tmp_path / "one.gguf", "qwen2")
     first = write(tmp_path / "parts.gguf", "qwen2", shards=3)
-    headers, model, view = opened(first)
-    bake = gguf_bakes.attention_factor(view, model)
+    model = opened(first)
+    headers = model.checkpoint.files
+    bake = bakes.attention_factor(model)
     targets = shard_paths(tmp_path / "baked.gguf", 3)
     told: list[str] = []
-    baked = gguf_writing.bake_gguf(headers, bake.tensors, bake.patch, targets, progress=told.append)
+    baked = gguf_writing.bake_gguf(headers, bake.tensors, patch_of(bake.edits), targets, progress=told.append)
     assert [path.name for path in baked.files] == [t.name for t in targets if t.exists()]
     assert told == [h.path.name for h, t in zip(headers, targets, strict=True) if t.exists()]
     assert len(baked.files) == 2  # the output's part stays
@@ -314,8 +324,9 @@ def test_a_file_in_several_parts(tmp_path: Path) -> None:
 
 def test_a_changed_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "llama")
-    headers, model, view = opened(source)
-    bake = gguf_bakes.attention_factor(view, model)
+    model = opened(source)
+    headers = model.checkpoint.files
+    bake = bakes.attention_factor(model)
     marks = gguf_writing.gguf_marks(bake.tensors, headers)
     write(source, "llama", {"rope.freq_base": 5000.0})
     with pytest.raises(PlanMismatch, match="changed since the plan"):
@@ -331,11 +342,10 @@ def test_wider_numbers_with_a_new_vector_and_bytes_behind_the_data(tmp_path: Pat
     source, target = write(tmp_path / "m.gguf", "llama", dtype="Q8_0"), tmp_path / "b.gguf"
     with source.open("ab") as file:
         file.write(b"behind")
-    _, model, view = opened(source)
-    bake = gguf_bakes.attention_factor(view, model, bake_dtype="F32")
-    ones = {"rope_freqs.weight": np.ones(32, np.float32)}
-    vector = Patch({**bake.patch.set, "general.name": Value.of(ValueType.STR, "x" * 99)}, bake.patch.remove, ones)
-    carry_out(replace(bake, patch=vector), source, target, bake_dtype="F32")
+    bake = bakes.attention_factor(opened(source, "F32"))
+    bake = with_vectors(bake, **{"rope_freqs.weight": np.ones(32)})
+    name = FileEdit(METADATA, ("general.name",), ABSENT, {"type": "str", "value": "x" * 99})
+    carry_out(replace(bake, edits=(*bake.edits, name)), source, target, bake_dtype="F32")
     keys = {f"blk.{layer}.attn_k.{part}" for layer in (0, 1) for part in ("weight", "bias")}
     assert changed(source, target) == {*keys, "rope_freqs.weight"}
     assert target.read_bytes().endswith(b"behind")

@@ -26,8 +26,7 @@ from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import decoding
-from ropetool.weights import TensorEdit, gguf_bakes, gguf_writing
-from ropetool.weights.gguf_bakes import GgufBake
+from ropetool.weights import Bake, TensorEdit, bakes, gguf_writing
 
 pytest.importorskip("llama_cpp")
 
@@ -87,11 +86,11 @@ def test_queries_and_both_sides_carry_it_too(
 # --- planted defects
 
 
-def without_tensors(bake: GgufBake, *ends: str) -> GgufBake:
+def without_tensors(bake: Bake, *ends: str) -> Bake:
     return replace(bake, tensors=tuple(edit for edit in bake.tensors if not edit.tensor.endswith(ends)))
 
 
-def moved(bake: GgufBake, ending: str, other: str) -> GgufBake:
+def moved(bake: Bake, ending: str, other: str) -> Bake:
     """Return the bake with its factor in the projection under the norm, where it is divided away."""
     edits = tuple(
         TensorEdit(e.tensor.replace(ending, other), "scale", 128, (0,), 128, factors=e.factors) for e in bake.tensors
@@ -121,8 +120,8 @@ def test_a_wrong_way_would_be_seen(
     defect: str, sources: dict[str, Path], wanted: dict[str, np.ndarray], tmp_path: Path
 ) -> None:
     arch, spoil = DEFECTS[defect]
-    _, model, view = opened(sources[arch])
-    bake = spoil(gguf_bakes.attention_factor(view, model))
+    model = opened(sources[arch])
+    bake = spoil(bakes.attention_factor(model))
     carry_out(bake, sources[arch], tmp_path / "spoiled.gguf")
     assert apart(wanted[arch], logits_of_gguf(tmp_path / "spoiled.gguf")) > 20 * TOLERANCE
 
@@ -156,8 +155,8 @@ def test_a_model_all_of_a_narrow_type(dtype: str, sources: dict[str, Path], tmp_
     bake_factor(source, target)
     before = logits_of_gguf(source)
     assert apart(before, logits_of_gguf(target)) < 0.15
-    _, model, view = opened(source)
-    carry_out(replace(gguf_bakes.attention_factor(view, model), tensors=()), source, spoiled)
+    model = opened(source)
+    carry_out(replace(bakes.attention_factor(model), tensors=()), source, spoiled)
     assert apart(before, logits_of_gguf(spoiled)) > 0.4
 
 
@@ -175,8 +174,7 @@ def test_a_wider_type_takes_the_product_almost_exactly(dtype: str, sources: dict
     touched = {tensor.tensor for tensor in baked.tensors}
     assert changed(source, target) == touched
     grown = sum(len(new[name][2]) - len(old[name][2]) for name in touched)
-    _, model, view = opened(source)
-    edits = gguf_bakes.attention_factor(view, model, bake_dtype="F32").tensors
+    edits = bakes.attention_factor(opened(source, "F32")).tensors
     assert grown == gguf_writing.gguf_growth(edits, read_shards(source), "F32") > 0
     before, after = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
     exact = before("blk.0.attn_k.weight") * 1.5**2 * (1 + 0.1 * np.log(4)) ** 2

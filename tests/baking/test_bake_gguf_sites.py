@@ -16,7 +16,7 @@ from ropetool.families.engines import LlamaCpp
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.weights import by_tensor, gguf_bakes
+from ropetool.weights import bakes, by_tensor
 
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
 
@@ -57,8 +57,8 @@ def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, mon
         assert archs.get("later").layout == "half"
         assert archs.get("later").loads("none") == ()
         assert ropetool.plan(tmp_path / "l.gguf", "linear", factor=8, reading="original").edits
-        _, model, view = opened(tmp_path / "l.gguf")
-        touched = by_tensor(gguf_bakes.attention_factor(view, model).tensors)
+        model = opened(tmp_path / "l.gguf")
+        touched = by_tensor(bakes.attention_factor(model).tensors)
         assert sorted(touched) == ["blk.0.attn_k_norm.weight", "blk.1.attn_k_norm.weight"]
     finally:
         archs._architectures.cache_clear()
@@ -72,24 +72,25 @@ def test_layers_of_different_sizes_are_refused(tmp_path: Path) -> None:
 
 def test_a_tensor_that_the_metadata_speaks_of_and_the_file_lacks(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "qwen3", leave_out=("attn_k_norm",))
-    _, model, view = opened(source)
+    model = opened(source)
     with pytest.raises(LossyExport, match=r"has no blk\.0\.attn_k_norm\.weight"):
-        gguf_bakes.attention_factor(view, model)
+        bakes.attention_factor(model)
 
 
 def test_layers_that_draft_tokens_are_baked_like_the_others(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "deepseek2", {**YARN, "nextn_predict_layers": 1}, layers=3)
-    _, model, view = opened(source)
-    touched = by_tensor(gguf_bakes.attention_factor(view, model).tensors)
+    model = opened(source)
+    touched = by_tensor(bakes.attention_factor(model).tensors)
     assert sorted(touched) == [f"blk.{layer}.attn_kv_a_mqa.weight" for layer in range(3)]
 
 
 def test_clamped_projections_are_refused(tmp_path: Path) -> None:
-    _, model, view = opened(write(tmp_path / "m.gguf", "llama", {**YARN, "attention.clamp_kqv": 8.0}))
+    model = opened(write(tmp_path / "m.gguf", "llama", {**YARN, "attention.clamp_kqv": 8.0}))
+    view = model.targets
     assert view.config["clip_qkv"] == 8.0
     clamped = replace(view, family=replace(view.family, bake=replace(view.family.bake, clip_key="clip_qkv")))
     with pytest.raises(LossyExport, match="clamped after the weights"):
-        gguf_bakes.attention_factor(clamped, model)
+        bakes.attention_factor(replace(model, targets=clamped))
 
 
 @pytest.mark.parametrize(("dtype", "nbytes", "said"), [("IQ1_M", 56, "no float16 scale"), ("MXFP4", 136, "is none")])
@@ -98,11 +99,11 @@ def test_a_type_that_takes_no_factor_is_refused_before_anything_is_written(
 ) -> None:
     rows = np.zeros((128, nbytes), np.uint8)
     source = write(tmp_path / "m.gguf", "llama", raw={K: (dtype, rows)})
-    _, model, view = opened(source)
+    model = opened(source)
     with pytest.raises(UnsupportedDtype, match=said) as caught:
-        gguf_bakes.attention_factor(view, model)
+        bakes.attention_factor(model)
     assert "--bake-dtype f32" in caught.value.try_
-    wide = gguf_bakes.attention_factor(view, model, bake_dtype="F32")
+    wide = bakes.attention_factor(opened(source, "F32"))
     with pytest.raises(UnsupportedDtype, match=said):
         carry_out(wide, source, tmp_path / "b.gguf")
     assert not (tmp_path / "b.gguf").exists()
@@ -113,8 +114,8 @@ def test_a_type_that_takes_no_factor_is_refused_before_anything_is_written(
 def test_rows_of_any_type_move_bit_for_bit(tmp_path: Path) -> None:
     rows = raw_rows(256, 56)
     source = write(tmp_path / "m.gguf", "qwen2", raw={Q: ("IQ1_M", rows)})
-    _, model, _ = opened(source)
-    carry_out(gguf_bakes.rearch_llama(model), source, tmp_path / "llama.gguf")
+    model = opened(source)
+    carry_out(bakes.rearch_llama(model), source, tmp_path / "llama.gguf")
     moved = np.frombuffer(stored(tmp_path / "llama.gguf")[Q][2], np.uint8).reshape(4, 64, 56)
     assert np.array_equal(moved, rows.reshape(4, 64, 56)[:, half_to_interleaved(64)])
 
@@ -122,23 +123,23 @@ def test_rows_of_any_type_move_bit_for_bit(tmp_path: Path) -> None:
 def test_a_weight_too_large_for_float16_is_refused(tmp_path: Path) -> None:
     rows = np.full((128, HIDDEN), 6e4, np.float16)
     source = write(tmp_path / "m.gguf", "llama", raw={K: ("F16", rows)})
-    _, model, view = opened(source)
+    model = opened(source)
     with pytest.raises(LossyExport, match="too large for its type") as caught:
-        carry_out(gguf_bakes.attention_factor(view, model), source, tmp_path / "b.gguf")
+        carry_out(bakes.attention_factor(model), source, tmp_path / "b.gguf")
     assert "--bake-dtype f32" in caught.value.try_
 
 
 def test_an_output_that_exists_is_never_opened(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "llama")
-    _, model, view = opened(source)
+    model = opened(source)
     before = source.read_bytes()
     with pytest.raises(OutputError):
-        carry_out(gguf_bakes.attention_factor(view, model), source, source)
+        carry_out(bakes.attention_factor(model), source, source)
     assert source.read_bytes() == before
 
 
 @pytest.mark.parametrize("side", ["v", "norm"])
 def test_an_unknown_side_is_refused(side: str, tmp_path: Path) -> None:
-    _, model, view = opened(write(tmp_path / "m.gguf", "llama"))
+    model = opened(write(tmp_path / "m.gguf", "llama"))
     with pytest.raises(ConfigError, match="is not one of k, q, both"):
-        gguf_bakes.attention_factor(view, model, side)
+        bakes.attention_factor(model, side)

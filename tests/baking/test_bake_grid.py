@@ -184,10 +184,10 @@ def test_the_page_names_every_wrong_way() -> None:
 
 
 def test_the_page_names_every_bake() -> None:
-    from ropetool.plans.bakes import KINDS
+    from ropetool.plans.bakes import BAKES
 
     text = grid.PAGE.read_text(encoding="utf-8")
-    assert [name for name in KINDS if not re.search(rf"`{name}\b", text)] == []
+    assert [name for name in BAKES if not re.search(rf"`{name}\b", text)] == []
 
 
 # --- cells again

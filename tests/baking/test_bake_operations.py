@@ -58,10 +58,11 @@ def gained(gains: np.ndarray[Any, Any], model_type: str) -> Any:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "cohere-norms", "phi3"])
 def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, _ = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     entry = view.rope.entries["full_attention"]
     gains = np.random.default_rng(3).uniform(0.5, 2.0, entry.rotary_dim // 2)
-    bake = weights.pair_gain(view, {"full_attention": gains.tolist()}, side)
+    bake = weights.pair_gain(model, {"full_attention": gains.tolist()}, side)
     models.carry_out(bake, source, tmp_path / "baked")
     with gained(gains, view.family.model_type):
         expected = logits(source)
@@ -72,10 +73,11 @@ def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> N
 
 def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["qwen2"])
-    view, _ = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     entry = view.rope.entries["full_attention"]
     gains = [entry.attention_factor**2] * (entry.rotary_dim // 2)
-    by_gain = weights.by_tensor(weights.pair_gain(view, {"full_attention": gains}).tensors)
+    by_gain = weights.by_tensor(weights.pair_gain(model, {"full_attention": gains}).tensors)
     by_factor = weights.by_tensor(bake_of(source).tensors)
     assert by_gain.keys() == by_factor.keys()
     for name, change in by_gain.items():
@@ -87,15 +89,16 @@ def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
 def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, tmp_path: Path) -> None:
     """The oracle is the attention module's own scaling, multiplied in the loaded model."""
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, _ = models.view_and_checkpoint(source)
-    models.carry_out(weights.score_gain(view, {"full_attention": 1.3}, side), source, tmp_path / "baked")
+    model = models.opened(source)
+    view = model.targets
+    models.carry_out(weights.score_gain(model, {"full_attention": 1.3}, side), source, tmp_path / "baked")
 
     def hotter(model: Any) -> None:
         for layer in model.model.layers:
             layer.self_attn.scaling *= 1.3
 
     assert np.abs(logits(source, change=hotter) - logits(tmp_path / "baked")).max() < EXACT
-    rotary = weights.pair_gain(view, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
+    rotary = weights.pair_gain(model, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
     models.carry_out(rotary, source, tmp_path / "rotary")
     difference = np.abs(logits(tmp_path / "rotary") - logits(tmp_path / "baked")).max()
     assert (difference > SEEN) == (name != "granite")  # one and the same where whole heads rotate
@@ -107,9 +110,10 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
 @pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2"])
 def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.layout(view, checkpoint, "interleaved")
-    assert "for other runtimes" in bake.notes[0]
+    model = models.opened(source)
+    bake = models.reordered(model, "interleaved")
+    with pytest.raises(LossyExport, match="every runtime would rotate the wrong ones"):
+        weights.layout(model, "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
     with models.rotated_interleaved(models.MODELS[name]["model_type"]):
@@ -120,9 +124,10 @@ def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: s
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3-half", "deepseek_v3-no-query-latent", "mistral4"])
 def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, checkpoint = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     now = view.rope.entries["full_attention"].layout
-    bake = weights.layout(view, checkpoint, "half" if now == "interleaved" else "interleaved")
+    bake = models.reordered(model, "half" if now == "interleaved" else "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     assert config(tmp_path / "baked")["rope_interleave"] is (now == "half")
     expected = logits(source)
@@ -137,8 +142,8 @@ def test_rope_interleave_changes_by_a_permutation(name: str, tmp_path: Path) -> 
 
 def test_there_and_back_again_is_the_same_file(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["qwen3"])
-    view, checkpoint = models.view_and_checkpoint(source)
-    there = weights.layout(view, checkpoint, "interleaved")
+    model = models.opened(source)
+    there = models.reordered(model, "interleaved")
     models.carry_out(there, source, tmp_path / "there")
     back = [weights.TensorEdit(**{**vars(e), "order": tuple(np.argsort(e.order).tolist())}) for e in there.tensors]
     models.carry_out(weights.Bake(tuple(back), ()), tmp_path / "there", tmp_path / "back")
@@ -164,27 +169,28 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     share = 0.5 if name != "phi3" else 1.0
     made = {**models.MODELS[name], "rope_parameters": {**PLAIN, "partial_rotary_factor": share}}
     source = models.write(tmp_path / "m", made)
-    view, checkpoint = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     pairs = view.rope.entries["full_attention"].rotary_dim // 2
     gone = list(range(pairs - 4, pairs))
-    bake = weights.drop_pairs(view, checkpoint, gone, "still")
+    bake = weights.drop_pairs(model, gone, "still")
     assert "extends no context" in bake.notes[0]
     models.carry_out(bake, source, tmp_path / "baked")
-    after = models.view_and_checkpoint(tmp_path / "baked")[0].rope.entries["full_attention"]
+    after = models.opened(tmp_path / "baked").targets.rope.entries["full_attention"]
     assert after.rotary_dim == 2 * (pairs - 4)
     expected = logits(source, change=stopped(gone))
     assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
     assert np.abs(expected - logits(source)).max() > SEEN
     if name != "glm4":  # in the interleaved order the slowest pairs are the last channels already
-        models.carry_out(weights.Bake((), bake.config), source, tmp_path / "unpermuted")
+        models.carry_out(weights.Bake((), bake.edits), source, tmp_path / "unpermuted")
         assert np.abs(expected - logits(tmp_path / "unpermuted")).max() > SEEN
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "deepseek_v3"])
 def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.drop_pairs(view, checkpoint, [3, 9, 15], "still")
+    model = models.opened(source)
+    bake = weights.drop_pairs(model, [3, 9, 15], "still")
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source, change=stopped([3, 9, 15]))
@@ -195,8 +201,9 @@ def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
 def test_muted_pairs_are_zero_in_the_keys(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.drop_pairs(view, checkpoint, [2, 7], "mute")
+    model = models.opened(source)
+    view = model.targets
+    bake = weights.drop_pairs(model, [2, 7], "mute")
     models.carry_out(bake, source, tmp_path / "baked")
     gains = np.ones(view.rope.entries["full_attention"].rotary_dim // 2)
     gains[[2, 7]] = 0
@@ -218,22 +225,22 @@ def test_the_order_of_kept_and_dropped_pairs() -> None:
 
 def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", {**models.MODELS["llama"], "rope_parameters": PLAIN})
-    view, checkpoint = models.view_and_checkpoint(source)
+    model = models.opened(source)
     with pytest.raises(ConfigError, match="the attention factor is 1 already"):
-        weights.attention_factor(view, checkpoint)
+        weights.attention_factor(model)
     with pytest.raises(ConfigError, match="the softmax multiplier is 1 already"):
-        weights.softmax_scale(view, checkpoint)
+        weights.softmax_scale(model)
     with pytest.raises(ConfigError, match="16 rotary pairs"):
-        weights.pair_gain(view, {"full_attention": [1.0] * 8})
+        weights.pair_gain(model, {"full_attention": [1.0] * 8})
     with pytest.raises(ConfigError, match="'v' is not one of k, q, both"):
-        weights.pair_gain(view, {"full_attention": [2.0] * 16}, "v")
+        weights.pair_gain(model, {"full_attention": [2.0] * 16}, "v")
     with pytest.raises(ConfigError, match="is half now"):
-        weights.layout(view, checkpoint, "half")
+        weights.bakes.reordered(model.targets, "half")
     with pytest.raises(ConfigError, match="no query latent"):
-        weights.score_gain(view, {"full_attention": 2.0}, "norm")
-    asking = models.view_and_checkpoint(models.write(tmp_path / "y", models.MODELS["llama"]))
+        weights.score_gain(model, {"full_attention": 2.0}, "norm")
+    asking = models.opened(models.write(tmp_path / "y", models.MODELS["llama"]))
     with pytest.raises(LossyExport, match="no config key that multiplies the score"):
-        weights.attention_factor(*asking, config_only=True)
+        weights.attention_factor(asking, config_only=True)
 
 
 def test_a_config_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> None:

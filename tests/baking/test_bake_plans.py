@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import ropetool
 from ropetool.errors import AmbiguousRope, ConfigError, LossyExport, PlanMismatch, UnknownName, UnsupportedDtype
-from ropetool.plans.bakes import KINDS, BakeOptions, make_bake
+from ropetool.plans.bakes import BAKES, BakeOptions, make_bake
 from ropetool.plans.plan import Plan
 from ropetool.verification.readback.comparing import read_back
 
@@ -296,4 +296,4 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_option_of_a_bake_is_a_field(tmp_path: Path) -> None:
-    assert {name for kind in KINDS.values() for name in kind.options} == set(vars(BakeOptions()))
+    assert {name for kind in BAKES.values() for name in kind.options} == set(vars(BakeOptions()))

@@ -20,7 +20,8 @@ from ropetool.plans.presumed import PRESUMED, QUANTISED, presumed, with_rows
 @pytest.mark.parametrize("bake", ["attention-factor", "score"])
 def test_the_config_alone_names_the_same_tensors_and_rows(name: str, bake: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "model", models.MODELS[name])
-    view, _ = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     assumed = presumed(view).tensors
     for tensor, stored in assumed.items():  # all are there, with that many rows; norms of heads x channels lie flat
         assert math.prod(view.tensors[tensor].shape[: 2 if "norm" in tensor else 1]) == stored.shape[0], tensor

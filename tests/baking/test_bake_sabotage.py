@@ -13,7 +13,6 @@ import pytest
 from bake_logits import logits
 from test_bake_families import EXACT, bake_of
 
-from ropetool import weights
 from ropetool.errors import LossyExport
 from ropetool.weights import Bake, FoldTargets, TensorEdit
 
@@ -68,7 +67,7 @@ def latent_rows(view: FoldTargets, bake: Bake) -> Bake:
 
 def mscale_dropped(view: FoldTargets, bake: Bake) -> Bake:
     """The mscale keys go and no attention_factor comes: the default one heats the rotary part."""
-    return replace(bake, config=tuple(edit for edit in bake.config if edit.path[-1] != "attention_factor"))
+    return replace(bake, edits=tuple(edit for edit in bake.edits if edit.path[-1] != "attention_factor"))
 
 
 # model, side, what is done wrong
@@ -99,7 +98,8 @@ WRONG: dict[str, tuple[str, str, Wrong]] = {
 def test_a_wrong_way_is_seen(name: str, tmp_path: Path) -> None:
     model, side, spoil = WRONG[name]
     source = models.write(tmp_path / "m", models.MODELS[model])
-    view, _ = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     bake = bake_of(source, side)
     models.carry_out(bake, source, tmp_path / "right")
     models.carry_out(spoil(view, bake), source, tmp_path / "wrong")
@@ -123,8 +123,9 @@ def test_a_scale_under_clamped_projections_is_refused_and_would_be_wrong(tmp_pat
 def test_norms_that_are_not_permuted_with_their_projection(tmp_path: Path) -> None:
     """The rows of qwen3 in the other order, seen through a transformers that rotates in that order."""
     source = models.write(tmp_path / "m", models.MODELS["qwen3"])
-    view, checkpoint = models.view_and_checkpoint(source)
-    bake = weights.layout(view, checkpoint, "interleaved")
+    model = models.opened(source)
+    view = model.targets
+    bake = models.reordered(model, "interleaved")
     models.carry_out(bake, source, tmp_path / "right")
     without = edited(lambda edit: None if "norm" in edit.tensor else edit)(view, bake)
     models.carry_out(without, source, tmp_path / "wrong")

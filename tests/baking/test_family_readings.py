@@ -138,9 +138,10 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
     from ropetool import weights
 
     source = models.write(tmp_path / "m", {**models.MODELS[name], **change})
-    view, checkpoint = models.view_and_checkpoint(source)
+    model = models.opened(source)
+    view = model.targets
     assert view.rope.entries["full_attention"].layers == layers
-    models.carry_out(weights.attention_factor(view, checkpoint), source, tmp_path / "baked")
+    models.carry_out(weights.attention_factor(model), source, tmp_path / "baked")
     assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < 1e-10
 
 

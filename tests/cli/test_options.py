@@ -173,7 +173,7 @@ def test_what_a_shell_completes() -> None:
     assert completed("ropetool", "runtimes", "") == runtimes.names()
     assert completed("ropetool", "methods", "ntk-") == ["ntk-by-parts"]
     assert completed("ropetool", "families", "") == families.names()
-    assert completed("ropetool", "bake", "model", "") == sorted(bakes.KINDS)
+    assert completed("ropetool", "bake", "model", "") == sorted(bakes.BAKES)
     assert completed("ropetool", "extend", "--target") == ["--target-length"]
 
 

@@ -1,0 +1,127 @@
+"""A GGUF model as something to bake into: what its metadata asks llama.cpp for, and no longer for what the weights do.
+
+Knows keys and frequency vectors, not the weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool import names
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_keys import removal
+from ropetool.errors import ConfigError, LossyExport
+from ropetool.files.gguf import Patch, Value, ValueType
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.weights import operations as ops
+from ropetool.weights.edits import TensorEdit
+from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.gguf_fold_targets import gguf_targets
+from ropetool.weights.gguf_scales import on_blocks
+from ropetool.weights.gguf_writing import gguf_marks
+
+
+@dataclass(frozen=True, eq=False)
+class GgufBakeable:
+    """A GGUF model; one key holds the attention factor of all its layers."""
+
+    checkpoint: GgufCheckpoint
+    targets: FoldTargets
+    bake_dtype: str = ""
+
+    @classmethod
+    def of(cls, checkpoint: GgufCheckpoint, bake_dtype: str = "") -> GgufBakeable:
+        """Return the model with its fold targets.
+
+        Raises: LossyExport if llama.cpp refuses the model, or its fold targets are not known.
+        """
+        return cls(checkpoint, gguf_targets(checkpoint), bake_dtype)
+
+    @property
+    def own_factors(self) -> tuple[str, ...]:
+        return (self.targets.leading[0],)
+
+    def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
+        kind, entry = self.targets.leading
+        scale = math.sqrt(entry.softmax_multiplier) if keep_softmax else 1.0
+        return self.checkpoint.edits_of(_factor_patch(self.checkpoint, entry, factors.get(kind, 1.0), scale))
+
+    def score_edit(self, factors: Mapping[str, float]) -> FileEdit:
+        raise ConfigError("a GGUF file has no key that multiplies the score", where="--config-only")
+
+    def layout_edit(self, to: str) -> FileEdit:
+        """Refuse: only the architecture's name tells llama.cpp in which order it rotates."""
+        raise LossyExport(
+            f"llama.cpp rotates the channels of these files in the {self.targets.leading[1].layout} order, whatever the "
+            f"file says; in the {to} one it would misread them", where=self.targets.where,
+            try_="ropetool bake FILE rearch --to llama, for qwen2 files",
+        )  # fmt: skip
+
+    def still(self, pairs: Sequence[int]) -> tuple[list[TensorEdit], list[FileEdit]]:
+        """Return frequency vectors whose divisors at these pairs are beyond any length."""
+        model, reader = self.checkpoint, Model.of(self.checkpoint)
+        wanted = reader.arch.loads(reader.get(archs.SCALING_TYPE, "linear")) if reader.arch.vectors else ()
+        if not wanted:
+            more = " or --rearch llama" if reader.arch.name == "qwen2" else ""
+            raise LossyExport(
+                f"llama.cpp takes no frequency vectors for {reader.arch.name}, so every pair of these files turns",
+                where=model.where, try_=f"--mode mute{more}",
+            )  # fmt: skip
+        size, vectors = self.targets.rope.entries[names.FULL_ATTENTION].rotary_dim // 2, {}
+        for name in wanted:
+            vectors[name] = model.vector(name).copy() if name in model.tensors else np.ones(size, np.float32)
+            vectors[name][list(pairs)] = ops.STILL_DIVISOR
+        return [], model.edits_of(Patch(tensors=vectors))
+
+    def placed(self, edits: list[TensorEdit]) -> tuple[TensorEdit, ...]:
+        return on_blocks(edits, self.targets, self.bake_dtype)
+
+    def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
+        """Return the edits that remove our own keys, which spoke of the weights as they were."""
+        return removal(self.checkpoint)
+
+    def marks(self, tensors: Sequence[TensorEdit]) -> dict[str, str]:
+        return gguf_marks(tensors, self.checkpoint.files)
+
+
+def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
+    """Return the keys by which llama.cpp multiplies cos and sin by `factor`, and MLA's score by the square of `scale`."""
+    reader = Model.of(model)
+    if not reader.arch.mla:
+        old = reader.number(archs.ATTN_FACTOR, 1.0)
+        return _stating(reader, {archs.ATTN_FACTOR: (old * factor / entry.attention_factor, 1.0)})
+    if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys:
+        raise LossyExport(f"llama.cpp has no key for the softmax scale of {reader.arch.name}", where=model.where)
+    stretch = 0.1 * math.log(entry.factor or 1.0)
+    yarn = reader.get(archs.SCALING_TYPE, "linear") == "yarn"
+    whole = scale / factor if yarn else scale / (factor * (1 + stretch))  # linear scaling gets YaRN's factor there too
+    log_multiplier = (whole - 1) / stretch if stretch else 0.0
+    if math.isclose(whole, 1, rel_tol=TABLE_TOLERANCE):
+        log_multiplier = 0.0
+    # src/llama-context.cpp: deepseek2 takes both multipliers to be equal, so their ratio is 1; others divide by theirs.
+    if not yarn or (log_multiplier and reader.arch.name == "deepseek2"):
+        stated = factor
+    else:
+        stated = scale / (1 + stretch)
+    multiplier = log_multiplier * float(np.float32(0.1))
+    return _stating(reader, {archs.ATTN_FACTOR: (stated, 1.0), archs.YARN_LOG_MULTIPLIER: (multiplier, 0.0)})
+
+
+def _stating(reader: Model, wanted: Mapping[str, tuple[float, float]]) -> Patch:
+    """Return the patch that states these numbers, and leaves out those that are llama.cpp's defaults."""
+    stated: dict[str, Value] = {}
+    removed = set()
+    for suffix, (number, default) in wanted.items():
+        key = reader.key(suffix)
+        if not math.isclose(number, default, rel_tol=1e-9, abs_tol=1e-12):
+            stated[key] = Value.of(ValueType.F32, number)
+        elif key in reader.view.values:
+            removed.add(key)
+    return Patch(stated, frozenset(removed))
