@@ -23,7 +23,7 @@ PACKAGE = Path(ropetool.__file__).parent
 LAYERS = (
     ("errors", "escaping", "names", "machine"),
     ("rope",),
-    ("files",),
+    ("files", "probing"),
     ("families",),
     ("checkpoint",),
     ("runtimes",),
@@ -47,6 +47,7 @@ INSIDE_FUNCTIONS = {
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
     "gguf_export": {"torch", "transformers", "tokenizers", "safetensors", "llama_cpp", "gguf"},
     "comparison": {"gguf"},
+    "probing": {"torch", "transformers"},
     "cli": {"numpy", "rich"},
 }
 # A command is imported to show its help, so at module level it knows layer 0 and its own package alone.

@@ -1,0 +1,261 @@
+"""The facts of one model_type as a plain record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool.probing import config_facts, rotating, tiny
+from ropetool.probing.config_facts import SWITCH, WINDOWS, Maker
+from ropetool.probing.rotation import NotProbed, Subject
+
+LIMITED = ("sliding", "chunked")  # windows
+ROTATING_CODE = r"(?i)rotary|relative_positional_encoding"
+
+
+def probe(model_type: str) -> dict[str, Any]:
+    """Return the record of a model_type: its rotary facts, or the reason why it has none.
+
+    Raises: NotProbed where no tiny model of it can be judged; what its classes raise where none can be built.
+    """
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model_type)
+    path, text = text_config(config)
+    record: dict[str, Any] = {
+        "model_type": model_type, "transformers": transformers.__version__, "config_class": type(config).__name__,
+    }  # fmt: skip
+    if path:
+        record |= {"text_path": path, "text_type": text.model_type}
+
+    def build(**keys: Any) -> Subject:
+        small, model = tiny_model(model_type, text, keys)
+        return Subject(model, getattr(small, "num_hidden_layers", 0))
+
+    subject = build()
+    record |= {"architecture": architecture(model_type), "proven_on": type(subject.model).__name__}
+    if not subject.rotary:
+        return record | _without(subject)
+    small = subject.model.config.get_text_config(decoder=True)
+    layers = rotating.layers(subject, kinds(small))
+    used = [
+        table for table in subject.run().tables if any(rotating.label(table) in one.get("tables", []) for one in layers)
+    ]
+    if not used:
+        return record | {
+            "outcome": "does not rotate",
+            "reason": "it has rotary modules, and no layer follows their tables",
+        }
+    maker = Maker(text, subject, used)
+    record |= config_facts.facts(maker, text, build)
+    record["layout"] = config_facts.layout_of(layers)
+    record["interleave_key"] = config_facts.interleave_key(text, record["layout"], build)
+    record["temperature_key"] = (
+        config_facts.temperature_key(maker, build) if any("temperature" in one for one in layers) else ""
+    )
+    record["mla"] = hasattr(text, "kv_lora_rank") and config_facts.follows_mscale(maker, build)
+    record |= windows(text, build, layers)
+    record |= pattern(kinds(text))
+    record["layers"] = runs(layers)
+    record["needs"] = needs(text)
+    record["outcome"] = "proven"
+    return record
+
+
+def architecture(model_type: str) -> str:
+    """Return the class that reads checkpoints of this model_type: for text, or for text with images or sound."""
+    from transformers.models.auto import modeling_auto as auto
+
+    tables = (
+        auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        auto.MODEL_MAPPING_NAMES,
+    )  # fmt: skip
+    name = next((table[model_type] for table in tables if model_type in table), "")
+    return name if isinstance(name, str) else str(name[0])
+
+
+def pattern(listed: list[str]) -> dict[str, Any]:
+    """Return the kinds of layer that repeat, in short, and the n of every n-th layer being a full-attention one."""
+    count = len(listed)
+    if not count:
+        return {}
+    size = next(n for n in range(1, count + 1) if all(listed[i] == listed[i % n] for i in range(count)))
+    found: dict[str, Any] = {"default_layer_types": runs(listed[:size])}
+    others = set(listed[: size - 1])
+    if size > 1 and listed[size - 1] == "full_attention" and len(others) == 1 and size < count:
+        found["pattern"] = size
+    return found
+
+
+def text_config(config: Any) -> tuple[list[str], Any]:
+    """Return where the config of the text model stands inside a config, and it."""
+    path: list[str] = []
+    while (inner := config.get_text_config(decoder=True)) is not config:
+        key = next((key for key in ("text_config", "decoder", "generator") if getattr(config, key, None) is inner), "")
+        if not key:  # the decoder's side of one config
+            break
+        path.append(key)
+        config = inner
+    config.allow_global_per_layer_attribute_access = True
+    return path, config
+
+
+def kinds(config: Any) -> list[str]:
+    """Return the kind of each layer, as far as the config lists them."""
+    listed = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or []
+    return [str(one) for one in listed]
+
+
+def runs(entries: list[Any]) -> list[Any]:
+    """Return a list in short: each entry that repeats with how many times it does."""
+    found: list[list[Any]] = []
+    for entry in entries:
+        if found and found[-1][1] == entry:
+            found[-1][0] += 1
+        else:
+            found.append([1, entry])
+    return found
+
+
+def needs(text: Any) -> list[str]:
+    """Return the keys that the class's defaults leave open and a model cannot be built without."""
+    stated = tiny.EXCEPTIONS.get(text.model_type, {})
+    return sorted(key for key in stated if getattr(text, key, None) is None)
+
+
+def windows(text: Any, build: Any, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return where a window limits what layers see, and which layers rotate without and with one."""
+    key = next((key for key in text.to_dict() if re.fullmatch(WINDOWS, key)), "")
+    found: dict[str, Any] = {"rotates": rotates(text, layers), "sliding_window": "never"}
+    if not key:
+        return found
+    found["default_sliding_window"] = _window(text, key)
+    if key != "sliding_window":
+        found["sliding_window_key"] = key
+    switch = {SWITCH: True} if hasattr(text, SWITCH) else {}
+    first = {"max_window_layers": 0} if hasattr(text, "max_window_layers") else {}
+    listed = hasattr(text, "layer_types")
+    again = {"layer_types": None} if listed else {}
+    mixed_kinds = ["sliding_attention", "full_attention"] * (tiny.LAYERS // 2)
+    tries: list[tuple[str, dict[str, Any]]] = [
+        ("with_window", {key: tiny.WINDOW, **switch, **first, **again}),
+        ("with_window", {key: tiny.WINDOW, **switch, **({"layer_types": mixed_kinds} if listed else {})}),
+        ("without_window", {key: None, **({"layer_types": ["full_attention"] * len(layers)} if listed else {})}),
+        ("without_window", {key: None, **again}),
+        ("without_window", {key: None}),
+    ]
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for name, keys in tries:
+        if name in seen and (name == "without_window" or any(one.get("window") in LIMITED for one in seen[name])):
+            continue
+        try:
+            subject = build(**keys)
+            seen[name] = rotating.layers(subject, kinds(subject.model.config.get_text_config(decoder=True)))
+        except Exception:  # noqa: BLE001 - a class may not take a window, or not do without
+            continue
+    limited = [one for one in seen.get("with_window", layers) if one.get("window") in LIMITED]
+    if limited:
+        mixed = {
+            table for one in limited for table in one.get("tables", [])
+            for other in seen.get("with_window", layers)
+            if table in other.get("tables", []) and other.get("window") == "full"
+        }  # fmt: skip
+        found["sliding_window"] = SWITCH if hasattr(text, SWITCH) else "alternate" if mixed else "always"
+        of_all = [one for one in seen.get("with_window", layers) if one["attends"]]
+        if (
+            switch
+            and not all(one["rotates"] for one in of_all)
+            and all(one["rotates"] != (one in limited) for one in of_all)
+        ):
+            found |= {"sliding_window": "alternate", "unrotated_window_key": SWITCH}
+    if found["rotates"] == "sliding" and any(
+        one["rotates"] and one.get("window") == "full" for one in seen.get("without_window", [])
+    ):
+        found["rotates"] = "sliding-if-any"
+    for name, other in seen.items():
+        if other != layers:
+            found[f"layers_{name}"] = runs(other)
+    return found
+
+
+def _window(text: Any, key: str) -> int | None:
+    """Return the window that the class assumes where one is switched on."""
+    switch = {SWITCH: True} if hasattr(text, SWITCH) else {}
+    try:
+        return getattr(type(text)(**switch), key) or None
+    except Exception:  # noqa: BLE001 - a class may want more keys beside the switch
+        return getattr(text, key) or None
+
+
+def rotates(text: Any, layers: list[dict[str, Any]]) -> str:
+    """Return by which rule layers rotate: all that attend, those of a list, the sliding ones, or those of some kinds."""
+    attending = [one for one in layers if one["attends"]]
+    if all(one["rotates"] for one in attending):
+        return "all"
+    if hasattr(text, "no_rope_layers"):
+        return "no_rope_layers"
+    if all(one["rotates"] == (one.get("window") in LIMITED) for one in attending):
+        return "sliding"
+    by_kind: dict[str, set[bool]] = {}
+    for one in attending:
+        by_kind.setdefault(one.get("kind", ""), set()).add(one["rotates"])
+    return "layer_types" if all(len(answers) == 1 for answers in by_kind.values()) else "layers"
+
+
+def _without(subject: Subject) -> dict[str, Any]:
+    """Return why a model has no rotary modules."""
+    import inspect
+    import sys
+
+    sinusoids = {"outcome": "no rotary keys", "reason": "its positions are sinusoids that no key of the config changes"}
+    files = {type(module).__module__ for module in subject.model.modules()}
+    sources = [inspect.getsource(sys.modules[file]) for file in files if file.startswith("transformers.models")]
+    if subject.run().applied or any(re.search("(?i)sinusoid", source) for source in sources):
+        return sinusoids
+    return {"outcome": "does not rotate", "reason": "none of its layers rotates"}
+
+
+def tiny_model(model_type: str, text: Any, keys: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return a tiny config of the text model, and a model of it with random weights."""
+    import torch
+
+    small = type(text)(**{**tiny.overrides(text), **keys})
+    torch.manual_seed(0)
+    model = _build(model_type, small).float().eval()
+    spread(model)
+    return small, model
+
+
+def _build(model_type: str, small: Any) -> Any:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    how = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    name = CAUSAL.get(model_type)
+    kind = getattr(transformers, name, None) if name else None
+    if kind is not None and kind.config_class in (type(small), None):
+        return kind._from_config(small, **how)
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
+        if type(small) in auto._model_mapping:
+            return auto.from_config(small, **how)
+    if kind is not None:
+        return kind._from_config(small, **how)
+    raise NotProbed(f"no class takes a {type(small).__name__} alone")
+
+
+def spread(model: Any) -> None:
+    """Give every weight a size at which each part of a layer counts: the classes start some at 0."""
+    import torch
+
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if not weight.is_floating_point() or re.search(r"A_log|dt_bias|\.D$", name):
+                continue
+            noise = torch.randn(weight.shape, generator=generator)
+            if weight.ndim >= 2:
+                weight.copy_(noise / max(weight.shape[-1], 1) ** 0.5)
+            else:
+                weight.add_(0.2 * noise)

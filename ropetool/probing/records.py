@@ -1,0 +1,130 @@
+"""Records of model types: which there are, how one becomes text, and whether one still holds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ropetool.errors import ConfigError
+from ropetool.probing import facts
+
+ORDER = (
+    "model_type", "outcome", "reason", "transformers", "architecture", "config_class", "proven_on", "text_path", "text_type",
+    "layout",
+)  # fmt: skip
+Record = dict[str, Any]
+
+
+def load() -> None:
+    """Load what every probe needs, without a word from it."""
+    import warnings
+
+    import torch
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    torch.set_num_threads(1)
+
+
+@cache
+def model_types() -> list[str]:
+    """Return the model types with a causal model whose code rotates something."""
+    import inspect
+    import sys
+
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    found = []
+    for model_type, name in CAUSAL.items():
+        try:
+            source = inspect.getsource(sys.modules[getattr(transformers, name).__module__])
+        except (ImportError, AttributeError):
+            continue  # a class of a package that is not here
+        if re.search(facts.ROTATING_CODE, source):
+            found.append(model_type)
+    return sorted(found)
+
+
+def record(model_type: str) -> Record:
+    """Return the record of a model_type; one that cannot be probed has the reason."""
+    load()
+    try:
+        return facts.probe(model_type)
+    except Exception as error:  # noqa: BLE001 - classes stop with any error, and the reason is the fact
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return unproven(model_type, f"{type(error).__name__}: {lines[-1] if lines else ''}"[:300])
+
+
+def unproven(model_type: str, reason: str) -> Record:
+    """Return the record of a type whose tiny model could not be judged."""
+    import transformers
+
+    return {
+        "model_type": model_type,
+        "outcome": "not probed",
+        "reason": reason,
+        "transformers": transformers.__version__,
+    }
+
+
+def text(entry: Record) -> str:
+    """Return a record as the text of its file: sorted, and the same each time."""
+    keys = [*(key for key in ORDER if key in entry), *sorted(entry.keys() - set(ORDER))]
+    lines = [f"  {json.dumps(key)}: {_value(entry[key])}" for key in keys]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _value(value: Any) -> str:
+    whole = json.dumps(value, sort_keys=True)
+    if len(whole) <= 110 or not isinstance(value, (list, dict)):
+        return whole
+    if isinstance(value, dict):
+        inner = [f"    {json.dumps(key)}: {json.dumps(value[key], sort_keys=True)}" for key in sorted(value)]
+        return "{\n" + ",\n".join(inner) + "\n  }"
+    return "[\n" + ",\n".join(f"    {json.dumps(one, sort_keys=True)}" for one in value) + "\n  ]"
+
+
+def summary(entry: Mapping[str, Any]) -> str:
+    """Return what came of a type in a line."""
+    if entry["outcome"] != "proven":
+        return f"{entry['outcome']}: {entry['reason']}"
+    tables = ", ".join(f"{label} {one['rotary_dim']}" for label, one in sorted(entry["tables"].items()))
+    return f"proven: {entry['layout']}, {tables}, rotates {entry['rotates']}"
+
+
+def compare(model_type: str, written: Record | None, found: Record) -> None:
+    """Compare a record with what the classes do now.
+
+    Raises: ConfigError with the first place that differs.
+    """
+    where = f"ropetool/families/generated/{model_type}.json"
+    try_ = f"scripts/families {model_type}"
+    if written is None:
+        raise ConfigError("there is no record of this type", where=where, try_=try_)
+    for place, stated, real in _differences(written, json.loads(json.dumps(found)), ""):
+        sentence = f"states {_shown(stated)}, and transformers {found['transformers']} has {_shown(real)}"
+        raise ConfigError(sentence, where=f"{where}: {place}", try_=try_)
+
+
+def _differences(written: Any, found: Any, place: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(written, dict) and isinstance(found, dict):
+        for key in sorted(written.keys() | found.keys()):
+            yield from _differences(written.get(key), found.get(key), f"{place}.{key}" if place else key)
+    elif isinstance(written, list) and isinstance(found, list) and len(written) == len(found):
+        for number, (one, other) in enumerate(zip(written, found, strict=True)):
+            yield from _differences(one, other, f"{place}[{number}]")
+    elif isinstance(written, float) and isinstance(found, float):
+        if abs(written - found) > 3e-6 * max(abs(written), abs(found)):
+            yield place, written, found
+    elif written != found:
+        yield place, written, found
+
+
+def _shown(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

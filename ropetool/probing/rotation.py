@@ -1,0 +1,384 @@
+"""What rotates in a running model: each test changes cos and sin, or positions, and looks at what moves.
+
+Layers are tested apart: each gets the input that it had in the plain run, so only its own part can differ.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropetool.errors import RopetoolError
+from ropetool.probing.tiny import TOKENS, VOCABULARY, WINDOW
+
+MOVES = 1e-3  # relative change of a layer's output from here on is an effect of rotation
+STAYS = 1e-4  # below it is rounding in float32, and what the epsilon of a norm leaves
+FAR = 3_000_000  # positions, beyond the length from which any temperature grows
+MASKED = -1e30
+
+Output = Any
+Inputs = Any  # tensors by layer, one for each time that it is called; None: as they come
+Change = Callable[[str, Any], Any]  # of the result of a rotary module, given the name of the table
+
+
+class NotProbed(RopetoolError):
+    """A model that the probe cannot judge, with the reason."""
+
+
+@dataclass
+class Run:
+    """What one forward pass shows: by layer its input, its output, attention scores and calls of apply functions."""
+
+    logits: Any = None
+    inputs: dict[int, list[Any]] = field(default_factory=dict)  # one for each time that the layer is called
+    outputs: dict[int, list[Any]] = field(default_factory=dict)
+    scores: dict[int, list[Any]] = field(default_factory=dict)
+    attends: set[int] = field(default_factory=set)
+    applied: dict[int, list[Any]] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
+
+
+def rotary_modules(model: Any) -> dict[str, Any]:
+    """Return the rotary modules of the text model by their name in it."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if re.search(r"Rot(ary|ation).*Emb|R[oO][pP][eE]", type(module).__name__)
+        and not re.search(r"(?i)vision|visual|audio|vit", type(module).__name__ + name)
+        and any(re.search(r"inv_freq", key) for key, _ in module.named_buffers(recurse=False))
+    }
+
+
+def decoder_layers(model: Any, count: int) -> list[Any]:
+    """Return the layers of the text model in order.
+
+    Raises: NotProbed where no list of them has that length.
+    """
+    from torch import nn
+
+    lists = [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module)
+        and not re.search(r"(?i)vision|visual|audio|vit|tower", name)
+    ]
+    sized = [(name, layers) for name, layers in lists if len(layers) == count and _parameters(layers[0])]
+    attending = [
+        (name, layers)
+        for name, layers in lists
+        if any("ttn" in n or "ttention" in n for n, _ in layers.named_modules())
+    ]
+    for found in ([one for one in sized if one in attending], sized, attending):
+        if found:
+            return list(max(found, key=lambda one: _parameters(one[1]))[1])
+    raise NotProbed("has no list of layers")
+
+
+def _parameters(module: Any) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+class Subject:
+    """A tiny model under test: runs it with changes and gathers what its layers do."""
+
+    def __init__(self, model: Any, count: int, forward: dict[str, Any] | None = None) -> None:
+        import torch
+
+        self.model = model
+        self.layers = decoder_layers(model, count)
+        self.rotary = rotary_modules(model)
+        generator = torch.Generator().manual_seed(1)
+        self.tokens = torch.randint(16, min(VOCABULARY, 96), (1, TOKENS), generator=generator)
+        self.forward = forward or {}
+        self.positions = _takes(model, "position_ids")
+
+    def run(
+        self,
+        change: Change | None = None,
+        *,
+        inputs: Inputs = None,
+        offset: int = 0,
+        replaced: Inputs = None,
+        same: bool = False,
+    ) -> Run:
+        """Run once.
+
+        change: of what rotary modules return. inputs: what layers get instead of what the layer below gives. offset:
+        added to every position. replaced: what layers return instead of their own. same: one token all along.
+        """
+        import torch
+
+        run = Run()
+        current: list[int] = []
+        with ExitStack() as stack, torch.no_grad():
+            for index, layer in enumerate(self.layers):
+                stack.enter_context(
+                    _hooked(layer, *self._layer_hooks(index, run, current, inputs or {}, replaced or {}))
+                )
+            for name, module in self.rotary.items():
+                stack.enter_context(_hooked(module, None, self._rotary_hook(name, run, change)))
+            stack.enter_context(_watched_attention(run, current))
+            stack.enter_context(_watched_application(self.model, run, current))
+            given = dict(self.forward)
+            if offset:
+                given["position_ids"] = torch.arange(TOKENS)[None] + offset
+            tokens = self.tokens[:, :1].expand_as(self.tokens) if same else self.tokens
+            output = self.model(input_ids=tokens, use_cache=False, **given)
+        run.logits = output.logits if hasattr(output, "logits") else output[0]
+        return run
+
+    def _layer_hooks(
+        self, index: int, run: Run, current: list[int], inputs: dict[int, list[Any]], replaced: dict[int, list[Any]]
+    ) -> tuple[Any, Any]:
+        def before(module: Any, args: Any, kwargs: Any) -> Any:
+            current.append(index)
+            given = args[0] if args else kwargs["hidden_states"]
+            calls = run.inputs.setdefault(index, [])
+            calls.append(given)
+            if index in inputs:
+                given = inputs[index][len(calls) - 1]
+            return ((given, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": given})
+
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            current.pop()
+            first = output if hasattr(output, "shape") else output[0]
+            calls = run.outputs.setdefault(index, [])
+            calls.append(first)
+            if index not in replaced:
+                return None
+            other = replaced[index][len(calls) - 1]
+            return other if first is output else (other, *output[1:])
+
+        return before, after
+
+    def _rotary_hook(self, name: str, run: Run, change: Change | None) -> Any:
+        def after(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+            label = kwargs.get("layer_type") or next((one for one in args if isinstance(one, str)), "")
+            table = f"{name}:{label}"
+            run.tables[table] = output
+            return None if change is None else change(table, output)
+
+        return after
+
+
+def _takes(model: Any, name: str) -> bool:
+    import inspect
+
+    parameters = inspect.signature(model.forward).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+@contextmanager
+def _hooked(module: Any, before: Any, after: Any) -> Iterator[None]:
+    handles = []
+    if before is not None:
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    if after is not None:
+        handles.append(module.register_forward_hook(after, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _watched_attention(run: Run, current: list[int]) -> Iterator[None]:
+    """See every softmax over keys and every fused attention inside a layer."""
+    import torch
+
+    functional = torch.nn.functional
+    softmax, fused, method, function = (
+        functional.softmax,
+        functional.scaled_dot_product_attention,
+        torch.Tensor.softmax,
+        torch.softmax,
+    )
+
+    def seen(scores: Any) -> None:
+        if current and scores.ndim >= 3 and scores.shape[-2] == TOKENS and scores.shape[-1] >= TOKENS:
+            run.attends.add(current[-1])
+            run.scores.setdefault(current[-1], []).append(scores.detach())
+
+    def watched(original: Any) -> Any:
+        def call(scores: Any, *args: Any, **kwargs: Any) -> Any:
+            seen(scores)
+            return original(scores, *args, **kwargs)
+
+        return call
+
+    def watched_fused(*args: Any, **kwargs: Any) -> Any:
+        if current:
+            run.attends.add(current[-1])
+        return fused(*args, **kwargs)
+
+    functional.softmax, torch.softmax = watched(softmax), watched(function)
+    torch.Tensor.softmax = watched(method)  # type: ignore[method-assign]
+    functional.scaled_dot_product_attention = watched_fused
+    try:
+        yield
+    finally:
+        functional.softmax, torch.softmax, functional.scaled_dot_product_attention = softmax, function, fused
+        torch.Tensor.softmax = method  # type: ignore[method-assign]
+
+
+@contextmanager
+def _watched_application(model: Any, run: Run, current: list[int]) -> Iterator[None]:
+    """See every call of a function that rotates queries and keys, in the modules that hold the model's classes."""
+    files = {type(module).__module__ for module in model.modules()}
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def watched(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if current:
+                owner = sys._getframe(1).f_locals.get("self")
+                run.applied.setdefault(current[-1], []).append((function, args, kwargs, type(owner).__name__))
+            return function(*args, **kwargs)
+
+        return call
+
+    for file in files:
+        module = sys.modules[file]
+        for name, value in list(vars(module).items()):
+            if (
+                callable(value)
+                and re.search(r"apply.*(rotary|rope)", name)
+                and "vision" not in name
+                and not isinstance(value, type)
+            ):
+                replaced.append((module, name, value))
+                setattr(module, name, watched(value))
+    try:
+        yield
+    finally:
+        for module, name, value in replaced:
+            setattr(module, name, value)
+
+
+# --- changes of what a rotary module returns
+
+
+def mapped(output: Any, change: Callable[[Any, Any], tuple[Any, Any]], complexes: Callable[[Any], Any]) -> Any:
+    """Return the module's result with cos and sin changed together, or with its complex numbers changed."""
+    if hasattr(output, "is_complex"):
+        return complexes(output) if output.is_complex() else output
+    if isinstance(output, (tuple, list)) and len(output) >= 2:
+        return type(output)((*change(output[0], output[1]), *output[2:]))
+    return output
+
+
+def turned(output: Any) -> Any:
+    """Return the table of twice the angle."""
+    return mapped(
+        output,
+        lambda cos, sin: (cos * cos - sin * sin, 2 * sin * cos),
+        lambda whole: whole * whole / whole.abs().clamp_min(1e-12),
+    )
+
+
+def scaled(output: Any) -> Any:
+    """Return cos and sin times 1.5."""
+    return mapped(output, lambda cos, sin: (cos * 1.5, sin * 1.5), lambda whole: whole * 1.5)
+
+
+def unturned(output: Any) -> Any:
+    """Return the table of angle 0."""
+    import torch
+
+    return mapped(output, lambda cos, sin: (torch.ones_like(cos), torch.zeros_like(sin)), torch.ones_like)
+
+
+def change(ones: list[Any], others: list[Any]) -> float:
+    """Return how far results are apart at most, relative to the size of the first."""
+    return max(_distance(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def effect(one: Run, other: Run, index: int) -> float:
+    """Return how far a layer's scores and output are apart at most in two runs: a layer's own part may be small."""
+    scores = [[_visible(score) for score in run.scores.get(index, [])] for run in (one, other)]
+    far = change(*scores) if scores[0] and len(scores[0]) == len(scores[1]) else 0.0
+    return max(far, change(one.outputs[index], other.outputs[index]))
+
+
+def _visible(scores: Any) -> Any:
+    return scores.masked_fill(scores <= MASKED, 0.0)
+
+
+def score_change(one: Run, other: Run) -> float:
+    """Return how far the scores of two runs are apart at most."""
+    return max(change([_visible(one.scores[i][0])], [_visible(other.scores[i][0])]) for i in one.scores)
+
+
+def _distance(one: Any, other: Any) -> float:
+    scale = float(one.float().norm()) or 1.0
+    return float((one.float() - other.float()).norm()) / scale
+
+
+def decide(distance: float, what: str) -> bool:
+    """Return whether it moved.
+
+    Raises: NotProbed between the two limits.
+    """
+    if not math.isfinite(distance):
+        raise NotProbed(f"{what} gives no finite numbers")
+    if STAYS <= distance < MOVES:
+        raise NotProbed(f"{what} changes by {distance:.1e}, which is neither an effect nor rounding")
+    return distance >= MOVES
+
+
+# --- windows and layouts
+
+
+def window(scores: list[Any]) -> str:
+    """Return which keys a query sees: full, sliding, chunked, or other; empty without scores."""
+    if not scores:
+        return ""
+    visible = scores[0].reshape(-1, *scores[0].shape[-2:])[0][:, :TOKENS] > MASKED
+    rows = [tuple(row.nonzero().flatten().tolist()) for row in visible]
+    shapes = {
+        "full": [tuple(range(row + 1)) for row in range(TOKENS)],
+        "sliding": [tuple(range(max(0, row - WINDOW + 1), row + 1)) for row in range(TOKENS)],
+        "chunked": [tuple(range(row - row % WINDOW, row + 1)) for row in range(TOKENS)],
+    }
+    return next((name for name, shape in shapes.items() if rows == shape), "other")
+
+
+def pairs(call: Any) -> tuple[int, str]:
+    """Return how many channels of a query a call rotates and which pair up: half, interleaved, or other.
+
+    Each channel in turn is the only one that is not 0: two whose results fill the same channels are a pair.
+    """
+    import torch
+
+    function, args, kwargs, _ = call
+    place = next(i for i, one in enumerate(args) if hasattr(one, "shape") and one.ndim >= 3) if args else None
+    query = args[place] if place is not None else kwargs["q"]
+    width = query.shape[-1]
+    supports = []
+    for channel in range(width):
+        basis = torch.zeros_like(query)
+        basis[..., channel] = 1.0
+        if place is not None:
+            output = function(*args[:place], basis, *args[place + 1 :], **kwargs)
+        else:
+            output = function(**{**kwargs, "q": basis})
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        flat = first.reshape(-1, first.shape[-1]).abs().amax(0) > 1e-7
+        supports.append(tuple(flat.nonzero().flatten().tolist()))
+    partners: dict[tuple[int, ...], list[int]] = {}
+    for channel, support in enumerate(supports):
+        if len(support) == 2:
+            partners.setdefault(support, []).append(channel)
+    couples = sorted((both[0], both[1]) for both in partners.values() if len(both) == 2)
+    apart = {second - first for first, second in couples}
+    if len(apart) != 1:
+        return 2 * len(couples), "other"
+    if apart == {1} and len(couples) > 1:
+        return 2 * len(couples), "interleaved"
+    return 2 * len(couples), "half" if apart <= {len(couples), width // 2} else "other"
