@@ -94,9 +94,9 @@ def test_a_plan_file_is_carried_out_later(folder: Path) -> None:
 def test_the_export_of_the_baked_one_has_the_perplexities_of_the_other(folder: Path) -> None:
     losses = []
     for name in ("extended", "baked"):
-        ropetool.export(folder / name, folder / f"{name}.gguf", allow_unverified=True)
+        ropetool.export(folder / name, folder / f"{name}.gguf", allow_unverified=True, check=False)
         found = verify_checkpoint(
-            folder / f"{name}.gguf", baseline=DEMO, measures=["last-segment"], segments=16, lengths=[256, 1024]
+            folder / f"{name}.gguf", baseline=DEMO, measures=["last-segment"], segments=8, lengths=[256, 512]
         )
         losses.append([entry.target.mean for entry in found.lengths])
     assert max(abs(a - b) for a, b in zip(*losses, strict=True)) < 5e-4
@@ -111,7 +111,7 @@ def test_the_certificate_of_a_baked_one_is_against_the_original(folder: Path) ->
 
 
 def test_a_gguf_file_is_baked_for_context_shifts_and_verified(folder: Path) -> None:
-    ropetool.export(folder / "extended", folder / "x.gguf", allow_unverified=True)
+    ropetool.export(folder / "extended", folder / "x.gguf", allow_unverified=True, check=False)
     done = run("bake", "x.gguf", "shift-safe", "--check")
     assert done.code == 0, done.err
     assert done.out.splitlines()[0].endswith("x-baked.gguf")

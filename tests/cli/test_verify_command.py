@@ -105,7 +105,7 @@ def kept_rows(journal: Path) -> int:
 
 
 def test_an_interrupted_run_goes_on(folder: Path) -> None:
-    arguments = ["extended", "--suite", "quick", "--lengths", "64,256,512", "--json"]
+    arguments = ["extended", "--suite", "quick", "--lengths", "64,256,512", "--segments", "8", "--json"]
     running = subprocess.Popen(
         [sys.executable, "-m", "ropetool", "verify", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFReader
+from gguf_reading import GGUFReader
 
 from ropetool.gguf_export import Exported, export_checkpoint
 

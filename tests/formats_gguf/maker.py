@@ -12,7 +12,8 @@ from typing import Any
 import gguf
 import numpy as np
 from gguf import GGMLQuantizationType as Q
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGUFValueType, GGUFWriter
+from gguf_reading import GGUFReader
 
 ARCH = "llama"
 SCALARS = {

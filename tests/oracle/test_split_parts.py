@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import converter
-import gguf
 import pytest
 from exporting import maker
+from gguf_reading import GGUFReader
 
 CHANGES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
@@ -61,7 +61,7 @@ def our(source: Path, output: Path, option: str, value: str) -> list[Path]:
     return found
 
 
-def types(reader: gguf.GGUFReader) -> list[Any]:
+def types(reader: GGUFReader) -> list[Any]:
     return [reader.fields[key].types for key in SPLIT]
 
 
@@ -71,7 +71,7 @@ def test_the_parts_are_the_stock_converters(option: str, value: str, count: int,
     found = our(source, tmp_path / "our.gguf", option, value)
     assert len(found) == count
     assert [path.name for path in found] == [re.sub("^stock", "our", path.name) for path in expected]
-    read = [[gguf.GGUFReader(path) for path in paths] for paths in (found, expected)]  # seconds for a vocabulary
+    read = [[GGUFReader(path) for path in paths] for paths in (found, expected)]  # seconds for a vocabulary
     for ours, theirs in zip(*read, strict=True):
         assert list(maker.tensors(ours).items()) == list(maker.tensors(theirs).items())
         assert types(ours) == types(theirs)

@@ -33,7 +33,7 @@ from ropetool.verification.results import FAIL, Check
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"
-LENGTHS = [256, 1024]
+LENGTHS = [256, 512]
 PAGE = ROOT / "docs" / "verify.md"
 
 
@@ -156,7 +156,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder whose intact files are measured once; each defect is planted into a copy beside them."""
     folder = tmp_path_factory.mktemp("defects")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification_run, "DIVERGENCE_TOKENS", 4096)  # four rows say it as well
+        patch.setattr(verification_run, "DIVERGENCE_TOKENS", 2048)  # four rows say it as well
         cut_texts(patch, folder / "texts", 8000)
         remember(patch, [folder / name for name in ("model", "extended", "Q8_0.gguf", "Q4_K_M.gguf")])
         yield folder
