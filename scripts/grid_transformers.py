@@ -20,8 +20,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from ropetool import errors, weights
-from ropetool.files.hf import headers, open_directory
-from ropetool.weights import Bake, Bakeable, FoldTargets
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.weights import Bake, Bakeable, FoldTargets, bakes
 
 BY = "transformers"
 MEASURED_BY = (
@@ -137,16 +137,16 @@ def score(view: FoldTargets) -> references.Change:
 
 
 def _factor(side: str, **options: Any) -> Recipe:
-    return Recipe(lambda model: weights.attention_factor(model, side, **options), with_factor)
+    return Recipe(lambda model: bakes.attention_factor(model, side, **options), with_factor)
 
 
 def _softmax(side: str) -> Recipe:
-    return Recipe(lambda model: weights.softmax_scale(model, side))
+    return Recipe(lambda model: bakes.softmax_scale(model, side))
 
 
 def _still(source: Callable[[dict[str, Any]], dict[str, Any]]) -> Recipe:
     return Recipe(
-        lambda model: weights.drop_pairs(model, slowest(model.targets), "still"), source,
+        lambda model: bakes.drop_pairs(model, slowest(model.targets), "still"), source,
         lambda view: references.with_still_pairs(slowest(view)),
     )  # fmt: skip
 
@@ -159,15 +159,15 @@ RECIPES = {
     "softmax-scale q": _softmax("q"),
     "softmax-scale k": _softmax("k"),
     "pair-gain k": Recipe(
-        lambda model: weights.pair_gain(model, {references.FULL: gains(model.targets)}),
+        lambda model: bakes.pair_gain(model, {references.FULL: gains(model.targets)}),
         reference=lambda view: references.with_gains(gains(view)),
     ),
-    "score k": Recipe(lambda model: weights.score_gain(model, {references.FULL: 1.3}), reference=score),
+    "score k": Recipe(lambda model: bakes.score_gain(model, {references.FULL: 1.3}), reference=score),
     "layout": Recipe(
         lambda model: models.reordered(model, other_order(model.targets)), other_order=True,
     ),
     "drop-pairs mute": Recipe(
-        lambda model: weights.drop_pairs(model, muted(model.targets), "mute"), reference=without_pairs,
+        lambda model: bakes.drop_pairs(model, muted(model.targets), "mute"), reference=without_pairs,
     ),
     "drop-pairs still": _still(unscaled),
     "drop-pairs still, scaled": _still(as_given),
@@ -239,9 +239,11 @@ def rounding(made: Bake, source: Path, folder: Path) -> list[float]:
         else:
             (half / path.name).write_bytes(path.read_bytes())
     (folder / "rounded").mkdir()
-    found = headers(open_directory(half))
-    shapes = {name: info.shape for header in found for name, info in header.tensors.items()}
-    done = weights.bake_tensors(made.tensors, found, folder / "rounded").tensors
+    checkpoint = HfCheckpoint.open(half)
+    files = weights.weight_files(checkpoint)
+    shapes = {name: stored.shape for name, stored in checkpoint.stored.items()}
+    targets = [folder / "rounded" / file.path.name for file in files]
+    done = weights.write_weights(made.tensors, files, targets).tensors
     sizes = [one.rows * max(1, int(np.prod(shapes[one.tensor][1:]))) for one in done if one.mean_error]
     means = [one.mean_error for one in done if one.mean_error]
     mean = float(np.average(means, weights=sizes)) if means else 0.0

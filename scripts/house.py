@@ -23,6 +23,7 @@ from pathlib import Path
 CHECKPOINTS = {
     "Checkpoint", "GgufHeader", "HfView", "GgufView", "HfHost", "GgufHost", "View", "Host", "Opened", "Origin", "Prepared",
     "Inspection", "Side", "Directory", "HfCheckpoint", "GgufCheckpoint", "Format", "HfFormat", "GgufFormat",
+    "FoldTargets", "Bakeable", "HfBakeable", "GgufBakeable",
 }  # fmt: skip
 TENSORS = {
     "Tensor", "TensorInfo", "StoredTensor", "Stored", "TensorEntry", "Piece", "GgufTensor", "HfTensor", "TensorHeader", "Compared",

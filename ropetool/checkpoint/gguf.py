@@ -109,15 +109,7 @@ class GgufCheckpoint:
     @cached_property
     def stored(self) -> dict[str, StoredTensor]:
         """Return all tensors by name, over all files."""
-        found = {}
-        for header in self.files:
-            for info in header.tensors:
-                kind = GGML_TYPES[info.ggml_type]
-                found[info.name] = StoredTensor(
-                    header.path, header.data_start + info.offset, info.nbytes, kind.name, info.shape[::-1], kind.nbytes,
-                    "values" if kind.block == 1 else f"blocks of {kind.block} values",
-                )  # fmt: skip
-        return found
+        return {name: tensor for header in self.files for name, tensor in stored_in(header).items()}
 
     def identity(self) -> Identity:
         """Return what tells whether this is still the same model."""
@@ -169,3 +161,15 @@ class GgufCheckpoint:
                     f"{name} is not what it was when the plan was made", where=self.where,
                     try_="make a new plan with ropetool extend ... --dry-run --plan-out FILE",
                 )  # fmt: skip
+
+
+def stored_in(header: GgufHeader) -> dict[str, StoredTensor]:
+    """Return the tensors of one file by name."""
+    found = {}
+    for info in header.tensors:
+        kind = GGML_TYPES[info.ggml_type]
+        found[info.name] = StoredTensor(
+            header.path, header.data_start + info.offset, info.nbytes, kind.name, info.shape[::-1], kind.nbytes,
+            "values" if kind.block == 1 else f"blocks of {kind.block} values",
+        )  # fmt: skip
+    return found

@@ -104,13 +104,7 @@ class HfCheckpoint:
 
         Raises: CheckpointError if a header cannot be read, or a file ends before its tensors do.
         """
-        return {
-            info.name: StoredTensor(
-                header.path, info.begin, info.end - info.begin, info.dtype, info.shape,
-                max(1, DTYPE_BITS[info.dtype] // 8), "values" if DTYPE_BITS[info.dtype] % 8 == 0 else "bytes",
-            )
-            for header in self.headers for info in header.tensors.values()
-        }  # fmt: skip
+        return {name: tensor for header in self.headers for name, tensor in stored_in(header).items()}
 
     def identity(self) -> Identity:
         """Return what tells whether this is still the same checkpoint."""
@@ -130,6 +124,17 @@ class HfCheckpoint:
             families.of_config(config, self.where)
             self._edited[key] = replace(self, config=config, text=text, given=self.family)
         return self._edited[key] if changes else self
+
+
+def stored_in(header: Header) -> dict[str, StoredTensor]:
+    """Return the tensors of one weight file by name."""
+    return {
+        info.name: StoredTensor(
+            header.path, info.begin, info.end - info.begin, info.dtype, info.shape,
+            max(1, DTYPE_BITS[info.dtype] // 8), "values" if DTYPE_BITS[info.dtype] % 8 == 0 else "bytes",
+        )
+        for info in header.tensors.values()
+    }  # fmt: skip
 
 
 def known_family(config: Mapping[str, Any], where: str) -> Family:

@@ -81,7 +81,7 @@ def _difference(found: StoredTensor | None, wanted: StoredTensor | bytes | None,
     if wanted is None:
         return "is additional"
     if isinstance(wanted, bytes):
-        return "" if _read(found) == wanted else "is not what the plan says"
+        return "" if read_bytes(found) == wanted else "is not what the plan says"
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
         return f"is {found.dtype} {list(found.shape)} instead of {wanted.dtype} {list(wanted.shape)}"
     if _same_place(found, wanted) or all(a == b for a, b in _pieces(found, wanted)):
@@ -103,7 +103,11 @@ def _pieces(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[bytes, bytes]]:
             yield _read_at(first, a, start, size), _read_at(second, b, start, size)
 
 
-def _read(stored: StoredTensor) -> bytes:
+def read_bytes(stored: StoredTensor) -> bytes:
+    """Return the bytes of a tensor.
+
+    Raises: CorruptFile if its file has become shorter.
+    """
     with open_regular(stored.path, buffering=0) as file:
         return _read_at(file, stored, 0, stored.nbytes)
 

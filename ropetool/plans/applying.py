@@ -15,7 +15,6 @@ from ropetool import names
 from ropetool.checkpoint import listings, provenance, style
 from ropetool.checkpoint.edits import edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.opening import Checkpoint
@@ -24,7 +23,7 @@ from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.files import hub, linking
 from ropetool.files.counting import counted, nobody
 from ropetool.files.gguf import Patch, write_patched
-from ropetool.files.hf import Directory, Header, apply_edits, limits_of, read_object
+from ropetool.files.hf import Directory, apply_edits, limits_of, read_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.transaction import transaction
 from ropetool.plans import model_card
@@ -33,8 +32,7 @@ from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.serving import commands, gguf_lines, serving_lines
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import decoded
-from ropetool.weights import BakedTensor, bake_tensors, marks
-from ropetool.weights.gguf_writing import bake_gguf, gguf_marks
+from ropetool.weights import BakedTensor, WeightFile, marks, weight_files, write_weights
 
 LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
 _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
@@ -107,7 +105,8 @@ def apply(
     ):
         stage = made.stage(target)
         stage.mkdir()
-        done = bake_tensors(plan.tensors, weights, stage, bake_dtype=plan.bake_dtype, progress=steps.begin)
+        shards = [stage / file.path.name for file in weights]
+        done = write_weights(plan.tensors, weights, shards, bake_dtype=plan.bake_dtype, progress=steps.begin)
         written = {*edited, *(file.name for file in done.files)}
         for relative in (path for path in unchanged if str(path) not in written):
             destination = stage / relative
@@ -155,8 +154,8 @@ class _Steps:
         self._tell("flushing to the disk", 0, 0)
 
 
-def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> list[Header]:
-    """Return the headers of the weight files, if the plan bakes; the source must have what it bakes into."""
+def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> Sequence[WeightFile]:
+    """Return the weight files, if the plan bakes; the source must have what it bakes into."""
     if not plan.bakes:
         return []
     if not plan.tensors:
@@ -164,8 +163,9 @@ def _checked_weights(plan: Plan, checkpoint: HfCheckpoint) -> list[Header]:
             f"the plan bakes {plan.bakes[0]}, and there are no weights here", where=str(checkpoint.path),
             try_="run the same command on the checkpoint with its weights",
         )  # fmt: skip
-    _check_marks(plan, marks(plan.tensors, checkpoint.headers), checkpoint.path)
-    return checkpoint.headers
+    files = weight_files(checkpoint)
+    _check_marks(plan, marks(plan.tensors, files), checkpoint.path)
+    return files
 
 
 def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
@@ -198,15 +198,15 @@ def _apply_gguf(
     """Write the model's files, the unchanged ones linked."""
     headers = source.files
     source.check_old_values(plan.edits)
-    _check_marks(plan, gguf_marks(plan.tensors, headers), headers[0].path.parent)
-    patch = patch_of(plan.edits)
+    files = weight_files(source, plan.edits)
+    _check_marks(plan, marks(plan.tensors, files), headers[0].path.parent)
     _check_outcome(plan, source)
     _check_identity(plan, source.identity(), source.path)
     placed, edited = Counter[str](), list[str]()
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
     with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
         stages = made.stage(len(headers))
-        done = bake_gguf(headers, plan.tensors, patch, stages, bake_dtype=plan.bake_dtype, progress=steps.begin)
+        done = write_weights(plan.tensors, files, stages, bake_dtype=plan.bake_dtype, progress=steps.begin)
         for header, stage in zip(headers, stages, strict=True):
             if stage not in done.files:
                 steps.begin(header.path.name)

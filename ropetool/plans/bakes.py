@@ -28,7 +28,7 @@ from ropetool.plans.search import dissenters
 from ropetool.plans.targets import tables_of
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import collapse_releases, display_ranges, inspection
-from ropetool.weights import Bake, Bakeable, TensorEdit, bakeable, bakes, described
+from ropetool.weights import Bake, Bakeable, TensorEdit, bakeable, bakes, described, marks, weight_files
 from ropetool.weights.fold_targets import FoldTargets
 
 DTYPES = {"": "", "f32": "F32", "f64": "F64"}
@@ -179,7 +179,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
     return Plan(
         checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": recipe.name, **chosen.stated()}, CURRENT, trained,
         read.max_position_embeddings, (checkpoint.runtime,), form.style, tables_of(read), softmax, edits, (),
-        notes, "baked", words, tensors, target.marks(tensors), dtype, read, checkpoint.identity(),
+        notes, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity(),
     )  # fmt: skip
 
 

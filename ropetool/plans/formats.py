@@ -35,7 +35,7 @@ from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
 from ropetool.runtimes.llama_cpp.layers import Model
-from ropetool.weights import Residual, TensorEdit, bakeable, residual_edits, residual_words
+from ropetool.weights import Residual, TensorEdit, bakeable, marks, residual_edits, residual_words, weight_files
 
 CONFIG_ONLY = "only config.json is here: the output has no weights either"
 
@@ -190,9 +190,8 @@ class HfFormat:
         words = residual_words(residuals)
         if self.checkpoint.directory.config_only:
             return Baking(words)
-        source = bakeable(self.checkpoint)
-        tensors = residual_edits(source, residuals)
-        return Baking(words, tensors, source.marks(tensors))
+        tensors = residual_edits(bakeable(self.checkpoint), residuals)
+        return Baking(words, tensors, marks(tensors, weight_files(self.checkpoint)))
 
     def length_edits(self, length: int) -> list[FileEdit]:
         """Raise the tokenizer's limit; a larger or absent one stays."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.weights import FoldTargets, LayerCheck, bakeable, check_scores, reader
 from ropetool.weights.checking import Reader
-from ropetool.weights.gguf_writing import gguf_reader
 
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
 
@@ -34,7 +32,7 @@ def check_possible(plan: Plan, where: Path) -> None:
             "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
             try_="leave out --check",
         )  # fmt: skip
-    targets, read = _read_gguf(where) if plan.format == "gguf" else _read(where, plan)
+    targets, read = _read(where)
     try:
         check_scores(plan.tensors, targets, read, targets, read)
     except UnsupportedDtype as error:
@@ -50,19 +48,13 @@ def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
 
     Raises: UnsupportedDtype, LossyExport, CheckpointError.
     """
-    sides = [_read_gguf(path) if plan.format == "gguf" else _read(path, plan) for path in (source, output)]
-    (before, read_before), (after, read_after) = sides
+    (before, read_before), (after, read_after) = (_read(path) for path in (source, output))
     return check_scores(plan.tensors, before, read_before, after, read_after)
 
 
-def _read(path: Path, plan: Plan) -> tuple[FoldTargets, Reader]:
-    checkpoint = HfCheckpoint.open(path)
-    return bakeable(checkpoint).targets, reader(checkpoint.headers)
-
-
-def _read_gguf(path: Path) -> tuple[FoldTargets, Reader]:
-    model = GgufCheckpoint.open(path)
-    return bakeable(model).targets, gguf_reader(model.files)
+def _read(path: Path) -> tuple[FoldTargets, Reader]:
+    checkpoint = open_checkpoint(path)
+    return bakeable(checkpoint).targets, reader(checkpoint.stored)
 
 
 def checks_text(checks: Sequence[LayerCheck]) -> str:

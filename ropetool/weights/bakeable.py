@@ -62,9 +62,6 @@ class Bakeable(Protocol):
     def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
         """Return the edits of what would be untrue after these of tensors."""
 
-    def marks(self, tensors: Sequence[TensorEdit]) -> dict[str, str]:
-        """Return for each file that these edits touch what tells whether it is still the same."""
-
 
 def computed(checkpoint: Checkpoint) -> RopeSet:
     """Return what the runtime of its format computes from a checkpoint.

@@ -5,22 +5,25 @@ Reads two versions of the same layers; knows no runtime, and judges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from ropetool import names
+from ropetool.checkpoint.tensor_bytes import StoredTensor, read_bytes
 from ropetool.errors import LossyExport
 from ropetool.families import FoldStep
 from ropetool.families.rows import K, Q
 from ropetool.files.dtypes import decode
-from ropetool.files.hf import Header
+from ropetool.files.gguf.numbers import numbers
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array, LayerRope
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import PARTS, FoldRows, FoldTargets, attention_name, by_step, layers
+from ropetool.weights.gguf_scales import BLOCKS
 
 Reader = Callable[[str], Array]
 EPSILON = 1e-6  # of norms; the same on both sides, so its exact value changes no comparison
@@ -37,19 +40,19 @@ class LayerCheck:
     unbaked: float
 
 
-def reader(headers: Sequence[Header]) -> Reader:
-    """Return what reads a tensor by name as float64.
+def reader(stored: Mapping[str, StoredTensor]) -> Reader:
+    """Return what reads a tensor by name as float64, rows first; the blocks of GGUF files as llama.cpp takes them.
 
-    Raises: UnsupportedDtype for block-scaled and packed numbers.
+    Raises: UnsupportedDtype for FP8 and packed numbers; CorruptFile if a file became shorter.
     """
-    places = {name: (header.path, info) for header in headers for name, info in header.tensors.items()}
 
     def read(name: str) -> Array:
-        path, info = places[name]
-        with path.open("rb") as file:
-            file.seek(info.begin)
-            found: Array = decode(file.read(info.end - info.begin), info.dtype).astype(np.float64).reshape(info.shape)
-        return found
+        tensor = stored[name]
+        raw = read_bytes(tensor)
+        if tensor.dtype not in BLOCKS:
+            return decode(raw, tensor.dtype).astype(np.float64).reshape(tensor.shape)
+        rows = np.frombuffer(raw, np.uint8).reshape(prod(tensor.shape[:-1]), -1)
+        return numbers(rows, BLOCKS[tensor.dtype], f"{tensor.path}: {name}").reshape(tensor.shape)
 
     return read
 

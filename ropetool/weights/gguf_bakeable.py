@@ -25,7 +25,6 @@ from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
 from ropetool.weights.gguf_fold_targets import gguf_targets
 from ropetool.weights.gguf_scales import on_blocks
-from ropetool.weights.gguf_writing import gguf_marks
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,9 +85,6 @@ class GgufBakeable:
     def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
         """Return the edits that remove our own keys, which spoke of the weights as they were."""
         return removal(self.checkpoint)
-
-    def marks(self, tensors: Sequence[TensorEdit]) -> dict[str, str]:
-        return gguf_marks(tensors, self.checkpoint.files)
 
 
 def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:

@@ -18,6 +18,7 @@ from ropetool.files.gguf import GGML_TYPES
 from ropetool.rope.tables import Array
 from ropetool.weights.edits import SCALE, TensorEdit, by_tensor
 from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.rounding import RoundingErrors
 
 # Where a block keeps its float16 scales, in bytes; every number of the block is linear in them.
 F16_SCALES = {
@@ -29,6 +30,9 @@ F16_SCALES = {
 E8M0 = "MXFP4"  # its blocks begin with a power of two
 WIDE = ("F32",)  # what --bake-dtype may ask for here: llama.cpp multiplies with no F64
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}
+BLOCKS = {
+    kind.name: number for number, kind in GGML_TYPES.items() if kind.block > 1
+}  # types of several numbers a block
 
 
 def on_blocks(edits: Sequence[TensorEdit], targets: FoldTargets, bake_dtype: str = "") -> tuple[TensorEdit, ...]:
@@ -76,32 +80,7 @@ def check_factors(dtype: str, factors: Array, name: str) -> None:
         )  # fmt: skip
 
 
-class ScaleErrors:
-    """What rounding products to a type cost, and how many fell below its normal range."""
-
-    def __init__(self, dtype: str = "float16") -> None:
-        self.highest, self.subnormal, self._dtype = 0.0, 0, np.dtype(dtype)
-        self._sum, self._count = 0.0, 0
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._count if self._count else 0.0
-
-    def add(self, exact: Array, stored: Array, name: str) -> None:
-        """Count the relative errors. Raises: LossyExport for a product that overflows, or that becomes zero."""
-        counted = np.isfinite(exact) & (exact != 0)
-        exact, stored = exact[counted], stored[counted]
-        if not np.isfinite(stored).all() or (stored == 0).any():
-            far = "large" if not np.isfinite(stored).all() else "small"
-            wider = "--bake-dtype f32" if self._dtype == np.float16 else ""
-            raise LossyExport(f"a product becomes too {far} for {self._dtype}", where=name, try_=wider)
-        relative = np.abs(stored - exact) / np.abs(exact)
-        self.highest = max(self.highest, float(relative.max(initial=0.0)))
-        self.subnormal += int(np.count_nonzero(np.abs(exact) < np.finfo(self._dtype).tiny))
-        self._sum, self._count = self._sum + float(relative.sum()), self._count + relative.size
-
-
-def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: ScaleErrors, name: str) -> None:
+def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: RoundingErrors, name: str) -> None:
     """Multiply rows in place by their factors, in the scales of their blocks; a factor of 1 leaves a row's bytes.
 
     Shapes: rows (n, bytes of a row), factor (n,).
@@ -113,7 +92,7 @@ def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: 
         return
     blocks = rows[chosen].reshape(int(chosen.sum()), -1, KINDS[dtype].nbytes)
     if dtype == E8M0:
-        blocks[:, :, 0] = _stepped(blocks[:, :, 0], factor[chosen], name)
+        blocks[:, :, 0] = stepped(blocks[:, :, 0], factor[chosen], name)
     for at in F16_SCALES.get(dtype, ()):
         old = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[..., 0].astype(np.float64)
         exact = old * factor[chosen][:, None]
@@ -124,9 +103,13 @@ def scaled_rows(rows: npt.NDArray[np.uint8], dtype: str, factor: Array, errors: 
     rows[chosen] = blocks.reshape(-1, rows.shape[1])
 
 
-def _stepped(bits: npt.NDArray[np.uint8], factor: Array, name: str) -> npt.NDArray[np.uint8]:
-    """Return powers of two times powers of two: the exponents add up."""
-    moved = bits.astype(np.int64) + np.log2(factor).astype(np.int64)[:, None]
-    if np.any((moved < 0) | (moved > 254)):
-        raise LossyExport("a power of two leaves the range of its type", where=name, try_="--bake-dtype f32")
+def stepped(bits: npt.NDArray[np.uint8], factor: Array, name: str) -> npt.NDArray[np.uint8]:
+    """Return powers of two times powers of two: the exponents add up.
+
+    Raises: LossyExport for a factor that is none, or a product beyond the type.
+    """
+    steps = np.log2(factor)
+    moved = bits.astype(np.int64) + steps.astype(np.int64)[:, None]
+    if np.any(steps != np.round(steps)) or np.any((moved < 0) | (moved > 254)):
+        raise LossyExport("a power of two leaves the range of its type, or the factor is none", where=name)
     return moved.astype(np.uint8)

@@ -24,7 +24,7 @@ from ropetool.weights.bakeable import check_computed, computed
 from ropetool.weights.block_scales import on_scales
 from ropetool.weights.edits import TensorEdit
 from ropetool.weights.fold_targets import FoldTargets
-from ropetool.weights.writing import growth, marks
+from ropetool.weights.writing import growth
 
 LAYOUTS = ("half", "interleaved")
 
@@ -169,12 +169,9 @@ class HfBakeable:
 
     def other_edits(self, tensors: Sequence[TensorEdit]) -> list[FileEdit]:
         """Return the edit of the shard index, which states how many bytes the weights have."""
-        more = growth(tensors, self.checkpoint.headers, self.bake_dtype)
+        more = growth(tensors, self.checkpoint.stored, self.bake_dtype)
         index = read_optional_object(self.checkpoint.path / names.SAFETENSORS_INDEX_JSON) if more else None
         stated = (index[1].get("metadata") or {}).get("total_size") if index else None
         if not isinstance(stated, int):
             return []
         return [FileEdit(names.SAFETENSORS_INDEX_JSON, ("metadata", "total_size"), stated, stated + more)]
-
-    def marks(self, tensors: Sequence[TensorEdit]) -> dict[str, str]:
-        return marks(tensors, self.checkpoint.headers)

@@ -1,30 +1,51 @@
-"""Writing baked shards: tensor by tensor as a stream, each number rounded once, every other byte as it was.
+"""Writing changed tensors: file by file as a stream, each number rounded once, every other byte as it was.
 
-Knows safetensors files and row changes; neither models nor configs.
+Knows the numbers of tensors and what happens to their rows; neither models nor keys, nor how a file is laid out.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.errors import CorruptFile, LossyExport, PlanMismatch, UnsupportedDtype
+from ropetool.checkpoint.tensor_bytes import StoredTensor
+from ropetool.errors import CorruptFile, PlanMismatch, UnsupportedDtype
 from ropetool.files.dtypes import STORAGE, decode, encode
-from ropetool.files.gguf.copying import copy_range, write_all
-from ropetool.files.hf import DTYPE_BITS, Header, TensorInfo
+from ropetool.files.gguf.copying import write_all
+from ropetool.files.gguf.numbers import numbers
+from ropetool.files.regular import open_regular
+from ropetool.rope.tables import Array
 from ropetool.weights.block_scales import E8M0, FP8
 from ropetool.weights.edits import RowChange, TensorEdit, by_tensor
+from ropetool.weights.gguf_scales import BLOCKS, check_factors, scaled_rows, stepped
+from ropetool.weights.rounding import RoundingErrors
 
 CHUNK_ELEMENTS = 1 << 20  # 8 MiB as float64
 _PLAN_AGAIN = "make a new plan"
+
+
+class WeightFile(Protocol):
+    """A file with tensors, to be written anew. edited: whether it changes where none of its tensors does."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def data_start(self) -> int: ...
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
+    @property
+    def edited(self) -> bool: ...
+
+    def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
+        """Write the whole file but for these tensors, which get these types; return where their bytes go."""
 
 
 @dataclass(frozen=True)
@@ -52,173 +73,198 @@ class Baked:
     bytes_written: int
 
 
-def marks(edits: Sequence[TensorEdit], headers: Sequence[Header]) -> dict[str, str]:
-    """Return for each shard that the edits touch what tells whether it is still the same: header, size and time."""
-    names = by_tensor(edits)
-    return {
-        header.path.name: mark(header.path, header.data_start)
-        for header in headers
-        if not names.keys().isdisjoint(header.tensors)
-    }
+def marks(edits: Sequence[TensorEdit], files: Sequence[WeightFile]) -> dict[str, str]:
+    """Return for each file that the edits touch what tells whether it is still the same: header, size and time."""
+    names = by_tensor(edits).keys()
+    return {file.path.name: _mark(file) for file in files if not names.isdisjoint(file.tensors)}
 
 
-def mark(path: Path, data_start: int) -> str:
-    """Return what tells whether a weight file is still the same: a digest of its header, its size and its time."""
-    status = path.stat()
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(data_start))
+def _mark(file: WeightFile) -> str:
+    status = file.path.stat()
+    with file.path.open("rb") as opened:
+        digest = hashlib.sha256(opened.read(file.data_start))
     digest.update(f"{status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
-def growth(edits: Sequence[TensorEdit], headers: Sequence[Header], bake_dtype: str) -> int:
+def growth(edits: Sequence[TensorEdit], stored: Mapping[str, StoredTensor], bake_dtype: str) -> int:
     """Return by how many bytes the numbers become more if the scaled tensors are stored in this type.
 
     Raises: UnsupportedDtype.
     """
-    changes, more = by_tensor(edits), 0
-    for header in headers:
-        for name, info in header.tensors.items():
-            if name in changes:
-                bits = DTYPE_BITS[_new_dtype(info, changes[name], bake_dtype)]
-                more += (info.end - info.begin) * bits // DTYPE_BITS[info.dtype] - (info.end - info.begin)
-    return more
+    touched = [(stored[name], change) for name, change in by_tensor(edits).items() if name in stored]
+    return sum(nbytes_as(tensor, _new_dtype(tensor, change, bake_dtype)) - tensor.nbytes for tensor, change in touched)
 
 
-def baked_bytes(info: TensorInfo, path: Path, change: RowChange, bake_dtype: str = "") -> bytes:
+def nbytes_as(stored: StoredTensor, dtype: str) -> int:
+    """Return how many bytes a tensor takes in a type that stores plain numbers, or its own."""
+    return stored.nbytes if dtype == stored.dtype else prod(stored.shape) * STORAGE[dtype].itemsize
+
+
+def baked_bytes(name: str, stored: StoredTensor, change: RowChange, bake_dtype: str = "") -> bytes:
     """Return what a tensor of a file is after the change.
 
     Raises: CorruptFile if the file ends inside it; LossyExport, UnsupportedDtype.
     """
-    dtype = _new_dtype(info, change, bake_dtype)
-    with path.open("rb", buffering=0) as source:
-        pieces, _ = new_pieces(source, info, change, dtype)
-        return b"".join(pieces)
+    with _opened(stored.path) as source:
+        return b"".join(_Rewritten(name, stored, change, _new_dtype(stored, change, bake_dtype)).chunks(source))
 
 
-def bake_tensors(
+def write_weights(
     edits: Sequence[TensorEdit],
-    headers: Sequence[Header],
-    out: Path,
+    files: Sequence[WeightFile],
+    targets: Sequence[Path],
     *,
     bake_dtype: str = "",
     expected: Mapping[str, str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Baked:
-    """Write every shard that changes into `out`, under its name; the others are the caller's to link.
+    """Write every file that changes to its target; the others are the caller's to link.
 
-    bake_dtype: the type to store scaled floating-point tensors in, F32 or F64; by default each keeps its own.
+    bake_dtype: the type to store scaled tensors in, F32 or F64; by default each keeps its own.
     expected: the `marks` of the plan.
-    Raises: PlanMismatch if a shard has changed or a tensor is not there; LossyExport if a product does not fit its
-    type; UnsupportedDtype.
+    Raises: PlanMismatch if a file has changed since the plan or a tensor is not there; LossyExport if a product does
+    not fit its type; UnsupportedDtype; OutputError.
     """
     changes = by_tensor(edits)
-    _check_all_there(changes, headers)
-    if expected is not None and marks(edits, headers) != dict(expected):
-        raise PlanMismatch("a weight file has changed since the plan was made", where=str(out), try_=_PLAN_AGAIN)
-    files, done = [], []
-    for header in headers:
-        inside = {name: change for name, change in changes.items() if name in header.tensors}
-        if not inside:
+    _check_all_there(changes, files, bake_dtype)
+    if expected is not None and marks(edits, files) != dict(expected):
+        raise PlanMismatch(
+            "a weight file has changed since the plan was made", where=str(files[0].path), try_=_PLAN_AGAIN
+        )
+    written, done = [], []
+    for file, target in zip(files, targets, strict=True):
+        inside = {name: change for name, change in changes.items() if name in file.tensors}
+        if not inside and not file.edited:
             continue
         if progress is not None:
-            progress(header.path.name)
-        target = out / header.path.name
-        done += _write_shard(header, inside, target, bake_dtype)
-        files.append(target)
-    return Baked(tuple(files), tuple(done), sum(path.stat().st_size for path in files))
+            progress(file.path.name)
+        done += _write_file(file, inside, target, bake_dtype)
+        written.append(target)
+    return Baked(tuple(written), tuple(done), sum(path.stat().st_size for path in written))
 
 
-def _check_all_there(changes: Mapping[str, RowChange], headers: Sequence[Header]) -> None:
-    known = {name: info for header in headers for name, info in header.tensors.items()}
+def _check_all_there(changes: Mapping[str, RowChange], files: Sequence[WeightFile], bake_dtype: str) -> None:
+    """Refuse, before anything is written, a tensor that is absent or whose type cannot take its change."""
+    known = {name: stored for file in files for name, stored in file.tensors.items()}
     for name, change in changes.items():
-        info = known.get(name)
-        count = int(np.prod(info.shape)) if info else 0
-        if info is None or (change.source.size not in (count, *info.shape[:1])):
+        stored = known.get(name)
+        if stored is None or change.source.size not in _heights(stored):
             raise PlanMismatch(
-                f"{name} is not there with {change.source.size} rows", where=str(headers[0].path), try_=_PLAN_AGAIN
+                f"{name} is not there with {change.source.size} rows", where=str(files[0].path), try_=_PLAN_AGAIN
             )
+        if change.offset and stored.dtype in BLOCKS:
+            raise UnsupportedDtype(f"has type {stored.dtype}, which holds no sum with {change.offset:g}", where=name)
+        if _new_dtype(stored, change, bake_dtype) == stored.dtype and stored.dtype != E8M0:
+            check_factors(stored.dtype, change.factor, name)
 
 
-# --- one shard
+def _heights(stored: StoredTensor) -> tuple[int, ...]:
+    """Return how many rows a tensor may be seen to have: those of its table, or its elements where none shares a block."""
+    rows = prod(stored.shape[:-1])
+    return (rows,) if stored.dtype in BLOCKS else (rows, prod(stored.shape))
 
 
-def _write_shard(header: Header, changes: Mapping[str, RowChange], target: Path, bake_dtype: str) -> list[BakedTensor]:
-    dtypes = {name: _new_dtype(header.tensors[name], change, bake_dtype) for name, change in changes.items()}
-    head, order = _new_header(header, dtypes)
-    done = []
-    with header.path.open("rb", buffering=0) as source, target.open("xb", buffering=0) as file:
-        write_all(file, 0, head)
-        at = len(head)
-        for info in order:
-            change = changes.get(info.name)
-            if change is None:
-                copy_range(source, file, info.begin, at, info.end - info.begin)
-                at += info.end - info.begin
-            else:
-                baked, at = _write_tensor(source, file, at, info, change, dtypes[info.name], header.path.name)
-                done.append(baked)
+def _write_file(file: WeightFile, changes: Mapping[str, RowChange], target: Path, bake_dtype: str) -> list[BakedTensor]:
+    touched = sorted(changes, key=lambda name: file.tensors[name].begin)
+    dtypes = {name: _new_dtype(file.tensors[name], changes[name], bake_dtype) for name in touched}
+    places, done = file.begin(target, dtypes), []
+    with _opened(file.path) as source, target.open("r+b", buffering=0) as written:
+        for name in touched:
+            at, tensor = places[name], _Rewritten(name, file.tensors[name], changes[name], dtypes[name])
+            for data in tensor.chunks(source):
+                write_all(written, at, data)
+                at += len(data)
+            done.append(_baked(tensor, file.path.name))
     return done
 
 
-def _new_dtype(info: TensorInfo, change: RowChange, bake_dtype: str) -> str:
-    """Return the type to store a tensor in; rows that only move, and scales of blocks, keep theirs."""
-    if not bake_dtype or info.dtype not in STORAGE or bool(np.all(change.factor == 1)):
-        return info.dtype
+def _baked(tensor: _Rewritten, file: str) -> BakedTensor:
+    errors, change, below = tensor.errors, tensor.change, tensor.errors.subnormal
+    low = (f"{below} of its products are below the normal range of their type",) if below else ()
+    rows, reasons = int(np.count_nonzero(change.touched)), (*change.reasons, *low)
+    return BakedTensor(tensor.name, file, rows, tensor.dtype, errors.highest, errors.mean, reasons)
+
+
+def _new_dtype(stored: StoredTensor, change: RowChange, bake_dtype: str) -> str:
+    """Return the type to store a tensor in; rows that only move, FP8 and its scales keep theirs, and so does a wider one."""
+    own = stored.dtype
+    if not bake_dtype or own not in (*STORAGE, *BLOCKS) or bool(np.all(change.factor == 1)):
+        return own
     if bake_dtype not in ("F32", "F64"):
         raise UnsupportedDtype(f"is {bake_dtype}; baked tensors can be stored in F32 or F64", where="--bake-dtype")
-    return bake_dtype if DTYPE_BITS[bake_dtype] > DTYPE_BITS[info.dtype] else info.dtype
-
-
-def _new_header(header: Header, dtypes: Mapping[str, str]) -> tuple[bytes, list[TensorInfo]]:
-    """Return the bytes before the data, and the tensors in the order of their places."""
-    order = sorted(header.tensors.values(), key=lambda info: (info.begin, info.end))
-    if all(header.tensors[name].dtype == dtype for name, dtype in dtypes.items()):
-        return _first_bytes(header), order
-    # Wide types first, as the format's own writer has them: readers want each tensor at a multiple of its width.
-    order.sort(key=lambda info: -DTYPE_BITS[dtypes.get(info.name, info.dtype)])
-    entries: dict[str, Any] = {"__metadata__": dict(header.metadata)} if header.metadata else {}
-    at = 0
-    for info in order:
-        dtype = dtypes.get(info.name, info.dtype)
-        size = (info.end - info.begin) * DTYPE_BITS[dtype] // DTYPE_BITS[info.dtype]
-        entries[info.name] = {"dtype": dtype, "shape": list(info.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, order
-
-
-def _first_bytes(header: Header) -> bytes:
-    with header.path.open("rb") as file:
-        return file.read(header.data_start)
+    return own if own in STORAGE and STORAGE[bake_dtype].itemsize <= STORAGE[own].itemsize else bake_dtype
 
 
 # --- one tensor
 
 
-def _write_tensor(
-    source: FileIO, file: FileIO, at: int, info: TensorInfo, change: RowChange, dtype: str, shard: str
-) -> tuple[BakedTensor, int]:
-    pieces, errors = new_pieces(source, info, change, dtype)
-    for data in pieces:
-        write_all(file, at, data)
-        at += len(data)
-    touched = int(np.count_nonzero(change.touched))
-    return BakedTensor(info.name, shard, touched, dtype, errors.highest, errors.mean, change.reasons), at
+class _Rewritten:
+    """A tensor on its way from its old rows to the new ones. errors: of its products, complete when its chunks are."""
+
+    def __init__(self, name: str, stored: StoredTensor, change: RowChange, dtype: str) -> None:
+        self.name, self.stored, self.change, self.dtype = name, stored, change, dtype
+        blocks = stored.dtype in BLOCKS
+        self._new_rows = self._of_blocks if blocks else self._of_numbers
+        rounded = ("float16" if dtype == stored.dtype else STORAGE[dtype].name) if blocks else dtype
+        self.errors = RoundingErrors(rounded, scales=blocks)
+
+    def chunks(self, source: FileIO) -> Iterator[memoryview]:
+        """Yield the new bytes in runs of rows.
+
+        Raises: CorruptFile if the file ends inside the tensor; LossyExport, UnsupportedDtype.
+        """
+        raw = np.empty(self.stored.nbytes, dtype=np.uint8)
+        source.seek(self.stored.begin)
+        _fill(source, raw.data, self.name)
+        rows = raw.reshape(self.change.source.size, -1)
+        step = max(1, CHUNK_ELEMENTS // max(1, prod(self.stored.shape) // len(rows)))
+        for first in range(0, len(rows), step):
+            chunk = slice(first, first + step)
+            new = self._new_rows(rows[self.change.source[chunk]], self.change.factor[chunk])
+            yield np.ascontiguousarray(new).reshape(-1).view(np.uint8).data
+
+    def _of_blocks(self, taken: npt.NDArray[np.uint8], factor: Array) -> npt.NDArray[Any]:
+        """Return rows of blocks with their scales multiplied, or as plain numbers times their factors."""
+        own = self.stored.dtype
+        if self.dtype == own:
+            scaled_rows(taken, own, factor, self.errors, self.name)
+            return taken
+        exact = numbers(taken, BLOCKS[own], self.name) * factor[:, None]
+        with np.errstate(over="ignore"):
+            new = exact.astype(STORAGE[self.dtype])
+        self.errors.add(exact[factor != 1], new.astype(np.float64)[factor != 1], self.name)
+        return new
+
+    def _of_numbers(self, taken: npt.NDArray[np.uint8], factor: Array) -> npt.NDArray[Any]:
+        """Return rows of plain numbers; one that only moves, or stays, keeps its own bytes."""
+        own, offset, scaled = self.stored.dtype, self.change.offset, factor != 1
+        if own == E8M0:
+            return stepped(taken, factor, self.name)
+        if own in FP8 or (self.dtype == own and not scaled.any()):
+            return taken
+        with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one here; its own bits are kept below
+            old = _numbers(taken, own)
+        exact = (old + offset) * factor[:, None]
+        new = encode(np.where(scaled[:, None], exact - offset, old), self.dtype)
+        self.errors.add(exact[scaled], _numbers(new, self.dtype)[scaled] + offset, self.name)
+        if self.dtype != own:
+            return new
+        taken[scaled] = np.ascontiguousarray(new[scaled]).view(np.uint8)  # a NaN elsewhere keeps its bits
+        return taken
 
 
-def new_pieces(source: FileIO, info: TensorInfo, change: RowChange, dtype: str) -> tuple[Iterator[memoryview], Errors]:
-    """Return the new bytes of a tensor in runs of rows, and their errors, complete when the runs are."""
-    raw = np.empty(info.end - info.begin, dtype=np.uint8)
-    source.seek(info.begin)
-    fill(source, raw.data, info.name)
-    rows, errors = raw.reshape(change.source.size, -1), Errors()
-    chunks = (slice(first, stop) for first, stop in _chunks(rows, info.dtype))
-    return (_changed(rows, chunk, info, change, dtype, errors) for chunk in chunks), errors
+def _numbers(rows: npt.NDArray[Any], dtype: str) -> Array:
+    """Return rows of a plain type as numbers. Shapes: (rows, any) -> (rows, numbers)."""
+    raw = np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data
+    return decode(raw, dtype).astype(np.float64).reshape(len(rows), -1)
 
 
-def fill(source: FileIO, view: memoryview, name: str) -> None:
+def _opened(path: Path) -> FileIO:
+    return cast(FileIO, open_regular(path, buffering=0))
+
+
+def _fill(source: FileIO, view: memoryview, name: str) -> None:
     """Read as many bytes as the view has.
 
     Raises: CorruptFile if the file ends before.
@@ -228,74 +274,3 @@ def fill(source: FileIO, view: memoryview, name: str) -> None:
         if not count:
             raise CorruptFile(f"ended inside {name} while it was read", where=str(source.name))
         view = view[count:]
-
-
-def _chunks(rows: npt.NDArray[np.uint8], dtype: str) -> Iterator[tuple[int, int]]:
-    width = max(1, rows.shape[1] * 8 // DTYPE_BITS[dtype])
-    step = max(1, CHUNK_ELEMENTS // width)
-    for first in range(0, rows.shape[0], step):
-        yield first, min(rows.shape[0], first + step)
-
-
-class Errors:
-    """The relative rounding errors of all numbers that were multiplied."""
-
-    def __init__(self) -> None:
-        self.highest = 0.0
-        self._sum = 0.0
-        self._count = 0
-
-    @property
-    def mean(self) -> float:
-        return self._sum / self._count if self._count else 0.0
-
-    def add(self, exact: npt.NDArray[np.float64], stored: npt.NDArray[np.float64], name: str) -> None:
-        if not np.all(np.isfinite(stored) | ~np.isfinite(exact)):
-            raise LossyExport("a product is too large for its type", where=name, try_="--bake-dtype f32")
-        counted = (exact != 0) & np.isfinite(exact)
-        relative = np.abs(stored[counted] - exact[counted]) / np.abs(exact[counted])
-        self.highest = max(self.highest, float(relative.max(initial=0.0)))
-        self._sum += float(relative.sum())
-        self._count += relative.size
-
-
-def _changed(
-    rows: npt.NDArray[np.uint8], chunk: slice, info: TensorInfo, change: RowChange, dtype: str, errors: Errors
-) -> memoryview:
-    """Return the bytes of a run of new rows; a row that only moves, or stays, keeps its own."""
-    taken = rows[change.source[chunk]]
-    factor = change.factor[chunk]
-    if info.dtype == E8M0:
-        return _bytes(_stepped(taken, factor, info.name))
-    if info.dtype in FP8 or (dtype == info.dtype and bool(np.all(factor == 1))):
-        return _bytes(taken)
-    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one here; its own bits are kept below
-        old = decode(_bytes(taken), info.dtype).astype(np.float64).reshape(taken.shape[0], -1)
-    exact = (old + change.offset) * factor[:, None]
-    scaled = factor != 1
-    stored = encode(np.where(scaled[:, None], exact - change.offset, old), dtype)
-    back = decode(_bytes(stored), dtype).astype(np.float64).reshape(old.shape)
-    errors.add(exact[scaled], back[scaled] + change.offset, info.name)
-    data = stored if dtype != info.dtype else _with_rows(taken, stored, scaled)
-    return _bytes(data)
-
-
-def _with_rows(
-    taken: npt.NDArray[np.uint8], stored: npt.NDArray[Any], scaled: npt.NDArray[np.bool_]
-) -> npt.NDArray[np.uint8]:
-    """Return the bytes with those of the scaled rows replaced; a NaN elsewhere keeps its bits."""
-    taken[scaled] = np.ascontiguousarray(stored[scaled]).view(np.uint8)
-    return taken
-
-
-def _bytes(array: npt.NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-
-
-def _stepped(bits: npt.NDArray[np.uint8], factor: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.uint8]:
-    """Return powers of two times powers of two: the exponents add up."""
-    steps = np.log2(factor)
-    moved = bits.astype(np.int64) + steps.astype(np.int64)[:, None]
-    if np.any(steps != np.round(steps)) or np.any((moved < 0) | (moved > 254)):
-        raise LossyExport("a power of two leaves the range of its type, or the factor is none", where=name)
-    return moved.astype(np.uint8)

@@ -20,9 +20,8 @@ from gguf_models import library
 
 from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.files.gguf import read_shards
-from ropetool.weights import Bake, bakes, gguf_writing
+from ropetool.weights import Bake, bakes, weight_files, write_weights
 from ropetool.weights.gguf_bakeable import GgufBakeable
 from ropetool.weights.writing import Baked
 
@@ -274,7 +273,8 @@ def opened(path: Path, bake_dtype: str = "") -> GgufBakeable:
 
 def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     """Write the baked model of one file."""
-    return gguf_writing.bake_gguf(read_shards(source), bake.tensors, patch_of(bake.edits), [target], **options)
+    files = weight_files(GgufCheckpoint.open(source), bake.edits)
+    return write_weights(bake.tensors, files, [target], **options)
 
 
 def bake_factor(source: Path, target: Path, side: str = "k", **options: Any) -> Baked:

@@ -23,8 +23,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from ropetool import weights
 from ropetool.checkpoint.edits import edits_of_file
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.files.hf import apply_edits, headers, open_directory, read_header
-from ropetool.weights import Bake, Baked
+from ropetool.files.hf import apply_edits, read_header
+from ropetool.weights import Bake, Baked, bakes
 from ropetool.weights.hf_bakeable import HfBakeable
 
 TRAINED, FACTOR = 512, 4.0
@@ -315,20 +315,20 @@ def opened(directory: Path) -> HfBakeable:
 def reordered(model: HfBakeable, to: str) -> Bake:
     """Return the bake to another order of channels, also where no key says which it is: for runtimes that rotate in it."""
     if model.targets.family.interleave_key:
-        return weights.layout(model, to)
-    return Bake(model.placed(weights.bakes.reordered(model.targets, to)))
+        return bakes.layout(model, to)
+    return Bake(model.placed(bakes.reordered(model.targets, to)))
 
 
 def carry_out(bake: Bake, source: Path, target: Path, **options: Any) -> Baked:
     """Write the baked checkpoint: the touched shards by ropetool, everything else copied."""
-    checkpoint = open_directory(source)
-    found = headers(checkpoint)
+    checkpoint = HfCheckpoint.open(source)
+    files = weights.weight_files(checkpoint)
     target.mkdir()
-    baked = weights.bake_tensors(bake.tensors, found, target, **options)
+    baked = weights.write_weights(bake.tensors, files, [target / file.path.name for file in files], **options)
     for file in source.iterdir():
         if not (target / file.name).exists():
             shutil.copy(file, target / file.name)
-    text = apply_edits(checkpoint.config_text, edits_of_file(bake.edits, "config.json"), "config.json")
+    text = apply_edits(checkpoint.text, edits_of_file(bake.edits, "config.json"), "config.json")
     (target / "config.json").write_text(text)
     return baked
 

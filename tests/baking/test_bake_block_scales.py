@@ -16,9 +16,10 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport, UnsupportedDtype
 from ropetool.files.hf import read_header
 from ropetool.runtimes.transformers import decode
-from ropetool.weights import FoldTargets, TensorEdit, bake_tensors
+from ropetool.weights import FoldTargets, TensorEdit, write_weights
 from ropetool.weights.block_scales import on_scales
 from ropetool.weights.operations import gain_edits, layout_edits, score_edits
+from ropetool.weights.weight_files import Shard
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 # DeepSeek-V3's own sizes in the rows, narrow in the columns.
@@ -67,7 +68,7 @@ def dequantised(tensors: dict[str, torch.Tensor], name: str) -> torch.Tensor:
 def baked(edits: tuple[TensorEdit, ...], tmp_path: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     before = write(tmp_path / "m.safetensors")
     (tmp_path / "out").mkdir()
-    bake_tensors(edits, [read_header(tmp_path / "m.safetensors")], tmp_path / "out")
+    write_weights(edits, [Shard(read_header(tmp_path / "m.safetensors"))], [tmp_path / "out" / "m.safetensors"])
     return before, load_file(tmp_path / "out" / "m.safetensors")
 
 
@@ -140,14 +141,18 @@ def test_powers_of_two_take_powers_of_two_alone(how: str) -> None:
 def test_exponents_are_added(tmp_path: Path) -> None:
     bits = torch.tensor([[1, 127], [100, 250]], dtype=torch.uint8)
     save_file({"s": bits.view(torch.float8_e8m0fnu)}, tmp_path / "m.safetensors")
-    header = read_header(tmp_path / "m.safetensors")
+    file = Shard(read_header(tmp_path / "m.safetensors"))
     (tmp_path / "out").mkdir()
-    bake_tensors([TensorEdit("s", "scale", 2, (0,), 2, factors=(2.0, 0.25))], [header], tmp_path / "out")
+    write_weights(
+        [TensorEdit("s", "scale", 2, (0,), 2, factors=(2.0, 0.25))], [file], [tmp_path / "out" / "m.safetensors"]
+    )
     after = load_file(tmp_path / "out" / "m.safetensors")["s"]
     assert after.view(torch.uint8).tolist() == [[2, 128], [98, 248]]
     (tmp_path / "far").mkdir()
     with pytest.raises(LossyExport, match="leaves the range"):
-        bake_tensors([TensorEdit("s", "scale", 2, (0,), 2, factors=(0.25,))], [header], tmp_path / "far")
+        write_weights(
+            [TensorEdit("s", "scale", 2, (0,), 2, factors=(0.25,))], [file], [tmp_path / "far" / "m.safetensors"]
+        )
 
 
 @pytest.mark.parametrize(

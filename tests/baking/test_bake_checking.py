@@ -15,8 +15,8 @@ from transformers.models.cohere.modeling_cohere import apply_rotary_pos_emb as n
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb as halves
 
 from ropetool import weights
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import UnsupportedDtype
-from ropetool.files.hf import headers, open_directory
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array
 
@@ -51,7 +51,7 @@ def test_the_reference_is_torch_s_attention(layout: str, rotary_dim: int) -> Non
 
 def check(source: Path, target: Path, bake: weights.Bake) -> list[weights.LayerCheck]:
     before, after = (models.opened(path).targets for path in (source, target))
-    readers = [weights.reader(headers(open_directory(path))) for path in (source, target)]
+    readers = [weights.reader(HfCheckpoint.open(path).stored) for path in (source, target)]
     return weights.check_scores(bake.tensors, before, readers[0], after, readers[1])
 
 
@@ -99,7 +99,7 @@ def test_the_reference_s_scores_are_those_of_the_real_attention(name: str, tmp_p
             more = {"head_mask": None}
         found = module(x, attention_mask=mask, position_embeddings=rotary(x, positions), **more)[-1][0].numpy()
     scores = weights.checking.layer_scores(
-        view, entry, 0, weights.reader(opened.checkpoint.headers), view.rope.max_position_embeddings, count
+        view, entry, 0, weights.reader(opened.checkpoint.stored), view.rope.max_position_embeddings, count
     )
     expected = np.exp(scores - scores.max(-1, keepdims=True))
     expected /= expected.sum(-1, keepdims=True)
@@ -112,4 +112,4 @@ def test_types_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(4, 4).to(torch.float8_e4m3fn)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedDtype, match="F8_E4M3"):
-        weights.reader(headers(open_directory(tmp_path)))("w")
+        weights.reader(HfCheckpoint.open(tmp_path).stored)("w")

@@ -19,7 +19,7 @@ from bake_logits import BEYOND, logits
 
 from ropetool import weights
 from ropetool.errors import ConfigError
-from ropetool.weights import Bake, Baked
+from ropetool.weights import Bake, Baked, bakes
 
 EXACT, SINGLE = 1e-10, 1e-4
 LONG = ("llama", "gemma3_text", "deepseek_v3", "phi3")  # run up to four times that length
@@ -31,8 +31,8 @@ def bake_of(directory: Path, side: str = "") -> Bake:
     model = models.opened(directory)
     view = model.targets
     if view.rope.entries["full_attention"].softmax_multiplier != 1:
-        return weights.softmax_scale(model, side)
-    return weights.attention_factor(model, side or "k")
+        return bakes.softmax_scale(model, side)
+    return bakes.attention_factor(model, side or "k")
 
 
 def assert_only_named_rows_changed(source: Path, target: Path, bake: Bake) -> None:
@@ -135,7 +135,7 @@ def test_the_factor_on_cos_and_sin_goes_into_the_decoupled_rows(keys: str, side:
     config = {**models.MODELS["deepseek_v3"], "rope_parameters": {**models.YARN, **FACTORS[keys]}}
     source = models.write(tmp_path / "m", config)
     model = models.opened(source)
-    bake = weights.attention_factor(model, side)
+    bake = bakes.attention_factor(model, side)
     models.carry_out(bake, source, tmp_path / "baked")
     wanted = "kv_a_proj_with_mqa" if side == "k" else "q_b_proj"
     assert all(wanted in edit.tensor for edit in bake.tensors)
@@ -152,7 +152,7 @@ def test_an_indexer_takes_the_factor_into_its_own_norm(tmp_path: Path) -> None:
     """More tokens than index_topk, so that what the indexer chooses matters."""
     source = models.write(tmp_path / "m", {**models.MODELS[TOP_K], "rope_parameters": models.YARN})
     model = models.opened(source)
-    bake = weights.attention_factor(model)
+    bake = bakes.attention_factor(model)
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
     assert np.abs(expected - logits(tmp_path / "baked")).max() < EXACT
@@ -181,7 +181,7 @@ def test_every_style_stops_asking(name: str, style: str, tmp_path: Path) -> None
 def test_granite_holds_the_factor_in_its_config(tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS["granite"])
     model = models.opened(source)
-    bake = weights.attention_factor(model, config_only=True)
+    bake = bakes.attention_factor(model, config_only=True)
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)

@@ -25,14 +25,13 @@ from bake_logits import logits_of_gguf
 
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.errors import ConfigError, LossyExport, PlanMismatch
 from ropetool.files.gguf import ValueType, read_shards, shard_paths
 from ropetool.files.hf import ABSENT
 from ropetool.files.linking import place
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import decoding
-from ropetool.weights import PERMUTE, Bake, bakes, check_scores, gguf_writing
+from ropetool.weights import PERMUTE, Bake, bakes, check_scores, marks, reader, weight_files, write_weights
 
 pytest.importorskip("llama_cpp")
 
@@ -166,7 +165,7 @@ def test_each_pair_gets_its_own_gain(arch: str, tmp_path: Path) -> None:
     bake = bakes.pair_gain(model, {FULL: gains.tolist()})
     carry_out(bake, source, target)
     doubled = np.repeat(gains, 2) if entry.layout == "interleaved" else np.tile(gains, 2)
-    before, after = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
+    before, after = (reader(GgufCheckpoint.open(path).stored) for path in (source, target))
     for name in sorted(changed(source, target)):
         old, new = (read(name).reshape(-1, entry.rotary_dim, old_width(read(name))) for read in (before, after))
         rotary = slice(-1, None) if arch == "deepseek2" else slice(None)
@@ -188,7 +187,7 @@ def test_check_scores_reads_quantised_rows(tmp_path: Path) -> None:
     view = model.targets
     bake = bakes.attention_factor(model)
     carry_out(bake, source, target)
-    old, new = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
+    old, new = (reader(GgufCheckpoint.open(path).stored) for path in (source, target))
     for check in check_scores(bake.tensors, view, old, opened(target).targets, new):
         assert check.difference < 2e-3 * check.largest < check.unbaked
 
@@ -312,7 +311,7 @@ def test_a_file_in_several_parts(tmp_path: Path) -> None:
     bake = bakes.attention_factor(model)
     targets = shard_paths(tmp_path / "baked.gguf", 3)
     told: list[str] = []
-    baked = gguf_writing.bake_gguf(headers, bake.tensors, patch_of(bake.edits), targets, progress=told.append)
+    baked = write_weights(bake.tensors, weight_files(model.checkpoint, bake.edits), targets, progress=told.append)
     assert [path.name for path in baked.files] == [t.name for t in targets if t.exists()]
     assert told == [h.path.name for h, t in zip(headers, targets, strict=True) if t.exists()]
     assert len(baked.files) == 2  # the output's part stays
@@ -325,12 +324,11 @@ def test_a_file_in_several_parts(tmp_path: Path) -> None:
 def test_a_changed_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     source = write(tmp_path / "m.gguf", "llama")
     model = opened(source)
-    headers = model.checkpoint.files
     bake = bakes.attention_factor(model)
-    marks = gguf_writing.gguf_marks(bake.tensors, headers)
+    known = marks(bake.tensors, weight_files(model.checkpoint))
     write(source, "llama", {"rope.freq_base": 5000.0})
     with pytest.raises(PlanMismatch, match="changed since the plan"):
-        carry_out(bake, source, tmp_path / "b.gguf", expected=marks)
+        carry_out(bake, source, tmp_path / "b.gguf", expected=known)
     write(source, "deepseek2")
     with pytest.raises(PlanMismatch, match="is not there with"):
         carry_out(bake, source, tmp_path / "b.gguf")

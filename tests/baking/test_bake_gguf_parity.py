@@ -26,7 +26,7 @@ from ropetool import families
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import read_shards
 from ropetool.runtimes.llama_cpp import decoding
-from ropetool.weights import Bake, TensorEdit, bakes, gguf_writing
+from ropetool.weights import Bake, TensorEdit, bakes, growth, reader
 
 pytest.importorskip("llama_cpp")
 
@@ -175,7 +175,7 @@ def test_a_wider_type_takes_the_product_almost_exactly(dtype: str, sources: dict
     assert changed(source, target) == touched
     grown = sum(len(new[name][2]) - len(old[name][2]) for name in touched)
     edits = bakes.attention_factor(opened(source, "F32")).tensors
-    assert grown == gguf_writing.gguf_growth(edits, read_shards(source), "F32") > 0
-    before, after = (gguf_writing.gguf_reader(read_shards(path)) for path in (source, target))
+    assert grown == growth(edits, GgufCheckpoint.open(source).stored, "F32") > 0
+    before, after = (reader(GgufCheckpoint.open(path).stored) for path in (source, target))
     exact = before("blk.0.attn_k.weight") * 1.5**2 * (1 + 0.1 * np.log(4)) ** 2
     assert np.abs(after("blk.0.attn_k.weight") / exact - 1)[exact != 0].max() < 2e-7

@@ -15,6 +15,7 @@ from ropetool.families import get
 from ropetool.rope.tables import RopeSet
 from ropetool.weights import TensorEdit, gguf_scales
 from ropetool.weights.fold_targets import FoldTargets
+from ropetool.weights.rounding import RoundingErrors
 
 ROWS, BLOCKS = 6, 4
 HALF_STEP = 2.0**-11  # the largest relative rounding of a normal float16
@@ -43,7 +44,7 @@ def numbers(rows: np.ndarray, dtype: str) -> np.ndarray:
 def test_every_number_is_multiplied(dtype: str) -> None:
     rows = random_rows(dtype)
     before, factor = numbers(rows, dtype), np.array([1.0, 1.3, 0.25, 1.0, 2.1, 0.0])
-    errors = gguf_scales.ScaleErrors()
+    errors = RoundingErrors("float16", scales=True)
     baked = rows.copy()
     gguf_scales.scaled_rows(baked, dtype, factor, errors, "blk.0.attn_k.weight")
     after, wanted = numbers(baked, dtype), before * factor[:, None]
@@ -59,7 +60,7 @@ def test_every_number_is_multiplied(dtype: str) -> None:
 
 def test_powers_of_two_are_exact_in_mxfp4() -> None:
     rows = random_rows("MXFP4")
-    factor, errors = np.array([1.0, 2.0, 0.5, 1.0, 8.0, 1.0]), gguf_scales.ScaleErrors()
+    factor, errors = np.array([1.0, 2.0, 0.5, 1.0, 8.0, 1.0]), RoundingErrors("float16", scales=True)
     baked = rows.copy()
     gguf_scales.scaled_rows(baked, "MXFP4", factor, errors, "k")
     assert np.array_equal(numbers(baked, "MXFP4"), numbers(rows, "MXFP4") * factor[:, None])
@@ -72,11 +73,13 @@ def test_powers_of_two_are_exact_in_mxfp4() -> None:
 @pytest.mark.parametrize(("factor", "said"), [(1e7, "too large"), (1e-9, "too small")])
 def test_a_scale_that_leaves_its_type_is_refused(factor: float, said: str) -> None:
     with pytest.raises(LossyExport, match=said):
-        gguf_scales.scaled_rows(random_rows("Q8_0"), "Q8_0", np.full(ROWS, factor), gguf_scales.ScaleErrors(), "k")
+        gguf_scales.scaled_rows(
+            random_rows("Q8_0"), "Q8_0", np.full(ROWS, factor), RoundingErrors("float16", scales=True), "k"
+        )
 
 
 def test_scales_below_the_normal_range_are_counted() -> None:
-    errors = gguf_scales.ScaleErrors()
+    errors = RoundingErrors("float16", scales=True)
     gguf_scales.scaled_rows(random_rows("Q8_0"), "Q8_0", np.full(ROWS, 1e-3), errors, "k")
     assert errors.subnormal > 0
     assert errors.highest > HALF_STEP

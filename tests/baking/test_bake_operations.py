@@ -15,6 +15,7 @@ from test_bake_families import EXACT, bake_of
 
 from ropetool import weights
 from ropetool.errors import ConfigError, LossyExport
+from ropetool.weights import bakes
 from ropetool.weights.operations import kept_first
 
 SEEN = 1e-2
@@ -62,7 +63,7 @@ def test_each_pair_takes_its_own_gain(name: str, side: str, tmp_path: Path) -> N
     view = model.targets
     entry = view.rope.entries["full_attention"]
     gains = np.random.default_rng(3).uniform(0.5, 2.0, entry.rotary_dim // 2)
-    bake = weights.pair_gain(model, {"full_attention": gains.tolist()}, side)
+    bake = bakes.pair_gain(model, {"full_attention": gains.tolist()}, side)
     models.carry_out(bake, source, tmp_path / "baked")
     with gained(gains, view.family.model_type):
         expected = logits(source)
@@ -77,7 +78,7 @@ def test_a_constant_gain_is_the_attention_factor(tmp_path: Path) -> None:
     view = model.targets
     entry = view.rope.entries["full_attention"]
     gains = [entry.attention_factor**2] * (entry.rotary_dim // 2)
-    by_gain = weights.by_tensor(weights.pair_gain(model, {"full_attention": gains}).tensors)
+    by_gain = weights.by_tensor(bakes.pair_gain(model, {"full_attention": gains}).tensors)
     by_factor = weights.by_tensor(bake_of(source).tensors)
     assert by_gain.keys() == by_factor.keys()
     for name, change in by_gain.items():
@@ -91,14 +92,14 @@ def test_a_temperature_of_the_whole_score_takes_all_rows(name: str, side: str, t
     source = models.write(tmp_path / "m", models.MODELS[name])
     model = models.opened(source)
     view = model.targets
-    models.carry_out(weights.score_gain(model, {"full_attention": 1.3}, side), source, tmp_path / "baked")
+    models.carry_out(bakes.score_gain(model, {"full_attention": 1.3}, side), source, tmp_path / "baked")
 
     def hotter(model: Any) -> None:
         for layer in model.model.layers:
             layer.self_attn.scaling *= 1.3
 
     assert np.abs(logits(source, change=hotter) - logits(tmp_path / "baked")).max() < EXACT
-    rotary = weights.pair_gain(model, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
+    rotary = bakes.pair_gain(model, {"full_attention": [1.3] * (view.rope.entries["full_attention"].rotary_dim // 2)})
     models.carry_out(rotary, source, tmp_path / "rotary")
     difference = np.abs(logits(tmp_path / "rotary") - logits(tmp_path / "baked")).max()
     assert (difference > SEEN) == (name != "granite")  # one and the same where whole heads rotate
@@ -113,7 +114,7 @@ def test_the_other_channel_order_is_the_same_model_to_the_other_rotation(name: s
     model = models.opened(source)
     bake = models.reordered(model, "interleaved")
     with pytest.raises(LossyExport, match="every runtime would rotate the wrong ones"):
-        weights.layout(model, "interleaved")
+        bakes.layout(model, "interleaved")
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source)
     with models.rotated_interleaved(models.MODELS[name]["model_type"]):
@@ -173,7 +174,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
     view = model.targets
     pairs = view.rope.entries["full_attention"].rotary_dim // 2
     gone = list(range(pairs - 4, pairs))
-    bake = weights.drop_pairs(model, gone, "still")
+    bake = bakes.drop_pairs(model, gone, "still")
     assert "extends no context" in bake.notes[0]
     models.carry_out(bake, source, tmp_path / "baked")
     after = models.opened(tmp_path / "baked").targets.rope.entries["full_attention"]
@@ -190,7 +191,7 @@ def test_the_slowest_pairs_stand_still_by_a_narrower_rotation(name: str, tmp_pat
 def test_named_pairs_stand_still_by_a_table(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
     model = models.opened(source)
-    bake = weights.drop_pairs(model, [3, 9, 15], "still")
+    bake = bakes.drop_pairs(model, [3, 9, 15], "still")
     assert bake.tensors == ()
     models.carry_out(bake, source, tmp_path / "baked")
     expected = logits(source, change=stopped([3, 9, 15]))
@@ -203,7 +204,7 @@ def test_muted_pairs_are_zero_in_the_keys(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name])
     model = models.opened(source)
     view = model.targets
-    bake = weights.drop_pairs(model, [2, 7], "mute")
+    bake = bakes.drop_pairs(model, [2, 7], "mute")
     models.carry_out(bake, source, tmp_path / "baked")
     gains = np.ones(view.rope.entries["full_attention"].rotary_dim // 2)
     gains[[2, 7]] = 0
@@ -227,20 +228,20 @@ def test_what_cannot_be_baked_is_refused_with_the_reason(tmp_path: Path) -> None
     source = models.write(tmp_path / "m", {**models.MODELS["llama"], "rope_parameters": PLAIN})
     model = models.opened(source)
     with pytest.raises(ConfigError, match="the attention factor is 1 already"):
-        weights.attention_factor(model)
+        bakes.attention_factor(model)
     with pytest.raises(ConfigError, match="the softmax multiplier is 1 already"):
-        weights.softmax_scale(model)
+        bakes.softmax_scale(model)
     with pytest.raises(ConfigError, match="16 rotary pairs"):
-        weights.pair_gain(model, {"full_attention": [1.0] * 8})
+        bakes.pair_gain(model, {"full_attention": [1.0] * 8})
     with pytest.raises(ConfigError, match="'v' is not one of k, q, both"):
-        weights.pair_gain(model, {"full_attention": [2.0] * 16}, "v")
+        bakes.pair_gain(model, {"full_attention": [2.0] * 16}, "v")
     with pytest.raises(ConfigError, match="is half now"):
-        weights.bakes.reordered(model.targets, "half")
+        bakes.reordered(model.targets, "half")
     with pytest.raises(ConfigError, match="no query latent"):
-        weights.score_gain(model, {"full_attention": 2.0}, "norm")
+        bakes.score_gain(model, {"full_attention": 2.0}, "norm")
     asking = models.opened(models.write(tmp_path / "y", models.MODELS["llama"]))
     with pytest.raises(LossyExport, match="no config key that multiplies the score"):
-        weights.attention_factor(asking, config_only=True)
+        bakes.attention_factor(asking, config_only=True)
 
 
 def test_a_config_that_does_not_fit_its_weights_is_refused(tmp_path: Path) -> None:

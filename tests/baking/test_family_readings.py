@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.runtimes import Refuses, get
+from ropetool.weights import bakes
 
 LENGTHS = [256, 512, 513, 1024, 2048]
 TOLERANCE = 3e-6  # the tables are float32
@@ -135,13 +136,12 @@ def test_the_layers_that_rotate_are_those_of_the_real_model(
     name: str, change: dict[str, Any], layers: tuple[int, ...], tmp_path: Path
 ) -> None:
     """Bake into the decoded layers alone: the logits agree only if no other layer rotates, and all of these do."""
-    from ropetool import weights
 
     source = models.write(tmp_path / "m", {**models.MODELS[name], **change})
     model = models.opened(source)
     view = model.targets
     assert view.rope.entries["full_attention"].layers == layers
-    models.carry_out(weights.attention_factor(model), source, tmp_path / "baked")
+    models.carry_out(bakes.attention_factor(model), source, tmp_path / "baked")
     assert np.abs(models.logits(source) - models.logits(tmp_path / "baked")).max() < 1e-10
 
 

@@ -17,7 +17,7 @@ from gguf_making import model as gguf_model
 from making import run
 from safetensors.torch import load_file, save_file
 
-from ropetool import weights
+from ropetool.weights import bakes
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 
@@ -174,9 +174,9 @@ def in_bfloat16(name: str) -> Path:
 @pytest.mark.parametrize("name", BAKED)
 def test_a_bake_leaves_the_net_score(name: str) -> None:
     source = in_bfloat16(name)
-    view, checkpoint = bake_models.view_and_checkpoint(source)
-    mla = view.rope.entries["full_attention"].softmax_multiplier != 1
-    bake = (weights.softmax_scale if mla else weights.attention_factor)(view, checkpoint)
+    model = bake_models.opened(source)
+    mla = model.targets.rope.entries["full_attention"].softmax_multiplier != 1
+    bake = (bakes.softmax_scale if mla else bakes.attention_factor)(model)
     bake_models.carry_out(bake, source, Path("baked"))
     for a, b in ((source, "baked"), ("baked", source)):
         found = diff(a, b, 3)
@@ -190,19 +190,17 @@ def test_a_bake_leaves_the_net_score(name: str) -> None:
 @pytest.mark.parametrize("name", ["deepseek_v3", "deepseek_v3-half", "mistral4"])
 def test_a_baked_layout_is_the_same_in_meaning(name: str) -> None:
     source = in_bfloat16(name)
-    view, checkpoint = bake_models.view_and_checkpoint(source)
-    now = view.rope.entries["full_attention"].layout
-    bake_models.carry_out(
-        weights.layout(view, checkpoint, "half" if now == "interleaved" else "interleaved"), source, Path("B")
-    )
+    model = bake_models.opened(source)
+    now = model.targets.rope.entries["full_attention"].layout
+    to = "half" if now == "interleaved" else "interleaved"
+    bake_models.carry_out(bake_models.reordered(model, to), source, Path("B"))
     for a, b in ((source, "B"), ("B", source)):
         assert set(relations(diff(a, b, 0)).values()) == {"rows permuted"}
 
 
 def test_a_norm_for_each_head_moves_with_its_rows() -> None:
     source = in_bfloat16("cohere-norms")
-    view, checkpoint = bake_models.view_and_checkpoint(source)
-    bake_models.carry_out(weights.layout(view, checkpoint, "half"), source, Path("B"))
+    bake_models.carry_out(bake_models.reordered(bake_models.opened(source), "half"), source, Path("B"))
     found = relations(diff(source, "B", 3))  # no key of cohere's config says which layout it is
     assert set(found.values()) == {"rows permuted"}
     assert any("q_norm" in name for name in found)

@@ -38,8 +38,7 @@ from ropetool.verification.readback.carried_files import (
 )
 from ropetool.verification.readback.table_parity import compare_tables
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
-from ropetool.weights import RowChange, baked_bytes, by_tensor, without_residual
-from ropetool.weights.gguf_writing import baked_gguf_bytes
+from ropetool.weights import baked_bytes, by_tensor, without_residual
 
 T = TypeVar("T")
 Open = Callable[["Path | Checkpoint"], Checkpoint]
@@ -279,35 +278,21 @@ class Named(Mapping[str, bytes]):
     def __init__(self, plan: Plan, source: Checkpoint) -> None:
         self._vectors = patch_of(plan.edits).tensors if plan.format == "gguf" else {}
         self._changes, self._bake_dtype = by_tensor(plan.tensors), plan.bake_dtype
-        self._read = _reader(source) if self._changes else None
+        self._stored = source.stored if self._changes else {}
 
     def __getitem__(self, name: str) -> bytes:
         if name in self._vectors:
             return self._vectors[name].astype("<f4").tobytes()
         change = self._changes[name]
-        assert self._read is not None
-        return self._read(name, change, self._bake_dtype)
+        if name not in self._stored:
+            raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
+        return baked_bytes(name, self._stored[name], change, self._bake_dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._vectors, **self._changes})
 
     def __len__(self) -> int:
         return len({**self._vectors, **self._changes})
-
-
-def _reader(source: Checkpoint) -> Callable[[str, RowChange, str], bytes]:
-    """Return what gives a tensor of the source after a change."""
-    if isinstance(source, GgufCheckpoint):
-        stored = {info.name: (header, info) for header in source.files for info in header.tensors}
-        return lambda name, change, dtype: baked_gguf_bytes(*_place(stored, name), change, dtype)
-    places = {n: (info, h.path) for h in source.headers for n, info in h.tensors.items()}
-    return lambda name, change, dtype: baked_bytes(*_place(places, name), change, dtype)
-
-
-def _place(places: Mapping[str, T], name: str) -> T:
-    if name not in places:
-        raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
-    return places[name]
 
 
 def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:

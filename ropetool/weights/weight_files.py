@@ -1,0 +1,122 @@
+"""The files that hold weights, as the writer takes them: shards of safetensors, and GGUF files with a patch.
+
+Knows how each is laid out, not what happens to the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ropetool.checkpoint import gguf, hf
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.checkpoint.tensor_bytes import StoredTensor
+from ropetool.files.gguf import GGML_TYPES, GgufHeader, Patch, read_header, split_patch, write_patched
+from ropetool.files.gguf.copying import copy_range, write_all
+from ropetool.files.hf import DTYPE_BITS, Header
+from ropetool.weights.writing import WeightFile, nbytes_as
+
+_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """A safetensors file."""
+
+    header: Header
+    edited: bool = False
+
+    @property
+    def path(self) -> Path:
+        return self.header.path
+
+    @property
+    def data_start(self) -> int:
+        return self.header.data_start
+
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        return hf.stored_in(self.header)
+
+    def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
+        head, order = self._new_header(dtypes)
+        at, places = len(head), {}
+        with self.path.open("rb", buffering=0) as source, target.open("xb", buffering=0) as file:
+            write_all(file, 0, head)
+            for name in order:
+                stored = self.tensors[name]
+                if name in dtypes:
+                    places[name] = at
+                    at += nbytes_as(stored, dtypes[name])
+                else:
+                    copy_range(source, file, stored.begin, at, stored.nbytes)
+                    at += stored.nbytes
+            file.truncate(at)
+        return places
+
+    def _new_header(self, dtypes: Mapping[str, str]) -> tuple[bytes, list[str]]:
+        """Return the bytes before the data, and the tensors in the order of their places."""
+        order = sorted(self.tensors, key=lambda name: (self.tensors[name].begin, self.tensors[name].nbytes))
+        if all(self.tensors[name].dtype == dtype for name, dtype in dtypes.items()):
+            with self.path.open("rb") as file:
+                return file.read(self.data_start), order
+        new = {name: dtypes.get(name, self.tensors[name].dtype) for name in order}
+        # Wide types first, as the format's own writer has them: readers want each tensor at a multiple of its width.
+        order.sort(key=lambda name: -DTYPE_BITS[new[name]])
+        entries: dict[str, Any] = {"__metadata__": dict(self.header.metadata)} if self.header.metadata else {}
+        at = 0
+        for name in order:
+            end = at + nbytes_as(self.tensors[name], new[name])
+            entries[name] = {"dtype": new[name], "shape": list(self.tensors[name].shape), "data_offsets": [at, end]}
+            at = end
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text, order
+
+
+@dataclass(frozen=True, eq=False)
+class GgufFile:
+    """A GGUF file, and what else changes in it: keys and vectors."""
+
+    header: GgufHeader
+    patch: Patch
+
+    @property
+    def edited(self) -> bool:
+        return not self.patch.is_empty
+
+    @property
+    def path(self) -> Path:
+        return self.header.path
+
+    @property
+    def data_start(self) -> int:
+        return self.header.data_start
+
+    @cached_property
+    def tensors(self) -> dict[str, StoredTensor]:
+        return gguf.stored_in(self.header)
+
+    def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
+        retyped = {name: _NUMBERS[dtype] for name, dtype in dtypes.items() if dtype != self.tensors[name].dtype}
+        write_patched(self.header, self.patch, target, retyped)
+        written = read_header(target)
+        return {info.name: written.data_start + info.offset for info in written.tensors}
+
+
+def weight_files(checkpoint: Checkpoint, edits: Sequence[FileEdit] = ()) -> Sequence[WeightFile]:
+    """Return the files that hold the tensors of a checkpoint; those of a GGUF model with these edits of its keys and vectors.
+
+    Raises: CheckpointError; ConfigError for an edit that is not of its kind.
+    """
+    if not isinstance(checkpoint, GgufCheckpoint):
+        return [Shard(header) for header in checkpoint.headers]
+    parts = split_patch(checkpoint.files, patch_of(edits))
+    return [GgufFile(header, part) for header, part in zip(checkpoint.files, parts, strict=True)]
