@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
+from typing import Any
+
+from settled import Comparison
 
 LAST_LETTER = 0x32000  # beyond it there are no assigned letters but variation selectors and tags
 WORDS = """the of and Hello world I'm you're WE'LL don't O'Reilly it's IT'S caf\u00e9 na\u00efve stra\u00dfe 12 2024 3.14 1,000,000
@@ -58,3 +62,10 @@ def _part(rng: random.Random, special: Sequence[str]) -> str:
     if kind < 0.92:
         return "".join(rng.choices(MARKS, k=rng.randint(1, 5)))
     return rng.choice(letters()) * rng.randint(1, 3) if kind < 0.97 else rng.choice(special)
+
+
+def compared(name: str, tokenizer: Path, values: Mapping[str, Any]) -> Comparison:
+    """Return the comparison of a tokenizer.json with the keys of its export, by the strings of this file."""
+    keys = b"".join(key.encode() + bytes([int(value.type)]) + bytes(value.raw) for key, value in sorted(values.items()))
+    inputs = {"tokenizer": tokenizer, "keys": keys, "strings": Path(__file__), "letters": "".join(letters()).encode()}
+    return Comparison(name, inputs, "tokenizers", "llama-cpp-python")
