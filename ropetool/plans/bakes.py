@@ -24,7 +24,7 @@ from ropetool.plans.basis import CURRENT
 from ropetool.plans.formats import Format, GgufFormat, HfFormat, adapter_notes
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.presumed import presumed, remarks, with_rows
-from ropetool.plans.search import dissenters
+from ropetool.plans.search import new_dissenters
 from ropetool.plans.targets import tables_of
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import collapse_releases, display_ranges, inspection
@@ -245,17 +245,11 @@ def _check_not_done(path: Path, what: str, options: BakeOptions) -> None:
 def _other_readers(form: Format, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
     """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
     runtime = form.checkpoint.runtime
-    before = form.read(runtime).rope
-    known = {name for those in dissenters(form, (), before, (runtime,)).values() for name in those} if before else ()
-    found = {
-        reason: [name for name in those if name not in known]
-        for reason, those in dissenters(form, edits, read, (runtime,)).items()
-    }
     return [
         f"{', '.join(display_ranges(others))} would read the output otherwise than {runtime}, though not the source: {reason}. "
         f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in collapse_releases([runtime, *others]))}` instead: "
         "then the weights take what their keys cannot say"
-        for reason, others in found.items() if others
+        for reason, others in new_dissenters(form, edits, read, runtime).items()
     ]  # fmt: skip
 
 

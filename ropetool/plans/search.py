@@ -390,6 +390,18 @@ def dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted:
     return alike
 
 
+def new_dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, runtime: str) -> dict[str, list[str]]:
+    """Return the same beside one runtime, without those that disagree with it on the source already."""
+    before = form.read(runtime).rope
+    known = dissenters(form, (), before, (runtime,)).values() if before is not None else ()
+    old = {name for those in known for name in those}
+    new = {
+        reason: [name for name in those if name not in old]
+        for reason, those in dissenters(form, edits, target, (runtime,)).items()
+    }
+    return {reason: others for reason, others in new.items() if others}
+
+
 def _other_readers(
     form: Format,
     edits: Sequence[FileEdit],
