@@ -64,6 +64,10 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     _check_numbers(part, family, where)
     _check_layer_types(part, family, where)
     parameters, scaling = part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING)
+    if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
+        stated = {family.rope_group(kind): keys for kind, keys in family.default_rope_keys.items()}
+        defaults = stated if family.nested else family.default_rope_keys[names.FULL_ATTENTION]
+        return FileRope(names.V5, _read_v5(defaults, family, where))
     v4 = _read_v4(part, family, where)
     if parameters is None:
         return FileRope(names.V4, v4)
@@ -106,10 +110,11 @@ def _read_v5(parameters: Any, family: Family, where: str) -> dict[str, RopeKeys]
         return {names.FULL_ATTENTION: _keys(parameters, place)}
     entries = {}
     for layer_type in family.layer_types:
-        value = parameters.get(layer_type)
+        group = family.rope_group(layer_type)
+        value = parameters.get(group)
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidRope(f"{shown(value)} is not an object", where=f"{place}.{layer_type}")
-        entries[layer_type] = _keys(value or {}, f"{place}.{layer_type}")
+            raise InvalidRope(f"{shown(value)} is not an object", where=f"{place}.{group}")
+        entries[layer_type] = _keys(value or {}, f"{place}.{group}")
     return entries
 
 
@@ -182,13 +187,14 @@ def _is_letters(value: Any) -> bool:
 
 def _check_layer_types(part: Mapping[str, Any], family: Family, where: str) -> None:
     """Raise InvalidRope unless layer_types names one kind that the family has for each layer."""
-    kinds = part.get(names.LAYER_TYPES)
-    if not family.nested or kinds is None:
+    kinds = part.get(family.kinds_key)
+    if kinds is None or not (family.nested or family.rotates == "full"):
         return
-    place = f"{where}: {names.LAYER_TYPES}"
+    place = f"{where}: {family.kinds_key}"
     if not isinstance(kinds, list) or len(kinds) != part.get(names.NUM_HIDDEN_LAYERS, len(kinds)):
         raise InvalidRope("it is not a list with one kind for each of the num_hidden_layers layers", where=place)
-    unknown = next((kind for kind in kinds if kind not in family.layer_types), None)
+    known = [*family.layer_types, *family.kind_names]
+    unknown = next((kind for kind in kinds if family.nested and kind not in known), None)
     if unknown is not None:
         raise InvalidRope(
             f"{shown(unknown)} is not a kind of layer of {family.model_type}; it has {', '.join(family.layer_types)}",
@@ -356,11 +362,12 @@ def _v5_edits(
     if not family.nested:
         return _object_edits(path, old, stated(names.FULL_ATTENTION, old))
     if not isinstance(old, Mapping):
-        return [Edit(path, old, {t: stated(t, ABSENT) for t in family.layer_types})]
+        return [Edit(path, old, {family.rope_group(t): stated(t, ABSENT) for t in family.layer_types})]
     result = []
     for layer_type in family.layer_types:
-        before = old.get(layer_type, ABSENT)
-        result += _object_edits((*path, layer_type), before, stated(layer_type, before))
+        group = family.rope_group(layer_type)
+        before = old.get(group, ABSENT)
+        result += _object_edits((*path, group), before, stated(layer_type, before))
     return result
 
 

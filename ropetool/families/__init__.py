@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 from ropetool.errors import InvalidRope, UnknownFamily, did_you_mean
 from ropetool.escaping import command
+from ropetool.families import records
 from ropetool.families.engines import Exllamav3, LlamaCpp, MlxLm, Sglang, Vllm
 from ropetool.families.loading import parsed, record, wrong
 from ropetool.families.rows import SELECTORS
 from ropetool.families.tensors import Export, faults
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS, Wrapper
 
-Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any"]
+Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any", "full", "none"]
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,27 @@ class Family:
     text_path: where the rope keys live inside config.json. layer_types: kinds of layer with a table of their own
     (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
     full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
-    too (LLLG), beside layer_types. default_*: the values that the class assumes when the config is silent; None for
+    too (LLLG), beside layer_types. pattern_key: where n is stated; pattern_other: the kind of the other layers.
+    default_kinds: the kinds in order, over and over, instead of a pattern; with kinds_count they are those of so many layers,
+    and of no other number. kinds_key: the list with one word a layer; kind_names: its words that are not these.
+    kind_indices_key: a list of the full-attention layers' numbers instead. rope_groups: under which words rope_parameters
+    nests the kinds, where not under these. default_*: the values that the class assumes when the config is silent; None for
     head_dim means hidden_size // num_attention_heads; default_sizes without num_key_value_heads: as many as there are
     heads. one_key_head: boolean keys; all heads share one key and value where the first is on, as it is where it is
     absent, and no other is.
     gguf_architecture: the name that GGUF files give it, which export writes. gguf_architectures: those whose files have
     this family's shape: where they make queries and keys, and which lengths they ship; each is of one family.
+    head_dim_keys, default_head_dims: the same by kind of layer, where one has heads of another size.
+    default_rope_keys: the rope keys by kind of layer that the class fills in where the config has none at all.
+    norm_after: queries and keys are normalised behind the rotation, so that no factor on cos and sin is left.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
-    rope_theta_key: where the base is looked for beside the rope keys. rope_types: the only ones that the class takes;
+    rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; local_base: whether that of sliding
+    layers with a table of their own is looked for in rope_local_base_freq. rope_types: the only ones that the class takes;
     empty: all. default_rope_type: what it assumes without any rope keys.
-    rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), or
-    sliding-if-any (these alone where there is a window). temperature_key: the rope key whose number lets the score
+    rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
+    (these alone where there is a window), full (these alone: the others keep a state), or none. temperature_key: the rope
+    key whose number lets the score
     grow with the position. in_v4: whether it is known how transformers 4.57 reads the family.
     interleave_key: the boolean key that, when false, makes the layout half.
     sliding_window: never, always, alternate (some layers, under one table), or the boolean key that switches it on.
@@ -112,20 +122,33 @@ class Family:
     extends: tuple[str, ...] = ("full_attention",)
     pattern: int | None = None
     pattern_letters: bool = False
+    pattern_key: str = "sliding_window_pattern"
+    pattern_other: str = "sliding_attention"
+    default_kinds: tuple[str, ...] = ()
+    kinds_count: int | None = None
+    kinds_key: str = "layer_types"
+    kind_names: dict[str, str] = dataclasses.field(default_factory=dict)
+    kind_indices_key: str = ""
+    rope_groups: dict[str, str] = dataclasses.field(default_factory=dict)
     head_dim_key: str = "head_dim"
     default_head_dim: int | None = None
+    head_dim_keys: dict[str, str] = dataclasses.field(default_factory=dict)
+    default_head_dims: dict[str, int] = dataclasses.field(default_factory=dict)
     partial_rotary_key: str = ""
     default_partial_rotary_factor: float = 1.0
     rope_theta_key: str = "rope_theta"
+    local_base: bool = True
     rope_types: tuple[str, ...] = ()
     default_rope_type: str = "default"
     default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)
+    default_rope_keys: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     v4_default_rope_theta: float = 10000.0
     default_max_position_embeddings: int = 2048
     default_original_max_position_embeddings: int | None = None
     default_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     one_key_head: tuple[str, ...] = ()
     rotates: Rotates = "all"
+    norm_after: bool = False
     temperature_key: str = ""
     off_key: str = ""
     in_v4: bool = True
@@ -167,6 +190,15 @@ class Family:
         return self.export.gguf_name(f"{attention}.{tensor}".replace("{head}", "{x}"))
 
     @property
+    def has_kinds(self) -> bool:
+        """Whether its layers are of several kinds, whatever they rotate by."""
+        return bool(self.pattern is not None or self.default_kinds or self.unrotated_window_key)
+
+    def rope_group(self, layer_type: str) -> str:
+        """Return the word under which rope_parameters holds the keys of a kind of layer."""
+        return self.rope_groups.get(layer_type, layer_type)
+
+    @property
     def nested(self) -> bool:
         """Whether the v5 style nests its rope keys by layer type."""
         return bool(self.layer_types)
@@ -180,7 +212,8 @@ class Family:
     @property
     def has_local_base(self) -> bool:
         """Whether the v4 style has rope_local_base_freq for the sliding layers."""
-        return self.nested and self.default_rope_theta["sliding_attention"] != self.default_rope_theta["full_attention"]
+        theta = self.default_rope_theta
+        return self.nested and self.local_base and theta["sliding_attention"] != theta["full_attention"]
 
     @property
     def rope_entries(self) -> tuple[str, ...]:
@@ -228,6 +261,8 @@ def read(text: str, file: str) -> Family:
     Raises: ConfigError with the place and what would be right.
     """
     data = parsed(text, file)
+    if data.pop(records.REST, False):
+        data = {**records.facts(data.get("model_type", "")), **data}
     family: Family = record(Family, data, file)
     for place, sentence in _faults(family, file):
         raise wrong(f"{file}: {place}", sentence)
@@ -236,7 +271,8 @@ def read(text: str, file: str) -> Family:
 
 @cache
 def _discovered() -> dict[str, Family]:
-    found: dict[str, Family] = {}
+    read_from_source = dict(records.families())
+    found = {name: record(Family, data, f"generated/{name}.json") for name, data in read_from_source.items()}
     for entry in resources.files(__name__).iterdir():
         if entry.name.endswith(".json"):
             family = read(entry.read_text(encoding="utf-8"), entry.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from ropetool import names
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
@@ -72,7 +74,7 @@ def steps(
     """
     entry, context = decoded.entries[names.FULL_ATTENTION], decoded.max_position_embeddings
     assert entry.table is not None
-    if entry.rope_type == "default" and made is None:
+    if entry.unscaled and made is None:
         found = [Step("", trained, request.reach(trained or context), request.command(source))]
     else:
         original = request.original_length or trained
@@ -86,7 +88,7 @@ def _has_original(made: Provenance | None, entry: LayerRope) -> bool:
     """Return whether the original table is in the file: not in one whose base or weights were changed."""
     if made is None:
         return True
-    return not (entry.rope_type == "default" or made.plan.get("reading") == CURRENT or made.plan.get("bakes"))
+    return not (entry.unscaled or made.plan.get("reading") == CURRENT or made.plan.get("bakes"))
 
 
 def _from_original(source: str | Path, entry: LayerRope, original: int | None, context: int, request: Request) -> Step:
@@ -116,7 +118,7 @@ def find_start(form: Format, decoded: RopeSet, request: Request) -> Start:
     entry = decoded.entries[names.FULL_ATTENTION]
     context = decoded.max_position_embeddings
     made = form.checkpoint.record
-    if entry.rope_type == "default" and made is None:
+    if entry.unscaled and made is None:
         return _unscaled(form, entry, context, request)
     original = request.original_length or (made.trained_length if made else entry.original_max_position_embeddings)
     scaled = _Scaled(form, entry, original, context, request)
@@ -143,7 +145,10 @@ def _unscaled(form: Format, entry: LayerRope, context: int, request: Request) ->
 
 def _on_base(form: Format, entry: LayerRope, length: int) -> Source:
     assert entry.rope_theta is not None
-    base = base_inv_freq(entry.rope_theta, entry.rotary_dim)
+    assert entry.table is not None
+    base, last = base_inv_freq(entry.rope_theta, entry.rotary_dim), entry.table.regimes[-1].inv_freq
+    if not last.all():  # pairs that stand still belong to the table that was trained
+        return Source(np.where(last > 0, base, 0.0), length, None, entry.rope_theta, mscale=form.mscale(entry))
     return Source(base, length, entry.rope_theta, mscale=form.mscale(entry))
 
 
@@ -203,7 +208,7 @@ class _Scaled:
 
     def from_original(self) -> Start:
         made, entry = self.made, self.entry
-        if made is not None and (entry.rope_type == "default" or made.plan.get("reading") == CURRENT):
+        if made is not None and (entry.unscaled or made.plan.get("reading") == CURRENT):
             raise AmbiguousRope(
                 f"its original table is not in this file: ropetool made it from {made.source} by {made.plan.get('method')}",
                 where=self.form.checkpoint.where, try_=self.request.command(made.source),

@@ -206,7 +206,7 @@ class _LengthSearch(_Search):
         self.target = replace(decoded, max_position_embeddings=self.goal.target_length)
         made = form.checkpoint.record
         self.entry = entry = decoded.entries[names.FULL_ATTENTION]
-        self.reading = UNSCALED if entry.rope_type == "default" and made is None else CURRENT
+        self.reading = UNSCALED if entry.unscaled and made is None else CURRENT
         self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
         self.notes = _unchanged_notes(decoded, self.target)
 

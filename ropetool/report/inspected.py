@@ -104,7 +104,7 @@ class _Measure:
         if found.trained_length is None:
             return cls(decoded.max_position_embeddings, STATED)
         made = found.made
-        scaled = any(entry.rope_type != "default" for entry in decoded.entries.values() if entry.table is not None)
+        scaled = any(not entry.unscaled for entry in decoded.entries.values() if entry.table is not None)
         if made is not None and made.plan.get("method") != BAKE:
             scaled = made.plan.get("reading") != UNSCALED
         return cls(found.trained_length, ORIGINAL if scaled else TRAINED)

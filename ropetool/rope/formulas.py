@@ -9,7 +9,7 @@ import numpy as np
 
 from ropetool.errors import InvalidRope
 from ropetool.rope import arithmetic
-from ropetool.rope.tables import MAX_LENGTH, Array, Regime, RopeTable, frozen_table
+from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE, Array, Regime, RopeTable, frozen_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +89,24 @@ def kept_share_by_turns(source: Source, beta_fast: float, beta_slow: float) -> A
 def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
     """Return f (g + (1 - g) / s) for each pair."""
     return inv_freq * (kept + (1 - kept) / factor)
+
+
+def geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None:
+    """Return base and factor if the table is a base's, all pairs divided by one factor; the stated base if it fits.
+
+    The slowest pairs may stand still; a pair that does so before one that turns is no base's.
+    """
+    turning = int(np.count_nonzero(inv_freq))
+    if not turning or not inv_freq[:turning].all():
+        return None
+    table, dim = inv_freq[:turning], 2 * inv_freq.size
+    # Through two pairs there is always a base, which would say nothing of how the table came about.
+    fitted = (table[0] / table[-1]) ** (dim / (2 * (turning - 1))) if turning > 2 else rope_theta
+    for theta in (rope_theta, float(fitted)):
+        base = arithmetic.base_inv_freq(theta, dim)[:turning] if theta > 1 else np.zeros(turning)
+        if np.allclose(table / table[0], base, rtol=TABLE_TOLERANCE / 10, atol=0):
+            return theta, float(1 / table[0])
+    return None
 
 
 def ntk_stretch(rotary_dim: int, factor: float) -> Array:

@@ -219,6 +219,11 @@ class LayerRope:
             )
 
     @property
+    def unscaled(self) -> bool:
+        """Whether the table is the one that a model is trained with, of a base alone."""
+        return self.rope_type == "default" or (self.rope_type == "proportional" and self.factor in (None, 1))
+
+    @property
     def attention_factor(self) -> float:
         """The factor on cos and sin, of the regime for the longest sequences."""
         return self.table.regimes[-1].attention_factor if self.table else 1.0

@@ -15,6 +15,7 @@ from ropetool.checkpoint.style import RopeKeys
 from ropetool.families import Family
 from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.arithmetic import base_inv_freq
+from ropetool.rope.formulas import geometric
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes.encoding import Candidate
@@ -46,6 +47,9 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
         name = f"{rope_type} keys"
         again = any(encoding.name == name for encoding in found)
         found.append(Encoding(f"{name} in full" if again else name, RopeKeys(rope_type, theta, keys)))
+    proportional = _as_proportional(entry, derived)
+    if proportional:
+        found.append(Encoding("proportional keys", proportional))
     lists = _as_lists(entry, derived, trained_length, family)
     if lists:
         found.append(Encoding("a full table as longrope lists", lists))
@@ -54,6 +58,20 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
         for name, keys, _ in found
         for how, other in variants(keys).items()
     ]
+
+
+def _as_proportional(entry: LayerRope, derived: Derived) -> RopeKeys | None:
+    """Return another base or one divisor of a proportional table; None where the method makes something else of it."""
+    regime = derived.table.regimes[-1]
+    if entry.rope_type != "proportional" or not derived.table.is_fixed or regime.attention_factor != 1:
+        return None
+    assert entry.rope_theta is not None
+    fitted = geometric(regime.inv_freq, entry.rope_theta)
+    if fitted is None:
+        return None
+    theta, factor = fitted
+    params = {names.PARTIAL_ROTARY_FACTOR: entry.params.get(names.PARTIAL_ROTARY_FACTOR, 1.0)}
+    return RopeKeys("proportional", theta, params if factor == 1 else {**params, names.FACTOR: factor})
 
 
 def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: Family) -> RopeKeys | None:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ropetool import names
 from ropetool.families import Family
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, dynamic_table, kept_share_by_dims, kept_share_by_turns, logn_factor
-from ropetool.rope.tables import LayerRope, Regime, RopeTable, Temperature, is_number
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, Temperature, is_number
 from ropetool.runtimes.base import NotKnown, Refuses
 
 NEEDS = {
@@ -24,6 +26,7 @@ NEEDS = {
     "longrope": (names.SHORT_FACTOR, names.LONG_FACTOR),
     "llama3": (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR),
 }
+NEEDS_NOTHING = ("default", "proportional")
 PER_LAYER = ("alternate", "always")  # how families say that some layers slide, beside a key that switches it on
 
 
@@ -58,6 +61,12 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
 
     Raises: Refuses if the table would be narrower than what the family rotates.
     """
+    if rope_type == "proportional":
+        if family.partial_rotary_key:
+            raise Refuses(
+                f"RuntimeError: a proportional table has the pairs of a whole head, {family.model_type} rotates a share"
+            )
+        return head  # the pairs beyond its share stand still
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(family.partial_rotary_key or names.PARTIAL_ROTARY_FACTOR))
     if family.mla and family.partial_rotary_key:
         return _decoupled(part, share, head, rope_type)
@@ -100,6 +109,8 @@ def table(r: Resolved) -> RopeTable:
         return RopeTable.fixed(base)
     if r.rope_type == "longrope":
         return _longrope(r, base)
+    if r.rope_type == "proportional":
+        return _proportional(r, base)
     if r.factor is None:
         raise Refuses(f"TypeError: {r.rope_type} with a factor of null")
     if r.rope_type == "linear":
@@ -118,6 +129,15 @@ def table(r: Resolved) -> RopeTable:
             raise Refuses("TypeError: llama3 with a null low_freq_factor or high_freq_factor")
         return RopeTable.fixed(blend(base, kept_share_by_turns(source, high, low), r.factor))
     raise Refuses(f"rope_type {r.rope_type} is not computed for this family")
+
+
+def _proportional(r: Resolved, base: Array) -> RopeTable:
+    """Return the table whose first share of pairs turns, each as in a head that rotates whole; the others stand still."""
+    share = r.params.get(names.PARTIAL_ROTARY_FACTOR, 1.0)
+    if not is_number(share) or not 0 < share <= 1:
+        raise Refuses(f"a partial_rotary_factor of {share} is not a share of a head")
+    turning = np.arange(base.size) < int(share * r.rotary_dim // 2)
+    return RopeTable.fixed(np.where(turning, base, 0.0) / (1.0 if r.factor is None else r.factor))
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:
@@ -145,14 +165,15 @@ def _longrope(r: Resolved, base: Any) -> RopeTable:
     return RopeTable((Regime(base / short, attention_factor, up_to=r.length), last))
 
 
-def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: str) -> int:
-    """Return the channels of a head; of MLA those of the decoupled key.
+def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: str, layer_type: str = "") -> int:
+    """Return the channels of a head of this kind of layer; of MLA those of the decoupled key.
 
     Raises: Refuses where the runtime leaves a missing head_dim null and the type's formula then stops.
     """
-    stated = part.get(family.head_dim_key)
-    if stated is None and family.default_head_dim is not None:
-        stated = family.default_head_dim
+    key = family.head_dim_keys.get(layer_type, family.head_dim_key)
+    stated = part.get(key)
+    if stated is None:
+        stated = family.default_head_dims.get(layer_type, family.default_head_dim)
     if stated is None:
         if runtime in family.null_head_dim and rope_type in ("yarn", "dynamic", "longrope"):
             raise Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
@@ -164,7 +185,7 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
         stated = hidden // heads
     channels = int(stated)
     if channels < 2 or channels % 2:
-        raise Refuses(f"{family.head_dim_key} is {channels}; channels rotate in pairs, so it is even and at least 2")
+        raise Refuses(f"{key} is {channels}; channels rotate in pairs, so it is even and at least 2")
     return channels
 
 
@@ -181,21 +202,40 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
 
     Raises: Refuses for a pattern in letters that stands without layer_types: the class computes with it as a number.
     """
-    stated = part.get(names.LAYER_TYPES)
+    stated = part.get(family.kinds_key)
     if isinstance(stated, list):
-        return stated
+        return [family.kind_names.get(kind, kind) for kind in stated]
+    indices = part.get(family.kind_indices_key)
+    if isinstance(indices, list):
+        return [names.FULL_ATTENTION if i in indices else family.pattern_other for i in range(count)]
     if family.unrotated_window_key:
         slides = part.get(family.unrotated_window_key) is True and part.get(names.SLIDING_WINDOW) is not None
         rotating = set(_rotating(part, family, count))
         return [names.SLIDING_ATTENTION if slides and i not in rotating else names.FULL_ATTENTION for i in range(count)]
-    pattern = part.get(names.SLIDING_WINDOW_PATTERN) or family.pattern or 1
+    pattern = part.get(family.pattern_key) or family.pattern
     if isinstance(pattern, str):
         raise Refuses(f"TypeError: sliding_window_pattern {pattern} is text, and the config lists no layer_types")
-    return [names.FULL_ATTENTION if (i + 1) % pattern == 0 else names.SLIDING_ATTENTION for i in range(count)]
+    if not pattern and family.default_kinds:
+        return _default_kinds(family, count)
+    return [names.FULL_ATTENTION if (i + 1) % (pattern or 1) == 0 else family.pattern_other for i in range(count)]
+
+
+def _default_kinds(family: Family, count: int) -> list[str]:
+    """Return the kinds that the class gives so many layers.
+
+    Raises: NotKnown where they follow no rule that is known.
+    """
+    if family.kinds_count not in (None, count):
+        raise NotKnown(
+            f"which of the {count} layers are of which kind, where the config does not list {family.kinds_key}"
+        )
+    return [family.default_kinds[i % len(family.default_kinds)] for i in range(count)]
 
 
 def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int, ...]:
     """Return the layers that rotate at all."""
+    if family.rotates == "full":
+        return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == names.FULL_ATTENTION)
     if family.rotates == "no_rope_layers":
         stated = part.get("no_rope_layers")
         interval = part.get("no_rope_layer_interval", 4)
@@ -236,8 +276,11 @@ def entry(
     scaled = r.rope_type != "default"
     beta = r.params.get(family.temperature_key) if family.temperature_key else None
     interleaved = family.layout == "interleaved" and part.get(family.interleave_key or "", True) is not False
+    turned = table(r)
+    if family.norm_after:
+        turned = _normalised(turned)
     return LayerRope(
-        rope_type=r.rope_type, table=table(r), head_dim=r.head_dim or r.rotary_dim, rotary_dim=r.rotary_dim,
+        rope_type=r.rope_type, table=turned, head_dim=r.head_dim or r.rotary_dim, rotary_dim=r.rotary_dim,
         layout="interleaved" if interleaved else "half",
         layers=layer_indices(part, family, layer_type), rope_theta=r.rope_theta,
         factor=r.factor if scaled else None, params=dict(r.params),
@@ -245,6 +288,26 @@ def entry(
         temperature=Temperature(float(beta), r.length) if beta else None,
         sliding_window=sliding_window(part, family, layer_type),
     )  # fmt: skip
+
+
+def _normalised(table: RopeTable) -> RopeTable:
+    """Return what is left of a table where norms follow the rotation, which undo every factor on cos and sin."""
+    if table.rule is not None:
+        rule = table.rule
+        return RopeTable(
+            tuple(replace(each, attention_factor=1.0) for each in table.regimes),
+            lambda length: replace(rule(length), attention_factor=1.0), table.rule_key,
+        )  # fmt: skip
+    return RopeTable(tuple(replace(each, attention_factor=1.0) for each in table.regimes))
+
+
+def unrotated(part: Mapping[str, Any], family: Family, context: int) -> RopeSet:
+    """Return what a family computes in which no layer rotates."""
+    count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
+    every = kinds(part, family, count) if family.has_kinds else [names.FULL_ATTENTION] * count
+    layers = tuple(i for i, kind in enumerate(every) if kind == names.FULL_ATTENTION)
+    entry = LayerRope("none", None, head_dim(part, family, "", ""), 0, family.layout, layers)
+    return RopeSet({names.FULL_ATTENTION: entry}, context, context)
 
 
 def _trained(r: Resolved) -> int | None:

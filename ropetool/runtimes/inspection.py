@@ -228,7 +228,7 @@ def _trained_of(
     if decoded is None:
         return None
     length = decoded.original_max_position_embeddings
-    if any(entry.rope_type != "default" for entry in decoded.entries.values()):
+    if any(not entry.unscaled for entry in decoded.entries.values()):
         return length
     shipped = {t.max_position_embeddings: t.trained for t in lengths}
     return shipped.get(length, length) if length is not None else None

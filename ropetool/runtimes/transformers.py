@@ -32,10 +32,12 @@ def decode(view: HfCheckpoint) -> RopeSet:
     if family.off_key and part.get(family.off_key):
         raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
+    if family.rotates == "none":
+        return formulas.unrotated(part, family, context)
     entries = {}
     for layer_type, keys in objects(part, family).items():
         rope_type = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE, "default"))
-        if rope_type not in (*formulas.NEEDS, "default"):
+        if rope_type not in (*formulas.NEEDS, *formulas.NEEDS_NOTHING):
             raise Refuses(f"KeyError: {rope_type!r} is not a rope type of {family.model_type}")
         if family.rope_types and rope_type not in family.rope_types:
             raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
@@ -46,8 +48,10 @@ def decode(view: HfCheckpoint) -> RopeSet:
         factor = keys.get(names.FACTOR)
         if factor is None and rope_type in ("yarn", "longrope"):
             factor = context / length
-        head_dim = formulas.head_dim(part, family, NAME, rope_type)
+        head_dim = formulas.head_dim(part, family, NAME, rope_type, layer_type)
         read = {*names.ROPE_TYPE_KEYS, family.temperature_key} - {names.ROPE_TYPE, names.LEGACY_TYPE}
+        if rope_type == "proportional":
+            read.add(names.PARTIAL_ROTARY_FACTOR)
         resolved = formulas.Resolved(
             rope_type, float(keys[names.ROPE_THETA]), formulas.rotary_dim(part, keys, family, head_dim, rope_type),
             {k: v for k, v in keys.items() if k in read},
@@ -64,16 +68,25 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
     parameters = part.get(names.ROPE_PARAMETERS)
     defaults = family.default_rope_theta
     if not family.nested:
-        keys = dict(scaling or parameters or {})
-        if family.default_rope_type != "default" and not scaling and parameters is None:
+        keys = dict(
+            scaling or (family.default_rope_keys.get(names.FULL_ATTENTION) if parameters is None else parameters) or {}
+        )
+        if (
+            not family.default_rope_keys
+            and family.default_rope_type != "default"
+            and not scaling
+            and parameters is None
+        ):
             raise NotKnown(f"without rope keys {family.model_type} takes {family.default_rope_type} of its own numbers")
         keys.setdefault(names.ROPE_THETA, part.get(family.rope_theta_key, defaults[names.FULL_ATTENTION]))
         return {names.FULL_ATTENTION: keys}
-    nested = {t: dict((parameters or {}).get(t) or {}) for t in family.layer_types}
+    filled = family.default_rope_keys if parameters is None and not scaling else parameters or {}
+    group = family.rope_group if filled is parameters else str
+    nested = {t: dict(filled.get(group(t)) or {}) for t in family.layer_types}
     nested[names.FULL_ATTENTION].update(scaling or {})
     for layer_type, keys in nested.items():
-        # Both families hand the outer theta to the full layers only; gemma3 has a key of its own for the others.
-        outer = names.ROPE_THETA if layer_type == names.FULL_ATTENTION else names.ROPE_LOCAL_BASE_FREQ
+        # An outer base goes to the full layers only; gemma3 has a key of its own for the others.
+        outer = family.rope_theta_key if layer_type == names.FULL_ATTENTION else names.ROPE_LOCAL_BASE_FREQ
         read = layer_type == names.FULL_ATTENTION or family.has_local_base
         keys.setdefault(names.ROPE_THETA, part.get(outer, defaults[layer_type]) if read else defaults[layer_type])
     return nested

@@ -20,7 +20,7 @@ from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import ABSENT
 from ropetool.rope.arithmetic import base_inv_freq
-from ropetool.rope.formulas import Source, blend, kept_share_by_dims, yarn_factor
+from ropetool.rope.formulas import Source, blend, geometric, kept_share_by_dims, yarn_factor
 from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, RopeSet
 from ropetool.runtimes.encoding import Candidate
 from ropetool.runtimes.llama_cpp import architectures as keys
@@ -105,8 +105,8 @@ class _Writer:
 
     def evenly(self, regime: Regime) -> GgufEncoding | None:
         """Return the table of a base whose pairs are all divided alike: unscaled, linear, or another base."""
-        found = _geometric(regime.inv_freq, self.rope_theta)
-        if found is None:
+        found = geometric(regime.inv_freq, self.rope_theta)
+        if found is None or not regime.inv_freq.all():
             return None
         theta, factor = found
         scaled = not math.isclose(factor, 1, rel_tol=TABLE_TOLERANCE)
@@ -206,21 +206,6 @@ class _Writer:
         if theta == sliding.rope_theta or sliding.table.agrees(full.table):
             return {}
         return {keys.FREQ_BASE_SWA: Value.of(ValueType.F32, sliding.rope_theta)}
-
-
-def _geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None:
-    """Return base and factor if the table is a base's, all pairs divided by one factor; the stated base if it fits."""
-    if not inv_freq.all():
-        return None
-    dim = 2 * inv_freq.size
-    # Through two pairs there is always a base, which would say nothing of how the table came about.
-    fitted = (inv_freq[0] / inv_freq[-1]) ** (dim / (dim - 2)) if dim > 4 else rope_theta
-    for theta in (rope_theta, float(fitted)):
-        if theta > 1 and np.allclose(
-            inv_freq / inv_freq[0], base_inv_freq(theta, dim), rtol=TABLE_TOLERANCE / 10, atol=0
-        ):
-            return theta, float(1 / inv_freq[0])
-    return None
 
 
 def _yarn_factor(target: RopeSet, arch: str, regime: Regime, rope_theta: float, factor: float | None) -> float | None:

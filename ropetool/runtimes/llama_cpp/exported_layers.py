@@ -35,8 +35,7 @@ def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where:
     part = style.section(config, family, where)
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
     alike = source.entries[names.FULL_ATTENTION].sliding_window
-    has_kinds = family.pattern is not None or family.unrotated_window_key
-    if not has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
+    if not family.has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
         return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
     window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
     kinds = hf_formulas.kinds(part, family, count)

@@ -1,0 +1,216 @@
+"""From the facts that scripts/families reads from transformers, one record a model type, to what a family's file states.
+
+A record is turned into a family where the mechanisms of this package describe it whole; where they do not, and where
+there is nothing to rotate, the reason is kept for the refusal.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+REST = "generated"  # the key of a family's file whose other facts are those of the record of the same name
+PROVEN, UNROTATED = "proven", "does not rotate"
+# Facts that have a family's own names.
+ALIKE = (
+    "model_type", "architecture", "default_head_dim", "default_partial_rotary_factor", "default_max_position_embeddings",
+    "default_original_max_position_embeddings", "default_sizes", "mla", "null_head_dim", "rope_types",
+)  # fmt: skip
+WINDOWS = ("never", "always", "alternate", "use_sliding_window")
+
+
+class Undescribed(Exception):
+    """A record that no mechanism of this package describes: what is particular to it."""
+
+
+def families() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the model types whose records are described, each with what a family's file would state."""
+    for name in _records():
+        try:
+            yield name, facts(name)
+        except Undescribed:
+            continue
+
+
+def facts(model_type: str) -> dict[str, Any]:
+    """Return what a record says, as a family's file would state it.
+
+    Raises: Undescribed with what no mechanism describes.
+    """
+    record = _records().get(model_type)
+    if record is None:
+        raise Undescribed("transformers' facts of it are not recorded")
+    if record["outcome"] == UNROTATED:
+        return _unrotated(record)
+    if record["outcome"] != PROVEN:
+        raise Undescribed(record["reason"])
+    if "text_type" in record:
+        raise Undescribed(f"it hands over to the {record['text_type']} inside it")
+    return _rotating(record)
+
+
+def reason(model_type: str) -> str:
+    """Return why a type that transformers knows has no family; empty where it has one, or is not known either."""
+    if model_type not in _records():
+        return ""
+    try:
+        facts(model_type)
+    except Undescribed as error:
+        return str(error)
+    return ""
+
+
+@cache
+def _records() -> dict[str, dict[str, Any]]:
+    folder = resources.files(__package__).joinpath("generated")
+    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".json")]
+    return {entry.name.removesuffix(".json"): json.loads(entry.read_text(encoding="utf-8")) for entry in entries}
+
+
+def _source(record: Mapping[str, Any]) -> str:
+    return f"transformers {record['transformers']}, proven on {record.get('proven_on', record['architecture'])}"
+
+
+def _unrotated(record: Mapping[str, Any]) -> dict[str, Any]:
+    found = {key: record[key] for key in ALIKE if record.get(key) is not None}
+    return {
+        **found, "example": "", "layout": "half", "rotates": "none", "in_v4": False, "default_rope_theta": {FULL: 10000.0},
+        "source": f"transformers {record['transformers']}, {record['architecture']}",
+    }  # fmt: skip
+
+
+def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
+    layers = [layer for part in ("layers", "layers_with_window") for _, layer in record.get(part, ())]
+    attending = [layer for layer in layers if layer["attends"]]
+    groups = _groups(record, attending)
+    theirs = {name: kind for kind, name in groups.items()}
+    kind_names = {**_kind_names(attending), **theirs}
+    found = {key: record[key] for key in ALIKE if record.get(key) is not None}
+    found |= {
+        "example": "", "in_v4": False, "source": _source(record), "layout": _one(record, attending, "layout"),
+        "rotates": _rotates(record, layers),
+        "default_rope_theta": {theirs.get(kind, kind): theta for kind, theta in record["default_rope_theta"].items()},
+        **_kinds(record, kind_names), **_windows(record), **_heads(record),
+    }  # fmt: skip
+    if record["layer_types"]:
+        found["layer_types"] = sorted(theirs.get(kind, kind) for kind in record["layer_types"])
+    if any(kind != name for kind, name in groups.items()):
+        found["rope_groups"] = {kind: name for kind, name in groups.items() if kind != name}
+    keys = record["default_rope_parameters"]
+    if record["layer_types"]:
+        found["default_rope_keys"] = {theirs.get(kind, kind): value for kind, value in keys.items()}
+    elif keys.get("rope_type", "default") != "default":
+        found["default_rope_keys"] = {FULL: keys}
+    if record["partial_rotary_key"] or (record["partial_in_rope_parameters"] and not _whole(record)):
+        found["partial_rotary_key"] = record["partial_rotary_key"] or "partial_rotary_factor"
+    if record["layer_types"]:
+        found.pop("default_partial_rotary_factor", None)  # of nested keys it stands in each object
+    found["rope_theta_key"] = record["rope_theta_key"]
+    found["local_base"] = SLIDING in record["base_keys"].get("rope_local_base_freq", ())
+    if record["interleave_key"]:
+        found["interleave_key"] = record["interleave_key"]
+    if record["temperature_key"]:
+        found["temperature_key"] = _known(record["temperature_key"], ("llama_4_scaling_beta",), "a temperature by {}")
+    vanishing = {layer["factor_vanishes"] for layer in attending if layer["rotates"]}
+    if len(vanishing) > 1:
+        raise Undescribed("norms follow the rotation in some of its layers alone")
+    return {**found, "norm_after": vanishing.pop()}
+
+
+def _known(value: str, known: Sequence[str], what: str) -> str:
+    if value not in known:
+        raise Undescribed(what.format(value))
+    return value
+
+
+def _one(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]], key: str) -> Any:
+    """Return what all rotations of the attention itself have in common."""
+    found = {turn[key] for layer in attending for turn in layer.get("rotations", ()) if "in" not in turn}
+    if len(found) != 1:
+        raise Undescribed(f"its layers differ in {key}: {', '.join(sorted(map(str, found)))}")
+    return found.pop()
+
+
+def _groups(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the words of its rope groups by kind of layer: full attention, and sliding where that has one of its own."""
+    if not record["layer_types"]:
+        return {FULL: FULL}
+    found: dict[str, str] = {}
+    for layer in attending:
+        for name in layer.get("tables", ()):
+            kind = SLIDING if layer.get("window") == "sliding" else FULL
+            if found.setdefault(kind, name) != name or name in [other for k, other in found.items() if k != kind]:
+                raise Undescribed(f"its rope groups are {' and '.join(record['layer_types'])}")
+    if FULL not in found or set(found.values()) != set(record["layer_types"]):
+        raise Undescribed(f"its rope groups are {' and '.join(record['layer_types'])}")
+    return found
+
+
+def _kind_names(attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return transformers' other words for layers that attend to everything."""
+    found = {}
+    for layer in attending:
+        kind = layer.get("kind")
+        if layer.get("window") == "chunked":
+            raise Undescribed("its layers attend in chunks")
+        if kind and kind not in (FULL, SLIDING) and layer.get("window") == "full":
+            found[kind] = FULL
+    return found
+
+
+def _rotates(record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> str:
+    still = [layer for layer in layers if layer["attends"] and not layer["rotates"]]
+    stateful = [layer for layer in layers if not layer["attends"]]
+    if not stateful:
+        return str(record["rotates"])
+    if still or any(layer["attends"] and layer.get("window") == "sliding" for layer in layers):
+        raise Undescribed("some of its layers keep a state, and others slide or do not rotate")
+    return "full"
+
+
+def _kinds(record: Mapping[str, Any], kind_names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the kinds that the class gives its layers, in order, and its words for them."""
+    runs = record.get("default_layer_types")
+    if not runs:
+        return {}
+    kinds = [kind_names.get(kind, kind) for count, kind in runs for _ in range(count)]
+    others = [kind for kind in kinds if kind != FULL]
+    found: dict[str, Any] = {"default_kinds": kinds}
+    if others:
+        found["pattern_other"] = others[0]
+    if len(kinds) == record["default_sizes"].get("num_hidden_layers"):
+        found["kinds_count"] = len(kinds)
+    if any(kind != name for kind, name in kind_names.items()):
+        found["kind_names"] = {kind: name for kind, name in kind_names.items() if kind != name}
+    return found
+
+
+def _windows(record: Mapping[str, Any]) -> dict[str, Any]:
+    if record.get("sliding_window_key", "sliding_window") != "sliding_window":
+        raise Undescribed(f"its window stands in {record['sliding_window_key']}")
+    if record.get("max_position_embeddings_key", "max_position_embeddings") != "max_position_embeddings":
+        raise Undescribed(f"its context stands in {record['max_position_embeddings_key']}")
+    found = {"sliding_window": _known(record["sliding_window"], WINDOWS, "its window is switched by {}")}
+    if record.get("default_sliding_window") is not None and found["sliding_window"] != "never":
+        found["default_sliding_window"] = record["default_sliding_window"]
+    if record.get("unrotated_window_key"):
+        found["unrotated_window_key"] = record["unrotated_window_key"]
+    return found
+
+
+def _heads(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the size of a head is stated, and what it is where it is not."""
+    if "head_dim_keys" not in record:
+        return {"head_dim_key": record["head_dim_key"]} if record["head_dim_key"] else {}
+    keys = {kind: key for kind, key in record["head_dim_keys"].items() if key}
+    widths = {kind: table["rotary_dim"] for kind, table in record["tables"].items()}
+    return {"head_dim_keys": keys, "default_head_dims": widths}
+
+
+def _whole(record: Mapping[str, Any]) -> bool:
+    """Return whether a share of the head is turned by pairs that stand still, so that the table has the head's width."""
+    return any(not table["plain"] for table in record["tables"].values())
