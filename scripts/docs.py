@@ -30,7 +30,7 @@ import export_grid
 
 from ropetool import families, runtimes
 from ropetool.cli import group
-from ropetool.families import Family
+from ropetool.families import Family, records
 from ropetool.families.wrappers import ALIASES, WRAPPERS
 from ropetool.rope import methods
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -161,17 +161,37 @@ def family_reference() -> str:
     ]  # fmt: skip
     head = ["model_type", "class in transformers", "layout", "rope keys", "sliding window", "export", "example"]
     return (
-        f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{_wrappers()}{_export_grid()}"
+        f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{_reach()}{_wrappers()}{_export_grid()}"
         f"{''.join(map(_family_section, known))}"
     )
 
 
+def _reach() -> str:
+    """Return how many of transformers' rotary types are served, and why the others are not."""
+    reasons = {name: records.reason(name) for name in sorted(records.names()) if families.find(name) is None}
+    wrappers = {name: families.wrapper_of(name) for name in reasons}
+    handing = {name for name, wrapper in wrappers.items() if wrapper and families.find(wrapper.default)}
+    still = {name for name in records.names() if (f := families.find(name)) and f.rotates == "none"}
+    answered = {name for name in reasons if "sinusoids" in reasons[name]}
+    left = {name: reason for name, reason in reasons.items() if name not in handing | answered}
+    total = len(records.names())
+    lines = (
+        f"Of the {total} causal types of transformers {records.VERSION} with rotary code, {total - len(reasons) - len(still)} "
+        f"are extended by their own family and {len(handing)} by that of the text model inside; {len(still)} do not rotate, "
+        f"so `--method length` states a longer context; {len(answered)} have sinusoids that no key changes, which the refusal "
+        f"says. {len(left)} are left:\n"
+    )
+    return f"\n## Reach\n\n{lines}\n{_table(['model_type', 'why'], [[n, r] for n, r in left.items()])}"
+
+
 def _wrappers() -> str:
     """Return a line for each config that hands over to a family."""
+    found = {name: families.wrapper_of(name) for name in {*WRAPPERS, *records.names()}}
+    known = {name: wrapper for name, wrapper in found.items() if wrapper is not None}
     rows = [
         [name, f"`{w.text}`", (w.default or "none") + ", whatever it names" * w.fixed,
          "yes" if w.in_v4 else "not known", ", ".join(f"`{k}`" for k in w.needs), w.source]
-        for name, w in sorted(WRAPPERS.items())
+        for name, w in sorted(known.items())
     ]  # fmt: skip
     head = ["model_type", "text model in", "family where it names none", "in 4.57", "must state", "read from"]
     aliases = ", ".join(f"`{name}` for {family}" for name, family in ALIASES.items())
@@ -198,8 +218,11 @@ not `-` gives transformers' logits within 2e-4 of the largest up to four times t
 """
 
 
-_FAMILIES = """One JSON file each in `ropetool/families/`, named after the `model_type` of config.json; `inspect` shows the rope keys
-of any other model as they are written, `extend` refuses it. [How to add one](contributing.md#a-model-family).
+_FAMILIES = """Two kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
+weights and the engines too: `bake` and `export` take these families. `generated/` holds what `scripts/families` reads from the
+source of transformers and proves on tiny models; those families are inspected and extended, and what engines make of them
+is not known. `inspect` shows the rope keys of any other model as they are written, `extend` refuses it.
+[How to add one](contributing.md#a-model-family).
 """
 
 
@@ -260,6 +283,17 @@ def _particular(family: Family) -> list[str]:
         lines.append(f"without rope keys it takes {family.default_rope_type} of its own numbers")
     if family.rotates != "all":
         lines.append(f"which layers rotate: {ROTATES[family.rotates]}")
+    if family.rotates_if:
+        values = ", ".join(f"`{key}` is {value}" for key, value in family.rotates_if.items())
+        lines.append(f"nothing rotates unless {values}")
+    if family.rope_groups:
+        groups = ", ".join(f"{kind} under `{group}`" for kind, group in family.rope_groups.items())
+        lines.append(f"rope_parameters holds the keys of {groups}")
+    if family.head_dim_keys:
+        keys = ", ".join(f"{kind} `{key}`" for kind, key in family.head_dim_keys.items())
+        lines.append(f"heads differ by kind of layer: {keys}")
+    if family.norm_after:
+        lines.append("queries and keys are normalised behind the rotation: no factor on cos and sin is left")
     if family.temperature_key:
         lines.append(f"the score grows with the position by `{family.temperature_key}`")
     if family.off_key:
@@ -274,6 +308,8 @@ ROTATES = {
     "no_rope_layers": "those with 1 in `no_rope_layers`",
     "sliding": "the sliding ones",
     "sliding-if-any": "the sliding ones; all where none slides",
+    "full": "the full-attention ones; the others keep a state",
+    "none": "none; `--method length` states a longer context",
 }
 
 

@@ -22,7 +22,7 @@ def is_plain(family: Family) -> bool:
 
 def others(known: Mapping[str, Any], *, exported: bool = False, baked: bool = False) -> list[str]:
     """Return the plain families that a table of the tests has no entry for, those that are exported or baked alone."""
-    found = (families.get(name) for name in families.names() if name not in known)
+    found = (families.get(name) for name in families.handwritten() if name not in known)
     return [
         family.model_type
         for family in found

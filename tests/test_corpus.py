@@ -55,12 +55,12 @@ def test_what_is_planned_and_written_is_as_it_was(group: str) -> None:
 def test_every_family_is_in_every_group_that_concerns_it() -> None:
     names = {group: {key.removeprefix(f"{group}/").split("/")[0] for key in corpus.known([group])} for group in GROUPS}
     plans = {name.partition(",")[0] for name in names["plan/hf"]}
-    assert plans >= {*families.names(), *WRAPPERS, *ALIASES}
-    exported = {name for name in families.names() if families.get(name).gguf_architecture}
+    assert plans >= {*families.handwritten(), *WRAPPERS, *ALIASES}
+    exported = {name for name in families.handwritten() if families.get(name).gguf_architecture}
     assert names["export"] == exported
     for group in ("output/hf", "bake/hf"):
         found = {name.partition("-")[0] for name in names[group]}
-        assert found == {name for name in families.names() if families.get(name).bake is not None or name == "gemma3"}
+        assert found == {name for name in families.handwritten() if families.get(name).bake is not None or name == "gemma3"}
 
 
 def test_every_method_and_every_bake_has_cells() -> None:

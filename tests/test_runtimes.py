@@ -175,7 +175,7 @@ REFUSED = {
     "a list of null": (
         {"rope_scaling": {"rope_type": "longrope", **LISTS, "long_factor": None, "factor": 2.0}}, "long_factor has 0 entries",
     ),
-    "a type of another family": ({"rope_scaling": {"rope_type": "proportional"}}, "'proportional' is not a rope type"),
+    "a type of another family": ({"rope_scaling": {"rope_type": "axial"}}, "'axial' is not a rope type"),
     "a type of null": ({"rope_scaling": {"rope_type": None}}, "None is not a rope type"),
     "a base of null": ({"rope_theta": None}, "TypeError: the base is null"),
     "a ramp of null": (

@@ -48,7 +48,7 @@ def families_command(name: str | None, as_json: bool) -> None:
     from ropetool.report.lists import family_json, family_text, listed, overview
 
     chosen = [families.get(n) for n in (families.names() if name is None else [name])]
-    rows = [(f.model_type, f"{f.architecture}, for example {f.example}") for f in chosen]
+    rows = [(f.model_type, f"{f.architecture}{f.example and f', for example {f.example}'}") for f in chosen]
     if as_json:
         print_json(listed("families", map(family_json, chosen)))
     else:

@@ -102,4 +102,12 @@ def stated_names(folder: str) -> list[str]:
 
 METHOD = Name(lambda: stated_names("rope/methods"))
 RUNTIME = Name(lambda: stated_names("runtimes"))
-FAMILY = Name(lambda: sorted(path.stem for path in (_PACKAGE / "families").glob("*.json")))
+
+
+def known_families() -> list[str]:
+    from ropetool import families
+
+    return families.names()
+
+
+FAMILY = Name(known_families)

@@ -82,7 +82,8 @@ class Family:
     full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
     too (LLLG), beside layer_types. pattern_key: where n is stated; pattern_other: the kind of the other layers.
     default_kinds: the kinds in order, over and over, instead of a pattern; with kinds_count they are those of so many layers,
-    and of no other number. kinds_key: the list with one word a layer; kind_names: its words that are not these.
+    and of no other number. kinds_key: the list with one word a layer, or the text
+    with one letter; kind_names: its words that are not these.
     kind_indices_key: a list of the full-attention layers' numbers instead. rope_groups: under which words rope_parameters
     nests the kinds, where not under these. default_*: the values that the class assumes when the config is silent; None for
     head_dim means hidden_size // num_attention_heads; default_sizes without num_key_value_heads: as many as there are
@@ -92,6 +93,7 @@ class Family:
     this family's shape: where they make queries and keys, and which lengths they ship; each is of one family.
     head_dim_keys, default_head_dims: the same by kind of layer, where one has heads of another size.
     default_rope_keys: the rope keys by kind of layer that the class fills in where the config has none at all.
+    rotates_if: keys, each with the value without which nothing rotates.
     norm_after: queries and keys are normalised behind the rotation, so that no factor on cos and sin is left.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
@@ -148,6 +150,7 @@ class Family:
     default_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     one_key_head: tuple[str, ...] = ()
     rotates: Rotates = "all"
+    rotates_if: dict[str, str] = dataclasses.field(default_factory=dict)
     norm_after: bool = False
     temperature_key: str = ""
     off_key: str = ""
@@ -270,15 +273,30 @@ def read(text: str, file: str) -> Family:
 
 
 @cache
-def _discovered() -> dict[str, Family]:
-    read_from_source = dict(records.families())
-    found = {name: record(Family, data, f"generated/{name}.json") for name, data in read_from_source.items()}
-    for entry in resources.files(__name__).iterdir():
-        if entry.name.endswith(".json"):
-            family = read(entry.read_text(encoding="utf-8"), entry.name)
-            found[family.model_type] = family
-    _check_claims(found.values())
-    return dict(sorted(found.items()))
+def _files() -> frozenset[str]:
+    """Return the model types that have a file of their own."""
+    entries = resources.files(__name__).iterdir()
+    return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
+
+
+@cache
+def _one(model_type: str) -> Family | None:
+    """Return the family of this very model_type, from its file or from what is recorded of it."""
+    if model_type in _files():
+        name = f"{model_type}.json"
+        return read(resources.files(__name__).joinpath(name).read_text(encoding="utf-8"), name)
+    try:
+        family: Family = record(Family, records.facts(model_type), f"generated/{model_type}.json")
+    except records.Undescribed:
+        return None
+    return family
+
+
+@cache
+def _with_files() -> tuple[Family, ...]:
+    found = tuple(family for family in map(_one, sorted(_files())) if family is not None)
+    _check_claims(found)
+    return found
 
 
 def _check_claims(found: Iterable[Family]) -> None:
@@ -292,14 +310,38 @@ def _check_claims(found: Iterable[Family]) -> None:
             claimed[architecture] = family.model_type
 
 
+@cache
+def _served() -> tuple[str, ...]:
+    return tuple(sorted(name for name in {*_files(), *records.names()} if _one(name) is not None))
+
+
 def names() -> list[str]:
     """Return the model_type of every known family, sorted."""
-    return list(_discovered())
+    return list(_served())
+
+
+@cache
+def handwritten() -> tuple[str, ...]:
+    """Return the model types whose files state everything, sorted; the others are read from transformers' source."""
+    folder = resources.files(__name__)
+    texts = {name: folder.joinpath(f"{name}.json").read_text(encoding="utf-8") for name in _files()}
+    return tuple(sorted(name for name, text in texts.items() if not parsed(text, f"{name}.json").get(records.REST)))
+
+
+def wrapper_of(model_type: str) -> Wrapper | None:
+    """Return what a config of this type is around another one, None for one that is not."""
+    if model_type in WRAPPERS or _one(model_type) is not None:
+        return WRAPPERS.get(model_type)
+    handing_over = records.handing_over(model_type)
+    if handing_over is None:
+        return None
+    key, text_type, source = handing_over
+    return Wrapper(key, text_type, source=source)
 
 
 def find(model_type: str) -> Family | None:
     """Return the family of this model_type, or of what it is another name for, or None."""
-    family = _discovered().get(ALIASES.get(model_type, model_type))
+    family = _one(ALIASES.get(model_type, model_type))
     return dataclasses.replace(family, stated=model_type) if family and model_type in ALIASES else family
 
 
@@ -310,7 +352,7 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
-    wrapper = WRAPPERS.get(stated)
+    wrapper = wrapper_of(stated)
     if wrapper is None:
         return get(stated, where)
     try:
@@ -348,7 +390,7 @@ def text_type(config: Mapping[str, Any]) -> str:
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
-    wrapper = WRAPPERS.get(stated)
+    wrapper = wrapper_of(stated)
     if wrapper is None:
         return stated
     inner = config.get(wrapper.text)
@@ -369,13 +411,13 @@ def find_of(config: Mapping[str, Any]) -> Family | None:
 
 def by_gguf_architecture() -> dict[str, Family]:
     """Return the family whose facts files of a GGUF architecture have, by architecture, sorted."""
-    found = {name: family for family in _discovered().values() for name in family.gguf_architectures}
+    found = {name: family for family in _with_files() for name in family.gguf_architectures}
     return dict(sorted(found.items()))
 
 
 def of_gguf(architecture: str) -> tuple[Family, ...]:
     """Return the families whose checkpoints become GGUF files of this architecture, the one of that very name first."""
-    found = (family for family in _discovered().values() if family.gguf_architecture == architecture)
+    found = (family for family in _with_files() if family.gguf_architecture == architecture)
     return tuple(sorted(found, key=lambda family: family.model_type != architecture))
 
 
@@ -385,8 +427,8 @@ def get(model_type: str, where: str = "") -> Family:
     Raises: UnknownFamily with the nearest known names and how to add one.
     """
     family = find(model_type)
-    if model_type in WRAPPERS:
-        wrapper = WRAPPERS[model_type]
+    wrapper = wrapper_of(model_type)
+    if wrapper is not None:
         text, default = wrapper.text, wrapper.default
         stated = f"the model_type in its {text} says which one it follows"
         stated += f", {default} where it states none" if default else ""
@@ -398,9 +440,15 @@ def get(model_type: str, where: str = "") -> Family:
     if family is None:
         shown = model_type if len(model_type) <= 60 else f"{model_type[:57]}..."
         file = f"{model_type}.json" if model_type.isidentifier() and len(model_type) <= 60 else "MODEL_TYPE.json"
+        particular = records.reason(model_type)
         raise UnknownFamily(
-            f"the model family {shown!r} is not known{did_you_mean(model_type, names())}; known: {', '.join(names())}",
+            f"the model family {shown!r} is not served: {particular}"
+            if particular
+            else f"the model family {shown!r} is not known{did_you_mean(model_type, names())}; ropetool families lists those "
+            f"that are",
             where=where,
-            try_=f"add ropetool/families/{file} after the checklist in docs/contributing.md",
+            try_="ropetool families"
+            if particular
+            else f"add ropetool/families/{file} after the checklist in docs/contributing.md",
         )
     return family

@@ -7,13 +7,14 @@ there is nothing to rotate, the reason is kept for the refusal.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 REST = "generated"  # the key of a family's file whose other facts are those of the record of the same name
+VERSION = "5.23.0"  # of transformers, which a test holds against the records
 PROVEN, UNROTATED = "proven", "does not rotate"
 # Facts that have a family's own names.
 ALIKE = (
@@ -27,13 +28,11 @@ class Undescribed(Exception):
     """A record that no mechanism of this package describes: what is particular to it."""
 
 
-def families() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the model types whose records are described, each with what a family's file would state."""
-    for name in _records():
-        try:
-            yield name, facts(name)
-        except Undescribed:
-            continue
+@cache
+def names() -> frozenset[str]:
+    """Return the model types that are recorded, described or not."""
+    entries = resources.files(__package__).joinpath("generated").iterdir()
+    return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
 
 
 def facts(model_type: str) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def facts(model_type: str) -> dict[str, Any]:
 
     Raises: Undescribed with what no mechanism describes.
     """
-    record = _records().get(model_type)
+    record = _record(model_type)
     if record is None:
         raise Undescribed("transformers' facts of it are not recorded")
     if record["outcome"] == UNROTATED:
@@ -53,22 +52,30 @@ def facts(model_type: str) -> dict[str, Any]:
     return _rotating(record)
 
 
+def handing_over(model_type: str) -> tuple[str, str, str] | None:
+    """Return the key of the config inside one of this type, that one's type and the source; None where there is none."""
+    record = _record(model_type)
+    if record is None or record["outcome"] != PROVEN or len(record.get("text_path", ())) != 1:
+        return None
+    return record["text_path"][0], record["text_type"], _source(record)
+
+
 def reason(model_type: str) -> str:
     """Return why a type that transformers knows has no family; empty where it has one, or is not known either."""
-    if model_type not in _records():
-        return ""
     try:
         facts(model_type)
     except Undescribed as error:
-        return str(error)
+        return str(error) if model_type in names() else ""
     return ""
 
 
 @cache
-def _records() -> dict[str, dict[str, Any]]:
-    folder = resources.files(__package__).joinpath("generated")
-    entries = [entry for entry in folder.iterdir() if entry.name.endswith(".json")]
-    return {entry.name.removesuffix(".json"): json.loads(entry.read_text(encoding="utf-8")) for entry in entries}
+def _record(model_type: str) -> dict[str, Any] | None:
+    if model_type not in names():
+        return None
+    text = resources.files(__package__).joinpath("generated").joinpath(f"{model_type}.json").read_text(encoding="utf-8")
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def _source(record: Mapping[str, Any]) -> str:
@@ -100,6 +107,16 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         found["layer_types"] = sorted(theirs.get(kind, kind) for kind in record["layer_types"])
     if any(kind != name for kind, name in groups.items()):
         found["rope_groups"] = {kind: name for kind, name in groups.items() if kind != name}
+    if record["layer_types"] and "qk_rope_head_dim" in (
+        record["head_dim_key"],
+        *record.get("head_dim_keys", {}).values(),
+    ):
+        raise Undescribed("it has decoupled keys of its own in each kind of layer")
+    if record["rope_types"] == ["default"]:
+        raise Undescribed("its class stops at the plain keys of every scaled rope type")
+    sized = {"hidden_size", "num_attention_heads"} <= record["default_sizes"].keys()
+    if not sized and record["default_head_dim"] is None:
+        raise Undescribed("where the size of its heads is stated is not known")
     keys = record["default_rope_parameters"]
     if record["layer_types"]:
         found["default_rope_keys"] = {theirs.get(kind, kind): value for kind, value in keys.items()}

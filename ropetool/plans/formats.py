@@ -188,6 +188,10 @@ class HfFormat:
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         words = residual_words(residuals)
+        if self.checkpoint.family.bake is None:
+            raise LossyExport(
+                f"how the weights of {self.checkpoint.name} would carry it is not known", where=self.checkpoint.where
+            )
         if self.checkpoint.directory.config_only:
             return Baking(words)
         tensors = residual_edits(bakeable(self.checkpoint), residuals)

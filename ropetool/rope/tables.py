@@ -221,7 +221,11 @@ class LayerRope:
     @property
     def unscaled(self) -> bool:
         """Whether the table is the one that a model is trained with, of a base alone."""
-        return self.rope_type == "default" or (self.rope_type == "proportional" and self.factor in (None, 1))
+        return (
+            self.table is None
+            or self.rope_type == "default"
+            or (self.rope_type == "proportional" and self.factor in (None, 1))
+        )
 
     @property
     def attention_factor(self) -> float:

@@ -202,9 +202,11 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
 
     Raises: Refuses for a pattern in letters that stands without layer_types: the class computes with it as a number.
     """
-    stated = part.get(family.kinds_key)
+    stated = part.get(family.kinds_key, part.get(names.LAYER_TYPES))
+    if isinstance(stated, str) and family.kind_names:
+        stated = list(stated)  # a letter a layer
     if isinstance(stated, list):
-        return [family.kind_names.get(kind, kind) for kind in stated]
+        return [str(family.kind_names.get(kind, kind)) for kind in stated]
     indices = part.get(family.kind_indices_key)
     if isinstance(indices, list):
         return [names.FULL_ATTENTION if i in indices else family.pattern_other for i in range(count)]
@@ -306,7 +308,9 @@ def unrotated(part: Mapping[str, Any], family: Family, context: int) -> RopeSet:
     count: int = part.get(names.NUM_HIDDEN_LAYERS) or 0
     every = kinds(part, family, count) if family.has_kinds else [names.FULL_ATTENTION] * count
     layers = tuple(i for i, kind in enumerate(every) if kind == names.FULL_ATTENTION)
-    entry = LayerRope("none", None, head_dim(part, family, "", ""), 0, family.layout, layers)
+    known = family.head_dim_key in part or family.default_head_dim or names.HIDDEN_SIZE in part
+    width = head_dim(part, family, "", "") if known else 0
+    entry = LayerRope("none", None, width, 0, family.layout, layers)
     return RopeSet({names.FULL_ATTENTION: entry}, context, context)
 
 

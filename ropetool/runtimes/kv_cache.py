@@ -56,7 +56,12 @@ def _key_heads(model: Model, layer: int) -> int:
 
 
 def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
-    """Return the cache of the layers that look all the way back and of those that slide, in the weights' type."""
+    """Return the cache of the layers that look all the way back and of those that slide, in the weights' type.
+
+    Nothing where heads differ by kind of layer: what is kept of them is not known.
+    """
+    if family.head_dim_keys:
+        return {}
     part = style.section(config, family, names.CONFIG_JSON)
     dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")
     entry = decoded.entries[names.FULL_ATTENTION]
@@ -66,8 +71,9 @@ def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> di
         channels = 2 * _heads(part, family) * entry.head_dim
     per_layer = channels * DTYPE_BYTES.get(str(dtype), 2)
     layers = layers_of(config, family, decoded, names.CONFIG_JSON)
+    stateful = family.rotates in ("full", "none") and family.has_kinds  # the other layers keep a state of one size
     kinds = {
-        names.FULL_ATTENTION: (layers.count - len(layers.sliding), None),
+        names.FULL_ATTENTION: (len(entry.layers) if stateful else layers.count - len(layers.sliding), None),
         names.SLIDING_ATTENTION: (len(layers.sliding), layers.window),
     }
     return {kind: KvCache(count * per_layer, window) for kind, (count, window) in kinds.items() if count}

@@ -32,7 +32,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     if family.off_key and part.get(family.off_key):
         raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
-    if family.rotates == "none":
+    if family.rotates == "none" or any(part.get(key) != value for key, value in family.rotates_if.items()):
         return formulas.unrotated(part, family, context)
     entries = {}
     for layer_type, keys in objects(part, family).items():

@@ -114,7 +114,8 @@ def test_as_json(command: str, names: list[str], name: str) -> None:
     key = "model_type" if command == "families" else "name"
     assert (found["schema"], [entry[key] for entry in found[command]]) == (1, names)
     assert one[command] == [entry for entry in found[command] if entry[key] == name]
-    assert run(command, "yarm", "--json").json["error"]["message"].endswith(", ".join(names))
+    listed = "ropetool families lists those that are" if command == "families" else ", ".join(names)
+    assert run(command, "yarm", "--json").json["error"]["message"].endswith(listed)
 
 
 def test_what_the_json_says() -> None:

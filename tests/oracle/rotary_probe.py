@@ -26,8 +26,15 @@ def text_config(config):
     return getattr(config, "text_config", None) or config
 
 
+def modeling(config):
+    """Return the module with the classes of this config's model, which some types have from another one."""
+    if type(config) in transformers.AutoModel._model_mapping:
+        return importlib.import_module(transformers.AutoModel._model_mapping[type(config)].__module__)
+    return importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+
+
 def rotary_class(config):
-    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    module = modeling(config)
     found = [v for k, v in vars(module).items() if k.endswith("RotaryEmbedding") and "Vision" not in k]
     return found[0]
 
@@ -62,8 +69,8 @@ def softmax_multiplier(config):
     """Return what an MLA attention multiplies its softmax scale by, from the attention class itself."""
     if not hasattr(config, "qk_nope_head_dim"):
         return 1.0
-    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
-    name = next(k for k in vars(module) if k.endswith("Attention"))
+    module = modeling(config)
+    name = next(k for k in vars(module) if k.endswith(("Attention", "MLA")))
     with torch.device("meta"):
         attention = vars(module)[name](config, layer_idx=0)
     return attention.scaling * (config.qk_nope_head_dim + config.qk_rope_head_dim) ** 0.5

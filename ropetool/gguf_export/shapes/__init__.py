@@ -36,7 +36,7 @@ class Wanted:
 
 def exported() -> list[str]:
     """Return the families that can be exported, sorted."""
-    return [name for name in families.names() if families.get(name).export is not None]
+    return [name for name in families.handwritten() if families.get(name).export is not None]
 
 
 def family_of(model_type: str, where: str) -> Family:

@@ -1,0 +1,131 @@
+"""The families that are read from transformers' source, extended in the style they take: the real rotary modules agree.
+
+That the records are true to the models is for tests/test_probing.py; here what ropetool makes of them is held against the
+classes, before and after.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from probes import probe
+
+import ropetool
+from ropetool import families
+from ropetool.errors import LossyExport
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import inspection
+
+LENGTHS = [256, 512, 513, 2048]
+TOLERANCE = 3e-6  # transformers computes its tables in float32
+CELLS: dict[str, dict[str, Any]] = {
+    "linear": {}, "abf": {"params": {"rope_theta": 5e5}}, "yarn": {}, "llama3": {}, "ntk": {},
+}  # fmt: skip
+RECORDED = [name for name in families.names() if name not in families.handwritten()]
+ROTATING = [name for name in RECORDED if families.get(name).rotates != "none"]
+# No encoding says it; the first word of why.
+REFUSED = {
+    ("gemma4_text", "yarn"): "no rope keys can say it", ("gemma4_text", "llama3"): "no rope keys can say it",
+    ("gemma4_unified_text", "yarn"): "no rope keys can say it", ("gemma4_unified_text", "llama3"): "no rope keys can say it",
+    ("hunyuan_v1_dense", "yarn"): "attention factor 1 instead", ("hunyuan_v1_moe", "yarn"): "attention factor 1 instead",
+    ("nanochat", "yarn"): "attention factor 1 instead",
+}  # fmt: skip
+
+
+def config(name: str) -> dict[str, Any]:
+    """Return a config of the class's own sizes with 512 trained positions and layers of every kind."""
+    family = families.get(name)
+    sizes = {**family.default_sizes, **family.rotates_if}
+    made: dict[str, Any] = {"model_type": name, **sizes, "max_position_embeddings": 512}
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    if family.default_head_dim is None and made["hidden_size"] // made["num_attention_heads"] % 4:
+        made[family.head_dim_key] = 64  # which the class's own sizes do not make pairs of
+    if family.nested and family.default_sliding_window is None:
+        made["sliding_window"] = 64
+    if family.nested:
+        theirs = {ours: name for name, ours in family.kind_names.items()}
+        count = made["num_hidden_layers"]
+        kinds = [theirs.get(kind, kind) for kind in family.layer_types]
+        made["layer_types"] = [*(kinds * count)[: count - 1], theirs.get("full_attention", "full_attention")]
+        made["rope_parameters"] = {
+            family.rope_group(kind): dict(family.default_rope_keys.get(kind) or plain) for kind in family.layer_types
+        }
+        return made
+    return {**made, "rope_parameters": plain}
+
+
+def write(directory: Path, data: dict[str, Any]) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(data, indent=2))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """Return the sources and what is written from them, by family and cell."""
+    root = tmp_path_factory.mktemp("recorded")
+    found = {}
+    for name in ROTATING:
+        source = found[name, ""] = write(root / name, config(name))
+        for cell, options in CELLS.items():
+            if (name, cell) in REFUSED:
+                with pytest.raises(LossyExport, match=REFUSED[name, cell]):
+                    ropetool.plan(source, cell, factor=4, config_style="v5", **options)
+                continue
+            plan = ropetool.plan(source, cell, factor=4, config_style="v5", **options)
+            found[name, cell] = ropetool.apply(plan, source, root / f"{name}-{cell}").output
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(directories: dict[tuple[str, str], Path]) -> dict[tuple[str, str], dict[str, Any]]:
+    jobs = [{"path": str(path), "lengths": LENGTHS} for path in directories.values()]
+    return dict(zip(directories, probe(jobs), strict=True))
+
+
+def computed(directory: Path) -> RopeSet:
+    reading = next(each for each in inspection.inspect(directory).readings if each.name == "transformers")
+    assert reading.rope is not None, reading.refuses
+    return reading.rope
+
+
+def apart(name: str, rope: RopeSet, answer: dict[str, Any]) -> list[str]:
+    """Return in what the real module differs from our reading."""
+    family, found = families.get(name), []
+    for kind, entry in rope.entries.items():
+        assert entry.table is not None
+        for length, real in zip(LENGTHS, answer["layers"][family.rope_group(kind)], strict=True):
+            ours = entry.table.at(length)
+            if not np.allclose(real["inv_freq"], ours.inv_freq, rtol=TOLERANCE, atol=0):
+                found.append(f"{kind} at {length}: the table")
+            if not family.norm_after and abs(real["attention_factor"] / ours.attention_factor - 1) > TOLERANCE:
+                found.append(f"{kind} at {length}: the attention factor")
+    if abs(answer["softmax"] / rope.entries["full_attention"].softmax_multiplier - 1) > TOLERANCE:
+        found.append("the softmax scale")
+    return found
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_the_real_module_computes_what_is_written(name: str, directories: Any, answers: Any) -> None:
+    for cell in ("", *CELLS):
+        if (name, cell) not in REFUSED:
+            assert "error" not in answers[name, cell], (cell, answers[name, cell])
+            assert apart(name, computed(directories[name, cell]), answers[name, cell]) == [], cell
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3_5_text", "gemma4_text", "laguna", "zaya", "granitemoehybrid", "glm4_moe", "youtu"]
+)
+def test_one_wrong_entry_turns_it_red(name: str, directories: Any, answers: Any) -> None:
+    rope = computed(directories[name, "linear"])
+    other = computed(directories[name, "abf"])
+    assert apart(name, other, answers[name, "linear"]) != []
+    assert apart(name, rope, {**answers[name, "linear"], "softmax": 1.01}) == ["the softmax scale"]
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(ROTATING) >= 70
