@@ -60,7 +60,9 @@ def test_every_family_is_in_every_group_that_concerns_it() -> None:
     assert names["export"] == exported
     for group in ("output/hf", "bake/hf"):
         found = {name.partition("-")[0] for name in names[group]}
-        assert found == {name for name in families.handwritten() if families.get(name).bake is not None or name == "gemma3"}
+        assert found == {
+            name for name in families.handwritten() if families.get(name).bake is not None or name == "gemma3"
+        }
 
 
 def test_every_method_and_every_bake_has_cells() -> None:
