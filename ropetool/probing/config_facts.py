@@ -57,7 +57,7 @@ class Maker:
         """Return the tables of the rotary modules that this config would make."""
         found: Tables = {}
         for module in self.modules.values():
-            built = type(module)(_part(config, type(getattr(module, "config", config))))
+            built = type(module)(part(config, module))
             for key, value in built.named_buffers(recurse=False):
                 if key.endswith("inv_freq") and "original" not in key:
                     label = key.removesuffix("inv_freq").rstrip("_")
@@ -82,8 +82,10 @@ class Maker:
         return {label: len(other[label][0]) / len(base[label][0]) for label in base.keys() & other.keys()}
 
 
-def _part(config: Any, kind: type) -> Any:
-    parts = (part for part in vars(config).values() if type(part) is kind)
+def part(config: Any, module: Any) -> Any:
+    """Return the config, or the part of it, that a rotary module was built from."""
+    kind = type(getattr(module, "config", config))
+    parts = (one for one in vars(config).values() if type(one) is kind)
     return config if type(config) is kind else next(parts, config)
 
 
@@ -107,13 +109,17 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
     """
     small = maker.config()
     base = maker.tables(small)
-    stated = {label: value for label, value in rope_parameters(small).items() if label in base}
-    if not stated:  # one table from rope keys that have labels nothing uses
-        stated = dict.fromkeys(base, next(iter(rope_parameters(small).values())))
-    names = dict(getattr(default, "attribute_map", {}))
+    inner = part(small, next(iter(maker.modules.values())))
     found: dict[str, Any] = {}
+    if inner is not small:
+        found["rope_path"] = next(key for key, value in vars(small).items() if value is inner)
+        default = getattr(default, found["rope_path"])
+    stated = {label: value for label, value in rope_parameters(inner).items() if label in base}
+    if not stated:  # one table from rope keys that have labels nothing uses
+        stated = dict.fromkeys(base, next(iter(rope_parameters(inner).values())))
+    names = dict(getattr(default, "attribute_map", {}))
     labels = sorted(base)
-    found["layer_types"] = labels if nested(small) else []
+    found["layer_types"] = labels if nested(inner) else []
     found["default_rope_theta"] = {
         one: float(stated[one]["rope_theta"]) for one in labels if "rope_theta" in stated[one]
     }
@@ -126,8 +132,8 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
         key: getattr(default, key) for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
         if type(getattr(default, key, None)) is int and not (key == "num_key_value_heads" and _follows_heads(default, names))
     }  # fmt: skip
-    if "max_position_embeddings" in names:
-        found["max_position_embeddings_key"] = names["max_position_embeddings"]
+    renamed = ("max_position_embeddings", *found["default_sizes"])
+    found["key_names"] = {key: names[key] for key in renamed if key in names}
     found.update(_head_dim(maker, default, base, names))
     found.update(_shares(maker, base, stated, build))
     alone = {key: changed for key in BASE_KEYS if (changed := maker.changed(base, **{key: BASE}))}
@@ -137,8 +143,8 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
     found["base_keys_need_rope_parameters"] = bool(beside) and not alone
     found["rope_theta_key"] = next(iter(found["base_keys"]), "")
     found.update(_rope_types(maker))
-    sections = {tuple(one["mrope_section"]) for one in stated.values() if "mrope_section" in one}
-    found["mrope_section"] = list(next(iter(sections))) if sections else []
+    found["mrope_section"] = _sections(maker)
+    found["layer_base_key"] = _layer_base_key(maker, build)
     found["tables"] = {label: _table(base[label], stated[label]) for label in labels}
     return found
 
@@ -177,6 +183,28 @@ def _table(table: tuple[Any, float], stated: Mapping[str, Any]) -> dict[str, Any
     }  # fmt: skip
 
 
+def _sections(maker: Maker) -> list[int]:
+    """Return how the rotary pairs are shared out among the axes of images and video; empty where one axis has all."""
+    for module in maker.modules.values():
+        stated = getattr(module, "mrope_section", None)
+        one = next(iter(stated.values()), None) if isinstance(stated, dict) else stated
+        if one:
+            return [int(pairs) for pairs in one]
+    return []
+
+
+def _layer_base_key(maker: Maker, build: Callable[..., Subject]) -> str:
+    """Return the key that lists a base for each layer, and has the layers follow different tables."""
+    small = maker.config()
+    count = getattr(small, "num_hidden_layers", 0)
+    for key, value in small.to_dict().items():
+        if re.search("theta", key) and isinstance(value, list) and len(value) == count:
+            run = build(**{key: [BASE if number % 2 else value[number] for number in range(count)]}).run()
+            if len(run.tables) > 1:
+                return str(key)
+    return ""
+
+
 def _follows_heads(default: Any, names: Mapping[str, str]) -> bool:
     """Return whether a class that is told no number of key heads takes that of the heads."""
     if not hasattr(default, "hidden_size"):
@@ -205,15 +233,16 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
         for label in times:
             if times[label] != 1.0:
                 by_label[label].append(key)
-    first = {label: keys[0] if keys else "" for label, keys in by_label.items()}
+    own = names.get("head_dim", "head_dim")  # the name in config.json of what code calls head_dim
+    first = {label: (keys[0] if keys[0] != "head_dim" else own) if keys else "" for label, keys in by_label.items()}
     key = next(iter(first.values()), "")
     wider = maker.shares(base, **{names.get("hidden_size", "hidden_size"): 2 * small.hidden_size})
     computed = any(times != 1.0 for times in wider.values())
     found: dict[str, Any] = {
         "head_dim_key": key,
         "default_head_dim": None if computed or not key else getattr(default, key, None),
-        "null_head_dim": ["transformers"] if key == "head_dim" and _breaks(maker) else [],
-        "stated_null_head_dim": "stops yarn" if key == "head_dim" and _breaks(maker, head_dim=None) else "as absent",
+        "null_head_dim": ["transformers"] if key == own and _breaks(maker) else [],
+        "stated_null_head_dim": "stops yarn" if key == own and _breaks(maker, head_dim=None) else "as absent",
     }
     if len(set(first.values())) > 1:
         found["head_dim_keys"] = first
@@ -222,7 +251,7 @@ def _head_dim(maker: Maker, default: Any, base: Tables, names: Mapping[str, str]
 
 def _breaks(maker: Maker, **keys: Any) -> bool:
     """Return whether yarn stops without a head size, for one that stays null."""
-    values = _of_type("yarn", maker.config(), 0)
+    values = _of_type("yarn", maker.config())
     try:
         maker.tables(maker.config(rope_parameters=values, **keys))
     except TypeError:
@@ -279,26 +308,27 @@ def _with(config: Any, more: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _of_type(rope_type: str, config: Any, pairs: int) -> dict[str, Any]:
+def _of_type(rope_type: str, config: Any, tables: Tables | None = None) -> dict[str, Any]:
     """Return the rope parameters of a config with another type and no keys of its own."""
-    more = {"rope_type": rope_type, **ROPE_TYPES[rope_type]}
-    if rope_type == "longrope":
-        more |= {"short_factor": [1.0] * pairs, "long_factor": [2.0] * pairs}
 
-    def changed(one: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(label: str, one: Mapping[str, Any]) -> dict[str, Any]:
+        more = {"rope_type": rope_type, **ROPE_TYPES[rope_type]}
+        if rope_type == "longrope":
+            pairs = len(tables[label][0]) if tables and label in tables else 0
+            more |= {"short_factor": [1.0] * pairs, "long_factor": [2.0] * pairs}
         share = {} if rope_type != "proportional" else {"partial_rotary_factor": 0.5}
         return {**{key: value for key, value in one.items() if key not in OF_TYPES}, **more, **share}
 
     stated = getattr(config, "rope_parameters", None) or {}
     if nested(config):
-        return {label: changed(value) if isinstance(value, dict) else value for label, value in stated.items()}
-    return changed(stated)
+        return {label: changed(label, value) if isinstance(value, dict) else value for label, value in stated.items()}
+    return changed(ONE, stated)
 
 
 def _rope_types(maker: Maker) -> dict[str, Any]:
     """Return which types the rotary modules take, and what they say of those that they do not."""
     small = maker.config()
-    longest = max(len(one[0]) for one in maker.tables(small).values())
+    tables = maker.tables(small)
     size = (
         {}
         if getattr(small, "head_dim", 0) is not None or not hasattr(small, "hidden_size")
@@ -307,7 +337,7 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
     taken, refused = ["default"], {}
     for rope_type in ROPE_TYPES:
         try:
-            maker.tables(maker.config(rope_parameters=_of_type(rope_type, small, longest), **size))
+            maker.tables(maker.config(rope_parameters=_of_type(rope_type, small, tables), **size))
         except Exception as error:  # noqa: BLE001 - a class may stop at a key with any error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             refused[rope_type] = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160]
@@ -325,6 +355,20 @@ def interleave_key(default: Any, layout: str, build: Callable[..., Subject]) -> 
         if isinstance(value, bool) and re.search(r"interleave", key):
             subject = build(**{key: not value})
             if layout_of(rotating.layers(subject, [])) not in ("", layout):
+                return str(key)
+    return ""
+
+
+def off_key(default: Any, build: Callable[..., Subject]) -> str:
+    """Return the boolean key under which nothing rotates."""
+    for key, value in default.to_dict().items():
+        if isinstance(value, bool) and re.search(r"alibi|rope|rotary|nope|mem_rope", key) and "interleave" not in key:
+            try:
+                subject = build(**{key: not value})
+                gone = not subject.rotary or not any(one["rotates"] for one in rotating.layers(subject, []))
+            except Exception:  # noqa: BLE001 - a class may want more with the switch
+                continue
+            if gone:
                 return str(key)
     return ""
 
@@ -357,7 +401,7 @@ def follows_mscale(maker: Maker, build: Callable[..., Subject]) -> bool:
     runs = []
     for keys in ({"attention_factor": 1.0}, {"mscale": 1.0, "mscale_all_dim": 1.0}):
         config = maker.config()
-        config.rope_parameters = _of_type("yarn", config, 0)
+        config.rope_parameters = _of_type("yarn", config)
         more = dict.fromkeys(config.rope_parameters if nested(config) else [ONE], keys)
         subject = build(rope_parameters=_with(config, more))
         runs.append(subject.run(lambda _, output: rotation.unturned(output)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from ropetool.probing import config_facts, rotating, tiny
 from ropetool.probing.config_facts import SWITCH, WINDOWS, Maker
 from ropetool.probing.rotation import NotProbed, Subject
 
+FILLED = r"rope_parameters|max_position_embeddings|hidden_size|num_(hidden_layers|attention_heads|key_value_heads)|head_dim|sliding_window"
 LIMITED = ("sliding", "chunked")  # windows
 ROTATING_CODE = r"(?i)rotary|relative_positional_encoding"
 
@@ -27,10 +29,13 @@ def probe(model_type: str) -> dict[str, Any]:
         "model_type": model_type, "transformers": transformers.__version__, "config_class": type(config).__name__,
     }  # fmt: skip
     if path:
-        record |= {"text_path": path, "text_type": text.model_type}
+        record |= {"text_path": path, "text_type": text.model_type, **_wrapping(config, path, text)}
+        if text.model_type in causal() and model_type not in causal():
+            reason = f"its text model is a {text.model_type}, whose record says how it rotates"
+            return record | {"architecture": architecture(model_type), "outcome": "hands over", "reason": reason}
 
     def build(**keys: Any) -> Subject:
-        small, model = tiny_model(model_type, text, keys)
+        small, model = tiny_model(model_type, text, keys, whole=config if path else None)
         return Subject(model, getattr(small, "num_hidden_layers", 0))
 
     subject = build()
@@ -39,9 +44,7 @@ def probe(model_type: str) -> dict[str, Any]:
         return record | _without(subject)
     small = subject.model.config.get_text_config(decoder=True)
     layers = rotating.layers(subject, kinds(small))
-    used = [
-        table for table in subject.run().tables if any(rotating.label(table) in one.get("tables", []) for one in layers)
-    ]
+    used = rotating.tables_used(subject, layers)
     if not used:
         return record | {
             "outcome": "does not rotate",
@@ -51,6 +54,7 @@ def probe(model_type: str) -> dict[str, Any]:
     record |= config_facts.facts(maker, text, build)
     record["layout"] = config_facts.layout_of(layers)
     record["interleave_key"] = config_facts.interleave_key(text, record["layout"], build)
+    record["off_key"] = config_facts.off_key(text, build)
     record["temperature_key"] = (
         config_facts.temperature_key(maker, build) if any("temperature" in one for one in layers) else ""
     )
@@ -63,6 +67,50 @@ def probe(model_type: str) -> dict[str, Any]:
     return record
 
 
+def causal() -> dict[str, str]:
+    """Return the class of each model_type that has a causal model."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    return dict(CAUSAL)
+
+
+def _wrapping(config: Any, path: list[str], text: Any) -> dict[str, Any]:
+    """Return what a wrapper does with the config of its text model: which it takes, and what it fills in."""
+    found: dict[str, Any] = {"takes_text_types": len(path) == 1 and _takes_any(config, path[0], text)}
+    plain = {key: value for key, value in type(text)().to_dict().items() if re.fullmatch(FILLED, key)}
+    for name, stated in (("text_defaults", None), ("text_fills", {"model_type": text.model_type})):
+        if len(path) > 1:
+            break
+        try:
+            inner = getattr(type(config)(**({path[0]: stated} if stated else {})), path[0]).to_dict()
+        except Exception:  # noqa: BLE001 - a wrapper may want more
+            continue
+        found[name] = {key: inner.get(key) for key in plain if inner.get(key) != plain[key]}
+    return found
+
+
+def _takes_any(config: Any, key: str, text: Any) -> bool:
+    """Return whether a wrapper builds the text model whose model_type is stated, rather than one of its own."""
+    for other in {"qwen3", "llama", "gemma2"} - {text.model_type}:
+        stated = {"model_type": other, "hidden_size": getattr(text, "hidden_size", 64)}  # which the other parts fit
+        try:
+            if getattr(type(config)(**{key: stated}), key).model_type == other:
+                return True
+        except Exception:  # noqa: BLE001 - a wrapper may want keys that this text model lacks
+            continue
+    return False
+
+
+def _path(config: Any, inner: Any) -> list[str] | None:
+    """Return the keys that lead to a part of a config, None where it is not one."""
+    for key, value in vars(config).items():
+        if value is inner:
+            return [key]
+        if hasattr(value, "get_text_config") and (rest := _path(value, inner)) is not None:
+            return [key, *rest]
+    return None
+
+
 def architecture(model_type: str) -> str:
     """Return the class that reads checkpoints of this model_type: for text, or for text with images or sound."""
     from transformers.models.auto import modeling_auto as auto
@@ -70,7 +118,7 @@ def architecture(model_type: str) -> str:
     tables = (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
         auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
-        auto.MODEL_MAPPING_NAMES,
+        auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_MAPPING_NAMES,
     )  # fmt: skip
     name = next((table[model_type] for table in tables if model_type in table), "")
     return name if isinstance(name, str) else str(name[0])
@@ -91,13 +139,11 @@ def pattern(listed: list[str]) -> dict[str, Any]:
 
 def text_config(config: Any) -> tuple[list[str], Any]:
     """Return where the config of the text model stands inside a config, and it."""
-    path: list[str] = []
-    while (inner := config.get_text_config(decoder=True)) is not config:
-        key = next((key for key in ("text_config", "decoder", "generator") if getattr(config, key, None) is inner), "")
-        if not key:  # the decoder's side of one config
-            break
-        path.append(key)
-        config = inner
+    inner = config.get_text_config(decoder=True)
+    path = _path(config, inner) if inner is not config else []
+    if path is None:  # the decoder's side of one config
+        return [], config
+    config = inner
     config.allow_global_per_layer_attribute_access = True
     return path, config
 
@@ -217,32 +263,57 @@ def _without(subject: Subject) -> dict[str, Any]:
     return {"outcome": "does not rotate", "reason": "none of its layers rotates"}
 
 
-def tiny_model(model_type: str, text: Any, keys: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return a tiny config of the text model, and a model of it with random weights."""
+def tiny_model(model_type: str, text: Any, keys: Mapping[str, Any], whole: Any = None) -> tuple[Any, Any]:
+    """Return a tiny config of the text model, and a model of it with random weights.
+
+    whole: the wrapper's config, for a text model that has no class of its own.
+    """
     import torch
 
     small = type(text)(**{**tiny.overrides(text), **keys})
     torch.manual_seed(0)
-    model = _build(model_type, small).float().eval()
+    model = _build(model_type, small, whole).float().eval()
     spread(model)
     return small, model
 
 
-def _build(model_type: str, small: Any) -> Any:
+def _build(model_type: str, small: Any, whole: Any) -> Any:
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
     how = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    name = CAUSAL.get(model_type)
+    name = causal().get(model_type)
     kind = getattr(transformers, name, None) if name else None
     if kind is not None and kind.config_class in (type(small), None):
         return kind._from_config(small, **how)
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModel):
-        if type(small) in auto._model_mapping:
-            return auto.from_config(small, **how)
+        with contextlib.suppress(ValueError):  # one that is listed and does not exist
+            if type(small) in auto._model_mapping:
+                return auto.from_config(small, **how)
     if kind is not None:
         return kind._from_config(small, **how)
+    for other in _classes(type(small)):
+        return other._from_config(small, **how)
+    outer = getattr(transformers, architecture(model_type), None)
+    if whole is not None and outer is not None:
+        (key, *_) = _path(whole, whole.get_text_config(decoder=True)) or [""]
+        parts = {**tiny.overrides(whole), key: small.to_dict()}
+        return outer._from_config(type(whole)(**parts), **how)
     raise NotProbed(f"no class takes a {type(small).__name__} alone")
+
+
+def _classes(config_class: type) -> list[Any]:
+    """Return the models of a file that are made from this config class, those that speak first."""
+    import importlib
+
+    file = importlib.import_module(config_class.__module__.replace(".configuration_", ".modeling_"))
+    found = [
+        kind for kind in vars(file).values()
+        if isinstance(kind, type) and getattr(kind, "config_class", None) is config_class and hasattr(kind, "forward")
+        and not kind.__name__.endswith("PreTrainedModel")
+    ]  # fmt: skip
+    return sorted(
+        found, key=lambda kind: (not kind.__name__.endswith("ForCausalLM"), not kind.__name__.endswith("Model"))
+    )
 
 
 def spread(model: Any) -> None:

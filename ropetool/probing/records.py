@@ -32,22 +32,53 @@ def load() -> None:
 
 @cache
 def model_types() -> list[str]:
-    """Return the model types with a causal model whose code rotates something."""
+    """Return the model types that have a model of text whose code rotates something, or may."""
+    return sorted({*causal_types(), *multimodal_types()})
+
+
+def causal_types() -> list[str]:
+    """Return the model types with a causal model whose module rotates something."""
+    return [model_type for model_type in facts.causal() if _rotates_somewhere(model_type)]
+
+
+def _rotates_somewhere(model_type: str) -> bool:
+    """Return whether the module of a type's class has code that rotates."""
     import inspect
     import sys
 
     import transformers
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
+    try:
+        source = inspect.getsource(sys.modules[getattr(transformers, facts.architecture(model_type)).__module__])
+    except (ImportError, AttributeError):
+        return False  # a class of a package that is not here
+    return bool(re.search(facts.ROTATING_CODE, source))
+
+
+def multimodal_types() -> list[str]:
+    """Return the model types that read more than text, or write more, and whose text model has rope parameters."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    # Those that write sound, or turn one sequence into another, are text models with a wrapper or another matter.
+    alone = {*auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    tables = (
+        auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+    )  # fmt: skip
+    texts = set(causal_types())
     found = []
-    for model_type, name in CAUSAL.items():
+    for model_type in {name for table in tables for name in table} - facts.causal().keys():
         try:
-            source = inspect.getsource(sys.modules[getattr(transformers, name).__module__])
-        except (ImportError, AttributeError):
-            continue  # a class of a package that is not here
-        if re.search(facts.ROTATING_CODE, source):
+            path, text = facts.text_config(transformers.AutoConfig.for_model(model_type))
+        except Exception:  # noqa: BLE001 - a class without defaults of its own has no facts
+            continue
+        if not path and model_type not in alone:
+            continue
+        if hasattr(text, "rope_parameters") or text.model_type in texts or _rotates_somewhere(model_type):
             found.append(model_type)
-    return sorted(found)
+    return found
 
 
 def record(model_type: str) -> Record:

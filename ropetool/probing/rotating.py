@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from ropetool.probing import rotation
@@ -10,6 +11,23 @@ from ropetool.probing.rotation import FAR, NotProbed, Run, Subject, decide
 
 # Not to look at in the test of temperatures: the first rows, where short convolutions still reach before the text.
 EDGE = 12
+
+
+def tables_used(subject: Subject, layers: list[dict[str, Any]]) -> list[str]:
+    """Return the tables that the layers follow, each as the name of its module and its label."""
+    base = subject.run()
+    labels = {one for layer in layers for one in layer.get("tables", [])}
+    found = []
+    for table in base.tables:
+        if label(table) in labels:
+            run = subject.run(partial(_other, table), inputs=base.inputs)
+            if any(rotation.effect(base, run, index) >= rotation.MOVES for index in base.outputs):
+                found.append(table)
+    return found
+
+
+def _other(table: str, name: str, output: Any) -> Any:
+    return rotation.turned(output) if name == table else None
 
 
 def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
@@ -26,11 +44,7 @@ def layers(subject: Subject, kinds: list[str]) -> list[dict[str, Any]]:
     tables: dict[int, list[str]] = {index: [] for index in range(count)}
     changed: dict[int, list[Any]] = {}
     for table in base.tables:
-
-        def other_table(name: str, output: Any, table: str = table) -> Any:
-            return rotation.turned(output) if name == table else None
-
-        run = subject.run(other_table, inputs=base.inputs)
+        run = subject.run(partial(_other, table), inputs=base.inputs)
         for index in range(count):
             if decide(rotation.effect(base, run, index), f"layer {index} under another table"):
                 tables[index].append(table)
@@ -89,9 +103,7 @@ def temperatures(subject: Subject, base: Run) -> set[int]:
     What a query makes of its own key is then one number, in each row and at far positions too, unless the position is
     in it.
     """
-    constant = {
-        index: [one[:, :1].expand_as(one).contiguous() for one in given] for index, given in base.inputs.items()
-    }
+    constant = {index: [rotation.constant(one) for one in given] for index, given in base.inputs.items()}
     runs = [
         subject.run(lambda _, output: rotation.unturned(output), inputs=constant, offset=offset, same=True)
         for offset in ((0, FAR) if subject.positions else (0,))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropetool.errors import RopetoolError
-from ropetool.probing.tiny import TOKENS, VOCABULARY, WINDOW
+from ropetool.probing.tiny import FORWARD, TOKENS, VOCABULARY, WINDOW
 
 MOVES = 1e-3  # relative change of a layer's output from here on is an effect of rotation
 STAYS = 1e-4  # below it is rounding in float32, and what the epsilon of a norm leaves
@@ -49,7 +49,8 @@ def rotary_modules(model: Any) -> dict[str, Any]:
         name: module
         for name, module in model.named_modules()
         if re.search(r"Rot(ary|ation).*Emb|R[oO][pP][eE]", type(module).__name__)
-        and not re.search(r"(?i)vision|visual|audio|vit", type(module).__name__ + name)
+        and not re.search(r"(?i)vision|visual|audio|vit|encoder", name)
+        and not re.search(r"Vision(?!Text)", type(module).__name__)
         and any(re.search(r"inv_freq", key) for key, _ in module.named_buffers(recurse=False))
     }
 
@@ -68,6 +69,7 @@ def decoder_layers(model: Any, count: int) -> list[Any]:
         and len(module)
         and not re.search(r"(?i)vision|visual|audio|vit|tower", name)
     ]
+    lists = [one for one in lists if "decoder" in one[0]] or lists
     sized = [(name, layers) for name, layers in lists if len(layers) == count and _parameters(layers[0])]
     attending = [
         (name, layers)
@@ -87,7 +89,7 @@ def _parameters(module: Any) -> int:
 class Subject:
     """A tiny model under test: runs it with changes and gathers what its layers do."""
 
-    def __init__(self, model: Any, count: int, forward: dict[str, Any] | None = None) -> None:
+    def __init__(self, model: Any, count: int) -> None:
         import torch
 
         self.model = model
@@ -95,8 +97,17 @@ class Subject:
         self.rotary = rotary_modules(model)
         generator = torch.Generator().manual_seed(1)
         self.tokens = torch.randint(16, min(VOCABULARY, 96), (1, TOKENS), generator=generator)
-        self.forward = forward or {}
+        config = model.config
+        parts = [config, *(part for part in vars(config).values() if hasattr(part, "to_dict"))]
+        sizes = {key: value for part in reversed(parts) for key, value in part.to_dict().items() if type(value) is int}
+        self.forward: dict[str, Any] = {
+            name: torch.ones([size if isinstance(size, int) else sizes[size] for size in shape])
+            for name, shape in FORWARD.get(config.model_type, {}).items()
+        }
         self.positions = _takes(model, "position_ids")
+        self.given = "decoder_input_ids" if _takes(model, "decoder_input_ids", named=True) else "input_ids"
+        if self.given == "decoder_input_ids":
+            self.forward["input_ids"] = self.tokens
 
     def run(
         self,
@@ -128,8 +139,8 @@ class Subject:
             given = dict(self.forward)
             if offset:
                 given["position_ids"] = torch.arange(TOKENS)[None] + offset
-            tokens = self.tokens[:, :1].expand_as(self.tokens) if same else self.tokens
-            output = self.model(input_ids=tokens, use_cache=False, **given)
+            given[self.given] = self.tokens[:, :1].expand_as(self.tokens) if same else self.tokens
+            output = self.model(use_cache=False, **given)
         run.logits = output.logits if hasattr(output, "logits") else output[0]
         return run
 
@@ -167,11 +178,11 @@ class Subject:
         return after
 
 
-def _takes(model: Any, name: str) -> bool:
+def _takes(model: Any, name: str, *, named: bool = False) -> bool:
     import inspect
 
     parameters = inspect.signature(model.forward).parameters
-    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or (not named and any(p.kind is p.VAR_KEYWORD for p in parameters.values()))
 
 
 @contextmanager
@@ -297,6 +308,14 @@ def unturned(output: Any) -> Any:
 def change(ones: list[Any], others: list[Any]) -> float:
     """Return how far results are apart at most, relative to the size of the first."""
     return max(_distance(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def constant(hidden: Any) -> Any:
+    """Return an input of a layer with the values of its first token at every position."""
+    axis = next((axis for axis, size in enumerate(hidden.shape) if size == TOKENS), None)
+    if axis is None:  # not an entry a token
+        return hidden
+    return hidden.narrow(axis, 0, 1).expand_as(hidden).contiguous()
 
 
 def effect(one: Run, other: Run, index: int) -> float:

@@ -54,16 +54,28 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in sorted(set(MIXED))},
     },
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": HEADS, "clip_qkv": 8.0}},
+    "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5, "IMGIMGB": 6}},
     "codegen": {"n_head": 4, "n_embd": 512},
+    "deepseek_ocr2_text": {**EXPERTS, "mlp_layer_types": ["dense", "sparse"] * 2},
     "deepseek_v2": EXPERTS,
     "deepseek_v4": {
         "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"] * 2,
         "num_hidden_layers": 6, "mlp_layer_types": None,
     },
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dots1": EXPERTS,
+    "glm4_moe": {"hidden_size": 256},
+    "glm4v_moe_text": {"hidden_size": 256},
+    "glm4v_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    },
     "granitemoehybrid": {"position_embedding_type": "rope", "layer_types": ["linear_attention", "full_attention"] * 2},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl_text": {
+        "head_dim": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [16, 16, 16, 16]},
+    },
     "laguna": {"layer_types": MIXED},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
@@ -74,9 +86,17 @@ EXCEPTIONS: Mapping[str, Mapping[str, Any]] = {
         "indexer_n_heads": HEADS, "indexer_kv_heads": 1, "indexer_head_dim": 256, "indexer_budget": 64,
         "indexer_compress_ratio": 4,
     },
+    "qwen3_omni_moe_text": {"hidden_size": 256},
+    "step3p5": {"sliding_window": WINDOW, "layer_types": MIXED, "num_sliding_attention_heads": HEADS},
     "zamba2": {"use_mem_rope": True},
     "zaya": {"num_experts_per_tok": 1, "layer_types": ["hybrid", "hybrid_sliding"] * 2, "sliding_window": WINDOW},
 }  # fmt: skip
+
+# What a model takes beside tokens, by its model_type: the shape of a tensor of ones, sizes by the names of config keys.
+FORWARD: Mapping[str, Mapping[str, tuple[int | str, ...]]] = {
+    "idefics": {"image_encoder_embeddings": (1, 1, 4, "embed_dim"), "image_attention_mask": (1, TOKENS, 1)},
+    "voxtral_realtime_text": {"t_cond": (1, 1, "hidden_size")},
+}
 
 
 def overrides(config: Any, layers: int | None = None) -> dict[str, Any]:
