@@ -133,6 +133,8 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
         if type(getattr(default, key, None)) is int and not (key == "num_key_value_heads" and _follows_heads(default, names))
     }  # fmt: skip
     renamed = ("max_position_embeddings", *found["default_sizes"])
+    if "max_position_embeddings" in names:
+        found["max_position_embeddings_key"] = names["max_position_embeddings"]
     found["key_names"] = {key: names[key] for key in renamed if key in names}
     found.update(_head_dim(maker, default, base, names))
     found.update(_shares(maker, base, stated, build))

@@ -35,8 +35,9 @@ def modeling(config):
 
 def rotary_class(config):
     module = modeling(config)
-    found = [v for k, v in vars(module).items() if k.endswith("RotaryEmbedding") and "Vision" not in k]
-    return found[0]
+    found = {k: v for k, v in vars(module).items() if k.endswith("RotaryEmbedding") and "Vision" not in k}
+    own = type(config).__name__.removesuffix("Config") + "RotaryEmbedding"  # a protein's encoder may stand before it
+    return found.get(own) or next(iter(found.values()))
 
 
 def modules(config):
