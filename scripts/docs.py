@@ -176,7 +176,7 @@ def _reach() -> str:
     left = {name: reason for name, reason in reasons.items() if name not in handing | answered}
     total = len(records.names())
     lines = (
-        f"Of the {total} causal types of transformers {records.VERSION} with rotary code, {total - len(reasons) - len(still)} "
+        f"Of the {total} model types of transformers {records.VERSION} with rotary code, {total - len(reasons) - len(still)} "
         f"are extended by their own family and {len(handing)} by that of the text model inside; {len(still)} do not rotate, "
         f"so `--method length` states a longer context; {len(answered)} have sinusoids that no key changes, which the refusal "
         f"says. {len(left)} are left:\n"

@@ -112,8 +112,9 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
     inner = part(small, next(iter(maker.modules.values())))
     found: dict[str, Any] = {}
     if inner is not small:
-        found["rope_path"] = next(key for key, value in vars(small).items() if value is inner)
-        default = getattr(default, found["rope_path"])
+        key = next(key for key, value in vars(small).items() if value is inner)
+        found |= {"text_path": [key], "text_type": inner.model_type}  # the part whose keys decide
+        default = getattr(default, key)
     stated = {label: value for label, value in rope_parameters(inner).items() if label in base}
     if not stated:  # one table from rope keys that have labels nothing uses
         stated = dict.fromkeys(base, next(iter(rope_parameters(inner).values())))
