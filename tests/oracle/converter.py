@@ -12,9 +12,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
+from settled import Comparison
 
 from ropetool.files.gguf import read_header
 
@@ -52,6 +54,18 @@ def run(folder: Path, *arguments: object, python: str = sys.executable) -> None:
         env={**os.environ, "PYTHONPATH": str(modules), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def compared(name: str, source: Path, *ours: Path) -> Comparison:
+    """Return the comparison of files that we make of a source with the converter's. test_stock_families.py asks in every run."""
+    parts = {f"ours {number}": path for number, path in enumerate(ours)}
+    inputs = {"source": source, "converter": _code(), **parts}
+    return Comparison(f"stock: {name}", inputs, "gguf", "numpy", "torch", "transformers")
+
+
+@cache
+def _code() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(CONVERTER.parent.rglob("*.py")))
 
 
 def copy_tokenizer(source: Path) -> None:

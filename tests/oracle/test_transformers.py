@@ -16,7 +16,8 @@ from typing import Any
 import configs
 import numpy as np
 import pytest
-from probes import probe, v4_python
+from probes import PROBE, probe, v4_python
+from settled import Comparison
 
 import ropetool
 from ropetool import families
@@ -120,10 +121,49 @@ def readers(family: str, style: str, cell: str) -> list[str]:
     return ["transformers"] if yarn_in_v2 else ["transformers", "transformers-v4"]
 
 
+ASKED = ("llama", "phi3", "deepseek_v3", "gemma3_text")  # in every run
+
+
 @pytest.fixture(scope="module")
-def answers_5(outputs: dict[tuple[str, str, str], Path]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    jobs = [{"path": str(path), "lengths": LENGTHS} for path in outputs.values()]
-    return dict(zip(outputs, probe(jobs), strict=True))
+def comparisons(outputs: dict[tuple[str, str, str], Path]) -> dict[tuple[str, str], Comparison]:
+    """The comparisons with transformers 5 by family and style: of the configs, and of what our decoder makes of them."""
+    inputs: dict[tuple[str, str], dict[str, bytes | Path]] = {}
+    for (family, style, cell), path in outputs.items():
+        reading = next(r for r in inspection.inspect(path).readings if r.name == "transformers")
+        found = inputs.setdefault((family, style), {"probe": PROBE, "lengths": str(LENGTHS).encode()})
+        found |= {f"config of {cell}": path / "config.json", f"reading of {cell}": stated(reading)}
+    return {
+        (family, style): Comparison(f"rotation: {family}, {style}", found, "torch", "transformers")
+        for (family, style), found in inputs.items()
+    }
+
+
+def stated(reading: Any) -> bytes:
+    """Return all that a reading says of the lengths that are asked."""
+    if reading.rope is None:
+        return b"refused"
+    regimes = [
+        (layer_type, entry.softmax_multiplier, at.attention_factor, at.inv_freq.tobytes().hex())
+        for layer_type, entry in reading.rope.entries.items()
+        for at in map(entry.table.at, LENGTHS)
+    ]
+    return repr(regimes).encode()
+
+
+@pytest.fixture(scope="module")
+def answers_5(
+    outputs: dict[tuple[str, str, str], Path], comparisons: dict[tuple[str, str], Comparison]
+) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The answers of transformers 5 where a comparison is not settled."""
+    asked = {key: path for key, path in outputs.items() if not is_settled(key[0], key[1], comparisons)}
+    return dict(zip(asked, probe([{"path": str(path), "lengths": LENGTHS} for path in asked.values()]), strict=True))
+
+
+def is_settled(family: str, style: str, comparisons: Mapping[tuple[str, str], Comparison]) -> bool:
+    """Return whether a comparison need not be made."""
+    if (family, style) not in comparisons:  # every cell is refused
+        return True
+    return comparisons[family, style].settled and family not in ASKED
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +193,14 @@ def assert_agrees(answer: dict[str, Any], directory: Path, runtime: str) -> None
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("family", ALL_FAMILIES)
-def test_transformers_5_computes_what_was_written(family: str, style: str, outputs: Any, answers_5: Any) -> None:
-    for cell in cells_of(family):
-        if not refusal(family, style, cell):
-            assert_agrees(answers_5[family, style, cell], outputs[family, style, cell], "transformers")
+def test_transformers_5_computes_what_was_written(
+    family: str, style: str, outputs: Any, answers_5: Any, comparisons: Any
+) -> None:
+    if not is_settled(family, style, comparisons):
+        for cell in cells_of(family):
+            if not refusal(family, style, cell):
+                assert_agrees(answers_5[family, style, cell], outputs[family, style, cell], "transformers")
+        comparisons[family, style].passed()
 
 
 @pytest.mark.parametrize("style", ["v4", "both"])
@@ -185,9 +229,7 @@ KEPT = ("linear", "yarn", "yarn-factor-1.7", "llama3", "longrope")  # scaled sou
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(
-    "family", [name for name in ALL_FAMILIES if name in ("llama", "phi3", "deepseek_v3", "gemma3_text")]
-)
+@pytest.mark.parametrize("family", ASKED)
 def test_a_longer_context_alone_leaves_what_the_real_module_computes(
     family: str, style: str, outputs: Any, answers_5: Any, tmp_path: Path
 ) -> None:
