@@ -170,13 +170,18 @@ def _reach() -> str:
     """Return how many of transformers' rotary types are served, and why the others are not."""
     reasons = {name: records.reason(name) for name in sorted(records.names()) if families.find(name) is None}
     wrappers = {name: families.wrapper_of(name) for name in reasons}
-    handing = {name for name, wrapper in wrappers.items() if wrapper and families.find(wrapper.default)}
+    handing = {
+        name
+        for name, wrapper in wrappers.items()
+        if wrapper and (not wrapper.default or families.find(wrapper.default))
+    }
     still = {name for name in records.names() if (f := families.find(name)) and f.rotates == "none"}
     answered = {name for name in reasons if "sinusoids" in reasons[name]}
     left = {name: reason for name, reason in reasons.items() if name not in handing | answered}
     total = len(records.names())
     lines = (
-        f"Of the {total} model types of transformers {records.VERSION} with rotary code, {total - len(reasons) - len(still)} "
+        f"Of the {total} types of transformers {records.VERSION}, causal and multimodal, whose text model rotates or could, "
+        f"{total - len(reasons) - len(still)} "
         f"are extended by their own family and {len(handing)} by that of the text model inside; {len(still)} do not rotate, "
         f"so `--method length` states a longer context; {len(answered)} have sinusoids that no key changes, which the refusal "
         f"says. {len(left)} are left:\n"

@@ -38,8 +38,8 @@ def test_the_records_are_of_the_version_that_is_named() -> None:
 
 
 def test_what_is_recorded_and_not_served_says_why() -> None:
-    with pytest.raises(UnknownFamily, match="'llama4_text' is not served: its layers attend in chunks"):
-        families.get("llama4_text")
+    with pytest.raises(UnknownFamily, match="'recurrent_gemma' is not served: some of its layers keep a state"):
+        families.get("recurrent_gemma")
 
 
 # By the change to llama.json: the place, and the sentence.

@@ -155,11 +155,11 @@ def _theta(value: Any, where: str) -> float | None:
 
 def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
     """Raise InvalidRope unless the lengths and sizes that the object states are whole numbers within bounds."""
-    for key in (names.MAX_POSITION_EMBEDDINGS, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.SLIDING_WINDOW):
-        if key == names.SLIDING_WINDOW and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
+    for key in (family.context_key, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.window_key):
+        if key == family.window_key and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
             continue
         # null stands for "none" in the other two; a model without a context there is not.
-        if part.get(key) is not None or (key in part and key == names.MAX_POSITION_EMBEDDINGS):
+        if part.get(key) is not None or (key in part and key == family.context_key):
             _check_length(part[key], f"{where}: {key}")
     sizes = (
         names.NUM_HIDDEN_LAYERS, names.NUM_ATTENTION_HEADS, names.NUM_KEY_VALUE_HEADS, names.HIDDEN_SIZE,
@@ -193,7 +193,7 @@ def _check_layer_types(part: Mapping[str, Any], family: Family, where: str) -> N
     place = f"{where}: {family.kinds_key}"
     if not isinstance(kinds, list) or len(kinds) != part.get(names.NUM_HIDDEN_LAYERS, len(kinds)):
         raise InvalidRope("it is not a list with one kind for each of the num_hidden_layers layers", where=place)
-    known = [*family.layer_types, *family.kind_names]
+    known = [*family.layer_types, *family.kind_names, *family.default_kinds]
     unknown = next((kind for kind in kinds if family.nested and kind not in known), None)
     if unknown is not None:
         raise InvalidRope(

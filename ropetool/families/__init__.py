@@ -97,9 +97,10 @@ class Family:
     norm_after: queries and keys are normalised behind the rotation, so that no factor on cos and sin is left.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
-    rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; local_base: whether that of sliding
-    layers with a table of their own is looked for in rope_local_base_freq. rope_types: the only ones that the class takes;
-    empty: all. default_rope_type: what it assumes without any rope keys.
+    rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; local_theta_key: the same of
+    sliding layers with a table of their own. context_key, window_key: where the context and the window are stated; chunked: the
+    window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
+    default_rope_type: what it assumes without any rope keys.
     rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
     (these alone where there is a window), full (these alone: the others keep a state), or none. temperature_key: the rope
     key whose number lets the score
@@ -139,13 +140,14 @@ class Family:
     partial_rotary_key: str = ""
     default_partial_rotary_factor: float = 1.0
     rope_theta_key: str = "rope_theta"
-    local_base: bool = True
+    local_theta_key: str = "rope_local_base_freq"
     rope_types: tuple[str, ...] = ()
     default_rope_type: str = "default"
     default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)
     default_rope_keys: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     v4_default_rope_theta: float = 10000.0
     default_max_position_embeddings: int = 2048
+    context_key: str = "max_position_embeddings"
     default_original_max_position_embeddings: int | None = None
     default_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     one_key_head: tuple[str, ...] = ()
@@ -158,6 +160,8 @@ class Family:
     null_head_dim: tuple[str, ...] = ()
     sliding_window: str = "never"
     default_sliding_window: int | None = None
+    window_key: str = "sliding_window"
+    chunked: bool = False
     unrotated_window_key: str = ""
     interleave_key: str = ""
     mla: bool = False
@@ -216,7 +220,7 @@ class Family:
     def has_local_base(self) -> bool:
         """Whether the v4 style has rope_local_base_freq for the sliding layers."""
         theta = self.default_rope_theta
-        return self.nested and self.local_base and theta["sliding_attention"] != theta["full_attention"]
+        return self.nested and bool(self.local_theta_key) and theta["sliding_attention"] != theta["full_attention"]
 
     @property
     def rope_entries(self) -> tuple[str, ...]:
@@ -312,7 +316,9 @@ def _check_claims(found: Iterable[Family]) -> None:
 
 @cache
 def _served() -> tuple[str, ...]:
-    return tuple(sorted(name for name in {*_files(), *records.names()} if _one(name) is not None))
+    return tuple(
+        sorted(name for name in {*_files(), *records.names(), *records.text_types()} if _one(name) is not None)
+    )
 
 
 def names() -> list[str]:
@@ -332,11 +338,7 @@ def wrapper_of(model_type: str) -> Wrapper | None:
     """Return what a config of this type is around another one, None for one that is not."""
     if model_type in WRAPPERS or _one(model_type) is not None:
         return WRAPPERS.get(model_type)
-    handing_over = records.handing_over(model_type)
-    if handing_over is None:
-        return None
-    key, text_type, source = handing_over
-    return Wrapper(key, text_type, source=source)
+    return records.handing_over(model_type)
 
 
 def find(model_type: str) -> Family | None:

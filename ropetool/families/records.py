@@ -12,15 +12,20 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ropetool.families.wrappers import Wrapper
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 REST = "generated"  # the key of a family's file whose other facts are those of the record of the same name
 VERSION = "5.23.0"  # of transformers, which a test holds against the records
+HANDS_OVER = "hands over"
 PROVEN, UNROTATED = "proven", "does not rotate"
 # Facts that have a family's own names.
 ALIKE = (
     "model_type", "architecture", "default_head_dim", "default_partial_rotary_factor", "default_max_position_embeddings",
     "default_original_max_position_embeddings", "default_sizes", "mla", "null_head_dim", "rope_types",
 )  # fmt: skip
+# What a record does not tell, for it is read from the class and not from the files that are published.
+ELSEWHERE = {"dbrx": "its published configs state sizes and the base under other keys"}
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
 
 
@@ -40,24 +45,45 @@ def facts(model_type: str) -> dict[str, Any]:
 
     Raises: Undescribed with what no mechanism describes.
     """
-    record = _record(model_type)
+    if model_type in ELSEWHERE:
+        raise Undescribed(ELSEWHERE[model_type])
+    record = _record(model_type) or _within(model_type)
     if record is None:
         raise Undescribed("transformers' facts of it are not recorded")
     if record["outcome"] == UNROTATED:
         return _unrotated(record)
     if record["outcome"] != PROVEN:
         raise Undescribed(record["reason"])
-    if "text_type" in record:
+    if record.get("text_type", model_type) != model_type:
         raise Undescribed(f"it hands over to the {record['text_type']} inside it")
-    return _rotating(record)
+    return {**_rotating(record), "model_type": model_type}
 
 
-def handing_over(model_type: str) -> tuple[str, str, str] | None:
-    """Return the key of the config inside one of this type, that one's type and the source; None where there is none."""
+def handing_over(model_type: str) -> Wrapper | None:
+    """Return what a config of this type is around that of a text model, None where it is not around one."""
     record = _record(model_type)
-    if record is None or record["outcome"] != PROVEN or len(record.get("text_path", ())) != 1:
+    if record is None or record["outcome"] not in (PROVEN, HANDS_OVER) or len(record.get("text_path", ())) != 1:
         return None
-    return record["text_path"][0], record["text_type"], _source(record)
+    needs = tuple(record.get("text_fills", ()))
+    fixed = not record.get("takes_text_types", True)
+    return Wrapper(record["text_path"][0], record["text_type"], fixed=fixed, needs=needs, source=_source(record))
+
+
+def _within(model_type: str) -> dict[str, Any] | None:
+    """Return the record of a wrapper whose text model, of this type, has none of its own."""
+    name = text_types().get(model_type)
+    return None if name is None else _record(name)
+
+
+@cache
+def text_types() -> dict[str, str]:
+    """Return the wrappers that were proven, by the type of the text model inside."""
+    found: dict[str, str] = {}
+    for name in sorted(names()):
+        record = _record(name)
+        if record is not None and record["outcome"] == PROVEN and len(record.get("text_path", ())) == 1:
+            found.setdefault(record["text_type"], name)
+    return found
 
 
 def reason(model_type: str) -> str:
@@ -65,7 +91,7 @@ def reason(model_type: str) -> str:
     try:
         facts(model_type)
     except Undescribed as error:
-        return str(error) if model_type in names() else ""
+        return str(error) if model_type in names() | text_types().keys() else ""
     return ""
 
 
@@ -122,16 +148,21 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         found["default_rope_keys"] = {theirs.get(kind, kind): value for kind, value in keys.items()}
     elif keys.get("rope_type", "default") != "default":
         found["default_rope_keys"] = {FULL: keys}
-    if record["partial_rotary_key"] or (record["partial_in_rope_parameters"] and not _whole(record)):
+    share = record["partial_in_rope_parameters"] or record["default_partial_rotary_factor"] != 1
+    if record["partial_rotary_key"] or (share and not _whole(record)):
         found["partial_rotary_key"] = record["partial_rotary_key"] or "partial_rotary_factor"
     if record["layer_types"]:
         found.pop("default_partial_rotary_factor", None)  # of nested keys it stands in each object
     found["rope_theta_key"] = record["rope_theta_key"]
-    found["local_base"] = SLIDING in record["base_keys"].get("rope_local_base_freq", ())
+    local = [key for key, labels in record["base_keys"].items() if groups.get(SLIDING) in labels]
+    found["local_theta_key"] = local[0] if local else ""
     if record["interleave_key"]:
         found["interleave_key"] = record["interleave_key"]
     if record["temperature_key"]:
-        found["temperature_key"] = _known(record["temperature_key"], ("llama_4_scaling_beta",), "a temperature by {}")
+        rotating = any(layer.get("temperature") for layer in attending if layer["rotates"])
+        known = "llama_4_scaling_beta"
+        if rotating:  # of layers that do not rotate no file of ours says anything
+            found["temperature_key"] = _known(record["temperature_key"], (known,), "a temperature by {}")
     vanishing = {layer["factor_vanishes"] for layer in attending if layer["rotates"]}
     if len(vanishing) > 1:
         raise Undescribed("norms follow the rotation in some of its layers alone")
@@ -169,12 +200,10 @@ def _groups(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]]) -
 
 def _kind_names(attending: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return transformers' other words for layers that attend to everything."""
-    found = {}
+    found: dict[str, str] = {}
     for layer in attending:
         kind = layer.get("kind")
-        if layer.get("window") == "chunked":
-            raise Undescribed("its layers attend in chunks")
-        if kind and kind not in (FULL, SLIDING) and layer.get("window") == "full":
+        if kind and kind not in (FULL, SLIDING) and layer.get("window") in ("full", "chunked"):
             found[kind] = FULL
     return found
 
@@ -184,7 +213,9 @@ def _rotates(record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> 
     stateful = [layer for layer in layers if not layer["attends"]]
     if not stateful:
         return str(record["rotates"])
-    if still or any(layer["attends"] and layer.get("window") == "sliding" for layer in layers):
+    if record["layer_types"] and not still:
+        return "all"
+    if still or any(layer["attends"] and layer.get("window") == "sliding" for _, layer in record["layers"]):
         raise Undescribed("some of its layers keep a state, and others slide or do not rotate")
     return "full"
 
@@ -207,13 +238,17 @@ def _kinds(record: Mapping[str, Any], kind_names: Mapping[str, str]) -> dict[str
 
 
 def _windows(record: Mapping[str, Any]) -> dict[str, Any]:
-    if record.get("sliding_window_key", "sliding_window") != "sliding_window":
-        raise Undescribed(f"its window stands in {record['sliding_window_key']}")
-    if record.get("max_position_embeddings_key", "max_position_embeddings") != "max_position_embeddings":
-        raise Undescribed(f"its context stands in {record['max_position_embeddings_key']}")
-    found = {"sliding_window": _known(record["sliding_window"], WINDOWS, "its window is switched by {}")}
+    found: dict[str, Any] = {
+        "sliding_window": _known(record["sliding_window"], WINDOWS, "its window is switched by {}")
+    }
     if record.get("default_sliding_window") is not None and found["sliding_window"] != "never":
         found["default_sliding_window"] = record["default_sliding_window"]
+    if record.get("max_position_embeddings_key"):
+        found["context_key"] = record["max_position_embeddings_key"]
+    if record.get("sliding_window_key"):
+        found["window_key"] = record["sliding_window_key"]
+    if any(layer.get("window") == "chunked" for _, layer in record["layers"]):
+        found["chunked"] = True
     if record.get("unrotated_window_key"):
         found["unrotated_window_key"] = record["unrotated_window_key"]
     return found
@@ -230,4 +265,4 @@ def _heads(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole(record: Mapping[str, Any]) -> bool:
     """Return whether a share of the head is turned by pairs that stand still, so that the table has the head's width."""
-    return any(not table["plain"] for table in record["tables"].values())
+    return any(0.0 in table["inv_freq"].values() for table in record["tables"].values())

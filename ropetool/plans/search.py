@@ -373,7 +373,9 @@ def _window_notes(target: RopeSet) -> tuple[str, ...]:
         window = entry.sliding_window
         if window is not None and len(target.entries) == 1 and window < target.max_position_embeddings:
             notes.append(
-                f"the sliding window is on: each layer looks back {window} tokens at most, whatever the context of "
+                f"the layers that rotate attend within chunks of {window} tokens, so no distance that a table turns is longer"
+                if entry.chunked
+                else f"the sliding window is on: each layer looks back {window} tokens at most, whatever the context of "
                 f"{target.max_position_embeddings}"
             )
     return tuple(notes)

@@ -84,7 +84,8 @@ def _entry_text(
 
 
 def _window_rows(entry: LayerRope) -> list[tuple[str, str]]:
-    return [] if entry.sliding_window is None else [("sliding window", f"{entry.sliding_window} tokens")]
+    what = "chunk" if entry.chunked else "sliding window"
+    return [] if entry.sliding_window is None else [(what, f"{entry.sliding_window} tokens")]
 
 
 @dataclass(frozen=True)

@@ -187,7 +187,8 @@ class LayerRope:
     """What one kind of layer computes: its table, and everything else that scales or masks the score.
 
     `softmax_multiplier` multiplies the whole score beyond the family's own softmax scale (DeepSeek's
-    mscale_all_dim); `params` are the rope keys as the file spells them, without rope_type and rope_theta.
+    mscale_all_dim); `params` are the rope keys as the file spells them, without rope_type and rope_theta. `chunked`: the
+    window is a chunk of the text, and a token attends to those before it in its own chunk.
     """
 
     rope_type: str
@@ -203,6 +204,7 @@ class LayerRope:
     softmax_multiplier: float = 1.0
     temperature: Temperature | None = None
     sliding_window: int | None = None
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         if self.layout not in ("half", "interleaved"):

@@ -211,7 +211,7 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
     if isinstance(indices, list):
         return [names.FULL_ATTENTION if i in indices else family.pattern_other for i in range(count)]
     if family.unrotated_window_key:
-        slides = part.get(family.unrotated_window_key) is True and part.get(names.SLIDING_WINDOW) is not None
+        slides = part.get(family.unrotated_window_key) is True and part.get(family.window_key) is not None
         rotating = set(_rotating(part, family, count))
         return [names.SLIDING_ATTENTION if slides and i not in rotating else names.FULL_ATTENTION for i in range(count)]
     pattern = part.get(family.pattern_key) or family.pattern
@@ -243,7 +243,7 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
         interval = part.get("no_rope_layer_interval", 4)
         flags = stated if isinstance(stated, list) else [(i + 1) % interval != 0 for i in range(count)]
         return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
-    window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
+    window = part.get(family.window_key, family.default_sliding_window)
     if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):
         return tuple(range(count))
     if window is None:
@@ -259,7 +259,7 @@ def sliding_window(part: Mapping[str, Any], family: Family, layer_type: str) -> 
         return None
     if family.sliding_window not in PER_LAYER and part.get(family.sliding_window) is not True:
         return None
-    window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
+    window = part.get(family.window_key, family.default_sliding_window)
     return int(window) if window is not None else None
 
 
@@ -288,7 +288,7 @@ def entry(
         factor=r.factor if scaled else None, params=dict(r.params),
         original_max_position_embeddings=_trained(r), softmax_multiplier=softmax_multiplier,
         temperature=Temperature(float(beta), r.length) if beta else None,
-        sliding_window=sliding_window(part, family, layer_type),
+        sliding_window=sliding_window(part, family, layer_type), chunked=family.chunked,
     )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     part = style.section(view.config, family, view.where)
     if family.off_key and part.get(family.off_key):
         raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
-    context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
+    context = part.get(family.context_key, family.default_max_position_embeddings)
     if family.rotates == "none" or any(part.get(key) != value for key, value in family.rotates_if.items()):
         return formulas.unrotated(part, family, context)
     entries = {}
@@ -85,8 +85,8 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
     nested = {t: dict(filled.get(group(t)) or {}) for t in family.layer_types}
     nested[names.FULL_ATTENTION].update(scaling or {})
     for layer_type, keys in nested.items():
-        # An outer base goes to the full layers only; gemma3 has a key of its own for the others.
-        outer = family.rope_theta_key if layer_type == names.FULL_ATTENTION else names.ROPE_LOCAL_BASE_FREQ
+        # In most families an outer base goes to the full layers only.
+        outer = family.rope_theta_key if layer_type == names.FULL_ATTENTION else family.local_theta_key
         read = layer_type == names.FULL_ATTENTION or family.has_local_base
         keys.setdefault(names.ROPE_THETA, part.get(outer, defaults[layer_type]) if read else defaults[layer_type])
     return nested

@@ -23,7 +23,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def text_config(config):
-    return getattr(config, "text_config", None) or config
+    return config.get_text_config(decoder=True)
 
 
 def modeling(config):

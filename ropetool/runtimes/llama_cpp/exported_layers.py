@@ -37,7 +37,7 @@ def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where:
     alike = source.entries[names.FULL_ATTENTION].sliding_window
     if not family.has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
         return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
-    window = part.get(names.SLIDING_WINDOW, family.default_sliding_window)
+    window = part.get(family.window_key, family.default_sliding_window)
     kinds = hf_formulas.kinds(part, family, count)
     sliding = frozenset(layer for layer, kind in enumerate(kinds) if kind == names.SLIDING_ATTENTION)
     return Layers(count, sliding, int(window)) if window is not None else Layers(count)
