@@ -267,6 +267,6 @@ def test_the_json_of_verify_is_documented(extended: tuple[Path, Any], monkeypatc
     measures = ["last-segment", "position", "far", "retrieval", "yarn"]
     texts = sorted((ROOT / "ropetool" / "demo" / "text").iterdir())[:4]
     result = ropetool.verify(
-        extended[0] / "out", lengths=[64, 512], segments=8, measures=measures, texts=texts, against=DEMO
+        extended[0] / "out", lengths=[64, 272], segments=8, measures=measures, texts=texts, against=DEMO
     )
     assert key_tree(documented("verify --json")) == key_tree(result.to_json())

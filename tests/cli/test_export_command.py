@@ -223,7 +223,7 @@ def test_the_file_says_what_it_was_made_of(extended: Path) -> None:
 
 
 def test_an_exported_extension_is_read_as_one(extended: Path) -> None:
-    ropetool.export("model-yarn-4x", "x.gguf", allow_unverified=True)
+    ropetool.export("model-yarn-4x", "x.gguf", allow_unverified=True, check=False)
     assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
     refused = run("extend", "x.gguf", "--method", "yarn", "--factor", "8")
     assert refused.code == 1
@@ -235,7 +235,7 @@ def test_an_exported_extension_is_read_as_one(extended: Path) -> None:
 def test_a_table_that_the_file_does_not_show_is_still_known_as_scaled(model: Path) -> None:
     """NTK is another base and nothing more; without its provenance the export would pass for a trained one."""
     ropetool.apply(ropetool.plan("model", "ntk", factor=4), "model", "model-ntk-4x")
-    ropetool.export("model-ntk-4x", "x.gguf", allow_unverified=True)
+    ropetool.export("model-ntk-4x", "x.gguf", allow_unverified=True, check=False)
     assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
     assert "already scaled (ntk by ropetool" in run("extend", "x.gguf", "--method", "yarn", "--factor", "2").err
     Path("x.gguf.ropetool.json").unlink()
@@ -243,14 +243,14 @@ def test_a_table_that_the_file_does_not_show_is_still_known_as_scaled(model: Pat
 
 
 def test_an_export_as_it_came_extends_like_the_checkpoint(model: Path) -> None:
-    ropetool.export("model", "x.gguf")
+    ropetool.export("model", "x.gguf", check=False)
     assert run("inspect", "x.gguf", "--json").json["trained_length"] == 256
     done = run("extend", "x.gguf", "--method", "yarn", "--factor", "4", "--json")
     assert (done.code, done.json["plan"]["reading"], done.json["plan"]["trained_length"]) == (0, "unscaled", 256)
 
 
 def test_force_replaces_the_record_too(extended: Path) -> None:
-    ropetool.export("model", "x.gguf")
+    ropetool.export("model", "x.gguf", check=False)
     assert run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified").code == 1
     made = provenance.record(Path("x.gguf"))
     assert made is not None
@@ -262,7 +262,7 @@ def test_force_replaces_the_record_too(extended: Path) -> None:
 
 
 def test_a_record_of_a_file_that_is_gone_is_no_obstacle(model: Path) -> None:
-    ropetool.export("model", "x.gguf")
+    ropetool.export("model", "x.gguf", check=False)
     Path("x.gguf").unlink()
     assert run("export", "model", "-o", "x.gguf").code == 0
 
