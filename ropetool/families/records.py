@@ -25,7 +25,10 @@ ALIKE = (
     "default_original_max_position_embeddings", "default_sizes", "mla", "null_head_dim", "rope_types",
 )  # fmt: skip
 # What a record does not tell, for it is read from the class and not from the files that are published.
-ELSEWHERE = {"dbrx": "its published configs state sizes and the base under other keys"}
+ELSEWHERE = {
+    "blt": "several models inside it rotate, each by rope keys of its own",
+    "dbrx": "its published configs state sizes and the base under other keys",
+}
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
 
 
@@ -62,7 +65,12 @@ def facts(model_type: str) -> dict[str, Any]:
 def handing_over(model_type: str) -> Wrapper | None:
     """Return what a config of this type is around that of a text model, None where it is not around one."""
     record = _record(model_type)
-    if record is None or record["outcome"] not in (PROVEN, HANDS_OVER) or len(record.get("text_path", ())) != 1:
+    if (
+        model_type in ELSEWHERE
+        or record is None
+        or record["outcome"] not in (PROVEN, HANDS_OVER)
+        or len(record.get("text_path", ())) != 1
+    ):
         return None
     needs = tuple(record.get("text_fills", ()))
     fixed = not record.get("takes_text_types", True)
@@ -79,7 +87,7 @@ def _within(model_type: str) -> dict[str, Any] | None:
 def text_types() -> dict[str, str]:
     """Return the wrappers that were proven, by the type of the text model inside."""
     found: dict[str, str] = {}
-    for name in sorted(names()):
+    for name in sorted(names() - ELSEWHERE.keys()):
         record = _record(name)
         if record is not None and record["outcome"] == PROVEN and len(record.get("text_path", ())) == 1:
             found.setdefault(record["text_type"], name)
