@@ -176,15 +176,15 @@ def _reach() -> str:
         if wrapper and (not wrapper.default or families.find(wrapper.default))
     }
     still = {name for name in records.names() if (f := families.find(name)) and f.rotates == "none"}
-    answered = {name for name in reasons if "sinusoids" in reasons[name]}
+    answered = {name for name in reasons if "sinusoids" in reasons[name] or name in records.SETTLED}
     left = {name: reason for name, reason in reasons.items() if name not in handing | answered}
     total = len(records.names())
     lines = (
         f"Of the {total} types of transformers {records.VERSION}, causal and multimodal, whose text model rotates or could, "
         f"{total - len(reasons) - len(still)} "
         f"are extended by their own family and {len(handing)} by that of the text model inside; {len(still)} do not rotate, "
-        f"so `--method length` states a longer context; {len(answered)} have sinusoids that no key changes, which the refusal "
-        f"says. {len(left)} are left:\n"
+        f"so `--method length` states a longer context; {len(answered)} have nothing that a key could extend, which the "
+        f"refusal says. {len(left)} are left:\n"
     )
     return f"\n## Reach\n\n{lines}\n{_table(['model_type', 'why'], [[n, r] for n, r in left.items()])}"
 

@@ -38,7 +38,9 @@ def test_the_records_are_of_the_version_that_is_named() -> None:
 
 
 def test_what_is_recorded_and_not_served_says_why() -> None:
-    with pytest.raises(UnknownFamily, match="'recurrent_gemma' is not served: some of its layers keep a state"):
+    with pytest.raises(
+        UnknownFamily, match="'recurrent_gemma' is not served: its class takes the unscaled table alone"
+    ):
         families.get("recurrent_gemma")
 
 

@@ -29,6 +29,10 @@ ELSEWHERE = {
     "blt": "several models inside it rotate, each by rope keys of its own",
     "dbrx": "its published configs state sizes and the base under other keys",
 }
+# Where there is nothing to extend, and why.
+SETTLED = {
+    "recurrent_gemma": "its class takes the unscaled table alone, and its layers look back 2048 tokens whatever the context",
+}
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
 
 
@@ -48,8 +52,9 @@ def facts(model_type: str) -> dict[str, Any]:
 
     Raises: Undescribed with what no mechanism describes.
     """
-    if model_type in ELSEWHERE:
-        raise Undescribed(ELSEWHERE[model_type])
+    known = {**ELSEWHERE, **SETTLED}
+    if model_type in known:
+        raise Undescribed(known[model_type])
     record = _record(model_type) or _within(model_type)
     if record is None:
         raise Undescribed("transformers' facts of it are not recorded")
