@@ -226,7 +226,8 @@ not `-` gives transformers' logits within 2e-4 of the largest up to four times t
 _FAMILIES = """Two kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
 weights and the engines too: `bake` and `export` take these families. `generated/` holds what `scripts/families` reads from the
 source of transformers and proves on tiny models; those families are inspected and extended, and what engines make of them
-is not known. `inspect` shows the rope keys of any other model as they are written, `extend` refuses it.
+is not known. A type that neither describes is read the same way on the spot where the installed transformers has it. `inspect`
+shows the rope keys of any other model as they are written, `extend` refuses it.
 [How to add one](contributing.md#a-model-family).
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +15,8 @@ from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
-from ropetool.errors import InvalidRope
-from ropetool.families import Family
+from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.families import Family, records
 from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
 
 
@@ -147,4 +148,22 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
         raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
     if model_type in names.NO_ROTATION:
         raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
+    try:
+        return families.of_config(config, where)
+    except UnknownFamily as unknown:
+        if records.reason(model_type):
+            raise
+        if not _has_transformers():
+            raise UnknownFamily(
+                unknown.message,
+                where=where,
+                try_="pip install 'ropetool[verify]', with which a type that transformers has is read from its model",
+            ) from None
+        if families.read_live(model_type) is None:
+            raise
     return families.of_config(config, where)
+
+
+def _has_transformers() -> bool:
+    """Return whether what reads an unknown family from its model is installed; nothing is imported."""
+    return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))

@@ -113,7 +113,7 @@ class Family:
     under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
     names, and what a GGUF file says of it. llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that
     is not known. source: where all this was read. stated: the model_type of a config.json that hands over to this
-    family, set only by of_config and find.
+    family, set only by of_config and find. live: it was read from the installed transformers in this process.
     """
 
     model_type: str
@@ -178,6 +178,7 @@ class Family:
     exllamav3: Exllamav3 | None = None
     source: str = ""
     stated: str = field(default="", metadata={"unstated": True})
+    live: bool = field(default=False, metadata={"unstated": True})
 
     @property
     def name(self) -> str:
@@ -296,6 +297,32 @@ def _one(model_type: str) -> Family | None:
     return family
 
 
+_LIVE: dict[str, Family] = {}  # by model_type, of this process
+
+
+def read_live(model_type: str) -> Family | None:
+    """Return the family of a type that no data describes, as the installed transformers computes it; None if it has none.
+
+    A tiny random model of it is built and probed, which takes seconds; the family is known from then on.
+    Raises: UnknownFamily for a type that transformers has, with what is particular to it.
+    """
+    from ropetool.probing import records as probed
+
+    if not probed.is_registered(model_type):
+        return None
+    try:
+        found: Family = record(
+            Family, records.described(probed.record(model_type), model_type), f"{model_type}, read live"
+        )
+    except records.Undescribed as reason:
+        raise UnknownFamily(
+            f"the model family {model_type!r} is not served: read from the installed transformers, {reason}",
+            try_="ropetool families",
+        ) from None
+    _LIVE[model_type] = dataclasses.replace(found, live=True)
+    return _LIVE[model_type]
+
+
 @cache
 def _with_files() -> tuple[Family, ...]:
     found = tuple(family for family in map(_one, sorted(_files())) if family is not None)
@@ -343,7 +370,7 @@ def wrapper_of(model_type: str) -> Wrapper | None:
 
 def find(model_type: str) -> Family | None:
     """Return the family of this model_type, or of what it is another name for, or None."""
-    family = _one(ALIASES.get(model_type, model_type))
+    family = _LIVE.get(model_type) or _one(ALIASES.get(model_type, model_type))
     return dataclasses.replace(family, stated=model_type) if family and model_type in ALIASES else family
 
 
@@ -401,14 +428,6 @@ def text_type(config: Mapping[str, Any]) -> str:
     if wrapper.switch and not inner.get(wrapper.switch, True):
         return f"{within} without {wrapper.switch}"
     return within if isinstance(within, str) else ""
-
-
-def find_of(config: Mapping[str, Any]) -> Family | None:
-    """Return the family of a config.json as of_config does, or None."""
-    try:
-        return of_config(config)
-    except UnknownFamily:
-        return None
 
 
 def by_gguf_architecture() -> dict[str, Family]:

@@ -58,6 +58,14 @@ def facts(model_type: str) -> dict[str, Any]:
     record = _record(model_type) or _within(model_type)
     if record is None:
         raise Undescribed("transformers' facts of it are not recorded")
+    return described(record, model_type)
+
+
+def described(record: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """Return what a record says of a type, as a family's file would state it.
+
+    Raises: Undescribed with what no mechanism describes.
+    """
     if record["outcome"] == UNROTATED:
         return _unrotated(record)
     if record["outcome"] != PROVEN:

@@ -211,6 +211,7 @@ class HfFormat:
         elif files.pickles:
             left = ", ".join(path.name for path in files.pickles)
             notes.append(f"pickles are left behind: {left}")
+        notes += inspection.read_live(self.checkpoint.family)
         return (*notes, *inspection.remote_code(self.checkpoint.config, self.checkpoint.family))
 
 

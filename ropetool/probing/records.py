@@ -30,6 +30,14 @@ def load() -> None:
     torch.set_num_threads(1)
 
 
+def is_registered(model_type: str) -> bool:
+    """Return whether the installed transformers has a config class of this type; remote code has none."""
+    load()
+    import transformers
+
+    return model_type in transformers.CONFIG_MAPPING
+
+
 @cache
 def model_types() -> list[str]:
     """Return the model types that have a model of text whose code rotates something, or may."""

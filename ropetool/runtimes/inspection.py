@@ -10,8 +10,9 @@ from typing import Any
 from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint, known_family
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.families import Family, TrainedLength
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
@@ -144,7 +145,7 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     config, where, files = checkpoint.config, checkpoint.where, checkpoint.directory
     stated_type = config.get(names.MODEL_TYPE)
     model_type = stated_type if isinstance(stated_type, str) else ""
-    family = families.find_of(config)
+    family = _family_of(config, where)
     notes = ["only config.json, no weights"] if files.config_only else []
     if files.pickle_only:
         base = origin(files.path)
@@ -156,7 +157,7 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
             files.path, "hf", model_type, None, None, None, stated, (), {},
             (*notes, _why_as_written(model_type, families.text_type(config))),
         )  # fmt: skip
-    notes += remote_code(config, family)
+    notes += [*read_live(family), *remote_code(config, family)]
     style.read(config, family, where)
     readings = tuple(decoded(name, checkpoint) for name in _hf_runtimes(family))
     rope = next((r.rope for r in readings if r.rope is not None), None)
@@ -167,6 +168,24 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
         files.path, "hf", model_type, family, rope, _trained_of(made, family.trained_length, rope), stated, readings,
         kv_cache.of_config(config, family, rope) if rope else {}, tuple(notes), made,
     )  # fmt: skip
+
+
+def _family_of(config: Mapping[str, Any], where: str) -> Family | None:
+    """Return the family whose reading is shown, None where the keys are shown as written."""
+    try:
+        return families.of_config(config)
+    except UnknownFamily:
+        pass
+    try:
+        return known_family(config, where)
+    except (UnknownFamily, InvalidRope):
+        return None
+
+
+def read_live(family: Family) -> tuple[str, ...]:
+    """Say that a family's facts come from its model and not from ropetool's data."""
+    said = f"no data describes {family.model_type}: what is said of it was read from the installed transformers, on a tiny model"
+    return (said,) if family.live else ()
 
 
 def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
