@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+import ropetool
 from ropetool import families
-from ropetool.errors import ConfigError, UnknownFamily
+from ropetool.errors import ConfigError, InvalidRope, UnknownFamily
 from ropetool.families import Family, records
 from ropetool.families.tensors import Export
 
@@ -42,6 +43,16 @@ def test_what_is_recorded_and_not_served_says_why() -> None:
         UnknownFamily, match="'recurrent_gemma' is not served: its class takes the unscaled table alone"
     ):
         families.get("recurrent_gemma")
+
+
+def test_a_base_for_each_layer_is_not_read_as_one_for_all(tmp_path: Path) -> None:
+    config = {"model_type": "granite_swa", "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
+    for name, more in (("one", {}), ("each", {"layer_rope_theta": [1e4, 1e6]})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "rope_theta": 1e4, **more}))
+    assert ropetool.inspect(tmp_path / "one").rope is not None
+    with pytest.raises(InvalidRope, match="layer_rope_theta gives each layer a base of its own"):
+        ropetool.plan(tmp_path / "each", "yarn", factor=2)
 
 
 # By the change to llama.json: the place, and the sentence.

@@ -98,7 +98,8 @@ class Family:
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
     rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; local_theta_key: the same of
-    sliding layers with a table of their own. context_key, window_key: where the context and the window are stated; chunked: the
+    sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
+    context_key, window_key: where the context and the window are stated; chunked: the
     window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
     default_rope_type: what it assumes without any rope keys.
     rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
@@ -141,6 +142,7 @@ class Family:
     default_partial_rotary_factor: float = 1.0
     rope_theta_key: str = "rope_theta"
     local_theta_key: str = "rope_local_base_freq"
+    layer_base_key: str = ""
     rope_types: tuple[str, ...] = ()
     default_rope_type: str = "default"
     default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)

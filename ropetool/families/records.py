@@ -175,6 +175,8 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     if record["layer_types"]:
         found.pop("default_partial_rotary_factor", None)  # of nested keys it stands in each object
     found["rope_theta_key"] = record["rope_theta_key"]
+    if record.get("layer_base_key"):
+        found["layer_base_key"] = record["layer_base_key"]
     local = [key for key, labels in record["base_keys"].items() if groups.get(SLIDING) in labels]
     found["local_theta_key"] = local[0] if local else ""
     if record["interleave_key"]:

@@ -31,6 +31,8 @@ def decode(view: HfCheckpoint) -> RopeSet:
     part = style.section(view.config, family, view.where)
     if family.off_key and part.get(family.off_key):
         raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
+    if family.layer_base_key and part.get(family.layer_base_key):
+        raise NotKnown(f"{family.layer_base_key} gives each layer a base of its own")
     context = part.get(family.context_key, family.default_max_position_embeddings)
     if family.rotates == "none" or any(part.get(key) != value for key, value in family.rotates_if.items()):
         return formulas.unrotated(part, family, context)
