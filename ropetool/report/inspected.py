@@ -38,10 +38,11 @@ def inspection_text(found: Inspection, target_length: int | None, width: int | N
         return f"{head}\nas written\n{_stated_text(found, width)}{runtimes}"
     target = target_length or found.rope.max_position_embeddings
     parts = [head, *(_entry_text(t, e, found, found.rope, target, width) for t, e in found.rope.entries.items())]
-    parts.append("\nKV cache, one sequence\n" + columns([
+    sizes = [
         ("per token", _size(sum(k.per_token for k in found.kv_bytes.values()))),
         (f"at {target} tokens", _size(found.cache_bytes(target))),
-    ]))  # fmt: skip
+    ]
+    parts.append("\nKV cache, one sequence\n" + columns(sizes if found.kv_bytes else [("not known", "")]))
     parts.append(_runtimes_text(found, width))
     parts.append(_steps_text(found, found.rope, target_length, width))
     return "".join(parts)
