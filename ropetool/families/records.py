@@ -137,7 +137,22 @@ def _unrotated(record: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _check(record: Mapping[str, Any]) -> None:
+    """Raise Undescribed for what no mechanism describes, whichever layers it has."""
+    if record["layer_types"] and "qk_rope_head_dim" in (
+        record["head_dim_key"],
+        *record.get("head_dim_keys", {}).values(),
+    ):
+        raise Undescribed("it has decoupled keys of its own in each kind of layer")
+    if record["rope_types"] == ["default"]:
+        raise Undescribed("its class stops at the plain keys of every scaled rope type")
+    sized = {"hidden_size", "num_attention_heads"} <= record["default_sizes"].keys()
+    if not sized and record["default_head_dim"] is None:
+        raise Undescribed("where the size of its heads is stated is not known")
+
+
 def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
+    _check(record)
     layers = [layer for part in ("layers", "layers_with_window") for _, layer in record.get(part, ())]
     attending = [layer for layer in layers if layer["attends"]]
     groups = _groups(record, attending)
@@ -154,16 +169,6 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         found["layer_types"] = sorted(theirs.get(kind, kind) for kind in record["layer_types"])
     if any(kind != name for kind, name in groups.items()):
         found["rope_groups"] = {kind: name for kind, name in groups.items() if kind != name}
-    if record["layer_types"] and "qk_rope_head_dim" in (
-        record["head_dim_key"],
-        *record.get("head_dim_keys", {}).values(),
-    ):
-        raise Undescribed("it has decoupled keys of its own in each kind of layer")
-    if record["rope_types"] == ["default"]:
-        raise Undescribed("its class stops at the plain keys of every scaled rope type")
-    sized = {"hidden_size", "num_attention_heads"} <= record["default_sizes"].keys()
-    if not sized and record["default_head_dim"] is None:
-        raise Undescribed("where the size of its heads is stated is not known")
     keys = record["default_rope_parameters"]
     if record["layer_types"]:
         found["default_rope_keys"] = {theirs.get(kind, kind): value for kind, value in keys.items()}
@@ -175,12 +180,9 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     if record["layer_types"]:
         found.pop("default_partial_rotary_factor", None)  # of nested keys it stands in each object
     found["rope_theta_key"] = record["rope_theta_key"]
-    if record.get("layer_base_key"):
-        found["layer_base_key"] = record["layer_base_key"]
     local = [key for key, labels in record["base_keys"].items() if groups.get(SLIDING) in labels]
     found["local_theta_key"] = local[0] if local else ""
-    if record["interleave_key"]:
-        found["interleave_key"] = record["interleave_key"]
+    found |= {key: record[key] for key in ("interleave_key", "off_key", "layer_base_key") if record.get(key)}
     if record["temperature_key"]:
         rotating = any(layer.get("temperature") for layer in attending if layer["rotates"])
         known = "llama_4_scaling_beta"
