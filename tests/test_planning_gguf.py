@@ -336,7 +336,7 @@ def test_a_failure_at_the_last_file_leaves_nothing(monkeypatch: pytest.MonkeyPat
     def broken(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    for function in ("bake_gguf", "linking.place", "provenance.write"):
+    for function in ("write_weights", "linking.place", "provenance.write"):
         with monkeypatch.context() as patch:
             patch.setattr(f"ropetool.plans.applying.{function}", broken)
             with pytest.raises(KeyboardInterrupt):

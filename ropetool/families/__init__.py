@@ -306,7 +306,7 @@ def read_live(model_type: str) -> Family | None:
     """Return the family of a type that no data describes, as the installed transformers computes it; None if it has none.
 
     A tiny random model of it is built and probed, which takes seconds; the family is known from then on.
-    Raises: UnknownFamily for a type that transformers has, with what is particular to it.
+    Raises: UnknownFamily for a type that transformers has, with what is particular to it or why it cannot be read.
     """
     from ropetool.probing import records as probed
 
@@ -316,7 +316,7 @@ def read_live(model_type: str) -> Family | None:
         found: Family = record(
             Family, records.described(probed.record(model_type), model_type), f"{model_type}, read live"
         )
-    except records.Undescribed as reason:
+    except (records.Undescribed, ImportError, MemoryError) as reason:
         raise UnknownFamily(
             f"the model family {model_type!r} is not served: read from the installed transformers, {reason}",
             try_="ropetool families",

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from ropetool.errors import ConfigError
@@ -31,11 +32,20 @@ def load() -> None:
 
 
 def is_registered(model_type: str) -> bool:
-    """Return whether the installed transformers has a config class of this type; remote code has none."""
-    load()
-    import transformers
+    """Return whether the installed transformers has a config class of this type; remote code has none.
 
-    return model_type in transformers.CONFIG_MAPPING
+    Loading it takes seconds, which a slip in a config is not worth, so that its own list is read as text first.
+    """
+    import importlib.util
+    import sys
+
+    loaded = sys.modules.get("transformers")
+    if loaded is not None and hasattr(loaded, "CONFIG_MAPPING"):
+        return model_type in loaded.CONFIG_MAPPING
+    spec = importlib.util.find_spec("transformers")
+    places = spec.submodule_search_locations if spec is not None else None
+    lists = Path(places[0], "models", "auto").glob("*.py") if places else ()
+    return any(f'"{model_type}"' in path.read_text(encoding="utf-8") for path in lists)
 
 
 @cache

@@ -51,7 +51,10 @@ def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, mon
         families.get("qwen3"), model_type="later", gguf_architecture="later", gguf_architectures=("later",),
         llama_cpp=LlamaCpp("half", whole_heads=True),
     )  # fmt: skip
-    monkeypatch.setitem(families._discovered(), "later", known)
+    files, whole = families._with_files(), families.handwritten()
+    monkeypatch.setattr(families, "_with_files", lambda: (*files, known))
+    monkeypatch.setattr(families, "handwritten", lambda: (*whole, "later"))
+    monkeypatch.setitem(families._LIVE, "later", known)
     archs._architectures.cache_clear()
     try:
         assert archs.get("later").layout == "half"

@@ -141,7 +141,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: ModuleType, changes: Mapping[
         part = module.__name__.rpartition(".")[2]
         known = families.get(family)
         changed = replace(getattr(known, part), **{field: value})
-        monkeypatch.setitem(families._discovered(), family, replace(known, **{part: changed}))
+        monkeypatch.setitem(families._LIVE, family, replace(known, **{part: changed}))
 
 
 def flagged() -> dict[str, dict[str, Any]]:
