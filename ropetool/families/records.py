@@ -152,10 +152,10 @@ def _check(record: Mapping[str, Any]) -> None:
 
 
 def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
-    _check(record)
     layers = [layer for part in ("layers", "layers_with_window") for _, layer in record.get(part, ())]
     attending = [layer for layer in layers if layer["attends"]]
     groups = _groups(record, attending)
+    _check(record)
     theirs = {name: kind for kind, name in groups.items()}
     kind_names = {**_kind_names(attending), **theirs}
     found = {key: record[key] for key in ALIKE if record.get(key) is not None}
