@@ -29,6 +29,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "cli/test_terminal.py::test_verify", "verification/test_second_model.py",
         "cli/test_terminal.py::test_the_demo_as_quickstart_runs_it",
     ),
+    "grid": ("test_corpus.py", "test_gguf_architectures.py"),
 }  # fmt: skip
 
 
