@@ -105,11 +105,15 @@ class _Search:
         temperature_scope: str | None = None,
     ) -> None:
         self.form, self.decoded, self.wanted, self.request = form, decoded, wanted, request
-        self.attention_factor = attention_factor
-        method = methods.get(request.method)
-        self.entry = entry = decoded.entries[names.FULL_ATTENTION]
+        self.attention_factor, self.entry = attention_factor, decoded.entries[names.FULL_ATTENTION]
+        self._work_out(methods.get(request.method), values, temperature_scope)
+
+    def _work_out(self, method: Method, values: dict[str, Any], temperature_scope: str | None) -> None:
+        """Find where the request starts and what it leads to."""
+        form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
         self.start = start = find_start(form, decoded, request)
-        self.goal = goal = Goal.make(start.source.length, request.factor, request.target_length, attention_factor)
+        length, factor = start.source.length, self.attention_factor
+        self.goal = goal = Goal.make(length, request.factor, request.target_length, factor)
         values = {**self._own_values(method), **values}
         self.values, self.typed = values, method.params(values)
         self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
@@ -177,24 +181,11 @@ class _LengthSearch(_Search):
     Raises, when made: InvalidRope for an option that would change more.
     """
 
-    def __init__(
-        self,
-        form: Format,
-        decoded: RopeSet,
-        wanted: Sequence[str],
-        request: Request,
-        values: dict[str, Any],
-        attention_factor: str | float,
-        temperature_scope: str | None = None,
-    ) -> None:
-        self.form, self.decoded, self.wanted, self.request = form, decoded, wanted, request
-        self.attention_factor, self.values, self.typed = (
-            attention_factor,
-            values,
-            methods.get(request.method).params(values),
-        )
+    def _work_out(self, method: Method, values: dict[str, Any], temperature_scope: str | None) -> None:
+        form, decoded, request, entry = self.form, self.decoded, self.request, self.entry
+        self.values, self.typed = values, method.params(values)
         given = {
-            "--attention-factor": attention_factor != "auto", "--temperature-scope": temperature_scope is not None,
+            "--attention-factor": self.attention_factor != "auto", "--temperature-scope": temperature_scope is not None,
             "--from": request.reading == ORIGINAL, "--original-length": request.original_length is not None,
         }  # fmt: skip
         for option in (option for option, stated in given.items() if stated):
@@ -205,7 +196,6 @@ class _LengthSearch(_Search):
         self.goal = Goal.make(context, request.factor, request.target_length)
         self.target = replace(decoded, max_position_embeddings=self.goal.target_length)
         made = form.checkpoint.record
-        self.entry = entry = decoded.entries[names.FULL_ATTENTION]
         self.reading = UNSCALED if entry.unscaled and made is None else CURRENT
         self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
         self.notes = _unchanged_notes(decoded, self.target)

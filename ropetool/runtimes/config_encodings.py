@@ -127,7 +127,7 @@ def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: st
         family = checkpoint.family
         path = family.text_path
         edits = _number_edit(path, part, family.context_key, target.max_position_embeddings)
-        found.append(Candidate("the context", [FileEdit(names.CONFIG_JSON, e.path, e.old, e.new) for e in edits]))
+        found.append(Candidate("the context", config_file_edits(edits)))
     more = {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.original_max_position_embeddings, names.FACTOR: entry.factor}
     params = {**keys.params, **{key: value for key, value in more.items() if value is not None}}
     scaled = replace(keys, params=params) if keys.rope_type in STATES_LENGTH else keys
