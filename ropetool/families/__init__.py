@@ -390,8 +390,7 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
         family = get(text_type(config), where)  # a wrapper inside a wrapper has none
     except UnknownFamily as unknown:
         raise UnknownFamily(f"in its {wrapper.text}, {unknown.message}", where=where, try_=unknown.try_) from None
-    inner = config.get(wrapper.text)
-    inner = inner if isinstance(inner, Mapping) else {}
+    inner = wrapper.inner(config)
     missing = next((keys for keys in wrapper.needs if not any(key in inner for key in keys.split())), None)
     if missing and inner:
         key = missing.split()[-1]
@@ -409,7 +408,7 @@ def _inside(family: Family, stated: str, wrapper: Wrapper) -> Family:
         own = [layers.removeprefix("model.") for layers in bake.layers if layers.startswith("model.")]
         bake = dataclasses.replace(bake, layers=tuple(prefix + layers for prefix in PREFIXES for layers in own))
     return dataclasses.replace(
-        family, stated=stated, text_path=(wrapper.text, *family.text_path), gguf_architecture="",
+        family, stated=stated, text_path=(*wrapper.path, *family.text_path), gguf_architecture="",
         in_v4=family.in_v4 and wrapper.in_v4, bake=bake,
     )  # fmt: skip
 
@@ -424,8 +423,7 @@ def text_type(config: Mapping[str, Any]) -> str:
     wrapper = wrapper_of(stated)
     if wrapper is None:
         return stated
-    inner = config.get(wrapper.text)
-    inner = inner if isinstance(inner, Mapping) else {}
+    inner = wrapper.inner(config)
     within = wrapper.default if wrapper.fixed else inner.get("model_type") or wrapper.default
     if wrapper.switch and not inner.get(wrapper.switch, True):
         return f"{within} without {wrapper.switch}"

@@ -82,12 +82,12 @@ def handing_over(model_type: str) -> Wrapper | None:
         model_type in ELSEWHERE
         or record is None
         or record["outcome"] not in (PROVEN, HANDS_OVER)
-        or len(record.get("text_path", ())) != 1
+        or not record.get("text_path")
     ):
         return None
     needs = tuple(record.get("text_fills", ()))
     fixed = not record.get("takes_text_types", True)
-    return Wrapper(record["text_path"][0], record["text_type"], fixed=fixed, needs=needs, source=_source(record))
+    return Wrapper(".".join(record["text_path"]), record["text_type"], fixed=fixed, needs=needs, source=_source(record))
 
 
 def _within(model_type: str) -> dict[str, Any] | None:

@@ -5,7 +5,9 @@ Data alone; families.of_config follows it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 IN_BOTH = "transformers 5.23.0 and 4.57.6, models/{}/configuration_*.py"
 IN_V5 = "transformers 5.23.0, models/{}/configuration_*.py"
@@ -16,11 +18,11 @@ ON_HUB = "config.json of {}, whose class is remote code"
 class Wrapper:
     """A config around that of a text model.
 
-    text: the key of the inner config. default: the family that its class assumes where the inner config states no
-    model_type; empty where it stops. fixed: the class builds that one whatever model_type is stated. switch: the boolean
-    key of the inner config that makes another model of it when it is off. needs: keys that the inner config must state,
-    for the class fills in numbers of its own; of several words one. in_v4: whether transformers 4.57 has it, with the
-    same rule. source: where it says so.
+    text: the key of the inner config, or those that lead to it with dots between. default: the family that its class
+    assumes where the inner config states no model_type; empty where it stops. fixed: the class builds that one whatever
+    model_type is stated. switch: the boolean key of the inner config that makes another model of it when it is off. needs:
+    keys that the inner config must state, for the class fills in numbers of its own; of several words one. in_v4: whether
+    transformers 4.57 has it, with the same rule. source: where it says so.
     """
 
     text: str = "text_config"
@@ -30,6 +32,18 @@ class Wrapper:
     needs: tuple[str, ...] = ()
     in_v4: bool = False
     source: str = IN_V5
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The keys that lead to the inner config."""
+        return tuple(self.text.split("."))
+
+    def inner(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the config of the text model inside a config.json, empty where none is stated."""
+        found: Any = config
+        for key in self.path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
 
 
 def _alike(default: str, model_types: str, *, in_v4: bool, needs: tuple[str, ...] = ()) -> dict[str, Wrapper]:

@@ -76,25 +76,34 @@ def causal() -> dict[str, str]:
 
 def _wrapping(config: Any, path: list[str], text: Any) -> dict[str, Any]:
     """Return what a wrapper does with the config of its text model: which it takes, and what it fills in."""
-    found: dict[str, Any] = {"takes_text_types": len(path) == 1 and _takes_any(config, path[0], text)}
+    found: dict[str, Any] = {"takes_text_types": _takes_any(config, path, text)}
     plain = {key: value for key, value in type(text)().to_dict().items() if re.fullmatch(FILLED, key)}
-    for name, stated in (("text_defaults", None), ("text_fills", {"model_type": text.model_type})):
-        if len(path) > 1:
-            break
+    for name, stated in (("text_defaults", {}), ("text_fills", {"model_type": text.model_type})):
         try:
-            inner = getattr(type(config)(**({path[0]: stated} if stated else {})), path[0]).to_dict()
+            inner = _inside(config, path, stated).to_dict()
         except Exception:  # noqa: BLE001 - a wrapper may want more
             continue
         found[name] = {key: inner.get(key) for key in plain if inner.get(key) != plain[key]}
     return found
 
 
-def _takes_any(config: Any, key: str, text: Any) -> bool:
+def _inside(config: Any, path: list[str], stated: Mapping[str, Any]) -> Any:
+    """Return the config of the text model that a wrapper of this class makes of what is stated of it."""
+    around: Any = dict(stated)
+    for key in reversed(path):
+        around = {key: around} if around else {}
+    made = type(config)(**around)
+    for key in path:
+        made = getattr(made, key)
+    return made
+
+
+def _takes_any(config: Any, path: list[str], text: Any) -> bool:
     """Return whether a wrapper builds the text model whose model_type is stated, rather than one of its own."""
     for other in {"qwen3", "llama", "gemma2"} - {text.model_type}:
         stated = {"model_type": other, "hidden_size": getattr(text, "hidden_size", 64)}  # which the other parts fit
         try:
-            if getattr(type(config)(**{key: stated}), key).model_type == other:
+            if _inside(config, path, stated).model_type == other:
                 return True
         except Exception:  # noqa: BLE001 - a wrapper may want keys that this text model lacks
             continue

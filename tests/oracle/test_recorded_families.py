@@ -132,6 +132,21 @@ def test_the_real_module_computes_what_is_written(name: str, directories: Any, a
 
 
 @pytest.mark.parametrize(
+    ("wrapper", "name"), [("qwen2_5_omni", "qwen2_5_omni_text"), ("qwen3_omni_moe", "qwen3_omni_moe_text")]
+)  # fmt: skip
+def test_a_text_model_two_levels_down_rotates_as_planned(wrapper: str, name: str, tmp_path: Path) -> None:
+    data = {"model_type": wrapper, "thinker_config": {"text_config": config(name)}, "talker_config": {}}
+    source = write(tmp_path / "m", data)
+    output = ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "out").output
+    after = json.loads((output / "config.json").read_text())
+    assert after["talker_config"] == {}
+    assert after["thinker_config"]["text_config"]["rope_parameters"]["rope_type"] == "yarn"
+    before, answer = probe([{"path": str(path), "lengths": LENGTHS} for path in (source, output)])
+    assert apart(name, computed(output), answer) == []
+    assert apart(name, computed(output), before) != []
+
+
+@pytest.mark.parametrize(
     "name", ["qwen3_5_text", "gemma4_text", "laguna", "zaya", "granitemoehybrid", "glm4_moe", "youtu"]
 )
 def test_one_wrong_entry_turns_it_red(name: str, directories: Any, answers: Any) -> None:
