@@ -101,7 +101,8 @@ class Family:
     sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
     context_key, window_key: where the context and the window are stated; chunked: the
     window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
-    default_rope_type: what it assumes without any rope keys.
+    default_rope_type: what it assumes without any rope keys. stretch_key: the rope key by whose number alone `dynamic`
+    stretches the base, by NTK's formula and once for all lengths.
     rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
     (these alone where there is a window), full (these alone: the others keep a state), or none. temperature_key: the rope
     key whose number lets the score
@@ -145,6 +146,7 @@ class Family:
     layer_base_key: str = ""
     rope_types: tuple[str, ...] = ()
     default_rope_type: str = "default"
+    stretch_key: str = ""
     default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)
     default_rope_keys: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     v4_default_rope_theta: float = 10000.0

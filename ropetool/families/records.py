@@ -182,7 +182,9 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     found["rope_theta_key"] = record["rope_theta_key"]
     local = [key for key, labels in record["base_keys"].items() if groups.get(SLIDING) in labels]
     found["local_theta_key"] = local[0] if local else ""
-    found |= {key: record[key] for key in ("interleave_key", "off_key", "layer_base_key") if record.get(key)}
+    found |= {
+        key: record[key] for key in ("interleave_key", "off_key", "layer_base_key", "stretch_key") if record.get(key)
+    }
     if record["temperature_key"]:
         rotating = any(layer.get("temperature") for layer in attending if layer["rotates"])
         known = "llama_4_scaling_beta"

@@ -36,6 +36,7 @@ BASE_KEYS = (
 TEMPERATURES = r".*(scaling_beta|attn_temperature_tuning|log_scaling_alpha)"
 WINDOWS = r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention"
 SWITCH = "use_sliding_window"
+STRETCH = "alpha"
 
 
 class Maker:
@@ -146,6 +147,7 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
     found["base_keys_need_rope_parameters"] = bool(beside) and not alone
     found["rope_theta_key"] = next(iter(found["base_keys"]), "")
     found.update(_rope_types(maker))
+    found.update(_stretch_key(maker))
     found["mrope_section"] = _sections(maker)
     found["layer_base_key"] = _layer_base_key(maker, build)
     found["tables"] = {label: _table(base[label], stated[label]) for label in labels}
@@ -347,6 +349,22 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
         else:
             taken.append(rope_type)
     return {"rope_types": taken if refused else [], "refused_rope_types": refused}
+
+
+def _stretch_key(maker: Maker) -> dict[str, Any]:
+    """Return the rope key by whose number the class stretches the base of a `dynamic` table, where it has one."""
+    small = maker.config(head_dim=128)
+    values = _of_type("dynamic", small)
+    try:
+        base = maker.tables(maker.config(rope_parameters=values, head_dim=128))
+    except Exception:  # noqa: BLE001 - a class may not take the type
+        return {}
+    more = {key: {STRETCH: 1000.0} for key in (values if nested(small) else [ONE])}
+    stretched = maker.config(rope_parameters=values, head_dim=128)
+    stretched.rope_parameters = _with(stretched, more)
+    return (
+        {"stretch_key": STRETCH} if maker.changed(base, rope_parameters=stretched.rope_parameters, head_dim=128) else {}
+    )
 
 
 # --- facts that need a model

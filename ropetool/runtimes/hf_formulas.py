@@ -93,6 +93,16 @@ def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -
     return head
 
 
+def stretched_base(rope_theta: float, alpha: Any, rotary_dim: int) -> float:
+    """Return the base that NTK's formula makes of another one.
+
+    Raises: Refuses for what is no factor.
+    """
+    if not is_number(alpha) or alpha <= 0:
+        raise Refuses(f"TypeError: {alpha!r} does not stretch a base")
+    return float(rope_theta * alpha ** (rotary_dim / (rotary_dim - 2)))
+
+
 def mscale_of(factor: float, mscale: float = 1.0) -> float:
     """Return DeepSeek's and YaRN's 0.1 m ln s + 1, and 1 up to s = 1."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0

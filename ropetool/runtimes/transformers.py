@@ -51,11 +51,14 @@ def decode(view: HfCheckpoint) -> RopeSet:
         if factor is None and rope_type in ("yarn", "longrope"):
             factor = context / length
         head_dim = formulas.head_dim(part, family, NAME, rope_type, layer_type)
+        theta = float(keys[names.ROPE_THETA])
+        if rope_type == "dynamic" and keys.get(family.stretch_key or ""):
+            rope_type, theta = "default", formulas.stretched_base(theta, keys[family.stretch_key], head_dim)
         read = {*names.ROPE_TYPE_KEYS, family.temperature_key} - {names.ROPE_TYPE, names.LEGACY_TYPE}
         if rope_type == "proportional":
             read.add(names.PARTIAL_ROTARY_FACTOR)
         resolved = formulas.Resolved(
-            rope_type, float(keys[names.ROPE_THETA]), formulas.rotary_dim(part, keys, family, head_dim, rope_type),
+            rope_type, theta, formulas.rotary_dim(part, keys, family, head_dim, rope_type),
             {k: v for k, v in keys.items() if k in read},
             factor, length, context, _truncate(part, keys, family), head_dim,
         )  # fmt: skip

@@ -131,6 +131,22 @@ def test_the_real_module_computes_what_is_written(name: str, directories: Any, a
             assert apart(name, computed(directories[name, cell]), answers[name, cell]) == [], cell
 
 
+@pytest.mark.parametrize("name", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
+def test_a_dynamic_table_with_alpha_is_that_of_a_larger_base(name: str, tmp_path: Path) -> None:
+    """As tencent/Hunyuan-7B-Instruct is published; without alpha the type follows the length as in every family."""
+    scaling = {"type": "dynamic", "factor": 1.0, "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0}
+    data = {**config(name), "head_dim": 128, "rope_theta": 10000.0, "rope_scaling": scaling}
+    del data["rope_parameters"]
+    source = write(tmp_path / "m", data)
+    plain = write(tmp_path / "plain", {**data, "rope_scaling": {**scaling, "alpha": None, "factor": 4.0}})
+    output = ropetool.apply(ropetool.plan(source, "linear", factor=4), source, tmp_path / "out").output
+    answers = probe([{"path": str(path), "lengths": LENGTHS} for path in (source, plain, output)])
+    for path, answer in zip((source, plain, output), answers, strict=True):
+        assert apart(name, computed(path), answer) == []
+    assert apart(name, computed(source), answers[1]) != []
+    assert "alpha" not in json.loads((output / "config.json").read_text())["rope_scaling"]
+
+
 @pytest.mark.parametrize(
     ("wrapper", "name"), [("qwen2_5_omni", "qwen2_5_omni_text"), ("qwen3_omni_moe", "qwen3_omni_moe_text")]
 )  # fmt: skip
