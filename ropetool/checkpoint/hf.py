@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ropetool import families, names
-from ropetool.checkpoint import identity, provenance, style
+from ropetool.checkpoint import identity, likeness, provenance, style
 from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
@@ -59,7 +59,15 @@ class HfCheckpoint:
 
         Raises: InvalidRope for a model without rotary positions, UnknownFamily for any other unknown one.
         """
-        return self.given or known_family(self.config, self.where)
+        if self.given is not None:
+            return self.given
+        try:
+            return known_family(self.config, self.where)
+        except UnknownFamily as unknown:
+            why, try_ = self.likeness
+            if not why:
+                raise
+            raise UnknownFamily(f"{unknown.message}; {why}", where=unknown.where, try_=try_) from None
 
     @property
     def name(self) -> str:
@@ -122,9 +130,33 @@ class HfCheckpoint:
         if changes and key not in self._edited:  # made once for all the runtimes that are asked
             text = apply_edits(self.text, changes, self.where)
             config = parse_object(text, self.where)
-            families.of_config(config, self.where)
-            self._edited[key] = replace(self, config=config, text=text, given=self.family)
+            family = families.of_config(config, self.where)
+            renamed = config.get(names.MODEL_TYPE) != self.config.get(names.MODEL_TYPE)
+            self._edited[key] = replace(self, config=config, text=text, given=family if renamed else self.family)
         return self._edited[key] if changes else self
+
+    def edits_as(self, model_type: str) -> list[FileEdit]:
+        """Return the edits that make it a checkpoint of this built-in class, in place of one that remote code knows.
+
+        Raises: UnknownFamily, InvalidRope, LossyExport.
+        """
+        if families.find(model_type) is None:
+            known_family({names.MODEL_TYPE: model_type}, "--as")  # from the installed transformers, where that has it
+        return likeness.edits_as(self.config, model_type, self._tensor_names(), self.where)
+
+    @property
+    def likeness(self) -> tuple[str, str]:
+        """Which built-in class would serve a type that only remote code knows, and the option that chooses it.
+
+        Both are empty where no class is told.
+        """
+        model_type = self.config.get(names.MODEL_TYPE)
+        if not isinstance(model_type, str) or families.wrapper_of(model_type) or records.reason(model_type):
+            return "", ""
+        return likeness.remedy(self.config, self._tensor_names())
+
+    def _tensor_names(self) -> tuple[str, ...]:
+        return () if self.files is None or self.files.config_only else tuple(self.stored)
 
 
 def stored_in(header: Header) -> dict[str, StoredTensor]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
+from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import InvalidRope
 from ropetool.files.regular import open_regular
 
 Checkpoint: TypeAlias = HfCheckpoint | GgufCheckpoint
@@ -20,6 +22,26 @@ def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
     if isinstance(source, (HfCheckpoint, GgufCheckpoint)):
         return source
     return GgufCheckpoint.open(source) if _is_gguf(source) else HfCheckpoint.open(source)
+
+
+def opened_as(
+    source: Path | Checkpoint, model_type: str | None
+) -> tuple[Checkpoint, tuple[FileEdit, ...], tuple[str, ...]]:
+    """Return a checkpoint as one of a built-in class, the edits of its config that make it one, and a note on them.
+
+    Without a model_type it is opened as it is. Raises: CheckpointError, UnknownFamily, InvalidRope, LossyExport.
+    """
+    checkpoint = open_checkpoint(source)
+    if model_type is None:
+        return checkpoint, (), ()
+    if isinstance(checkpoint, GgufCheckpoint):
+        raise InvalidRope("a GGUF file states its architecture, and llama.cpp goes by that", where="--as")
+    edits = checkpoint.edits_as(model_type)
+    note = (
+        f"read as {model_type}: the output's config.json names that built-in class and no remote code. Whether that code "
+        f"computes the same was not asked; `ropetool verify` measures the output"
+    )
+    return checkpoint.edited(edits), tuple(edits), (note,)
 
 
 def first_file(path: Path) -> Path:

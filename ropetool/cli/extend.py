@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import METHOD, RUNTIME, Factor, Length
+from ropetool.cli.options import AS, METHOD, RUNTIME, Factor, Length
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -73,6 +73,7 @@ LIST_FILE_BYTES = 4 << 20
     metavar="RUNTIME",
     help="A runtime that must agree; repeat for several. Default: transformers.",
 )
+@AS
 @click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
 @click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
@@ -136,7 +137,7 @@ def extend_command(
             path, method, factor=factor, target_length=target_length, reading=reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
             temperature_scope=options["temperature_scope"], original_length=options["original_length"],
-            for_runtimes=for_runtimes, config_style=options["config_style"],
+            for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
         )  # fmt: skip
 
     def unbaked(plan: Plan) -> Plan:

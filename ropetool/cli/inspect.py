@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show, terminal_width
-from ropetool.cli.options import Length
+from ropetool.cli.options import AS, Length
 
 
 @click.command("inspect")
@@ -15,8 +15,9 @@ from ropetool.cli.options import Length
     type=Length(),
     help="Show what this length would take: 131072, 128k or 1M tokens. Default: the context stated.",
 )
+@AS
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with every table.")
-def inspect_command(source: str, target_length: int | None, as_json: bool) -> None:
+def inspect_command(source: str, target_length: int | None, as_type: str | None, as_json: bool) -> None:
     """Show what a checkpoint says and what runtimes make of it.
 
     SOURCE is a directory with a config.json, a GGUF file, or a hub id, here and in all commands: ORG/NAME,
@@ -30,7 +31,7 @@ def inspect_command(source: str, target_length: int | None, as_json: bool) -> No
     from ropetool.report.inspected import inspection_json, inspection_text
     from ropetool.runtimes import inspection
 
-    found = inspection.inspect(source)
+    found = inspection.inspect(source, as_type)
     if as_json:
         print_json(inspection_json(found, target_length))
     else:

@@ -111,3 +111,10 @@ def known_families() -> list[str]:
 
 
 FAMILY = Name(known_families)
+AS = click.option(
+    "--as",
+    "as_type",
+    type=FAMILY,
+    metavar="MODEL_TYPE",
+    help="Read a model_type that only remote code knows as this built-in one; the output becomes one.",
+)

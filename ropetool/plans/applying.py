@@ -240,7 +240,8 @@ def _card_beside(file: Path) -> str:
 
 def _check_family(plan: Plan, checkpoint: HfCheckpoint) -> None:
     found = checkpoint.config.get(names.MODEL_TYPE)
-    if found != plan.family:
+    renamed = any(edit.new == plan.family and edit.path == (names.MODEL_TYPE,) for edit in plan.edits)
+    if found != plan.family and not renamed:
         raise PlanMismatch(
             f"the plan is for a {plan.family}, this is a {shown(found)}", where=str(checkpoint.path), try_=_PLAN_AGAIN
         )

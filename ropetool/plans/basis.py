@@ -28,6 +28,7 @@ class Request:
     target_length: int | None
     reading: str | None
     original_length: int | None
+    as_type: str | None = None
 
     def __post_init__(self) -> None:
         if self.reading not in (None, ORIGINAL, CURRENT):
@@ -49,7 +50,8 @@ class Request:
             if self.factor is not None
             else ("--target-length", str(self.target_length))
         )
-        return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more)
+        read_as = ("--as", self.as_type) if self.as_type is not None else ()
+        return command("ropetool", "extend", Path(source), "--method", self.method, *how, *more, *read_as)
 
 
 @dataclass(frozen=True)

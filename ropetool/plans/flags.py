@@ -71,6 +71,8 @@ def flag_lines(plan: Plan, source: str | Path) -> list[str]:
         found = server_flags.Found(reason=BAKED) if plan.bakes else server_flags.of_file(checkpoint, plan)
         return _server_lines(found, checkpoint, Path(source))
     after = checkpoint.edited(plan.edits)
+    if after.name != checkpoint.config.get(names.MODEL_TYPE):
+        return [f"vllm, sglang, llama.cpp: {NO_FLAG}: the source is a model of remote code; serve the output"]
     target = decoded(plan.runtimes[0], after).rope
     if target is None or plan.bakes:
         return [f"vllm, sglang, llama.cpp: {NO_FLAG}: {BAKED}"]

@@ -12,7 +12,7 @@ from typing import Any
 from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.files import hub
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
@@ -43,22 +43,24 @@ def make_plan(
     original_length: int | None = None,
     for_runtimes: Sequence[str] = (),
     config_style: str | None = None,
+    as_type: str | None = None,
 ) -> Plan:
     """Return the plan that extends a checkpoint; nothing is written.
 
     reading: original or current, required where the source already carries scaling. temperature_scope: rotary or score,
     what part of the score the method's factor multiplies; by default the whole under MLA, else the rotary part.
+    as_type: the built-in model_type that the output is to be, of a source whose own type only remote code knows.
     Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError.
     """
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
-    checkpoint = open_checkpoint(hub.local(source))
+    checkpoint, retyped, notes_as = opened_as(hub.local(source), as_type)
     wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, checkpoint.format)))
     if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form = format_of(checkpoint, config_style)
     wanted = wanted or (form.checkpoint.runtime,)
-    request = Request(chosen.name, factor, target_length, reading, original_length)
+    request = Request(chosen.name, factor, target_length, reading, original_length, as_type)
     decoded = _decode(form, wanted[0], request)
     kind = _LengthSearch if chosen.keeps_tables else _Search
     search = kind(form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope)
@@ -76,13 +78,13 @@ def make_plan(
         return _serves(wider, search.candidates(wider), target, several)
 
     notes = (
-        *form.notes(), *search.notes, *_window_notes(target),
+        *notes_as, *form.notes(), *search.notes, *_window_notes(target),
         *_bake_notes(form, kept.baking), *_other_readers(form, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
         form.checkpoint.format, form.checkpoint.name, chosen.name, goal.factor, search.stated(attention_factor),
         search.reading, search.trained_length, context, wanted, form.style,
-        tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, tuple(edits), tuple(tried),
+        tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, (*retyped, *edits), tuple(tried),
         notes, _suffix(chosen, goal, target_length, search.typed),
         kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity(),
     )  # fmt: skip

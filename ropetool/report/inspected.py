@@ -204,7 +204,7 @@ def _steps_text(found: Inspection, decoded: RopeSet, target_length: int | None, 
     if entry is None or entry.table is None:
         return ""
     target = target_length or 2 * decoded.max_position_embeddings
-    request = Request(METHOD, None, target, None, None)
+    request = Request(METHOD, None, target, None, None, found.as_type)
     # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
     factor = found.format != "gguf" or archs.get(found.model_type).takes_factor
     no_vectors = found.format == "gguf" and not archs.get(found.model_type).vectors

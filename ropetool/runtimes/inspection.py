@@ -11,8 +11,9 @@ from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint, known_family
-from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, opened_as
 from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.escaping import command
 from ropetool.families import Family, TrainedLength
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
@@ -32,7 +33,8 @@ MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 class Inspection:
     """A checkpoint as found: `family` and `rope` are None where the model_type is unknown.
 
-    trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it.
+    trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it. as_type: the
+    built-in model_type that it is read as on request.
     """
 
     source: Path
@@ -46,21 +48,29 @@ class Inspection:
     kv_bytes: Mapping[str, KvCache]
     notes: tuple[str, ...]
     made: provenance.Provenance | None = None
+    as_type: str | None = None
 
     def cache_bytes(self, length: int) -> int:
         """Return the size of a KV cache of this many tokens, for one sequence."""
         return sum(kind.bytes_at(length) for kind in self.kv_bytes.values())
 
 
-def inspect(source: str | Path) -> Inspection:
+def inspect(source: str | Path, as_type: str | None = None) -> Inspection:
     """Return what the checkpoint says and what each runtime makes of it; reads no weights, and of the hub no more.
 
+    as_type: the built-in model_type that it is read as, where only remote code knows its own.
     Raises: CheckpointError for broken files, ConfigError for broken values of a known family; HubError.
     """
     asked = hub_id(source)
     if asked is not None:
-        return _inspect_hub(asked)
-    return inspect_checkpoint(open_checkpoint(Path(source)))
+        return _inspect_hub(asked, as_type)
+    return _inspect_as(Path(source), as_type)
+
+
+def _inspect_as(source: Path | Checkpoint, as_type: str | None) -> Inspection:
+    checkpoint, _, said = opened_as(source, as_type)
+    found = inspect_checkpoint(checkpoint)
+    return replace(found, notes=(*said, *found.notes), as_type=as_type)
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -68,14 +78,15 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     return _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
 
 
-def _inspect_hub(asked: HubId) -> Inspection:
+def _inspect_hub(asked: HubId, as_type: str | None) -> Inspection:
     if asked.file:
         peeked = peek_gguf(asked)
         view = replace(GgufCheckpoint.of(peeked.headers), vector=peeked.vector)
+        opened_as(view, as_type)
         found, notes = _of_gguf(view, peeked.path), peeked.notes
     else:
         files, notes = peek_checkpoint(asked)
-        found = inspect_checkpoint(HfCheckpoint.of(files))
+        found = _inspect_as(HfCheckpoint.of(files), as_type)
     return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes))
 
 
@@ -155,7 +166,7 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     if family is None:
         return Inspection(
             files.path, "hf", model_type, None, None, None, stated, (), {},
-            (*notes, _why_as_written(model_type, families.text_type(config))),
+            (*notes, _why_as_written(model_type, families.text_type(config)), *_as_built_in(checkpoint)),
         )  # fmt: skip
     notes += [*read_live(family), *remote_code(config, family)]
     style.read(config, family, where)
@@ -201,6 +212,16 @@ def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
             "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class",
         )
     return ()
+
+
+def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
+    """Say which built-in class would serve a type that only remote code knows, where that is told."""
+    why, try_ = checkpoint.likeness
+    return (
+        (f"{why}: `{command('ropetool', 'inspect', checkpoint.path)} {try_.partition(',')[0]}` reads it so",)
+        if why
+        else ()
+    )
 
 
 def _why_as_written(model_type: str, inner: str) -> str:

@@ -6,7 +6,7 @@ Target and baseline may each be a Hugging Face directory, run by transformers, o
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -123,7 +123,7 @@ def verify_checkpoint(
             dtype=dtype,
             progress=progress,
             say=say,
-            runner=_Open(tensor_parallel),
+            runner=_Open(tensor_parallel, _renamed(checkpoint)),
             wrap=wrap,
         )
     read = catalogue.described(documents, bundled=not texts)
@@ -134,15 +134,33 @@ def verify_checkpoint(
 
 
 class _Open:
-    """What opens a checkpoint of either format."""
+    """What opens a checkpoint of either format.
 
-    def __init__(self, tensor_parallel: bool) -> None:
-        self._tensor_parallel = tensor_parallel
+    renamed: what the target's model_type was before it became that of a built-in class, and is now: a source of that
+    type runs by the same class.
+    """
+
+    def __init__(self, tensor_parallel: bool, renamed: Mapping[str, str]) -> None:
+        self._tensor_parallel, self._renamed = tensor_parallel, renamed
 
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
         if not path.is_dir():
             return LlamaRunner(path, device=device, dtype=dtype, report=report)
-        return TorchRunner(path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel)
+        as_type = (
+            self._renamed.get(str(HfCheckpoint.open(path).config.get(names.MODEL_TYPE)), "") if self._renamed else ""
+        )
+        return TorchRunner(
+            path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel, as_type=as_type
+        )
+
+
+def _renamed(target: Checkpoint) -> dict[str, str]:
+    """Return how the plans that made the target renamed its model_type."""
+    edits = [edit for made in provenance.lineage(target.path) for edit in made.plan.get("edits", ())]
+    return {
+        str(edit["old"]): str(edit["new"]) for edit in edits
+        if isinstance(edit, dict) and edit.get("path") == [names.MODEL_TYPE] and {"old", "new"} <= edit.keys()
+    }  # fmt: skip
 
 
 @contextmanager

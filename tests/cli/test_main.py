@@ -109,7 +109,7 @@ def test_what_the_system_says_of_a_file_is_no_traceback(model: Path, monkeypatch
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(model / "config.json"))
 
-    monkeypatch.setattr("ropetool.runtimes.inspection.open_checkpoint", refuse)
+    monkeypatch.setattr("ropetool.runtimes.inspection.opened_as", refuse)
     done = run("inspect", model, "--json")
     assert (done.code, done.err) == (1, f"Error: {model}/config.json: Permission denied\n")
     assert done.json["error"]["where"] == f"{model}/config.json"

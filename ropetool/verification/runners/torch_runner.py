@@ -15,7 +15,7 @@ import numpy as np
 
 from ropetool.errors import CheckpointError, ConfigError, MissingFile, NotACheckpoint
 from ropetool.files.parts import pickled
-from ropetool.names import CONFIG_JSON, PICKLE_SUFFIXES
+from ropetool.names import CONFIG_JSON, MODEL_TYPE, PICKLE_SUFFIXES
 from ropetool.verification.runners.torch_library import (
     MAP,
     is_out_of_memory,
@@ -42,7 +42,8 @@ class TorchRunner:
 
     device: auto (CUDA, else Apple's MPS, else the CPU), a name of torch's, or map (layers over all devices). dtype:
     auto (as stored on a GPU, float32 on a CPU) or a name. report: told when a batch had to be halved for lack of
-    memory. tensor_parallel: the model is cut over the processes of torchrun by transformers' own plan.
+    memory. tensor_parallel: the model is cut over the processes of torchrun by transformers' own plan. as_type: the
+    model_type of the built-in class, where only remote code knows that of the config.
 
     Raises: MissingDependency without torch and transformers; ConfigError for a device or dtype that is not there;
     CheckpointError for files that transformers cannot read. Remote code is never run and pickle never loaded.
@@ -58,6 +59,7 @@ class TorchRunner:
         batch_tokens: int | None = None,
         chunk_tokens: int | None = None,
         tensor_parallel: bool = False,
+        as_type: str = "",
     ) -> None:
         self._torch, self._transformers = library("torch"), library("transformers")
         self.path = path
@@ -71,8 +73,9 @@ class TorchRunner:
         self._loaded: TorchModel | None = None
         _check_files(path)
         with self._reading():
+            self._options = {"config": self._built_in(as_type)} if as_type else {}
             self._tokenizer = self._transformers.AutoTokenizer.from_pretrained(
-                str(path), local_files_only=True, trust_remote_code=False
+                str(path), local_files_only=True, trust_remote_code=False, **self._options
             )
             self.prefix = self._prefix()
 
@@ -255,6 +258,12 @@ class TorchRunner:
             self._loaded = TorchModel(self._torch, self._load())
         return self._loaded
 
+    def _built_in(self, as_type: str) -> Any:
+        """Return the config as the built-in class of another model_type has it."""
+        stated, _ = self._transformers.PretrainedConfig.get_config_dict(str(self.path), local_files_only=True)
+        kept = {key: value for key, value in stated.items() if key not in (MODEL_TYPE, "auto_map")}
+        return self._transformers.AutoConfig.for_model(as_type, **kept)
+
     def _load(self) -> Any:
         options = {"device_map": "auto"} if self._spread else {"tp_plan": "auto"} if self._tensor_parallel else {}
         # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
@@ -267,6 +276,7 @@ class TorchRunner:
                 use_safetensors=True,
                 output_loading_info=True,
                 **options,
+                **self._options,
             )
         if info["missing_keys"]:
             # transformers would go on with random numbers in their place.

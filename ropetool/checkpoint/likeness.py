@@ -1,0 +1,92 @@
+"""A model_type that only remote code knows: which built-in class would serve, and the config rewritten for that class.
+
+The class is told by its name in the config, or by the names of the tensors; that both compute the same, only whoever
+knows the remote code can say.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ropetool import families, names
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.errors import InvalidRope, LossyExport
+from ropetool.families import Family
+from ropetool.files.hf.jsontext import ABSENT, is_text, shown
+
+AUTO_MAP, ARCHITECTURES = "auto_map", "architectures"
+NOT_WEIGHTS = "inv_freq"  # the end of buffers that some files hold beside the weights
+MOST_NAMED = 4
+
+
+def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """Return what tells the built-in class, as the front of a sentence, and the model types of those that it fits."""
+    stated = config.get(ARCHITECTURES)
+    classes = [name for name in stated if is_text(name)] if isinstance(stated, list) else []
+    known = [family for name in families.names() if (family := families.find(name)) is not None]
+    by_class = tuple(family.model_type for family in known if family.architecture in classes)
+    if by_class:
+        return f"its class {classes[0]} is that of", by_class
+    if not tensors:
+        return "", ()
+    fitting = (families.find(name) for name in families.handwritten())
+    by_names = [f.model_type for f in fitting if f is not None and f.export is not None and not misfit(f, tensors)]
+    return "its tensors are named as those of", tuple(sorted(by_names, key=lambda name: (name != "llama", name)))
+
+
+def misfit(family: Family, tensors: Collection[str]) -> str:
+    """Return the first tensor that a family lacks or does not know, in words; empty where all fit, or none is listed."""
+    if family.export is None:
+        return ""
+    prefix = family.export.prefix
+    rows = {f"{prefix}0.{row.hf}": row for row in family.export.layer} | {row.hf: row for row in family.export.outer}
+    layer = re.compile(rf"{re.escape(prefix)}\d+\.")
+    kinds = {
+        re.sub(r"\.\d+\.", ".{x}.", name.removeprefix(found[0])) if (found := layer.match(name)) else name: found
+        for name in tensors if not name.endswith(NOT_WEIGHTS)
+    }  # fmt: skip
+    present = {f"{prefix}0.{kind}" if found else kind for kind, found in kinds.items()}
+    unknown = sorted(present - rows.keys())
+    if unknown:
+        return f"it has {unknown[0]}, which that class has not"
+    missing = sorted(name for name, row in rows.items() if not row.when and name not in present)
+    return f"it lacks {missing[0]}, which that class needs" if missing else ""
+
+
+def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str], where: str) -> list[FileEdit]:
+    """Return the edits that make a config one of a built-in class: its model_type and its class, without remote code.
+
+    Raises: UnknownFamily for a model_type that is not known; InvalidRope where the config's own type is one that is
+    served as what it is; LossyExport where the tensors are not those of the class.
+    """
+    family, place = families.get(model_type, where), f"{where}: {names.MODEL_TYPE}"
+    own = config.get(names.MODEL_TYPE, ABSENT)
+    served = families.find(own) if is_text(own) else None
+    if is_text(own) and (own in names.NO_ROTATION or families.wrapper_of(own) or (served and served.own_name)):
+        raise InvalidRope(
+            f"{shown(own)} is a type of its own, and is read as what it is", where=place, try_="leave out --as"
+        )
+    objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
+    if objection:
+        raise LossyExport(f"this is not a {model_type}: {objection}", where=place)
+    wanted = {
+        names.MODEL_TYPE: model_type,
+        **({ARCHITECTURES: [family.architecture]} if ARCHITECTURES in config else {}),
+        **({AUTO_MAP: ABSENT} if AUTO_MAP in config else {}),
+    }
+    return [
+        FileEdit(names.CONFIG_JSON, (key,), config.get(key, ABSENT), new)
+        for key, new in wanted.items()
+        if config.get(key, ABSENT) != new
+    ]
+
+
+def remedy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str]:
+    """Return what to add to the refusal of an unknown type, and the next step; two empty texts where no class is told."""
+    reason, fitting = alike(config, tensors)
+    if not fitting:
+        return "", ""
+    several = ", ".join(fitting[:MOST_NAMED]) + (" and others" if len(fitting) > MOST_NAMED else "")
+    return f"{reason} {several}", f"--as {fitting[0]}, where the model computes what that class does"
