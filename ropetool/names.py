@@ -66,9 +66,3 @@ ROPE_TYPE_KEYS = frozenset({
     ORIGINAL_MAX_POSITION_EMBEDDINGS, "finetuned", "alpha",
 })  # fmt: skip
 KNOWN_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-
-# Model types without rotary positions.
-NO_ROTATION = frozenset({
-    "bert", "roberta", "distilbert", "albert", "electra", "xlm-roberta", "deberta", "deberta-v2", "gpt2", "gpt_neo",
-    "opt", "bloom", "mpt", "t5", "bart", "mamba", "mamba2", "rwkv",
-})  # fmt: skip

@@ -2,7 +2,7 @@
 """Write the parts of the documentation that follow from code and data.
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` is replaced: tables in docs/methods.md and docs/runtimes.md, a family's file in
+`<!-- /NAME -->` is replaced: what is reached in README, tables in docs/methods.md and docs/runtimes.md, a family's file in
 docs/contributing.md, layers and folders in docs/architecture.md.
 With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
 
@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import click
@@ -47,6 +48,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/cli.md", cli_reference()
     yield ROOT / "docs/families.md", family_reference()
     tables = {"methods": method_table(), "parameters": parameter_table()}
+    yield ROOT / "README.md", _filled("README.md", {"reach": reach()})
     yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
     known = {"runtimes": runtime_table(), "architectures": architecture_table(), "sliding": sliding_table()}
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
@@ -166,25 +168,54 @@ def family_reference() -> str:
     )
 
 
+def _left() -> dict[str, str]:
+    """Return the types of transformers that are neither served nor settled, with the reason."""
+    reasons = {name: records.reason(name) for name in _types()[0] | _types()[1] if families.find(name) is None}
+    settled = ("sinusoids", "no rotary positions")
+    return {
+        name: reason for name, reason in sorted(reasons.items())
+        if not _hands_over(name) and name not in {*records.SETTLED, *records.unrotated()} and not any(w in reason for w in settled)
+    }  # fmt: skip
+
+
+@cache
+def _types() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the causal types of transformers that rotate, and those that read more than text and are not causal."""
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = frozenset(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    more = {*auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    return causal & records.names(), frozenset(more) - causal
+
+
+def _hands_over(name: str) -> bool:
+    wrapper = families.wrapper_of(name)
+    return wrapper is not None and (not wrapper.default or bool(families.find(wrapper.default)) or name in WRAPPERS)
+
+
+def reach() -> str:
+    """Return in a sentence how many types and architectures are served, for README."""
+    left = _left().keys()
+    causal, more = (f"{len(types - left)} of {len(types)}" for types in _types())
+    described = {arch for arch in archs.names() if arch not in archs.WITHOUT_ROTATION}
+    return (
+        f"Reach: of the causal model types of transformers {records.VERSION} that rotate, {causal} are planned, take "
+        f"`--method length`, or are told why nothing is to be extended; of its multimodal types {more}; of llama.cpp's "
+        f"architectures that rotate, {len(described)} of {len(described | archs.UNDESCRIBED.keys())}.\n"
+    )
+
+
 def _reach() -> str:
     """Return how many of transformers' rotary types are served, and why the others are not."""
-    reasons = {name: records.reason(name) for name in sorted(records.names()) if families.find(name) is None}
-    wrappers = {name: families.wrapper_of(name) for name in reasons}
-    handing = {
-        name
-        for name, wrapper in wrappers.items()
-        if wrapper and (not wrapper.default or families.find(wrapper.default))
-    }
-    still = {name for name in records.names() if (f := families.find(name)) and f.rotates == "none"}
-    answered = {name for name in reasons if "sinusoids" in reasons[name] or name in records.SETTLED}
-    left = {name: reason for name, reason in reasons.items() if name not in handing | answered}
-    total = len(records.names())
+    left = _left()
+    recorded = sorted(records.names())
+    own = [name for name in recorded if (f := families.find(name)) and f.rotates != "none"]
+    still = [name for name in recorded if (f := families.find(name)) and f.rotates == "none"]
+    inside = [name for name in recorded if families.find(name) is None and _hands_over(name)]
     lines = (
-        f"Of the {total} types of transformers {records.VERSION}, causal and multimodal, whose text model rotates or could, "
-        f"{total - len(reasons) - len(still)} "
-        f"are extended by their own family and {len(handing)} by that of the text model inside; {len(still)} do not rotate, "
-        f"so `--method length` states a longer context; {len(answered)} have nothing that a key could extend, which the "
-        f"refusal says. {len(left)} are left:\n"
+        f"{reach()}\nOf the {len(recorded)} types that are recorded, {len(own)} are extended by their own family and "
+        f"{len(inside)} by that of the text model inside; {len(still)} do not rotate, so `--method length` states a longer "
+        f"context. {len(records.unrotated())} types have no rotary positions, which their refusal says. Left are:\n"
     )
     return f"\n## Reach\n\n{lines}\n{_table(['model_type', 'why'], [[n, r] for n, r in left.items()])}"
 

@@ -178,8 +178,10 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     model_type = config.get(names.MODEL_TYPE)
     if not isinstance(model_type, str) or not model_type:
         raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
-    if model_type in names.NO_ROTATION:
-        raise InvalidRope(f"{model_type} has no rotary positions: there is nothing to extend", where=where)
+    inner = families.text_type(config)
+    if inner in records.unrotated():
+        within = "" if inner == model_type else f"the {inner} inside this "
+        raise InvalidRope(f"{within}{model_type} has no rotary positions: there is nothing to extend", where=where)
     try:
         return families.of_config(config, where)
     except UnknownFamily as unknown:

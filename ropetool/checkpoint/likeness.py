@@ -13,7 +13,7 @@ from typing import Any
 from ropetool import families, names
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.errors import InvalidRope, LossyExport
-from ropetool.families import Family
+from ropetool.families import Family, records
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 
 AUTO_MAP, ARCHITECTURES = "auto_map", "architectures"
@@ -64,7 +64,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     family, place = families.get(model_type, where), f"{where}: {names.MODEL_TYPE}"
     own = config.get(names.MODEL_TYPE, ABSENT)
     served = families.find(own) if is_text(own) else None
-    if is_text(own) and (own in names.NO_ROTATION or families.wrapper_of(own) or (served and served.own_name)):
+    if is_text(own) and (own in records.unrotated() or families.wrapper_of(own) or (served and served.own_name)):
         raise InvalidRope(
             f"{shown(own)} is a type of its own, and is read as what it is", where=place, try_="leave out --as"
         )

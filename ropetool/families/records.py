@@ -27,6 +27,10 @@ ALIKE = (
 # What a record does not tell, for it is read from the class and not from the files that are published.
 ELSEWHERE = {
     "blt": "several models inside it rotate, each by rope keys of its own",
+    "pi0": "two models rotate in it side by side, and share their positions",
+    "florence2": "its text model is a bart, which has no rotary positions",
+    "inkling_mm_model": "its text model is an inkling_text, which has no rotary positions",
+    "vision-encoder-decoder": "its decoder is a checkpoint of its own, joined by cross attention",
     "dbrx": "its published configs state sizes and the base under other keys",
 }
 # Where there is nothing to extend, and why.
@@ -34,6 +38,10 @@ SETTLED = {
     "recurrent_gemma": "its class takes the unscaled table alone, and its layers look back 2048 tokens whatever the context",
 }
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
+
+
+# Types that nothing rotates and that are no language models, so that the list in unrotated.txt does not hold them.
+OTHERS = frozenset({"albert", "deberta", "deberta-v2", "distilbert", "t5"})
 
 
 class Undescribed(Exception):
@@ -45,6 +53,13 @@ def names() -> frozenset[str]:
     """Return the model types that are recorded, described or not."""
     entries = resources.files(__package__).joinpath("generated").iterdir()
     return frozenset(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json"))
+
+
+@cache
+def unrotated() -> frozenset[str]:
+    """Return the model types without rotary positions."""
+    text = resources.files(__package__).joinpath("unrotated.txt").read_text(encoding="utf-8")
+    return OTHERS | frozenset(text.split())
 
 
 def facts(model_type: str) -> dict[str, Any]:
@@ -112,7 +127,7 @@ def reason(model_type: str) -> str:
     try:
         facts(model_type)
     except Undescribed as error:
-        return str(error) if model_type in names() | text_types().keys() else ""
+        return str(error) if model_type in names() | text_types().keys() | ELSEWHERE.keys() else ""
     return ""
 
 

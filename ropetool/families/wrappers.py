@@ -75,6 +75,8 @@ WRAPPERS: dict[str, Wrapper] = {
     **_alike("gemma3_text", "shieldgemma2", in_v4=True),
     **_alike("deepseek_v3", "kimi_k25", in_v4=False),
     **_alike("", "exaone4_5", in_v4=False),
+    # Their own default rotates nothing; checkpoints with Vicuna inside do.
+    **_alike("opt", "blip-2 instructblip instructblipvideo", in_v4=True),
     # Whose own default family is none of ours; checkpoints with another text model name it.
     **_alike("gemma", "paligemma", in_v4=True),
     **_alike("lfm2", "lfm2_vl", in_v4=True),

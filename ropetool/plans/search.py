@@ -349,14 +349,17 @@ def _unchanged_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
     """Say what a longer context comes to where nothing else changes."""
     before, after = decoded.max_position_embeddings, target.max_position_embeddings
     full = decoded.entries[names.FULL_ATTENTION]
-    if full.table is None:
+    if after <= before:
+        means = "" if after == before else f"tokens beyond {after} are refused by whoever goes by the file"
+    elif full.table is None:
         means = "its full-attention layers do not rotate, so nothing but the stated context ends at its present length"
     else:
         means = (
             f"nothing is interpolated: beyond {before} tokens pairs turn further than the file says that they were trained "
             "to, which serves a model that was trained longer than it says"
         )
-    return (f"the context is stated as {after} instead of {before}, and every table stays as it is", means)
+    stated = f"is stated as {after} instead of {before}" if after != before else f"stays {after}"
+    return (f"the context {stated}, and every table stays as it is", *([means] if means else []))
 
 
 def _window_notes(target: RopeSet) -> tuple[str, ...]:

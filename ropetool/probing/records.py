@@ -99,6 +99,27 @@ def multimodal_types() -> list[str]:
     return found
 
 
+def unrotated_types() -> list[str]:
+    """Return the model types in whose text model nothing rotates; those that hold another type's text model aside."""
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    alone = {*auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES}
+    found = []
+    for model_type in sorted({*facts.causal(), *alone} - set(model_types())):
+        try:
+            config = transformers.AutoConfig.for_model(model_type)
+            path, text = facts.text_config(config)
+        except Exception:  # noqa: BLE001 - a class without defaults of its own has no facts
+            continue
+        if any(getattr(inner, "model_type", None) in model_types() for inner in vars(config).values()):
+            continue  # several models side by side, of which one rotates
+        chosen = path and (text.model_type in facts.causal() or text.model_type in auto.MODEL_MAPPING_NAMES)
+        if not chosen and not _rotates_somewhere(model_type):
+            found.append(model_type)
+    return found
+
+
 def record(model_type: str) -> Record:
     """Return the record of a model_type; one that cannot be probed has the reason."""
     load()

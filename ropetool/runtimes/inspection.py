@@ -14,7 +14,7 @@ from ropetool.checkpoint.hf import HfCheckpoint, known_family
 from ropetool.checkpoint.opening import Checkpoint, opened_as
 from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.escaping import command
-from ropetool.families import Family, TrainedLength
+from ropetool.families import Family, TrainedLength, records
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
 from ropetool.files.gguf import Value
@@ -226,8 +226,10 @@ def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
 
 def _why_as_written(model_type: str, inner: str) -> str:
     """Return why the keys of a config are shown as they stand, and what to do about it."""
-    if model_type in names.NO_ROTATION:
-        return without_positions(model_type)
+    if inner in records.unrotated():
+        return without_positions(inner if inner == model_type else f"the {inner} inside this {model_type}")
+    if particular := records.reason(inner):
+        return f"{shown(inner)} is not served: {particular}; the keys are shown as written"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
         return "config.json states no model_type, so nothing says how its keys are read: they are shown as written"

@@ -146,3 +146,20 @@ def test_the_check_refuses_a_planted_entry(
         'Error: ropetool/families/generated/cohere2.json: rotates: states "all", and transformers 5.23.0 has "sliding"',
         "Try: scripts/families cohere2",
     ]
+
+
+HOLD_OTHERS = {"fuyu", "got_ocr2", "moss_transcribe_diarize", "gemma4_assistant", "gemma4_unified_assistant"}
+
+
+def test_the_types_without_rotary_positions_are_all_that_have_no_such_code() -> None:
+    records.load()
+    without = {name for name in facts.causal() if not records._rotates_somewhere(name)}
+    listed = families.records.unrotated() - families.records.OTHERS
+    assert without - HOLD_OTHERS <= listed
+    assert not {name for name in listed if records._rotates_somewhere(name)}
+    assert not listed & families.records.names()
+
+
+@pytest.mark.parametrize("model_type", ["gpt_bigcode", "falcon_mamba", "kimi_linear", "blip"])
+def test_a_tiny_model_of_a_type_without_rotary_positions_rotates_nothing(model_type: str) -> None:
+    assert records.record(model_type)["outcome"] == "does not rotate"

@@ -28,7 +28,10 @@ from ropetool.verification.runners.torch_library import quiet
 REMOTE = {name for name, wrapper in WRAPPERS.items() if "remote code" in wrapper.source}
 BUILT_IN = sorted(WRAPPERS.keys() - REMOTE)
 # Text models to put inside where the class's own default is none that is known here.
-OTHERS = {"paligemma": "gemma2", "lfm2_vl": "qwen3", "fuyu": "llama", "exaone4_5": "exaone4"}
+OTHERS = {
+    "paligemma": "gemma2", "lfm2_vl": "qwen3", "fuyu": "llama", "exaone4_5": "exaone4",
+    "blip-2": "llama", "instructblip": "llama", "instructblipvideo": "llama",
+}  # fmt: skip
 V5_ALONE = ("glmasr",)  # fills in rope_parameters where there are none
 NO_MODEL = {"fast_vlm": "needs timm", "perception_lm": "needs timm"}  # the config alone is built
 
