@@ -32,7 +32,7 @@ import export_grid
 from ropetool import families, runtimes
 from ropetool.cli import group
 from ropetool.families import Family, records
-from ropetool.families.wrappers import ALIASES, WRAPPERS
+from ropetool.families.wrappers import ALIASES, UNREAD, WRAPPERS
 from ropetool.rope import methods
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
@@ -231,12 +231,22 @@ def _wrappers() -> str:
     ]  # fmt: skip
     head = ["model_type", "text model in", "family where it names none", "in 4.57", "must state", "read from"]
     aliases = ", ".join(f"`{name}` for {family}" for name, family in ALIASES.items())
-    return f"\n## Wrappers and other names\n\n{_WRAPPERS}\nOther names: {aliases}.\n\n{_table(head, rows)}"
+    unread = _table(["model_type", "why"], [[f"`{name}`", reason] for name, reason in UNREAD.items()])
+    return (
+        f"\n## Wrappers and other names\n\n{_WRAPPERS}\nOther names: {aliases}.\n\n{_table(head, rows)}"
+        f"\n## Remote code\n\n{_REMOTE.format(', '.join(f'[{name}](#{name.lower()})' for name in families.remote()))}\n{unread}"
+    )
 
 
 _WRAPPERS = """A wrapper holds a text model beside others. Its text model's `model_type` says the family, and `inspect`,
 `extend`, `apply` and `bake` edit the keys inside; the image and sound models keep theirs. What vLLM, SGLang, mlx-lm and
 exllamav3 make of wrappers is not known here, and they are not exported.
+"""
+
+
+_REMOTE = """Types that transformers has no class for, whose code lies in the repositories of their checkpoints. ropetool never runs it.
+These are read as it reads them, from files in `remote/`: {}. Such code looks at `rope_theta` and `rope_scaling` alone, and the
+oldest takes `type` and `factor` there and nothing else, so that YaRN cannot be said. These are known and refused:
 """
 
 
@@ -254,11 +264,12 @@ not `-` gives transformers' logits within 2e-4 of the largest up to four times t
 """
 
 
-_FAMILIES = """Two kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
+_FAMILIES = """Three kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
 weights and the engines too: `bake` and `export` take these families. `generated/` holds what `scripts/families` reads from the
 source of transformers and proves on tiny models; those families are inspected and extended, and what engines make of them
-is not known. A type that neither describes is read the same way on the spot where the installed transformers has it. `inspect`
-shows the rope keys of any other model as they are written, `extend` refuses it.
+is not known. `remote/` holds [types that only remote code has](#remote-code). A type that none describes is read on the spot
+where the installed transformers has it. `inspect` shows the rope keys of any other model as they are written, `extend`
+refuses it.
 [How to add one](contributing.md#a-model-family).
 """
 

@@ -16,7 +16,7 @@ from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import InvalidRope, UnknownFamily
-from ropetool.families import Family, records
+from ropetool.families import Family
 from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
 
 
@@ -185,7 +185,7 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     try:
         return families.of_config(config, where)
     except UnknownFamily as unknown:
-        if records.reason(model_type):
+        if families.unread(model_type):
             raise
         if not _has_transformers():
             raise UnknownFamily(

@@ -50,8 +50,15 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
             raise InvalidRope(
                 f"{family.name} keeps its rope keys in {name}, an object; it is {shown(found)}", where=where
             )
-    result: Mapping[str, Any] = {**family.default_sizes, **found} if family.text_path else found
+    named = {key: found[own] for key, own in family.size_keys.items() if own in found and key not in found}
+    result: Mapping[str, Any] = {**(family.default_sizes if family.text_path else {}), **found, **named}
     return result
+
+
+def context_key(part: Mapping[str, Any], family: Family) -> str:
+    """Return the key under which a config states its context: the class's own, or the usual one, which it takes too."""
+    usual = names.MAX_POSITION_EMBEDDINGS
+    return usual if usual in part and family.context_key not in part else family.context_key
 
 
 def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
@@ -155,11 +162,12 @@ def _theta(value: Any, where: str) -> float | None:
 
 def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
     """Raise InvalidRope unless the lengths and sizes that the object states are whole numbers within bounds."""
-    for key in (family.context_key, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.window_key):
+    context = context_key(part, family)
+    for key in (context, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.window_key):
         if key == family.window_key and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
             continue
         # null stands for "none" in the other two; a model without a context there is not.
-        if part.get(key) is not None or (key in part and key == family.context_key):
+        if part.get(key) is not None or (key in part and key == context):
             _check_length(part[key], f"{where}: {key}")
     sizes = (
         names.NUM_HIDDEN_LAYERS, names.NUM_ATTENTION_HEADS, names.NUM_KEY_VALUE_HEADS, names.HIDDEN_SIZE,
@@ -340,7 +348,7 @@ def _v4_edits(
     if family.has_local_base and sliding is not None and sliding.rope_theta is not None:
         key = names.ROPE_LOCAL_BASE_FREQ
         result += _value_edit((*path, key), part.get(key, ABSENT), sliding.rope_theta)
-    new = _object(full, old, extra)
+    new = _object(full, old, extra, family.scaling_keys[:1])
     if full.rope_type == "default" and not _unknown(new):
         return result + ([Edit((*path, names.ROPE_SCALING), old, None)] if isinstance(old, Mapping) else [])
     if theta_inside and theta is not None:
@@ -378,10 +386,11 @@ def _unknown(keys: Any) -> dict[str, Any]:
     return {k: v for k, v in keys.items() if k not in names.ROPE_TYPE_KEYS and k != names.ROPE_THETA}
 
 
-def _object(keys: RopeKeys, old: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the object to write: the type first, in the spelling or spellings that the old object has."""
+def _object(keys: RopeKeys, old: Any, extra: Mapping[str, Any], spelling: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the object to write: the type first, in the class's spelling or those that the old object has."""
     before: Mapping[str, Any] = old if isinstance(old, Mapping) else {}
-    spellings = [key for key in (names.ROPE_TYPE, names.LEGACY_TYPE) if key in before] or [names.ROPE_TYPE]
+    present = [key for key in (names.ROPE_TYPE, names.LEGACY_TYPE) if key in before]
+    spellings = spelling or present or [names.ROPE_TYPE]
     params = {k: v for k, v in keys.params.items() if k in names.ROPE_TYPE_KEYS}
     return {**dict.fromkeys(spellings, keys.rope_type), **params, **extra, **_unknown(before)}
 

@@ -19,8 +19,9 @@ from ropetool.families.engines import Exllamav3, LlamaCpp, MlxLm, Sglang, Vllm
 from ropetool.families.loading import parsed, record, wrong
 from ropetool.families.rows import SELECTORS
 from ropetool.families.tensors import Export, faults
-from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS, Wrapper
+from ropetool.families.wrappers import ALIASES, PREFIXES, UNREAD, WRAPPERS, Wrapper
 
+REMOTE = "remote/"  # the folder of families that only remote code has
 Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any", "full", "none"]
 
 
@@ -77,7 +78,8 @@ class FoldSteps:
 class Family:
     """A model family, as its config.json and its code in transformers have it.
 
-    text_path: where the rope keys live inside config.json. layer_types: kinds of layer with a table of their own
+    size_keys: sizes that the class has under another key, by the usual one. scaling_keys: the only keys that rope_scaling
+    may have, the type first. text_path: where the rope keys live inside config.json. layer_types: kinds of layer with a table of their own
     (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
     full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
     too (LLLG), beside layer_types. pattern_key: where n is stated; pattern_other: the kind of the other layers.
@@ -96,8 +98,14 @@ class Family:
     rotates_if: keys, each with the value without which nothing rotates.
     norm_after: queries and keys are normalised behind the rotation, so that no factor on cos and sin is left.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
+    stated_null_head_dim: what a head_dim of null does in transformers 5 that an absent one does not: it stops those types,
+    or the size is computed from hidden_size. not_null: the keys that its class takes no null for.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
-    rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; local_theta_key: the same of
+    rotary_dim_key: an older key for the same, in channels.
+    rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; base_of_stated_keys: the base of
+    rope keys that state none, where it is another than that of a config without them. rope_scaling_reaches: the kinds of
+    layer that a rope_scaling changes: none, or `stops` where the class does; None: as most do, all of a flat family and
+    the full-attention layers of another. local_theta_key: the same of
     sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
     context_key, window_key: where the context and the window are stated; chunked: the
     window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
@@ -122,6 +130,8 @@ class Family:
     example: str
     architecture: str
     layout: Literal["half", "interleaved"]
+    size_keys: dict[str, str] = dataclasses.field(default_factory=dict)
+    scaling_keys: tuple[str, ...] = ()
     text_path: tuple[str, ...] = ()
     layer_types: tuple[str, ...] = ()
     extends: tuple[str, ...] = ("full_attention",)
@@ -141,7 +151,10 @@ class Family:
     default_head_dims: dict[str, int] = dataclasses.field(default_factory=dict)
     partial_rotary_key: str = ""
     default_partial_rotary_factor: float = 1.0
+    rotary_dim_key: str = ""
     rope_theta_key: str = "rope_theta"
+    base_of_stated_keys: dict[str, float] = dataclasses.field(default_factory=dict)
+    rope_scaling_reaches: tuple[str, ...] | None = None
     local_theta_key: str = "rope_local_base_freq"
     layer_base_key: str = ""
     rope_types: tuple[str, ...] = ()
@@ -162,6 +175,8 @@ class Family:
     off_key: str = ""
     in_v4: bool = True
     null_head_dim: tuple[str, ...] = ()
+    stated_null_head_dim: Literal["", "stops yarn", "computed"] = ""
+    not_null: tuple[str, ...] = ()
     sliding_window: str = "never"
     default_sliding_window: int | None = None
     window_key: str = "sliding_window"
@@ -183,6 +198,7 @@ class Family:
     source: str = ""
     stated: str = field(default="", metadata={"unstated": True})
     live: bool = field(default=False, metadata={"unstated": True})
+    remote: bool = field(default=False, metadata={"unstated": True})
 
     @property
     def name(self) -> str:
@@ -235,7 +251,7 @@ class Family:
 
 def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
     """Yield what the parts of a family do not have of each other: the place, and a sentence on it."""
-    if f"{family.model_type}.json" != file:
+    if f"{family.model_type}.json" != file.removeprefix(REMOTE):
         yield "model_type", f"{family.model_type!r} is not the name of the file without .json"
     for layer_type in family.rope_entries:
         if layer_type not in family.default_rope_theta:
@@ -273,8 +289,8 @@ def read(text: str, file: str) -> Family:
     Raises: ConfigError with the place and what would be right.
     """
     data = parsed(text, file)
-    if data.pop(records.REST, False):
-        data = {**records.facts(data.get("model_type", "")), **data}
+    model_type = data.get("model_type", "")
+    data = {**(records.facts(model_type) if data.pop(records.REST, False) else records.spellings(model_type)), **data}
     family: Family = record(Family, data, file)
     for place, sentence in _faults(family, file):
         raise wrong(f"{file}: {place}", sentence)
@@ -289,11 +305,20 @@ def _files() -> frozenset[str]:
 
 
 @cache
+def remote() -> tuple[str, ...]:
+    """Return the model types that only remote code has, and that are read as it reads them, sorted."""
+    entries = resources.files(__name__).joinpath(REMOTE).iterdir()
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
+
+
+@cache
 def _one(model_type: str) -> Family | None:
     """Return the family of this very model_type, from its file or from what is recorded of it."""
-    if model_type in _files():
-        name = f"{model_type}.json"
-        return read(resources.files(__name__).joinpath(name).read_text(encoding="utf-8"), name)
+    for folder, known in (("", _files()), (REMOTE, remote())):
+        if model_type in known:
+            name = f"{folder}{model_type}.json"
+            found = read(resources.files(__name__).joinpath(name).read_text(encoding="utf-8"), name)
+            return dataclasses.replace(found, remote=bool(folder))
     try:
         family: Family = record(Family, records.facts(model_type), f"generated/{model_type}.json")
     except records.Undescribed:
@@ -348,7 +373,9 @@ def _check_claims(found: Iterable[Family]) -> None:
 @cache
 def _served() -> tuple[str, ...]:
     return tuple(
-        sorted(name for name in {*_files(), *records.names(), *records.text_types()} if _one(name) is not None)
+        sorted(
+            name for name in {*_files(), *remote(), *records.names(), *records.text_types()} if _one(name) is not None
+        )
     )
 
 
@@ -444,6 +471,11 @@ def of_gguf(architecture: str) -> tuple[Family, ...]:
     return tuple(sorted(found, key=lambda family: family.model_type != architecture))
 
 
+def unread(model_type: str) -> str:
+    """Return why a type that is known has no family; empty where it has one, or is not known either."""
+    return UNREAD.get(model_type) or records.reason(model_type)
+
+
 def get(model_type: str, where: str = "") -> Family:
     """Return the family of this model_type.
 
@@ -463,7 +495,7 @@ def get(model_type: str, where: str = "") -> Family:
     if family is None:
         shown = model_type if len(model_type) <= 60 else f"{model_type[:57]}..."
         file = f"{model_type}.json" if model_type.isidentifier() and len(model_type) <= 60 else "MODEL_TYPE.json"
-        particular = records.reason(model_type)
+        particular = unread(model_type)
         raise UnknownFamily(
             f"the model family {shown!r} is not served: {particular}"
             if particular

@@ -15,6 +15,7 @@ from typing import Any
 from ropetool.families.wrappers import Wrapper
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+ROPE_THETA = "rope_theta"
 REST = "generated"  # the key of a family's file whose other facts are those of the record of the same name
 VERSION = "5.23.0"  # of transformers, which a test holds against the records
 HANDS_OVER = "hands over"
@@ -105,6 +106,30 @@ def handing_over(model_type: str) -> Wrapper | None:
     return Wrapper(".".join(record["text_path"]), record["text_type"], fixed=fixed, needs=needs, source=_source(record))
 
 
+def spellings(model_type: str) -> dict[str, Any]:
+    """Return how the class of a type reads odd spellings, as a family's file would state it; nothing of one without record."""
+    record = _record(model_type) if isinstance(model_type, str) else None
+    return {} if record is None or record["outcome"] != PROVEN else _odd(record, {})
+
+
+def _odd(record: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a class does with nulls and older keys.
+
+    theirs: this package's names of the kinds of layer, by the class's.
+    """
+    found = {key: record[key] for key in ("not_null", "rotary_dim_key") if key in record}
+    if record.get("null_head_dim_computed"):
+        found["stated_null_head_dim"] = "computed"
+    elif record.get("stated_null_head_dim") == "stops yarn":
+        found["stated_null_head_dim"] = "stops yarn"
+    if "rope_scaling_reaches" in record:
+        found["rope_scaling_reaches"] = [theirs.get(kind, kind) for kind in record["rope_scaling_reaches"]]
+    if "base_of_stated_keys" in record:
+        bases = record["base_of_stated_keys"]
+        found["base_of_stated_keys"] = {theirs.get(kind, kind): base for kind, base in bases.items()}
+    return found
+
+
 def _within(model_type: str) -> dict[str, Any] | None:
     """Return the record of a wrapper whose text model, of this type, has none of its own."""
     name = text_types().get(model_type)
@@ -178,7 +203,7 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         "example": "", "in_v4": False, "source": _source(record), "layout": _one(record, attending, "layout"),
         "rotates": _rotates(record, layers),
         "default_rope_theta": {theirs.get(kind, kind): theta for kind, theta in record["default_rope_theta"].items()},
-        **_kinds(record, kind_names), **_windows(record), **_heads(record),
+        **_kinds(record, kind_names), **_windows(record), **_heads(record), **_odd(record, theirs),
     }  # fmt: skip
     if record["layer_types"]:
         found["layer_types"] = sorted(theirs.get(kind, kind) for kind in record["layer_types"])
@@ -186,14 +211,20 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
         found["rope_groups"] = {kind: name for kind, name in groups.items() if kind != name}
     keys = record["default_rope_parameters"]
     if record["layer_types"]:
-        found["default_rope_keys"] = {theirs.get(kind, kind): value for kind, value in keys.items()}
-    elif keys.get("rope_type", "default") != "default":
+        beside = () if record["base_keys_need_rope_parameters"] else (ROPE_THETA,)  # a base that may stand beside
+        found["default_rope_keys"] = {
+            theirs.get(kind, kind): {key: value for key, value in stated.items() if key not in beside}
+            for kind, stated in keys.items()
+        }
+    elif keys.get("rope_type", "default") != "default" or record["base_keys_need_rope_parameters"]:
         found["default_rope_keys"] = {FULL: keys}
     share = record["partial_in_rope_parameters"] or record["default_partial_rotary_factor"] != 1
     if record["partial_rotary_key"] or (share and not _whole(record)):
         found["partial_rotary_key"] = record["partial_rotary_key"] or "partial_rotary_factor"
     if record["layer_types"]:
         found.pop("default_partial_rotary_factor", None)  # of nested keys it stands in each object
+    elif "share_of_stated_keys" in record:
+        found["default_partial_rotary_factor"] = record["share_of_stated_keys"][FULL]
     found["rope_theta_key"] = record["rope_theta_key"]
     local = [key for key, labels in record["base_keys"].items() if groups.get(SLIDING) in labels]
     found["local_theta_key"] = local[0] if local else ""

@@ -148,6 +148,7 @@ def facts(maker: Maker, default: Any, build: Callable[..., Subject]) -> dict[str
     found["rope_theta_key"] = next(iter(found["base_keys"]), "")
     found.update(_rope_types(maker))
     found.update(_stretch_key(maker))
+    found.update(_unusual(maker, base, found))
     found["mrope_section"] = _sections(maker)
     found["layer_base_key"] = _layer_base_key(maker, build)
     found["tables"] = {label: _table(base[label], stated[label]) for label in labels}
@@ -353,18 +354,87 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
 
 def _stretch_key(maker: Maker) -> dict[str, Any]:
     """Return the rope key by whose number the class stretches the base of a `dynamic` table, where it has one."""
-    small = maker.config(head_dim=128)
-    values = _of_type("dynamic", small)
     try:
+        small = maker.config(head_dim=128)
+        values = _of_type("dynamic", small)
         base = maker.tables(maker.config(rope_parameters=values, head_dim=128))
     except Exception:  # noqa: BLE001 - a class may not take the type
         return {}
-    more = {key: {STRETCH: 1000.0} for key in (values if nested(small) else [ONE])}
-    stretched = maker.config(rope_parameters=values, head_dim=128)
-    stretched.rope_parameters = _with(stretched, more)
-    return (
-        {"stretch_key": STRETCH} if maker.changed(base, rope_parameters=stretched.rope_parameters, head_dim=128) else {}
-    )
+    more = {label: {STRETCH: 1000.0} for label in (values if nested(small) else [ONE])}
+    small.rope_parameters = values
+    stretched = _with(small, more)
+    return {"stretch_key": STRETCH} if maker.changed(base, rope_parameters=stretched, head_dim=128) else {}
+
+
+NULLABLE = ("head_dim", "num_key_value_heads", "sliding_window", "rope_theta", "partial_rotary_factor")
+
+
+def _unusual(maker: Maker, base: Tables, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a class reads older or odd spellings, each only where most classes do otherwise."""
+    found: dict[str, Any] = {}
+    if forbidden := [key for key in NULLABLE if _forbids_null(maker, key)]:
+        found["not_null"] = forbidden
+    if _ignores_default(maker, known):
+        found["null_head_dim_computed"] = True
+    longest = max(len(table[0]) for table in base.values())
+    if any(times == 0.5 for times in maker.shares(base, rotary_dim=longest).values()):
+        found["rotary_dim_key"] = "rotary_dim"
+    if "linear" in (known["rope_types"] or ["linear"]) and (scaled := _scaled_labels(maker, base)) != [ONE]:
+        found["rope_scaling_reaches"] = scaled
+    try:
+        bare = maker.tables(maker.config(rope_parameters=_bare(maker.config())))
+    except Exception:  # noqa: BLE001 - a class may want more of rope parameters that are stated
+        return found
+    thetas = {label: _base_of(table[0]) for label, table in bare.items()}
+    defaults = known["default_rope_theta"]
+    plain = all(abs(float(table[0][1]) ** 2 / float(table[0][2]) - 1) < 1e-5 for table in bare.values())
+    if plain and any(abs(thetas[label] / defaults[label] - 1) > 1e-3 for label in thetas.keys() & defaults.keys()):
+        found["base_of_stated_keys"] = {label: float(f"{theta:.4g}") for label, theta in sorted(thetas.items())}
+    times = {label: len(bare[label][0]) / len(base[label][0]) for label in bare.keys() & base.keys()}
+    if any(value != 1.0 for value in times.values()):
+        found["share_of_stated_keys"] = {
+            label: value * known["default_partial_rotary_factor"] for label, value in sorted(times.items())
+        }
+    return found
+
+
+def _forbids_null(maker: Maker, key: str) -> bool:
+    """Return whether a class that has this key takes no null for it."""
+    if not hasattr(maker.config(), key):
+        return False
+    try:
+        maker.config(**{key: None})
+    except Exception as error:  # noqa: BLE001 - told from others by its name
+        return "FieldValidation" in type(error).__name__
+    return False
+
+
+def _ignores_default(maker: Maker, known: Mapping[str, Any]) -> bool:
+    """Return whether a head_dim of null means hidden_size // heads where an absent one means a number."""
+    if known["default_head_dim"] is None:
+        return False
+    small = maker.config()
+    hidden = 6 * small.num_attention_heads * known["default_head_dim"]
+    try:
+        widths = {2 * len(table[0]) for table in maker.tables(maker.config(head_dim=None, hidden_size=hidden)).values()}
+    except Exception:  # noqa: BLE001 - a class may not take it
+        return False
+    return bool(max(widths) > 2 * known["default_head_dim"])
+
+
+def _scaled_labels(maker: Maker, base: Tables) -> list[str]:
+    """Return the labels whose tables a rope_scaling beside no rope parameters changes; `stops` where the class does."""
+    none = {"rope_parameters": None} if "rope_parameters" in maker.small else {}
+    try:
+        other = maker.tables(maker.config(**none, rope_scaling={"rope_type": "linear", "factor": 4.0}))
+    except Exception:  # noqa: BLE001 - a class may not take it, which is the fact
+        return ["stops"]
+    return sorted(label for label in base.keys() & other.keys() if other[label][0][0] < 0.5 * base[label][0][0])
+
+
+def _base_of(table: Any) -> float:
+    """Return the base of a plain table."""
+    return float(table[1]) ** -len(table)
 
 
 # --- facts that need a model

@@ -44,8 +44,9 @@ def is_registered(model_type: str) -> bool:
         return model_type in loaded.CONFIG_MAPPING
     spec = importlib.util.find_spec("transformers")
     places = spec.submodule_search_locations if spec is not None else None
-    lists = Path(places[0], "models", "auto").glob("*.py") if places else ()
-    return any(f'"{model_type}"' in path.read_text(encoding="utf-8") for path in lists)
+    auto = Path(places[0], "models", "auto") if places else None
+    lists = [auto / "configuration_auto.py", auto / "auto_mappings.py"] if auto else []  # not those of tokenizers
+    return any(f'"{model_type}"' in path.read_text(encoding="utf-8") for path in lists if path.is_file())
 
 
 @cache

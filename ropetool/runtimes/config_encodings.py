@@ -100,7 +100,7 @@ def config_edits(checkpoint: HfCheckpoint, keys: RopeKeys, target: RopeSet, conf
     family, part = checkpoint.family, checkpoint.section
     edits = style.edits(checkpoint.config, family, {names.FULL_ATTENTION: keys}, config_style, checkpoint.where)
     path = family.text_path
-    edits += _number_edit(path, part, family.context_key, target.max_position_embeddings)
+    edits += _number_edit(path, part, style.context_key(part, family), target.max_position_embeddings)
     outer = names.ORIGINAL_MAX_POSITION_EMBEDDINGS
     if keys.rope_type == "longrope" or (outer in part and outer in keys.params):
         # transformers 4.57 reads longrope's length only here, and transformers 5 lets this one win over the inner.
@@ -126,7 +126,7 @@ def length_encodings(checkpoint: HfCheckpoint, target: RopeSet, config_style: st
     if config_style == stated.style:
         family = checkpoint.family
         path = family.text_path
-        edits = _number_edit(path, part, family.context_key, target.max_position_embeddings)
+        edits = _number_edit(path, part, style.context_key(part, family), target.max_position_embeddings)
         found.append(Candidate("the context", config_file_edits(edits)))
     more = {names.ORIGINAL_MAX_POSITION_EMBEDDINGS: entry.original_max_position_embeddings, names.FACTOR: entry.factor}
     params = {**keys.params, **{key: value for key, value in more.items() if value is not None}}

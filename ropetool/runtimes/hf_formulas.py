@@ -27,6 +27,8 @@ NEEDS = {
     "llama3": (names.FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR),
 }
 NEEDS_NOTHING = ("default", "proportional")
+NEEDS_HEAD_DIM = ("yarn", "dynamic", "longrope")  # the types whose formula stops at a head_dim of null
+HEAD_DIM = "head_dim"
 PER_LAYER = ("alternate", "always")  # how families say that some layers slide, beside a key that switches it on
 
 
@@ -68,6 +70,8 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
             )
         return head  # the pairs beyond its share stand still
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, part.get(family.partial_rotary_key or names.PARTIAL_ROTARY_FACTOR))
+    if share is None and is_number(part.get(family.rotary_dim_key or "")):
+        share = part[family.rotary_dim_key] / head
     if family.mla and family.partial_rotary_key:
         return _decoupled(part, share, head, rope_type)
     if not family.partial_rotary_key:
@@ -88,6 +92,8 @@ def rotary_dim(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family,
 def _decoupled(part: Mapping[str, Any], share: Any, head: int, rope_type: str) -> int:
     """Return the width of decoupled keys that the family states as a share of plain and rotary channels together."""
     whole = int(part.get("qk_nope_head_dim") or head) + head
+    if share is None and part.get(names.ROPE_SCALING):
+        share = 1.0  # the class adds its own to rope_parameters alone
     if rope_type == "default" or (is_number(share) and int(whole * share) != head):
         raise Refuses(f"RuntimeError: the table would not have the {head} channels of the decoupled keys")
     return head
@@ -182,10 +188,13 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
     """
     key = family.head_dim_keys.get(layer_type, family.head_dim_key)
     stated = part.get(key)
-    if stated is None:
+    null = family.stated_null_head_dim if HEAD_DIM in part and part[HEAD_DIM] is None else ""
+    if null and (rope_type in NEEDS_HEAD_DIM if null == "stops yarn" else key != HEAD_DIM):
+        raise Refuses(f"TypeError: {rope_type} with a head_dim of null, where an absent one would do")
+    if stated is None and null != "computed":
         stated = family.default_head_dims.get(layer_type, family.default_head_dim)
     if stated is None:
-        if runtime in family.null_head_dim and rope_type in ("yarn", "dynamic", "longrope"):
+        if runtime in family.null_head_dim and rope_type in NEEDS_HEAD_DIM:
             raise Refuses(f"TypeError: {rope_type} needs head_dim in config.json for {family.model_type}")
         hidden, heads = part.get(names.HIDDEN_SIZE), part.get(names.NUM_ATTENTION_HEADS)
         if not {names.HIDDEN_SIZE, names.NUM_ATTENTION_HEADS} <= part.keys():

@@ -202,6 +202,11 @@ def read_live(family: Family) -> tuple[str, ...]:
 def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     """Say of a model that names code of its own for which class the readings hold; nothing of any other."""
     wrapper = WRAPPERS.get(family.stated)
+    if family.remote:
+        return (
+            f"transformers has no class for {family.name}, only the remote code of its repository, which ropetool never runs: "
+            f"what is said here was read in {family.source}",
+        )
     if family.stated in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
         return (
             f"transformers has no class for {family.stated}, only the remote code of its repository, which ropetool never "
@@ -233,6 +238,8 @@ def _why_as_written(model_type: str, inner: str) -> str:
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
         return "config.json states no model_type, so nothing says how its keys are read: they are shown as written"
+    if reason := families.unread(inner):
+        return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
     return (
         f"the family {shown(inner)}{within} is unknown: the keys are shown as written, not as runtimes read them; "
         "`ropetool families` lists those that are known"

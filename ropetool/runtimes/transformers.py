@@ -29,11 +29,14 @@ def decode(view: HfCheckpoint) -> RopeSet:
     """
     family = view.family
     part = style.section(view.config, family, view.where)
+    forbidden = next((key for key in family.not_null if key in part and part[key] is None), None)
+    if forbidden:
+        raise Refuses(f"ValidationError: {forbidden} is null, and {family.model_type} takes a number")
     if family.off_key and part.get(family.off_key):
         raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
     if family.layer_base_key and part.get(family.layer_base_key):
         raise NotKnown(f"{family.layer_base_key} gives each layer a base of its own")
-    context = part.get(family.context_key, family.default_max_position_embeddings)
+    context = part.get(style.context_key(part, family), family.default_max_position_embeddings)
     if family.rotates == "none" or any(part.get(key) != value for key, value in family.rotates_if.items()):
         return formulas.unrotated(part, family, context)
     entries = {}
@@ -69,9 +72,18 @@ def decode(view: HfCheckpoint) -> RopeSet:
 
 def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]]:
     """Return the object of each layer type after the class has filled in its defaults; a null base stays null."""
-    scaling = part.get(names.ROPE_SCALING)
-    parameters = part.get(names.ROPE_PARAMETERS)
+    scaling = part.get(names.ROPE_SCALING) or {}
+    parameters = None if family.remote else part.get(names.ROPE_PARAMETERS)
+    if scaling and family.scaling_keys and set(scaling) != set(family.scaling_keys):
+        raise Refuses(f"ValueError: rope_scaling must have {' and '.join(family.scaling_keys)}, and nothing else")
+    reaches = family.rope_scaling_reaches
+    if scaling and reaches == ("stops",):
+        raise Refuses(f"KeyError: rope_scaling takes the place of {family.model_type}'s keys by kind of layer")
+    if reaches == ():
+        scaling = {}
     defaults = family.default_rope_theta
+    if scaling or parameters is not None:
+        defaults = {**defaults, **family.base_of_stated_keys}
     if not family.nested:
         keys = dict(
             scaling or (family.default_rope_keys.get(names.FULL_ATTENTION) if parameters is None else parameters) or {}
@@ -88,7 +100,10 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
     filled = family.default_rope_keys if parameters is None and not scaling else parameters or {}
     group = family.rope_group if filled is parameters else str
     nested = {t: dict(filled.get(group(t)) or {}) for t in family.layer_types}
-    nested[names.FULL_ATTENTION].update(scaling or {})
+    for layer_type in (reaches or (names.FULL_ATTENTION,)) if scaling else ():
+        if parameters is None:
+            nested[layer_type] = {names.ROPE_TYPE: "default"}  # which an older `type` does not replace
+        nested[layer_type].update(scaling)
     for layer_type, keys in nested.items():
         # In most families an outer base goes to the full layers only.
         outer = family.rope_theta_key if layer_type == names.FULL_ATTENTION else family.local_theta_key

@@ -1,0 +1,142 @@
+"""Families that only remote code has: its older reading of rope_scaling, and refusals that say why a type is not read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making import config_of, write_config
+
+import ropetool
+from ropetool import families
+from ropetool.errors import LossyExport, UnknownFamily
+from ropetool.families.wrappers import ALIASES, UNREAD
+from ropetool.rope.tables import LayerRope
+from ropetool.runtimes import inspection
+
+SIZES = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+BASE = 500000.0
+OLD = [name for name in families.remote() if families.get(name).scaling_keys]
+NEW = [name for name in families.remote() if not families.get(name).rope_types]
+
+
+def config(name: str, **keys: Any) -> dict[str, Any]:
+    theirs = families.get(name).size_keys
+    sizes = {theirs.get(key, key): value for key, value in SIZES.items()}
+    return {"model_type": name, **sizes, "rope_theta": BASE, "max_position_embeddings": 4096, **keys}
+
+
+def entry(path: Path) -> LayerRope:
+    rope = inspection.inspect(path).rope
+    assert rope is not None
+    return rope.entries["full_attention"]
+
+
+def plain(name: str, base: float = BASE) -> Any:
+    width = int(128 * families.get(name).default_partial_rotary_factor)
+    return base ** (-np.arange(0, width, 2) / width)
+
+
+@pytest.mark.parametrize("name", families.remote())
+def test_sizes_and_base_are_read_under_its_own_keys(name: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", config(name))
+    found = entry(source)
+    assert found.table is not None
+    assert (found.head_dim, found.layers, found.layout) == (128, (0, 1), "half")
+    assert np.allclose(found.table.at(4096).inv_freq, plain(name))
+    notes = inspection.inspect(source).notes
+    assert any(f"no class for {name}, only the remote code" in note for note in notes)
+
+
+@pytest.mark.parametrize("name", families.remote())
+def test_rope_parameters_are_not_read(name: str, tmp_path: Path) -> None:
+    scaled = {"rope_type": "default", "rope_theta": 7.0}
+    data = {key: value for key, value in config(name).items() if key != "rope_theta"}
+    found = entry(write_config(tmp_path / "m", {**data, "rope_parameters": scaled}))
+    assert found.table is not None
+    assert np.allclose(
+        found.table.at(4096).inv_freq, plain(name, families.get(name).default_rope_theta["full_attention"])
+    )
+    with pytest.raises(LossyExport):
+        ropetool.plan(write_config(tmp_path / "n", config(name)), "ntk", factor=2, config_style="v5")
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_the_old_code_takes_linear_and_dynamic_by_type_and_factor_alone(name: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", config(name))
+    written = {
+        method: config_of(ropetool.apply(ropetool.plan(source, method, factor=4), source, tmp_path / method).output)
+        for method in ("linear", "dynamic")
+    }
+    for method, data in written.items():
+        assert data["rope_scaling"] == {"type": method, "factor": written[method]["rope_scaling"]["factor"]}
+    linear = entry(tmp_path / "linear").table
+    dynamic = entry(tmp_path / "dynamic").table
+    assert linear is not None
+    assert dynamic is not None
+    assert np.allclose(linear.at(16384).inv_freq, plain(name) / 4)
+    factor, length = written["dynamic"]["rope_scaling"]["factor"], written["dynamic"]["max_position_embeddings"]
+    stretched = BASE * (factor * 16384 / length - (factor - 1)) ** (
+        128 / 126
+    )  # InternLM2DynamicNTKScalingRotaryEmbedding
+    assert np.allclose(dynamic.at(16384).inv_freq, plain(name, stretched))
+    for method in ("yarn", "llama3", "longrope"):
+        with pytest.raises(LossyExport, match="rope_scaling must have type and factor, and nothing else"):
+            ropetool.plan(source, method, factor=4, **({} if method != "longrope" else {"params": divisors()}))
+
+
+def divisors() -> dict[str, list[float]]:
+    return {"short_factor": [1.0] * 64, "long_factor": [2.0] * 64}
+
+
+@pytest.mark.parametrize(
+    "spelled", [{"rope_type": "linear", "factor": 2.0}, {"type": "linear", "factor": 2.0, "more": 1}]
+)
+def test_the_old_code_stops_at_other_keys(spelled: dict[str, Any], tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", config("internlm2", rope_scaling=spelled))
+    reading = next(each for each in inspection.inspect(source).readings if each.name == "transformers")
+    assert reading.refuses == "ValueError: rope_scaling must have type and factor, and nothing else"
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_code_with_the_functions_of_transformers_reads_as_a_llama_of_its_shape(name: str, tmp_path: Path) -> None:
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512,
+    }  # fmt: skip
+    source = write_config(tmp_path / "m", config(name, rope_scaling=scaling))
+    width = plain(name).size * 2
+    same = {"model_type": "llama", **SIZES, "head_dim": width, "rope_theta": BASE, "max_position_embeddings": 4096}
+    llama = write_config(tmp_path / "llama", {**same, "rope_scaling": scaling})
+    ours, theirs = entry(source).table, entry(llama).table
+    assert ours is not None
+    assert theirs is not None
+    assert np.allclose(ours.at(4096).inv_freq, theirs.at(4096).inv_freq)
+    assert ropetool.plan(source, "yarn", factor=2, reading="original").edits
+
+
+def test_a_type_whose_code_reads_the_base_alone_takes_no_scaled_type(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", config("Yi"))
+    edits = {edit.path: edit.new for edit in ropetool.plan(source, "ntk", factor=4).edits}
+    assert set(edits) == {("rope_theta",), ("max_position_embeddings",)}
+    with pytest.raises(LossyExport, match="Yi takes only default"):
+        ropetool.plan(source, "linear", factor=4)
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_type_that_is_not_read_says_why(name: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {"model_type": name, **SIZES})
+    with pytest.raises(UnknownFamily) as refusal:
+        ropetool.plan(source, "yarn", factor=2)
+    assert refusal.value.message == f"the model family {json.dumps(name)[1:-1]!r} is not served: {UNREAD[name]}"
+    assert any(UNREAD[name] in note for note in inspection.inspect(source).notes)
+    assert families.find(name) is None
+
+
+def test_names_are_stated_once() -> None:
+    assert not {*ALIASES} & {*UNREAD, *families.remote()}
+    assert not {*UNREAD} & {*families.names()}
+    assert not {*families.remote()} & {*families.handwritten()}
