@@ -16,7 +16,7 @@ from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import InvalidRope, UnknownFamily
-from ropetool.families import Family
+from ropetool.families import Family, records
 from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
 
 

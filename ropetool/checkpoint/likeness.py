@@ -25,7 +25,8 @@ def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tup
     """Return what tells the built-in class, as the front of a sentence, and the model types of those that it fits."""
     stated = config.get(ARCHITECTURES)
     classes = [name for name in stated if is_text(name)] if isinstance(stated, list) else []
-    known = [family for name in families.names() if (family := families.find(name)) is not None]
+    built_in = [name for name in families.names() if name not in families.remote()]
+    known = [family for name in built_in if (family := families.find(name)) is not None]
     by_class = tuple(family.model_type for family in known if family.architecture in classes)
     if by_class:
         return f"its class {classes[0]} is that of", by_class
