@@ -38,7 +38,8 @@ CELLS = {
 
 # What llama.cpp does not let a file of an architecture say, and the words of the refusal.
 NO_ROTATION = dict.fromkeys(
-    ("afmoe", "cohere2", "exaone-moe", "maple", "muse-glimmer"), "full-attention layers do not rotate"
+    ("afmoe", "cohere2", "cohere2moe", "exaone-moe", "llama4", "maple", "muse-glimmer"),
+    "full-attention layers do not rotate",
 )
 NORM_AFTER = dict.fromkeys(sorted(headers.NORM_BEHIND), "normalises queries and keys after the rotation")
 ONE_FACTOR = "one factor is on cos and sin and on the score"  # src/models/glm-dsa.cpp reads no yarn_log_multiplier
@@ -50,35 +51,38 @@ SAME_BASE = dict.fromkeys(("mellum", "olmo2"), "its sliding layers rotate by the
 # The only graphs that ask for vectors (ggml_rope_ext's c) and whose loader makes them.
 VECTORS = {
     "apertus", "arcee", "deci", "exaone", "exaone4", "gemma4", "granite", "granite_swa", "granitehybrid", "granitemoe",
-    "llama", "llama-embed", "minicpm", "minicpm3", "mistral3", "nanbeige", "phi3", "phimoe",
+    "llama", "llama-embed", "minicpm", "minicpm3", "mistral3", "nanbeige", "phi3", "phimoe", "step35",
 }  # fmt: skip
 READS_NO_VECTORS = {name: "reads no rope_freqs for this architecture" for name in ROTATING if name not in VECTORS}
 READS_NO_BETAS = {
     name: "reads neither yarn_beta_fast nor rope_freqs" for name in ROTATING if name not in VECTORS | {"grok"}
 }
-FACTORS = {**NORM_AFTER, **LEAKS, "glm-dsa": ONE_FACTOR, "gemma4": LEAKS["gemma3"]}
+NO_FACTOR = {"deepseek4": "divides YaRN's factor out again"}
+TWO_BASES = {"dots3note": "sliding layers, which have a base of their own, are scaled by the same factors"}
+FIXED = dict.fromkeys(sorted(headers.FIXED), "rotates by a base of 10000, whatever the file says")
+FACTORS = {**NORM_AFTER, **NO_FACTOR, **LEAKS, "glm-dsa": ONE_FACTOR, "gemma4": LEAKS["gemma3"],
+           "step35": LEAKS["gemma3"], **TWO_BASES}  # fmt: skip
 # Without a scaling factor there is no ln s by which their multiplier could take the factor off the whole score again.
 NO_LOGARITHM = dict.fromkeys(
     ("deepseek2", "deepseek32", "mistral4"), "the whole score is multiplied by 1.15385 instead of 1"
 )
 REFUSED: dict[str, dict[str, str]] = {
-    "linear": {"glm-dsa": ONE_FACTOR},
+    "linear": {"glm-dsa": ONE_FACTOR, **TWO_BASES},
     "ntk": SAME_BASE,
     "abf": SAME_BASE,
-    "ntk-by-parts": LEAKS,
+    "ntk-by-parts": {**LEAKS, **TWO_BASES},
     "attention": {**FACTORS, **NO_LOGARITHM},
-    "yarn": {**NORM_AFTER, "glm-dsa": ONE_FACTOR},
-    "yarn, factor none": LEAKS,
+    "yarn": {**NORM_AFTER, **NO_FACTOR, **TWO_BASES, "glm-dsa": ONE_FACTOR},
+    "yarn, factor none": {**LEAKS, **TWO_BASES},
     "yarn, factor 1.3": FACTORS,
-    "yarn, beta 16": {**READS_NO_BETAS, "gemma4": LEAKS["gemma3"]},
+    "yarn, beta 16": {**READS_NO_BETAS, "gemma4": LEAKS["gemma3"], "step35": LEAKS["gemma3"]},
     "llama3": READS_NO_VECTORS,
     "mixed-ntk": READS_NO_VECTORS,
     "length": {},
 }
 SERVED = {
-    "linear": 108, "ntk": 107, "abf": 107, "ntk-by-parts": 103, "attention": 93, "yarn": 103, "yarn, factor none": 103,
-    "yarn, factor 1.3": 96, "yarn, beta 16": 18, "llama3": 18, "mixed-ntk": 18,
-    "length": 114,
+    "linear": 114, "ntk": 114, "abf": 114, "ntk-by-parts": 109, "attention": 97, "yarn": 108, "yarn, factor none": 109,
+    "yarn, factor 1.3": 100, "yarn, beta 16": 18, "llama3": 19, "mixed-ntk": 19, "length": 125,
 }  # fmt: skip
 
 
@@ -91,7 +95,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(cell: str, arch: str) -> str:
-    unrotated = "" if cell == "length" else NO_ROTATION.get(arch)
+    unrotated = "" if cell == "length" else {**NO_ROTATION, **FIXED}.get(arch)
     return unrotated or REFUSED[cell].get(arch, "")
 
 
@@ -99,9 +103,11 @@ def wanted(cell: str, arch: str) -> headers.Rotation:
     """Return what the published formula makes of the header's base table."""
     method, options = CELLS[cell]
     mla = arch in headers.MLA
+    rotary = headers.ROTARY if arch in headers.LATENT_KEYS | headers.HALVED else headers.HEAD
     source = {
-        "head_dim": headers.ROTARY if mla else headers.HEAD, "partial_rotary_factor": 1.0, "rope_theta": headers.THETA,
-        "length": headers.CONTEXT, **({"mscale": 1.0} if mla else {}),
+        "head_dim": rotary, "partial_rotary_factor": 1.0, "length": headers.CONTEXT,
+        "rope_theta": headers.SLIDING_THETA if arch in headers.FIXED else headers.THETA,
+        **({"mscale": 1.0} if mla else {}),
     }  # fmt: skip
     params, factor = options.get("params", {}), options.get("attention_factor", "auto")
     found = formulas.table(method, {"source": source, "factor": FACTOR, "attention_factor": factor, "params": params})
@@ -126,7 +132,7 @@ def decoded(path: Path, kind: str = "full_attention") -> headers.Rotation:
 
 
 def test_the_table_of_served_architectures_is_complete() -> None:
-    assert len(ROTATING) == 114
+    assert len(ROTATING) == 125
     for cell in CELLS:
         refused = [arch for arch in ROTATING if refusal(cell, arch)]
         assert len(ROTATING) - len(refused) == SERVED[cell], cell
@@ -160,7 +166,7 @@ def _check_sliding(arch: str, source: Path, output: Path) -> None:
     if arch not in headers.SCALED | headers.UNSCALED | headers.PLAIN:
         return
     found = headers.rotation(output, sliding=True)
-    along = arch in headers.SCALED
+    along = arch in headers.SCALED - {"dots3note"}  # its sliding layers always have another base
     assert close(found, headers.rotation(output) if along else headers.rotation(source, sliding=True))
     assert close(decoded(output, "sliding_attention"), found)
 
@@ -248,7 +254,13 @@ def test_shipped_lengths_are_carried_over_from_the_families(arch: str) -> None:
     assert inspection.inspect(source).trained_length == 32768
 
 
-@pytest.mark.parametrize("arch", [*NORM_AFTER, *LEAKS, "glm-dsa", "gemma4", "deepseek2", "olmo2", "llama"])
+INSPECTED = [
+    *NORM_AFTER, *NO_FACTOR, *TWO_BASES, *FIXED, *NO_ROTATION, *LEAKS, "glm-dsa", "gemma4", "deepseek2", "olmo2", "llama",
+    "jamba", "mamba2", "nemotron_h", "bloom", "kimi-linear", "t5",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", INSPECTED)
 def test_the_lines_that_inspect_prints_can_be_carried_out(arch: str) -> None:
     headers.write(Path("m.gguf"), arch)
     lines = run("inspect", "m.gguf").out.partition("\nto extend it to ")[2].splitlines()

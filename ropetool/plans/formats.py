@@ -34,7 +34,7 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.encodings import edits_of, gguf_encodings, gguf_length_encodings
-from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.runtimes.llama_cpp.layers import Model, learned_positions
 from ropetool.weights import Residual, TensorEdit, bakeable, marks, residual_edits, residual_words, weight_files
 
 CONFIG_ONLY = "only config.json is here: the output has no weights either"
@@ -129,11 +129,11 @@ def adapter_notes(path: Path) -> tuple[str, ...]:
 def described(checkpoint: GgufCheckpoint) -> Architecture:
     """Return what llama.cpp does with GGUF files of this architecture.
 
-    Raises: InvalidRope for an architecture without rotary positions, UnknownFamily for one that is not described.
+    Raises: InvalidRope for one with learned positions, UnknownFamily for one that is not described.
     """
     arch, where = checkpoint.name, f"{checkpoint.path}: {archs.ARCHITECTURE}"
-    if arch in archs.WITHOUT_ROTATION:
-        raise InvalidRope(f"{arch} has no rotary positions: there is nothing to extend", where=where)
+    if learned_positions(checkpoint):
+        raise InvalidRope(f"{arch} has no rotary positions, and its learned ones end at its context", where=where)
     try:
         return archs.get(arch)
     except NotKnown as reason:

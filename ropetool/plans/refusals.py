@@ -100,6 +100,8 @@ def lossy_gguf(
     what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method
     if request.method == "dynamic":
         what, why = "a table that follows the length", "llama.cpp keeps one table for the whole life of a context"
+    elif arch.fixed_base:
+        why = arch.limit
     elif tried or arch.vectors:
         why = "; ".join(filter(None, [reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
     else:
@@ -125,6 +127,7 @@ def _alternatives(request: Request, goal: Goal, reading: str, changed: Mapping[s
     yield Alternative(replace(request, method="yarn"), {}, "none")
     for method in ("linear", "ntk"):
         yield Alternative(replace(request, method=method), {})
+    yield Alternative(replace(request, method="length", reading=None, original_length=None), {})
 
 
 def reasons(tried: Sequence[Tried]) -> str:

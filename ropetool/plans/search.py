@@ -171,7 +171,8 @@ class _Search:
         wanted = other.runtimes or self.wanted
         try:
             form = format_of(self.form.checkpoint, other.style) if other.style else self.form
-            search = _Search(form, self.decoded, wanted, other.request, dict(other.params), other.attention_factor)
+            kind = _LengthSearch if methods.get(other.request.method).keeps_tables else _Search
+            search = kind(form, self.decoded, wanted, other.request, dict(other.params), other.attention_factor)
             return _serves(form, search.candidates(), search.target, wanted)
         except RopetoolError:
             return False
@@ -251,8 +252,10 @@ def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
     found = form.read(runtime).understood(form.checkpoint.where, form.checkpoint.stated_in)
     entry = found.entries.get(names.FULL_ATTENTION)
     if entry is None or (entry.table is None and not methods.get(request.method).keeps_tables):
+        several = any(each.table is not None for each in found.entries.values())
+        which = "its full-attention layers do not rotate" if several else "none of its layers rotates"
         raise InvalidRope(
-            "its full-attention layers do not rotate: there is no table to extend, and only the stated context limits them",
+            f"{which}: there is no table to extend, and only the stated context limits them",
             where=form.checkpoint.where, try_=replace(request, method="length").command(form.checkpoint.path),
         )  # fmt: skip
     if found.max_position_embeddings < 2:

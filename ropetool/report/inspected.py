@@ -24,6 +24,7 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 SCHEMA = 1
 AGREES = "as above"
 TRAINED, STATED = "trained", "stated"
+LENGTH = "length"
 METHOD = "yarn"  # the only one that reaches its target without training
 SCALING = {ORIGINAL: "in place of the present scaling", CURRENT: "on top of the present scaling"}
 SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
@@ -201,10 +202,17 @@ def _made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
 def _steps_text(found: Inspection, decoded: RopeSet, target_length: int | None, width: int | None) -> str:
     """Return the command lines that lead to the target, or to twice the stated context; empty where none does."""
     entry = decoded.entries.get(names.FULL_ATTENTION)
-    if entry is None or entry.table is None:
+    if entry is None or found.learned_positions:
         return ""
     target = target_length or 2 * decoded.max_position_embeddings
-    request = Request(METHOD, None, target, None, None, found.as_type)
+    arch = archs.get(found.model_type) if found.format == "gguf" else None
+    method = LENGTH if entry.table is None else METHOD if arch is None else arch.method
+    request = Request(method, None, target, None, None, found.as_type)
+    if method == LENGTH:
+        line = request.command(found.source)
+        return (
+            f"\nto extend it to {target} tokens, which only its stated context limits\n{columns([(line,)], indent=4)}"
+        )
     # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
     factor = found.format != "gguf" or archs.get(found.model_type).takes_factor
     no_vectors = found.format == "gguf" and not archs.get(found.model_type).vectors

@@ -25,6 +25,7 @@ from ropetool.runtimes import kv_cache
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
+from ropetool.runtimes.llama_cpp.layers import learned_positions
 
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 
@@ -34,7 +35,7 @@ class Inspection:
     """A checkpoint as found: `family` and `rope` are None where the model_type is unknown.
 
     trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it. as_type: the
-    built-in model_type that it is read as on request.
+    built-in model_type that it is read as on request. learned_positions: it has a vector for each position of its context.
     """
 
     source: Path
@@ -49,6 +50,7 @@ class Inspection:
     notes: tuple[str, ...]
     made: provenance.Provenance | None = None
     as_type: str | None = None
+    learned_positions: bool = False
 
     def cache_bytes(self, length: int) -> int:
         """Return the size of a KV cache of this many tokens, for one sequence."""
@@ -105,7 +107,10 @@ def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:
     notes = _gguf_notes(view, arch, rope)
     if other:
         notes = (f"{provenance.place(path).name} {other}: it is left aside; move it away", *notes)
-    return Inspection(path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, made)
+    return Inspection(
+        path, "gguf", arch, family, rope, trained, _stated_metadata(view), readings, kv, notes, made,
+        learned_positions=learned_positions(view),
+    )  # fmt: skip
 
 
 def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tuple[str, ...]:
@@ -115,10 +120,11 @@ def _gguf_notes(view: GgufCheckpoint, arch: str, decoded: RopeSet | None) -> tup
         notes.append(
             "no tensors, only a vocabulary: what is shown follows from the keys; inspect the model's own GGUF file"
         )
-    if arch in WITHOUT_ROTATION:
+    if learned_positions(view):
         notes.append(without_positions(arch))
     elif decoded is not None and all(entry.table is None for entry in decoded.entries.values()):
-        notes.append(without_positions(f"this {arch} file"))
+        what = arch if arch in WITHOUT_ROTATION else f"this {arch} file"
+        notes.append(f"{what} has no rotary positions: only the stated context limits it")
     elif view.tensors and decoded is not None and not any("rope" in name for name in (*view.values, *view.tensors)):
         notes.append(
             "no rope keys: llama.cpp takes its defaults, which are shown; `ropetool extend` writes the keys it needs"

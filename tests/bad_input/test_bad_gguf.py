@@ -160,11 +160,15 @@ F64 = GGUFValueType.FLOAT64
 VALUES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a model without rotation": (
         raw(packed([kv("general.architecture", STR, string("gpt2"))])),
-        f"{M}: general.architecture: gpt2 has no rotary positions: there is nothing to extend", "",
+        f"{M}: general.architecture: gpt2 has no rotary positions, and its learned ones end at its context", "",
     ),
     "a model without attention": (
-        raw(packed([kv("general.architecture", STR, string("mamba"))])),
-        f"{M}: general.architecture: mamba has no rotary positions: there is nothing to extend", "",
+        raw(packed([
+            kv("general.architecture", STR, string("mamba")),
+            *(u32(f"mamba.{key}", 512) for key in ("context_length", "block_count", "embedding_length")),
+        ])),
+        f"{M}: none of its layers rotates: there is no table to extend, and only the stated context limits them",
+        "ropetool extend {m}.gguf --method length --factor 4",
     ),
     "an unknown architecture": (
         raw(packed([kv("general.architecture", STR, string("new\x1b[31m"))])),

@@ -190,5 +190,5 @@ def test_baichuan_rotates_with_32_layers_alone(layers: int, tmp_path: Path) -> N
         return
     assert (apart, entry.rope_type, entry.layers) == (0, "none", tuple(range(layers)))
     assert "this baichuan file has no rotary positions" in inspection.inspect(near).notes[0]
-    with pytest.raises(InvalidRope, match="its full-attention layers do not rotate"):
+    with pytest.raises(InvalidRope, match="none of its layers rotates"):
         ropetool.plan(near, "linear", factor=4)

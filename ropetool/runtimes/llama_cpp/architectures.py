@@ -35,6 +35,10 @@ VALUE_LENGTH_MLA = "attention.value_length_mla"
 SLIDING_WINDOW = "attention.sliding_window"
 SLIDING_WINDOW_PATTERN = "attention.sliding_window_pattern"
 ROPE_PATTERN = "attention.rope_pattern"
+COMPRESS_RATIOS = "attention.compress_ratios"
+COMPRESS_FREQ_BASE = "attention.compress_rope_freq_base"
+LEADING_DENSE = "leading_dense_block_count"
+EXPERT_COUNT = "expert_count"
 RECURRENT_LAYERS = "attention.recurrent_layers"
 ATTENTION_INTERVAL = "full_attention_interval"
 TEMPERATURE_SCALE = "attention.temperature_scale"
@@ -70,12 +74,12 @@ TYPES = {
     **dict.fromkeys(
         (CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, HEAD_COUNT, HEAD_COUNT_KV, KEY_LENGTH,
          KEY_LENGTH_SWA, VALUE_LENGTH, VALUE_LENGTH_SWA, KEY_LENGTH_MLA, VALUE_LENGTH_MLA, SLIDING_WINDOW,
-         SLIDING_WINDOW_PATTERN, RECURRENT_LAYERS, ATTENTION_INTERVAL, TEMPERATURE_LENGTH,
+         SLIDING_WINDOW_PATTERN, RECURRENT_LAYERS, ATTENTION_INTERVAL, TEMPERATURE_LENGTH, LEADING_DENSE, EXPERT_COUNT,
          DIMENSION_COUNT, DIMENSION_COUNT_SWA, ORIGINAL_CONTEXT_LENGTH),
         ValueType.U32,
     ),
     **dict.fromkeys(
-        (TEMPERATURE_SCALE, FREQ_BASE, FREQ_BASE_SWA, SCALE_LINEAR, FACTOR, ATTN_FACTOR, ALPHA, YARN_LOG_MULTIPLIER,
+        (TEMPERATURE_SCALE, FREQ_BASE, FREQ_BASE_SWA, COMPRESS_FREQ_BASE, SCALE_LINEAR, FACTOR, ATTN_FACTOR, ALPHA, YARN_LOG_MULTIPLIER,
          YARN_EXT_FACTOR, YARN_ATTN_FACTOR, YARN_BETA_FAST, YARN_BETA_SLOW),
         ValueType.F32,
     ),
@@ -87,7 +91,7 @@ TYPES = {
 ALWAYS_LOADED = (
     CONTEXT_LENGTH, EMBEDDING_LENGTH, BLOCK_COUNT, NEXTN_LAYERS, FREQ_BASE, SCALING_TYPE, FACTOR, ATTN_FACTOR,
     ORIGINAL_CONTEXT_LENGTH, FINETUNED, ALPHA, DIMENSION_COUNT, DIMENSION_COUNT_SWA, KEY_LENGTH, KEY_LENGTH_SWA,
-    VALUE_LENGTH, VALUE_LENGTH_SWA,
+    VALUE_LENGTH, VALUE_LENGTH_SWA, EXPERT_COUNT,
 )  # fmt: skip
 READ_BY_ALL = frozenset({
     CONTEXT_LENGTH, FREQ_BASE, SCALING_TYPE, FACTOR, SCALE_LINEAR, ATTN_FACTOR, ORIGINAL_CONTEXT_LENGTH,
@@ -102,10 +106,12 @@ class Sliding:
     required: without the window's key the file does not load. default: the window where the key is absent, 0 for no
     sliding layers then. fixed: the window whatever the key says. pattern: every n-th layer is a full one where the
     file does not say, 0 for none, None where the file must list the layers; dense_first: the first of each n is.
-    own_base: the base without rope.freq_base_swa is 10000, not that of the other layers. shares_base: the graph
-    takes the others' base and scale, whatever the file says. scaled: rope.scaling.factor reaches them.
-    plain: neither scaling nor any attention factor does. own_dims: their rotary_dim is their own, otherwise all
-    layers have that of layer 0. layer_count: the only number of layers with which any of this happens.
+    own_base: the base without rope.freq_base_swa is 10000, not that of the other layers. needs_base: without that key
+    the file does not load. shares_base: the graph takes the others' base and scale, whatever the file says. scaled:
+    rope.scaling.factor reaches them. plain: neither scaling nor any attention factor does. own_dims: their rotary_dim is
+    their own, otherwise all layers have that of layer 0. layer_count: the only number of layers with which any of this
+    happens. chunked: the window is a chunk of the text, within which they attend. uncompressed: those slide that
+    attention.compress_ratios gives 0, by rope.freq_base; the others' base is a key of their own.
     """
 
     required: bool = False
@@ -119,6 +125,9 @@ class Sliding:
     plain: bool = False
     own_dims: bool = False
     layer_count: int | None = None
+    needs_base: bool = False
+    chunked: bool = False
+    uncompressed: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,8 +137,8 @@ class Architecture:
     layout: half or interleaved, empty where nothing rotates. keys: those that change what it computes, beyond
     READ_BY_ALL. vectors: whether its graph divides by frequency vectors. whole_heads: rope.dimension_count must be
     the head's. rotating: which layers rotate: all, sliding, or a step. layer_count: the only number of layers with
-    which any does. norm_after: queries and keys are normalised
-    after the rotation, which takes any factor on cos and sin away.
+    which any does. norm_after: queries and keys are normalised after the rotation, which takes any factor on cos and
+    sin away. fixed_base: the base whatever the file says, unscaled; 0 where the file says it.
     """
 
     name: str
@@ -141,10 +150,21 @@ class Architecture:
     rotating: str = "all"
     layer_count: int | None = None
     norm_after: bool = False
+    fixed_base: float = 0.0
+
+    @property
+    def base_key(self) -> str:
+        """The key of the base of the layers that look all the way back."""
+        return COMPRESS_FREQ_BASE if self.sliding is not None and self.sliding.uncompressed else FREQ_BASE
+
+    @property
+    def decoupled(self) -> bool:
+        """Whether what rotates are channels of their own beside latent ones."""
+        return self.mla or self.name in DECOUPLED
 
     @property
     def mla(self) -> bool:
-        """Whether YaRN's factor also multiplies the whole score, and only part of a head's channels rotate."""
+        """Whether YaRN's factor also multiplies the whole score."""
         return self.name in MLA
 
     @property
@@ -155,15 +175,29 @@ class Architecture:
     @property
     def takes_factor(self) -> bool:
         """Whether any factor on cos and sin can be had without one on the whole score."""
-        return not self.norm_after and not (self.mla and YARN_LOG_MULTIPLIER not in self.keys)
+        lost = self.norm_after or self.name in WITHOUT_FACTOR
+        return not lost and not (self.mla and YARN_LOG_MULTIPLIER not in self.keys)
+
+    @property
+    def method(self) -> str:
+        """The method to name to somebody who asks for none."""
+        if self.fixed_base:
+            return "length"
+        return "ntk" if self.sliding is not None and self.sliding.needs_base else "yarn"
 
     @property
     def limit(self) -> str:
         """What stands against some tables here, in words; empty where nothing does."""
+        if self.fixed_base:
+            return f"its graph rotates by a base of {self.fixed_base:g}, whatever the file says"
         if self.norm_after:
             return "it normalises queries and keys after the rotation, which takes any factor away"
+        if self.name in WITHOUT_FACTOR:
+            return "its graph divides YaRN's factor out again and never looks at attn_factor"
         if self.mla and YARN_LOG_MULTIPLIER not in self.keys:
             return f"it reads no {YARN_LOG_MULTIPLIER.rpartition('.')[2]}, so one factor is on cos and sin and on the score"
+        if self.sliding is not None and self.sliding.needs_base:
+            return "its sliding layers, which have a base of their own, are scaled by the same factors"
         if self.sliding is None or (self.sliding.plain and not self.sliding.shares_base):
             return ""
         return (
@@ -203,8 +237,10 @@ def reads(name: str) -> frozenset[str]:
     arch = get(name)
     if not arch.layout:
         return frozenset({CONTEXT_LENGTH})
-    ignored = {ATTN_FACTOR} if arch.norm_after else set()
-    return (READ_BY_ALL | arch.keys) - ignored
+    if arch.fixed_base:
+        return frozenset({CONTEXT_LENGTH, KEY_LENGTH, DIMENSION_COUNT}) | arch.keys
+    ignored = (arch.norm_after and name not in NORM_UNLESS_EXPERTS) or name in WITHOUT_FACTOR
+    return (READ_BY_ALL | arch.keys) - ({ATTN_FACTOR} if ignored else set())
 
 
 def _words(text: str) -> frozenset[str]:
@@ -215,7 +251,8 @@ def _words(text: str) -> frozenset[str]:
 INTERLEAVED = _words(
     """llama llada deci baichuan internlm2 minicpm xverse command-r cohere2 olmo arctic deepseek deepseek2 deepseek32
     muse-glimmer plm chatglm granite granitemoe granitehybrid granite_swa chameleon bailingmoe neo-bert smollm3 arcee
-    ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa nanbeige pockettts glm4"""
+    ernie4_5 ernie4_5-moe mistral3 mistral4 llama-embed maincoder glm-dsa nanbeige pockettts glm4 llama4 cohere2moe
+    deepseek4 dots3note hy_v4 graniteswitch bailingmoe3"""
 )
 HALF = _words(
     """falcon falcon-h1 grok dbrx jina-bert-v3 modern-bert nomic-bert nomic-bert-moe eurobert stablelm bitnet qwen
@@ -223,33 +260,25 @@ HALF = _words(
     gemma3 gemma3n gemma4 gemma-embedding starcoder2 openelm gptneox codeshell orion nemotron exaone exaone4 exaone-moe
     minicpm3 bailingmoe2 dots1 hunyuan-moe jais2 gpt-oss hunyuan-dense hunyuan_vl hy_v3 lfm2 lfm2moe smallthinker
     seed_oss grovemoe apertus minimax-01 minimax-m2 minimax-m3 pangu-embedded afmoe laguna qwen3next mimo2 spark2_5
-    talkie mellum maple hrm_text glm4moe qwen2vl paddleocr qwen3vl qwen3vlmoe qwen35 qwen35moe qwen3tts"""
+    talkie mellum maple hrm_text glm4moe qwen2vl paddleocr qwen3vl qwen3vlmoe qwen35 qwen35moe qwen3tts qwen4exp step35
+    cogvlm deepseek2-ocr"""
 )
 WITHOUT_ROTATION = _words(
-    """gpt2 gptj mpt refact bloom mamba mamba2 jamba bert jina-bert-v2 starcoder t5 t5encoder jais rwkv6 rwkv6qwen2
+    """gpt2 mpt refact bloom mamba mamba2 jamba bert jina-bert-v2 starcoder t5 t5encoder jais rwkv6 rwkv6qwen2
     rwkv7 arwkv7 wavtokenizer-dec nemotron_h nemotron_h_moe kimi-linear kimi-k3 glm5-next"""
 )
+# A vector for each position, as many as the context: bert, gpt2 and starcoder do not load without it, others may have it.
+LEARNED_POSITIONS = frozenset({"bert", "gpt2", "starcoder"})
+POSITION_EMBEDDINGS = "position_embd.weight"
 # Not described here, and what sets them apart; after "llama.cpp".
 DRAFTS = "runs it to draft tokens for another model, whose keys decide with its own"
 UNDESCRIBED = {
     "clip": "runs it to encode images or sound, not text",
-    "llama4": "lets its layers attend in chunks, and the scores of those without rotation grow with the position",
-    "cohere2moe": "rotates its leading dense layers though they do not slide",
-    "deepseek2-ocr": "rotates it by a base of 10000 whatever the file says",
-    "deepseek4": "rotates its layers with compressed keys by a base of their own, and ignores attn_factor",
-    "dots3note": "gives its sliding MLA layers a base of their own beside a sparse indexer",
-    "dflash": DRAFTS,
-    "eagle3": DRAFTS,
-    "gemma4-assistant": DRAFTS,
-    "cogvlm": "rotates it by a base of 10000 whatever the file says",
-    "step35": "rotates another share of a head in its full layers than in its sliding ones",
-    "qwen4exp": "rotates pooled keys of a sparse indexer beside those of attention",
-    "bailingmoe3": "mixes MLA with layers that keep a state",
-    "graniteswitch": "adds a layer that chooses among adapters token by token",
-    "hy_v4": "rotates the tail of a sparse indexer's heads beside MLA",
+    "gptj": "knows its name and cannot run it",
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), DRAFTS),
 }
 # With image sections in the file these pair channels half a head apart; text has one position for all sections.
-HALF_WITH_SECTIONS = frozenset({"glm4"})
+HALF_WITH_SECTIONS = frozenset({"glm4", "bailingmoe3"})
 # llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert
 # n_embd_head == n_rot. Some have another's graph: granitemoe and minicpm granite's (granite.cpp:131), hunyuan-dense
 # that of hunyuan_vl (hunyuan-vl.cpp:64), qwen3tts that of qwen3vl (qwen3vl.cpp:67). The assertion is commented out in
@@ -259,31 +288,47 @@ WHOLE_HEADS = _words(
     ernie4_5 ernie4_5-moe exaone exaone4 exaone-moe granite granitemoe granite_swa minicpm grok grovemoe hunyuan-dense
     hunyuan-moe hunyuan_vl hy_v3 internlm2 jais2 llada llada-moe maincoder mellum mistral3 olmo olmo2 olmoe orion
     paddleocr pangu-embedded plamo pockettts qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts rnd1
-    seed_oss smallthinker smollm3 starcoder2 talkie xverse"""
+    seed_oss smallthinker smollm3 starcoder2 talkie xverse llama4 cohere2moe graniteswitch
+    cogvlm"""
 )
+FIXED_BASES = {"cogvlm": 10000.0, "deepseek2-ocr": 10000.0}  # cogvlm.cpp:115, deepseek2.cpp:484
+OF_EMBEDDING = frozenset(
+    {"deepseek2-ocr"}
+)  # rotates embedding / heads channels, and never looks at rope.dimension_count
+HALVED = frozenset({"step35"})  # full layers rotate half of rope.dimension_count (step35.cpp:9)
 MLA = frozenset({"deepseek2", "deepseek32", "mistral4", "glm-dsa"})
-READS_MLA_LENGTHS = MLA | {"kimi-linear", "kimi-k3", "glm5-next"}  # with them the cache holds the latent keys alone
-NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talkie"})
-GRANITE = frozenset({"granite", "granitemoe", "granitehybrid"})  # rope.scaling.finetuned = false: no rotation
+DECOUPLED = frozenset({"bailingmoe3", "dots3note", "hy_v4"})  # as MLA, but without any factor on the whole score
+WITH_A_GRAPH_OF_MLA = frozenset({"deepseek2-ocr"})  # it scales the score as deepseek2 does, and rotates as no other
+# With the lengths of these the cache holds the latent keys alone.
+READS_MLA_LENGTHS = MLA | DECOUPLED | {"kimi-linear", "kimi-k3", "glm5-next"}
+NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder", "talkie", "llama4"})
+NORM_UNLESS_EXPERTS = {"llama4": 128}  # with so many experts there is none (llama4.cpp:41)
+WITHOUT_FACTOR = frozenset({"deepseek4"})  # deepseek4.cpp:11
+GRANITE = frozenset({"granite", "granitehybrid", "graniteswitch"})  # rope.scaling.finetuned = false: no rotation
 HUNYUAN = frozenset({"hunyuan-dense", "hunyuan_vl"})
-RECURRENT_WITHOUT_HEADS = frozenset({"lfm2", "lfm2moe", "plamo2", "granitehybrid"})  # layers with no key heads
-RECURRENT_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "minimax-01": 8}  # every n-th attends
+RECURRENT_WITHOUT_HEADS = frozenset({"lfm2", "lfm2moe", "plamo2", "granitehybrid", "bailingmoe3"})  # no key heads
+# Of so many layers the last attends.
+RECURRENT_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
 
 # --- frequency vectors
 FREQS = _words(
     """llama llama-embed mistral3 deci minicpm granite granitemoe granite_swa granitehybrid apertus arcee nanbeige
-    exaone exaone4 exaone-moe gemma4"""
+    exaone exaone4 exaone-moe gemma4 llama4 step35"""
 )
-FREQS_UNUSED = frozenset({"falcon-h1", "llada", "pangu-embedded", "refact"})  # loaded, then not looked at
+FREQS_UNUSED = frozenset({"falcon-h1", "llada", "pangu-embedded", "refact", "cogvlm"})  # loaded, then not looked at
 LISTS = frozenset({"phi3", "phimoe", "minicpm3"})  # whatever the scaling type
 LISTS_FOR_LONGROPE = _words(
-    "llama llama-embed deci minicpm mistral3 granite granitemoe granite_swa apertus pangu-embedded refact"
+    "llama llama-embed deci minicpm mistral3 granite granitemoe granite_swa apertus pangu-embedded refact step35"
 )
 FREQS_REQUIRED = frozenset({"gemma4"})
+FREQS_ON_FULL_LAYERS = frozenset({"gemma4", "step35"})  # and only there
 
 SLIDING = {
     "afmoe": Sliding(pattern=4),
     "cohere2": Sliding(required=True, pattern=4, shares_base=True),
+    "cohere2moe": Sliding(required=True, pattern=4, dense_first=True, shares_base=True),
+    "deepseek4": Sliding(required=True, plain=True, uncompressed=True),
+    "dots3note": Sliding(required=True, needs_base=True),
     "exaone4": Sliding(default=4096, pattern=4, shares_base=True, layer_count=64),
     "exaone-moe": Sliding(required=True, pattern=4, shares_base=True),
     "gemma2": Sliding(default=4096, pattern=2),
@@ -295,6 +340,7 @@ SLIDING = {
     "granite_swa": Sliding(required=True, shares_base=True),
     "laguna": Sliding(pattern=4, dense_first=True, plain=True, own_dims=True),
     "lfm2": Sliding(pattern=0, shares_base=True),
+    "llama4": Sliding(default=8192, fixed=8192, pattern=4, chunked=True),
     "maple": Sliding(required=True, own_dims=True),
     "mellum": Sliding(pattern=4, shares_base=True, plain=True),
     "mimo2": Sliding(required=True, own_base=True, scaled=False),
@@ -304,6 +350,7 @@ SLIDING = {
     "plamo3": Sliding(pattern=8, own_base=True, scaled=False),
     "smallthinker": Sliding(fixed=4096, pattern=4, dense_first=True),
     "spark2_5": Sliding(required=True, own_dims=True),
+    "step35": Sliding(required=True, own_base=True, scaled=False, own_dims=True),
 }
 WITHOUT_SLIDING_CACHE = frozenset({"gemma-embedding", "lfm2", "modern-bert"})  # elsewhere one layer must slide
 ROTATING = {
@@ -311,6 +358,8 @@ ROTATING = {
     "smollm3": "step",
     "smallthinker": "sliding step",
     "cohere2": "sliding",
+    "cohere2moe": "sliding or dense",
+    "llama4": "step",
     "exaone4": "sliding",
     "exaone-moe": "sliding",
     "muse-glimmer": "sliding",
@@ -327,7 +376,10 @@ KEYS = {
     "mistral4": frozenset({YARN_LOG_MULTIPLIER, TEMPERATURE_SCALE, TEMPERATURE_LENGTH}),
     "deepseek32": frozenset({YARN_LOG_MULTIPLIER}),
     "granite_swa": frozenset({ROPE_PATTERN}),
-    "glm4": frozenset({DIMENSION_SECTIONS}),
+    **dict.fromkeys(HALF_WITH_SECTIONS, frozenset({DIMENSION_SECTIONS})),
+    "cohere2moe": frozenset({LEADING_DENSE}),
+    "llama4": frozenset({EXPERT_COUNT}),
+    "deepseek2-ocr": frozenset({FREQ_BASE, SCALING_TYPE, FACTOR, SCALE_LINEAR, ATTN_FACTOR}),
     **dict.fromkeys(GRANITE, frozenset({FINETUNED})),
     **dict.fromkeys(HUNYUAN, frozenset({ALPHA})),
 }
@@ -360,12 +412,15 @@ def _architecture(name: str, layout: str) -> Architecture:
         name, layout, KEYS.get(name, frozenset()) | _sliding_keys(name, sliding),
         vectors=name in FREQS or name in LISTS, whole_heads=name in WHOLE_HEADS, sliding=sliding,
         rotating=ROTATING.get(name, "all"), layer_count=LAYER_COUNTS.get(name), norm_after=name in NORM_AFTER,
+        fixed_base=FIXED_BASES.get(name, 0.0),
     )  # fmt: skip
 
 
 def _sliding_keys(name: str, sliding: Sliding | None) -> frozenset[str]:
     if sliding is None:
         return frozenset()
+    if sliding.uncompressed:
+        return frozenset({SLIDING_WINDOW, DIMENSION_COUNT_SWA, KEY_LENGTH_SWA, COMPRESS_RATIOS, COMPRESS_FREQ_BASE})
     keys = {SLIDING_WINDOW, DIMENSION_COUNT_SWA, KEY_LENGTH_SWA}
     if name != "lfm2":
         keys.add(SLIDING_WINDOW_PATTERN)

@@ -108,7 +108,10 @@ def _resolve(model: Model, context: int) -> _Resolved:
 
 
 def _theta(model: Model) -> float:
-    theta = _base(model, archs.FREQ_BASE, 10000.0)
+    key = model.arch.base_key
+    if key != archs.FREQ_BASE:
+        model.need(key)
+    theta = _base(model, key, 10000.0)
     alpha = model.number_if_read(archs.ALPHA, 0.0)
     head_dim = layers.head_dim(model)
     return theta * alpha ** (head_dim / (head_dim - 2)) if alpha > 0 and head_dim > 2 else theta
@@ -182,7 +185,7 @@ def _vectors(model: Model, scaling_type: str) -> dict[str, Array]:
 
 def _divisors(model: Model, name: str) -> Array:
     info = model.view.tensors[name]
-    width = layers.head_dim(model) if model.arch.name in archs.FREQS_REQUIRED else layers.rotary_dim(model, False)
+    width = layers.divided_channels(model)
     shape = tuple(length for at, length in enumerate(info.shape) if at == 0 or length != 1)
     if shape != (width // 2,):
         raise Refuses(f"tensor '{name}' has wrong shape; expected [{width // 2}], got {list(info.shape)}")
@@ -209,9 +212,11 @@ def _unrotated(model: Model, indices: tuple[int, ...]) -> LayerRope:
 def _entry(model: Model, resolved: _Resolved, layer_type: str, indices: tuple[int, ...]) -> LayerRope:
     sliding = layer_type == names.SLIDING_ATTENTION
     resolved = _for_sliding(model, resolved) if sliding else resolved
+    multiplier = _softmax_multiplier(model, resolved)
+    resolved = _of_the_graph(model, resolved) if model.arch.fixed_base else resolved
     rotary_dim = layers.rotary_dim(model, sliding)
     table = _table(model, resolved, rotary_dim)
-    head_dim = rotary_dim if model.arch.mla else layers.head_dim(model, sliding)
+    head_dim = rotary_dim if model.arch.decoupled else layers.head_dim(model, sliding)
     if rotary_dim > head_dim:
         raise Refuses(f"{rotary_dim} rotary channels in a head of {head_dim}: ggml aborts the whole process")
     rope_type = _rope_type(resolved, table)
@@ -219,8 +224,9 @@ def _entry(model: Model, resolved: _Resolved, layer_type: str, indices: tuple[in
         rope_type=rope_type, table=table, head_dim=head_dim, rotary_dim=rotary_dim, layout=_layout(model),
         layers=indices, rope_theta=resolved.rope_theta, factor=resolved.factor if resolved.factor != 1 else None,
         params=_stated(model), original_max_position_embeddings=_trained(resolved, rope_type),
-        softmax_multiplier=_softmax_multiplier(model, resolved), temperature=_temperature(model, resolved),
+        softmax_multiplier=multiplier, temperature=_temperature(model, resolved),
         sliding_window=layers.window_of(model) if sliding else None,
+        chunked=sliding and model.arch.sliding is not None and model.arch.sliding.chunked,
     )  # fmt: skip
 
 
@@ -228,20 +234,34 @@ def _for_sliding(model: Model, resolved: _Resolved) -> _Resolved:
     """Return the values of a sliding layer: its own base and scale, but YaRN's ramp and every factor leak into it."""
     rules = model.arch.sliding
     assert rules is not None
-    if model.arch.name in archs.FREQS_REQUIRED:
+    if model.arch.name in archs.FREQS_ON_FULL_LAYERS:
         resolved = replace(resolved, vectors={})
-    if not rules.shares_base:
+    if rules.uncompressed:
+        resolved = replace(resolved, rope_theta=_base(model, archs.FREQ_BASE, 10000.0))
+    elif not rules.shares_base:
         base = 10000.0 if rules.own_base else resolved.rope_theta
+        if rules.needs_base:
+            model.need(archs.FREQ_BASE_SWA)
         resolved = replace(resolved, rope_theta=_base(model, archs.FREQ_BASE_SWA, base))
         resolved = resolved if rules.scaled else replace(resolved, factor=1.0)
     return replace(resolved, factor=1.0, mix=0.0, attn=1.0) if rules.plain else resolved
+
+
+def _of_the_graph(model: Model, r: _Resolved) -> _Resolved:
+    """Return the values of a graph that rotates by a base of its own; deepseek2-ocr's asserts that the file says it too."""
+    fixed = model.arch.fixed_base
+    if model.arch.name == "deepseek2-ocr" and r.rope_theta != fixed:
+        raise Refuses(
+            f"{model.key(archs.FREQ_BASE)} is {r.rope_theta:g}: llama.cpp aborts the whole process unless it is {fixed:g}"
+        )
+    return replace(r, rope_theta=fixed, factor=1.0, mix=0.0, attn=1.0)
 
 
 def _table(model: Model, r: _Resolved, rotary_dim: int) -> RopeTable:
     base = arithmetic.base_inv_freq(r.rope_theta, rotary_dim)
     kept = _kept(r, rotary_dim)
     magnitude = r.attn * (1 + 0.1 * math.log(r.factor)) if r.mix else r.attn
-    magnitude = 1.0 if model.arch.norm_after else magnitude
+    magnitude = 1.0 if layers.loses_factor(model) else magnitude
 
     def regime(name: str, up_to: int | None = None) -> Regime:
         divisors = r.vectors.get(name)
@@ -305,7 +325,7 @@ def _layout(model: Model) -> str:
 
 def _softmax_multiplier(model: Model, r: _Resolved) -> float:
     """Return what MLA graphs multiply the whole score by; linear scaling gets YaRN's factor there too."""
-    if not model.arch.mla:
+    if not model.arch.mla and model.arch.name not in archs.WITH_A_GRAPH_OF_MLA:
         return 1.0
     original = r.attn * (1 + 0.1 * math.log(r.factor))
     return (original * (1 + 0.1 * r.log_multiplier * math.log(r.factor))) ** 2

@@ -25,6 +25,7 @@ from ropetool.rope.tables import TABLE_TOLERANCE, Array, LayerRope, Regime, Rope
 from ropetool.runtimes.encoding import Candidate
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import ROPE_FACTORS_LONG, ROPE_FACTORS_SHORT, ROPE_FREQS, Architecture
+from ropetool.runtimes.llama_cpp.layers import Model, divided_channels
 
 Vector = npt.NDArray[np.float32]
 
@@ -192,7 +193,11 @@ class _Writer:
 
     def _named(self, theta: float, stated: Mapping[str, Value]) -> dict[str, Value]:
         context = Value.of(ValueType.U32, self.target.max_position_embeddings)
-        both = {keys.CONTEXT_LENGTH: context, keys.FREQ_BASE: Value.of(ValueType.F32, theta), **self._sliding(theta)}
+        both = {
+            keys.CONTEXT_LENGTH: context,
+            keys.get(self.arch).base_key: Value.of(ValueType.F32, theta),
+            **self._sliding(theta),
+        }
         return {f"{self.arch}.{key}": value for key, value in (both | dict(stated)).items()}
 
     def _sliding(self, theta: float) -> dict[str, Value]:
@@ -249,6 +254,8 @@ def edits_of(encoding: GgufEncoding, arch: str, view: GgufCheckpoint) -> list[Fi
         if key in view.values and key not in encoding.keys:
             edits.append(FileEdit(METADATA, (key,), plain_value(view.values[key]), ABSENT))
     wanted = dict(encoding.tensors)
+    pairs = divided_channels(Model.of(view)) // 2 if wanted else 0
+    wanted = {name: np.append(vector, np.ones(pairs - vector.size, np.float32)) for name, vector in wanted.items()}
     for name in (ROPE_FREQS, ROPE_FACTORS_SHORT, ROPE_FACTORS_LONG):
         if name in view.tensors and name not in wanted:
             wanted[name] = np.ones(view.tensors[name].shape[0], np.float32)

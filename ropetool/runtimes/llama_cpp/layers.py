@@ -157,6 +157,8 @@ def window_of(model: Model) -> int:
     if rules is None or rules.layer_count not in (None, layer_count(model)):
         return 0
     stated = model.need(archs.SLIDING_WINDOW) if rules.required else model.get(archs.SLIDING_WINDOW, rules.default)
+    if rules.chunked and not stated:
+        raise Refuses(f"{model.key(archs.SLIDING_WINDOW)} is 0: llama.cpp aborts the whole process")
     return rules.fixed if stated and rules.fixed else int(stated)
 
 
@@ -165,6 +167,8 @@ def sliding_layers(model: Model, count: int) -> frozenset[int]:
     rules = model.arch.sliding
     if rules is None or not window_of(model):
         return frozenset()
+    if rules.uncompressed:
+        return _uncompressed(model, count)
     if archs.SLIDING_WINDOW_PATTERN not in model.arch.keys:
         return frozenset(range(count))
     listed = model.listed(archs.SLIDING_WINDOW_PATTERN)
@@ -177,6 +181,15 @@ def sliding_layers(model: Model, count: int) -> frozenset[int]:
     return frozenset(layer for layer in range(count) if step == 0 or layer % step != full)
 
 
+def _uncompressed(model: Model, count: int) -> frozenset[int]:
+    ratios = model.listed(archs.COMPRESS_RATIOS)
+    if ratios is None:
+        raise Refuses(f"array key not found in model: {model.key(archs.COMPRESS_RATIOS)}")
+    if len(ratios) < model.need(archs.BLOCK_COUNT):
+        raise Refuses(f"{model.key(archs.COMPRESS_RATIOS)} is shorter than block_count")
+    return frozenset(layer for layer, ratio in enumerate(ratios[:count]) if ratio == 0)
+
+
 def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
     arch, window = model.arch, window_of(model)
     if arch.layer_count not in (None, layer_count(model)):
@@ -184,13 +197,32 @@ def _rotates(model: Model, layer: int, sliding: frozenset[int]) -> bool:
     if arch.rotating == "step":
         return (layer + 1) % 4 != 0
     if arch.rotating == "sliding step":
-        return not window or layer % 4 != 0
+        return (
+            not window or layer % 4 != 0 or layer_count(model) == 4
+        )  # which it takes for "always" (smallthinker.cpp:106)
     if arch.rotating == "sliding":
         return not window or layer in sliding
+    if arch.rotating == "sliding or dense":
+        return layer in sliding or layer < model.need(archs.LEADING_DENSE)
     if archs.ROPE_PATTERN in arch.keys:
         listed = model.listed(archs.ROPE_PATTERN)
         return listed is None or layer >= len(listed) or listed[layer] != 0
     return archs.FINETUNED not in arch.keys or bool(model.get(archs.FINETUNED, True))
+
+
+def learned_positions(view: GgufCheckpoint) -> bool:
+    """Return whether the model has a vector for each position, so that none lies beyond its stated context."""
+    return view.name in archs.LEARNED_POSITIONS or (
+        view.name in archs.WITHOUT_ROTATION and archs.POSITION_EMBEDDINGS in view.tensors
+    )
+
+
+def loses_factor(model: Model) -> bool:
+    """Return whether no factor on cos and sin reaches the scores."""
+    name = model.arch.name
+    if name in archs.WITHOUT_FACTOR:
+        return True
+    return model.arch.norm_after and (model.get(archs.EXPERT_COUNT) or 0) != archs.NORM_UNLESS_EXPERTS.get(name, -1)
 
 
 # --- heads
@@ -205,6 +237,8 @@ def head_dim(model: Model, sliding: bool = False) -> int:
     if not heads:
         return 0
     channels = model.get(archs.KEY_LENGTH, model.need(archs.EMBEDDING_LENGTH) // heads)
+    rules = model.arch.sliding
+    sliding = sliding or (rules is not None and rules.uncompressed)
     channels = model.get(archs.KEY_LENGTH_SWA, channels) if sliding else channels
     return _bounded(channels)
 
@@ -238,12 +272,26 @@ def rotary_dim(model: Model, sliding: bool) -> int:
     if whole == 0:
         raise Refuses(f"{model.key(archs.HEAD_COUNT)} is missing or 0: there are no heads to rotate")
     rules = model.arch.sliding
-    if rules is not None and not rules.own_dims:
+    if rules is not None and rules.uncompressed:
+        sliding = True  # to the loader all its layers slide
+    elif rules is not None and not rules.own_dims:
         sliding = 0 in sliding_layers(model, 1)
-    channels = model.get(archs.DIMENSION_COUNT, whole)
+    channels = whole if model.arch.name in archs.OF_EMBEDDING else model.get(archs.DIMENSION_COUNT, whole)
     if model.arch.whole_heads and channels != whole:
         raise Refuses(f"invalid n_rot: {channels}, expected {whole} ({model.key(archs.DIMENSION_COUNT)})")
+    if model.arch.name in archs.HALVED and not sliding:
+        channels //= 2
     channels = model.get(archs.DIMENSION_COUNT_SWA, channels) if sliding else channels
     if not 0 < channels <= MAX_CHANNELS or channels % 2:
         raise Refuses(f"{model.key(archs.DIMENSION_COUNT)} is {channels}; channels rotate in pairs, so it is even")
     return int(channels)
+
+
+def divided_channels(model: Model) -> int:
+    """Return how many channels a frequency vector is made for."""
+    if model.arch.name in archs.FREQS_REQUIRED:
+        return head_dim(model)
+    if model.arch.name not in archs.FREQS_ON_FULL_LAYERS:
+        return rotary_dim(model, False)
+    found = sliding_layers(model, layer_count(model))
+    return max(rotary_dim(model, False), rotary_dim(model, True) if found else 0)
