@@ -25,9 +25,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import export_grid
+from engine_grid import judging, recorded
 
 from ropetool import families, runtimes
 from ropetool.cli import group
@@ -52,7 +54,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
     known = {
         "runtimes": runtime_table(), "architecture-reach": architecture_reach(), "architectures": architecture_table(),
-        "sliding": sliding_table(),
+        "sliding": sliding_table(), "engines": engine_grids(),
     }  # fmt: skip
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
@@ -395,6 +397,27 @@ def runtime_table() -> str:
     known = [runtimes.get(name) for name in runtimes.names()]
     rows = [[f"`{r.name}`", ", ".join(r.formats), r.versions, r.summary] for r in known]
     return _table(["runtime", "reads", "checked with", "how"], rows)
+
+
+def engine_grids() -> str:
+    """Return what came of whole models in the engines that were run, a table an engine."""
+    parts = []
+    for path in sorted(recorded.FOLDER.glob("engines_*.json")):
+        grid = recorded.Recorded(path.stem.removeprefix("engines_").replace("_", "-"))
+        rows = [[f"`{name}`", *_engine_cells(cells)] for name, cells in sorted(grid.families.items())]
+        made = ", ".join(f"{name} {version}" for name, version in grid.made_with.items() if name != "reference")
+        head = f"{made}; the reference is {grid.made_with['reference']}.\n\n"
+        columns = ["family", "cells that agree", "stops as decoded", "largest difference", "1 % on the frequencies"]
+        parts.append(head + _table(columns, rows))
+    return "\n\n".join(parts)
+
+
+def _engine_cells(cells: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what came of a family's cells."""
+    run = [cell for cell in cells.values() if cell["verdict"] == judging.EXPLAINED]
+    stopped = sorted(name for name, cell in cells.items() if cell["verdict"] == judging.REFUSED)
+    largest, least = max(cell["difference"] for cell in run), min(cell["seen"] for cell in run)
+    return [str(len(run)), ", ".join(stopped) or "-", f"{largest:.1e}", f"at least {least:.2g}"]
 
 
 # --- the architectures of llama.cpp

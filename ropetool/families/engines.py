@@ -14,11 +14,15 @@ from typing import Literal
 class Vllm:
     """vLLM. on_transformers: the release from which on transformers' own model code runs, empty for none.
 
-    formula: the model file's own reading of the rope keys, a program in runtimes/vllm.py.
+    formula: the model file's own reading of the rope keys, a program in runtimes/vllm.py. wider_window: the release from
+    which on sliding layers see one token more than the config says, empty for none. made_half: its rotary modules are made
+    for half layout and turned interleaved afterwards, which those of longrope do not heed.
     """
 
     on_transformers: str = ""
     formula: Literal["", "deepseek", "gpt_oss"] = ""
+    wider_window: str = ""
+    made_half: bool = False
 
 
 @dataclass(frozen=True)

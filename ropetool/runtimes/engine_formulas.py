@@ -5,9 +5,12 @@ Which keys an engine reads, and what it does where one is missing, stays in its 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,21 @@ from ropetool.runtimes.base import Refuses
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
+
+
+@cache
+def scanned(engine: str) -> dict[str, dict[str, str]]:
+    """Return what scripts/engine_sources.py read of an engine's model files, by architecture."""
+    text = resources.files(__package__).joinpath(f"{engine}_models.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, str]] = json.loads(text)["architectures"]
+    return found
+
+
+def architecture(view: HfCheckpoint) -> str:
+    """Return the class that a config names, which is what engines go by; its family's where it names none."""
+    stated = view.config.get("architectures")
+    first = stated[0] if isinstance(stated, list) and stated else None
+    return first if isinstance(first, str) else view.family.architecture
 
 
 def section(view: HfCheckpoint) -> Mapping[str, Any]:
@@ -70,6 +88,8 @@ def loaded_keys(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
         rope_type = keys.pop(names.LEGACY_TYPE, "default")
         rope_type = keys.get(names.ROPE_TYPE, rope_type)
         keys[names.ROPE_TYPE] = names.ROPE_TYPE_ALIASES.get(rope_type, rope_type)
+        if family.rope_types and keys[names.ROPE_TYPE] not in family.rope_types:  # the class that loads it stops
+            raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
         hf_formulas.need_keys(keys[names.ROPE_TYPE], keys)
         if keys[names.ROPE_THETA] is None:
             raise Refuses("TypeError: the base is null")

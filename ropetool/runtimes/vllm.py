@@ -13,6 +13,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Vllm
+from ropetool.rope import arithmetic
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
@@ -34,6 +35,7 @@ LENGTH_KEYS = (
     names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
+NOT_RUN = {"reads": "by the transformers backend"}  # what is said of an architecture that nobody has run on it
 # gpt_oss is given these keys of yarn alone.
 GPT_OSS_KEYS = frozenset({
     names.ROPE_THETA, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.BETA_FAST, names.BETA_SLOW,
@@ -48,9 +50,9 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     model_type = view.family.name
-    facts = view.family.vllm
-    if facts is None or not view.family.own_name:
-        raise NotKnown(f"how vLLM runs {model_type} is not known")
+    facts = view.family.vllm if view.family.own_name else None
+    if facts is None:
+        facts = _scanned(view, first)
     given = engine.loaded_keys(view)
     if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
         found = _on_transformers(view)
@@ -64,6 +66,36 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
         reach.append(rows)
     context = min(_derived(view, given, first), *reach)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _scanned(view: HfCheckpoint, first: str) -> Vllm:
+    """Return how vLLM runs the architecture of a config, as its registry and its model files have it.
+
+    Raises: NotKnown where a file has a reading of its own; Refuses where a stretch of releases lacks the model.
+    """
+    architecture = engine.architecture(view)
+    found = engine.scanned(NAME).get(architecture, NOT_RUN)
+    if found == NOT_RUN or not view.family.own_name or architecture != view.family.architecture:
+        raise NotKnown(f"how vLLM runs {view.family.name} is not known")
+    if not found:
+        raise Refuses(f"ValueError: Model architectures ['{architecture}'] are not supported")
+    last = next(releases.last for releases in RELEASES if releases.first == first)
+    since, until = found.get("since", "0"), found.get("until", "9999")
+    backend = found.get("on_transformers", "")
+    if backend and numbers(backend)[:2] <= numbers(first):
+        return Vllm(on_transformers=first)
+    if "file" not in found or numbers(since)[:2] > numbers(last) or numbers(until)[:2] < numbers(first):
+        span = f"until {until}" if "until" in found else f"from {since if 'file' in found else backend} on"
+        raise Refuses(f"ValueError: {architecture} is in vLLM {span}")
+    if numbers(since)[:2] > numbers(first):
+        raise NotKnown(f"{architecture} is in vLLM from {since} on, not in all of {first} to {last}")
+    if found["reads"] not in ("as stated", "deepseek") or view.family.layer_base_key:
+        raise NotKnown(f"how vLLM's {found['file']} reads the rope keys of {view.family.name} is not known")
+    return Vllm(
+        formula="deepseek" if found["reads"] == "deepseek" else "",
+        wider_window=".".join(found.get("wider_window", "").split(".")[:2]),
+        made_half=found.get("layout", "").startswith("half, then"),
+    )
 
 
 def _on_transformers(view: HfCheckpoint) -> RopeSet:
@@ -108,6 +140,10 @@ def _layer(
         keys = {**{k: v for k, v in keys.items() if k in GPT_OSS_KEYS}, names.ROPE_TYPE: "yarn"}
         for key in (names.BETA_FAST, names.BETA_SLOW, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS):
             engine.number(keys, key)
+    if entry.sliding_window is not None and facts.wider_window and numbers(facts.wider_window) <= numbers(first):
+        entry = replace(entry, sliding_window=entry.sliding_window + 1)
+    if facts.made_half and keys[names.ROPE_TYPE] == "longrope":
+        entry = replace(entry, layout="half")
     entry = _narrowed(view, entry, keys)
     base = engine.base_table(keys, entry.rotary_dim)
     table, rows = _table(entry, keys, base, context, first)
@@ -117,7 +153,7 @@ def _layer(
 def _narrowed(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any]) -> LayerRope:
     """Return the entry with the share of channels that rotates: vLLM narrows the head of any family."""
     share = keys.get(names.PARTIAL_ROTARY_FACTOR, engine.section(view).get(names.PARTIAL_ROTARY_FACTOR))
-    if view.family.partial_rotary_key or view.family.mla or share is None:
+    if view.family.partial_rotary_key or view.family.mla or share is None or keys[names.ROPE_TYPE] == "proportional":
         return entry
     if not is_number(share) or not 0 < share <= 1:
         raise Refuses(f"ValueError: partial_rotary_factor {share} must be between 0.0 and 1.0")
@@ -131,6 +167,8 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
         return RopeTable.fixed(base), context
+    if rope_type == "proportional":
+        return RopeTable.fixed(_proportional(entry, keys)), context
     if rope_type == "longrope":
         return _longrope(entry, keys, base, context)
     if rope_type == "llama3":
@@ -147,6 +185,14 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
     length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
     inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=keys.get(names.TRUNCATE) is not False)
     return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, first)), math.ceil(length * factor)
+
+
+def _proportional(entry: LayerRope, keys: Mapping[str, Any]) -> Array:
+    """Return the table of a whole head of whose pairs a share turns; a factor is not looked at."""
+    turning = int(entry.head_dim * engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0)) // 2
+    table = arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), entry.head_dim)
+    table[turning:] = 0.0
+    return table
 
 
 def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -> float:
