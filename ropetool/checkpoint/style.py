@@ -55,6 +55,13 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
     return result
 
 
+def theta_keys(family: Family) -> tuple[str, str]:
+    """Return the keys of the base in the older style: of the full-attention layers, and of sliding ones with their own."""
+    if family.in_v4 or not family.nested:
+        return names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ
+    return family.rope_theta_key or names.ROPE_THETA, family.local_theta_key or names.ROPE_LOCAL_BASE_FREQ
+
+
 def context_key(part: Mapping[str, Any], family: Family) -> str:
     """Return the key under which a config states its context: the class's own, or the usual one, which it takes too."""
     usual = names.MAX_POSITION_EMBEDDINGS
@@ -89,15 +96,16 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
 
 def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, RopeKeys]:
     scaling = part.get(names.ROPE_SCALING)
-    theta = _theta(part.get(names.ROPE_THETA), f"{where}: rope_theta")
+    outer, local_key = theta_keys(family)
+    theta = _theta(part.get(outer), f"{where}: {outer}")
     keys = _keys({} if scaling is None else scaling, f"{where}: rope_scaling")
     if any(isinstance(value, Mapping) for value in keys.params.values()):
         raise InvalidRope("it is nested, and rope_scaling is read flat", where=f"{where}: rope_scaling")
     entries = {names.FULL_ATTENTION: RopeKeys(keys.rope_type, keys.rope_theta or theta, keys.params)}
     if names.SLIDING_ATTENTION in family.rope_entries:
-        local = part.get(names.ROPE_LOCAL_BASE_FREQ)
+        local = part.get(local_key)
         entries[names.SLIDING_ATTENTION] = RopeKeys(
-            rope_theta=_theta(local, f"{where}: rope_local_base_freq") if family.has_local_base else theta
+            rope_theta=_theta(local, f"{where}: {local_key}") if family.has_local_base else theta
         )
     return entries
 
@@ -305,7 +313,7 @@ def edits(
     elif found.style == names.V5:
         result += _outer_theta_edit(part, family, wanted[names.FULL_ATTENTION])
     else:
-        result += _removals(part, family, (names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_LOCAL_BASE_FREQ))
+        result += _removals(part, family, (*theta_keys(family), names.ROPE_SCALING))
     if style in (names.V5, names.BOTH):
         result += _v5_edits(part, family, wanted, extra)
     else:
@@ -333,6 +341,7 @@ def _v4_edits(
     extra: Mapping[str, Any],
 ) -> list[Edit]:
     path = family.text_path
+    outer, local_key = theta_keys(family)
     full = wanted[names.FULL_ATTENTION]
     old = part.get(names.ROPE_SCALING, ABSENT)
     theta_inside = isinstance(old, Mapping) and names.ROPE_THETA in old
@@ -343,11 +352,10 @@ def _v4_edits(
         theta = family.default_rope_theta[names.FULL_ATTENTION]
     silent = current[names.FULL_ATTENTION].rope_theta is None and theta == family.shared_default_theta
     if theta is not None and not silent and not theta_inside:
-        result += _value_edit((*path, names.ROPE_THETA), part.get(names.ROPE_THETA, ABSENT), theta)
+        result += _value_edit((*path, outer), part.get(outer, ABSENT), theta)
     sliding = wanted.get(names.SLIDING_ATTENTION)
     if family.has_local_base and sliding is not None and sliding.rope_theta is not None:
-        key = names.ROPE_LOCAL_BASE_FREQ
-        result += _value_edit((*path, key), part.get(key, ABSENT), sliding.rope_theta)
+        result += _value_edit((*path, local_key), part.get(local_key, ABSENT), sliding.rope_theta)
     new = _object(full, old, extra, family.scaling_keys[:1])
     if full.rope_type == "default" and not _unknown(new):
         return result + ([Edit((*path, names.ROPE_SCALING), old, None)] if isinstance(old, Mapping) else [])

@@ -86,7 +86,9 @@ class Family:
     default_kinds: the kinds in order, over and over, instead of a pattern; with kinds_count they are those of so many layers,
     and of no other number. kinds_key: the list with one word a layer, or the text
     with one letter; kind_names: its words that are not these.
-    kind_indices_key: a list of the full-attention layers' numbers instead. rope_groups: under which words rope_parameters
+    kind_indices_key: a list of the full-attention layers' numbers instead. kind_numbers_key: a list with a number a layer,
+    of which kind_names says the kinds; it may go on beyond the last layer. cache_known: whether a layer keeps whole keys and
+    values of each token. rope_groups: under which words rope_parameters
     nests the kinds, where not under these. default_*: the values that the class assumes when the config is silent; None for
     head_dim means hidden_size // num_attention_heads; default_sizes without num_key_value_heads: as many as there are
     heads. one_key_head: boolean keys; all heads share one key and value where the first is on, as it is where it is
@@ -105,7 +107,8 @@ class Family:
     rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; base_of_stated_keys: the base of
     rope keys that state none, where it is another than that of a config without them. rope_scaling_reaches: the kinds of
     layer that a rope_scaling changes: none, or `stops` where the class does; None: as most do, all of a flat family and
-    the full-attention layers of another. local_theta_key: the same of
+    the full-attention layers of another. scaling_defaults: what the class adds to a rope_scaling of type yarn.
+    shadows_type: a rope_type that is there by default shadows the `type` of an older rope_scaling. local_theta_key: the same of
     sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
     context_key, window_key: where the context and the window are stated; chunked: the
     window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
@@ -144,6 +147,8 @@ class Family:
     kinds_key: str = "layer_types"
     kind_names: dict[str, str] = dataclasses.field(default_factory=dict)
     kind_indices_key: str = ""
+    kind_numbers_key: str = ""
+    cache_known: bool = True
     rope_groups: dict[str, str] = dataclasses.field(default_factory=dict)
     head_dim_key: str = "head_dim"
     default_head_dim: int | None = None
@@ -155,6 +160,8 @@ class Family:
     rope_theta_key: str = "rope_theta"
     base_of_stated_keys: dict[str, float] = dataclasses.field(default_factory=dict)
     rope_scaling_reaches: tuple[str, ...] | None = None
+    scaling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shadows_type: bool = False
     local_theta_key: str = "rope_local_base_freq"
     layer_base_key: str = ""
     rope_types: tuple[str, ...] = ()
@@ -175,7 +182,7 @@ class Family:
     off_key: str = ""
     in_v4: bool = True
     null_head_dim: tuple[str, ...] = ()
-    stated_null_head_dim: Literal["", "stops yarn", "computed"] = ""
+    stated_null_head_dim: tuple[Literal["stops yarn", "computed"], ...] = ()
     not_null: tuple[str, ...] = ()
     sliding_window: str = "never"
     default_sliding_window: int | None = None
@@ -290,7 +297,7 @@ def read(text: str, file: str) -> Family:
     """
     data = parsed(text, file)
     model_type = data.get("model_type", "")
-    data = {**(records.facts(model_type) if data.pop(records.REST, False) else records.spellings(model_type)), **data}
+    data = {**(records.rest(model_type) if data.pop(records.REST, False) else records.spellings(model_type)), **data}
     family: Family = record(Family, data, file)
     for place, sentence in _faults(family, file):
         raise wrong(f"{file}: {place}", sentence)

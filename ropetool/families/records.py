@@ -106,6 +106,14 @@ def handing_over(model_type: str) -> Wrapper | None:
     return Wrapper(".".join(record["text_path"]), record["text_type"], fixed=fixed, needs=needs, source=_source(record))
 
 
+def rest(model_type: str) -> dict[str, Any]:
+    """Return what a record says beside a file: all where it is described, or how its class reads odd spellings."""
+    try:
+        return facts(model_type)
+    except Undescribed:
+        return spellings(model_type)
+
+
 def spellings(model_type: str) -> dict[str, Any]:
     """Return how the class of a type reads odd spellings, as a family's file would state it; nothing of one without record."""
     record = _record(model_type) if isinstance(model_type, str) else None
@@ -117,11 +125,11 @@ def _odd(record: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]
 
     theirs: this package's names of the kinds of layer, by the class's.
     """
-    found = {key: record[key] for key in ("not_null", "rotary_dim_key") if key in record}
-    if record.get("null_head_dim_computed"):
-        found["stated_null_head_dim"] = "computed"
-    elif record.get("stated_null_head_dim") == "stops yarn":
-        found["stated_null_head_dim"] = "stops yarn"
+    found = {key: record[key] for key in ("not_null", "rotary_dim_key", "shadows_type") if key in record}
+    null = ["computed"] if record.get("null_head_dim_computed") else []
+    if record.get("stated_null_head_dim") == "stops yarn":
+        null.append("stops yarn")
+    found["stated_null_head_dim"] = null
     if "rope_scaling_reaches" in record:
         found["rope_scaling_reaches"] = [theirs.get(kind, kind) for kind in record["rope_scaling_reaches"]]
     if "base_of_stated_keys" in record:

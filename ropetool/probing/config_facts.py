@@ -381,6 +381,8 @@ def _unusual(maker: Maker, base: Tables, known: Mapping[str, Any]) -> dict[str, 
         found["rotary_dim_key"] = "rotary_dim"
     if "linear" in (known["rope_types"] or ["linear"]) and (scaled := _scaled_labels(maker, base)) != [ONE]:
         found["rope_scaling_reaches"] = scaled
+    if known["layer_types"] and _scaled_labels(maker, base, "rope_type") != _scaled_labels(maker, base, "type"):
+        found["shadows_type"] = True
     try:
         bare = maker.tables(maker.config(rope_parameters=_bare(maker.config())))
     except Exception:  # noqa: BLE001 - a class may want more of rope parameters that are stated
@@ -422,11 +424,11 @@ def _ignores_default(maker: Maker, known: Mapping[str, Any]) -> bool:
     return bool(max(widths) > 2 * known["default_head_dim"])
 
 
-def _scaled_labels(maker: Maker, base: Tables) -> list[str]:
+def _scaled_labels(maker: Maker, base: Tables, spelling: str = "rope_type") -> list[str]:
     """Return the labels whose tables a rope_scaling beside no rope parameters changes; `stops` where the class does."""
     none = {"rope_parameters": None} if "rope_parameters" in maker.small else {}
     try:
-        other = maker.tables(maker.config(**none, rope_scaling={"rope_type": "linear", "factor": 4.0}))
+        other = maker.tables(maker.config(**none, rope_scaling={spelling: "linear", "factor": 4.0}))
     except Exception:  # noqa: BLE001 - a class may not take it, which is the fact
         return ["stops"]
     return sorted(label for label in base.keys() & other.keys() if other[label][0][0] < 0.5 * base[label][0][0])

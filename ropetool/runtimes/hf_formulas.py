@@ -188,10 +188,10 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
     """
     key = family.head_dim_keys.get(layer_type, family.head_dim_key)
     stated = part.get(key)
-    null = family.stated_null_head_dim if HEAD_DIM in part and part[HEAD_DIM] is None else ""
-    if null and (rope_type in NEEDS_HEAD_DIM if null == "stops yarn" else key != HEAD_DIM):
+    null = family.stated_null_head_dim if HEAD_DIM in part and part[HEAD_DIM] is None else ()
+    if ("stops yarn" in null and rope_type in NEEDS_HEAD_DIM) or ("computed" in null and key != HEAD_DIM):
         raise Refuses(f"TypeError: {rope_type} with a head_dim of null, where an absent one would do")
-    if stated is None and null != "computed":
+    if stated is None and "computed" not in null:
         stated = family.default_head_dims.get(layer_type, family.default_head_dim)
     if stated is None:
         if runtime in family.null_head_dim and rope_type in NEEDS_HEAD_DIM:
@@ -226,6 +226,9 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
         stated = list(stated)  # a letter a layer
     if isinstance(stated, list):
         return [str(family.kind_names.get(kind, kind)) for kind in stated]
+    numbers = part.get(family.kind_numbers_key)
+    if isinstance(numbers, list):
+        return [str(family.kind_names.get(str(number), number)) for number in numbers[:count]]
     indices = part.get(family.kind_indices_key)
     if isinstance(indices, list):
         return [names.FULL_ATTENTION if i in indices else family.pattern_other for i in range(count)]

@@ -58,9 +58,9 @@ def _key_heads(model: Model, layer: int) -> int:
 def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> dict[str, KvCache]:
     """Return the cache of the layers that look all the way back and of those that slide, in the weights' type.
 
-    Nothing where heads differ by kind of layer: what is kept of them is not known.
+    Nothing where heads differ by kind of layer, or less than whole keys is kept: its size is not known.
     """
-    if family.head_dim_keys:
+    if family.head_dim_keys or not family.cache_known:
         return {}
     part = style.section(config, family, names.CONFIG_JSON)
     dtype = part.get("torch_dtype") or part.get("dtype") or config.get("torch_dtype") or config.get("dtype")

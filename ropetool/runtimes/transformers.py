@@ -102,8 +102,10 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
     nested = {t: dict(filled.get(group(t)) or {}) for t in family.layer_types}
     for layer_type in (reaches or (names.FULL_ATTENTION,)) if scaling else ():
         if parameters is None:
-            nested[layer_type] = {names.ROPE_TYPE: "default"}  # which an older `type` does not replace
+            nested[layer_type] = {names.ROPE_TYPE: "default"} if family.shadows_type else {}
         nested[layer_type].update(scaling)
+        if "yarn" in (scaling.get(names.ROPE_TYPE), scaling.get(names.LEGACY_TYPE)):
+            nested[layer_type] = {**family.scaling_defaults, **nested[layer_type]}
     for layer_type, keys in nested.items():
         # In most families an outer base goes to the full layers only.
         outer = family.rope_theta_key if layer_type == names.FULL_ATTENTION else family.local_theta_key

@@ -53,12 +53,13 @@ def config(name: str) -> dict[str, Any]:
     if family.nested and family.default_sliding_window is None:
         made["sliding_window"] = 64
     if family.nested:
-        theirs = {ours: name for name, ours in family.kind_names.items()}
+        theirs = {ours: name for name, ours in family.kind_names.items() if not name.isdigit()}
         count = made["num_hidden_layers"]
         kinds = [theirs.get(kind, kind) for kind in family.layer_types]
         made["layer_types"] = [*(kinds * count)[: count - 1], theirs.get("full_attention", "full_attention")]
         made["rope_parameters"] = {
-            family.rope_group(kind): dict(family.default_rope_keys.get(kind) or plain) for kind in family.layer_types
+            family.rope_group(kind): {"rope_theta": base, **(family.default_rope_keys.get(kind) or plain)}
+            for kind, base in family.default_rope_theta.items()
         }
         return made
     if name in SECTIONED:
@@ -129,6 +130,63 @@ def test_the_real_module_computes_what_is_written(name: str, directories: Any, a
         if not cell or not refusal(name, cell):
             assert "error" not in answers[name, cell], (cell, answers[name, cell])
             assert apart(name, computed(directories[name, cell]), answers[name, cell]) == [], cell
+
+
+def odd() -> dict[str, dict[str, Any]]:
+    """Return configs with the keys of published files that few classes have, or that most read otherwise."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "beta_fast": 32, "beta_slow": 1}
+    linear = {"rope_type": "linear", "factor": 4.0}
+
+    def bare(name: str) -> dict[str, Any]:
+        return {k: v for k, v in config(name).items() if k != "rope_parameters"}
+
+    return {
+        "deepseek_v4": {
+            **{k: v for k, v in bare("deepseek_v4").items() if k != "layer_types"}, "qk_rope_head_dim": 64, "rope_theta": 10000,
+            "compress_rope_theta": 160000, "rope_scaling": yarn, "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+        },
+        "minimax_m2": {**bare("minimax_m2"), "rotary_dim": 64, "rope_theta": 5e6},
+        "modernbert-decoder": {**bare("modernbert-decoder"), "global_rope_theta": 5e4, "rope_scaling": linear},
+        "gemma3n_text": {**bare("gemma3n_text"), "rope_theta": 5e4, "rope_local_base_freq": 2e4, "rope_scaling": yarn},
+        "cohere2_moe": {**bare("cohere2_moe"), "rope_theta": 5e4, "rope_scaling": linear},
+        "muse_spark_text": {**bare("muse_spark_text"), "rope_theta": 5e4},
+        "ernie4_5": {**bare("ernie4_5"), "head_dim": None},
+        "bailing_hybrid": {**bare("bailing_hybrid"), "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", odd())
+def test_odd_and_older_keys_are_read_as_the_class_reads_them(name: str, tmp_path: Path) -> None:
+    data = odd()[name]
+    source = write(tmp_path / "m", data)
+    (answer,) = probe([{"path": str(source), "lengths": LENGTHS}])
+    assert "error" not in answer, answer
+    assert apart(name, computed(source), answer) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "why"),
+    [
+        ("laguna", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "KeyError: rope_scaling takes the place"),
+        ("minimax_m2", {"num_key_value_heads": None}, "ValidationError: num_key_value_heads is null"),
+        (
+            "glm",
+            {"head_dim": None, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "TypeError: yarn with a head_dim",
+        ),
+        ("youtu", {"head_dim": None}, "TypeError: default with a head_dim of null"),
+    ],
+)
+def test_what_stops_the_class_is_refused(name: str, keys: dict[str, Any], why: str, tmp_path: Path) -> None:
+    kept = {k: v for k, v in config(name).items() if k != "rope_parameters"}
+    source = write(tmp_path / "m", {**kept, **keys})
+    reading = next(each for each in inspection.inspect(source).readings if each.name == "transformers")
+    assert reading.refuses.startswith(why)
+    (answer,) = probe([{"path": str(source), "lengths": LENGTHS}])
+    rope = answer["layers"]["full_attention"][0] if "layers" in answer else None
+    assert (
+        rope is None or 2 * len(rope["inv_freq"]) != families.get(name).default_head_dim
+    )  # which the layers cannot take
 
 
 @pytest.mark.parametrize("name", ["hunyuan_v1_dense", "hunyuan_v1_moe"])
