@@ -108,6 +108,8 @@ class Family:
     rope keys that state none, where it is another than that of a config without them. rope_scaling_reaches: the kinds of
     layer that a rope_scaling changes: none, or `stops` where the class does; None: as most do, all of a flat family and
     the full-attention layers of another. scaling_defaults: what the class adds to a rope_scaling of type yarn.
+    mscale_keys: the rope keys that every scaled type must state, the factors on cos and sin up to the length before scaling
+    and beyond it, in place of the type's own; the table is then that of the shorter texts for all.
     shadows_type: a rope_type that is there by default shadows the `type` of an older rope_scaling. local_theta_key: the same of
     sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
     context_key, window_key: where the context and the window are stated; chunked: the
@@ -160,6 +162,7 @@ class Family:
     rope_theta_key: str = "rope_theta"
     base_of_stated_keys: dict[str, float] = dataclasses.field(default_factory=dict)
     rope_scaling_reaches: tuple[str, ...] | None = None
+    mscale_keys: tuple[str, ...] = ()
     scaling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     shadows_type: bool = False
     local_theta_key: str = "rope_local_base_freq"

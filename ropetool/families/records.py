@@ -32,10 +32,17 @@ ELSEWHERE = {
     "florence2": "its text model is a bart, which has no rotary positions",
     "inkling_mm_model": "its text model is an inkling_text, which has no rotary positions",
     "vision-encoder-decoder": "its decoder is a checkpoint of its own, joined by cross attention",
-    "dbrx": "its published configs state sizes and the base under other keys",
+    "dbrx": (
+        "its published configs state the base in attn_config, where transformers 5 does not look: it rotates by 10000 "
+        "whatever stands there"
+    ),
+    "dia": "its encoder of text and its decoder of sound rotate, each by rope keys of its own",
+    "t5gemma": "its encoder and its decoder rotate, each by rope keys of its own",
+    "t5gemma2": "its encoder and its decoder rotate, each by rope keys of its own",
 }
 # Where there is nothing to extend, and why.
 SETTLED = {
+    "beam": "its full-attention layers do not rotate, and the others look back through their window whatever the context",
     "recurrent_gemma": "its class takes the unscaled table alone, and its layers look back 2048 tokens whatever the context",
 }
 WINDOWS = ("never", "always", "alternate", "use_sliding_window")
@@ -125,7 +132,7 @@ def _odd(record: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]
 
     theirs: this package's names of the kinds of layer, by the class's.
     """
-    found = {key: record[key] for key in ("not_null", "rotary_dim_key", "shadows_type") if key in record}
+    found = {key: record[key] for key in ("not_null", "rotary_dim_key", "shadows_type", "mscale_keys") if key in record}
     null = ["computed"] if record.get("null_head_dim_computed") else []
     if record.get("stated_null_head_dim") == "stops yarn":
         null.append("stops yarn")
@@ -192,8 +199,8 @@ def _check(record: Mapping[str, Any]) -> None:
         *record.get("head_dim_keys", {}).values(),
     ):
         raise Undescribed("it has decoupled keys of its own in each kind of layer")
-    if record["rope_types"] == ["default"]:
-        raise Undescribed("its class stops at the plain keys of every scaled rope type")
+    if record["rope_types"] == ["default"] and not all(table["plain"] for table in record["tables"].values()):
+        raise Undescribed("its class takes the unscaled type alone, and orders the pairs of its table by image axes")
     sized = {"hidden_size", "num_attention_heads"} <= record["default_sizes"].keys()
     if not sized and record["default_head_dim"] is None:
         raise Undescribed("where the size of its heads is stated is not known")

@@ -37,6 +37,7 @@ TEMPERATURES = r".*(scaling_beta|attn_temperature_tuning|log_scaling_alpha)"
 WINDOWS = r"sliding_window(_size)?|attention_window_size|attention_chunk_size|local_attention"
 SWITCH = "use_sliding_window"
 STRETCH = "alpha"
+MSCALES = ("short_mscale", "long_mscale")
 
 
 class Maker:
@@ -341,15 +342,24 @@ def _rope_types(maker: Maker) -> dict[str, Any]:
         else {"head_dim": small.hidden_size // small.num_attention_heads}
     )
     taken, refused = ["default"], {}
+    more: dict[str, float] = {}
     for rope_type in ROPE_TYPES:
+        values = _of_type(rope_type, small, tables)
         try:
-            maker.tables(maker.config(rope_parameters=_of_type(rope_type, small, tables), **size))
+            try:
+                maker.tables(maker.config(rope_parameters={**values, **more}, **size))
+            except Exception as error:
+                if nested(small) or not any(key in str(error) for key in MSCALES):
+                    raise
+                more = dict.fromkeys(MSCALES, 1.0)  # which every scaled type must state here
+                maker.tables(maker.config(rope_parameters={**values, **more}, **size))
         except Exception as error:  # noqa: BLE001 - a class may stop at a key with any error
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             refused[rope_type] = f"{type(error).__name__}: {lines[-1] if lines else ''}"[:160]
         else:
             taken.append(rope_type)
-    return {"rope_types": taken if refused else [], "refused_rope_types": refused}
+    found = {"rope_types": taken if refused else [], "refused_rope_types": refused}
+    return {**found, "mscale_keys": sorted(more, reverse=True)} if more else found
 
 
 def _stretch_key(maker: Maker) -> dict[str, Any]:
@@ -379,7 +389,9 @@ def _unusual(maker: Maker, base: Tables, known: Mapping[str, Any]) -> dict[str, 
     longest = max(len(table[0]) for table in base.values())
     if any(times == 0.5 for times in maker.shares(base, rotary_dim=longest).values()):
         found["rotary_dim_key"] = "rotary_dim"
-    if "linear" in (known["rope_types"] or ["linear"]) and (scaled := _scaled_labels(maker, base)) != [ONE]:
+    if "linear" in (known["rope_types"] or ["linear"]) and (
+        scaled := _scaled_labels(maker, base, mscales=known.get("mscale_keys", ()))
+    ) != [ONE]:
         found["rope_scaling_reaches"] = scaled
     if known["layer_types"] and _scaled_labels(maker, base, "rope_type") != _scaled_labels(maker, base, "type"):
         found["shadows_type"] = True
@@ -424,11 +436,12 @@ def _ignores_default(maker: Maker, known: Mapping[str, Any]) -> bool:
     return bool(max(widths) > 2 * known["default_head_dim"])
 
 
-def _scaled_labels(maker: Maker, base: Tables, spelling: str = "rope_type") -> list[str]:
+def _scaled_labels(maker: Maker, base: Tables, spelling: str = "rope_type", mscales: Iterable[str] = ()) -> list[str]:
     """Return the labels whose tables a rope_scaling beside no rope parameters changes; `stops` where the class does."""
     none = {"rope_parameters": None} if "rope_parameters" in maker.small else {}
+    scaling = {spelling: "linear", "factor": 4.0, **dict.fromkeys(mscales, 1.0)}
     try:
-        other = maker.tables(maker.config(**none, rope_scaling={spelling: "linear", "factor": 4.0}))
+        other = maker.tables(maker.config(**none, rope_scaling=scaling))
     except Exception:  # noqa: BLE001 - a class may not take it, which is the fact
         return ["stops"]
     return sorted(label for label in base.keys() & other.keys() if other[label][0][0] < 0.5 * base[label][0][0])

@@ -44,6 +44,8 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
         keys = dict(native)
         rope_type = keys.pop(names.ROPE_TYPE)
         theta = keys.pop(names.ROPE_THETA, entry.rope_theta)
+        if family.mscale_keys and rope_type != "default":
+            keys |= _own_factors(family, derived.table.regimes[-1].attention_factor, trained_length)
         name = f"{rope_type} keys"
         again = any(encoding.name == name for encoding in found)
         found.append(Encoding(f"{name} in full" if again else name, RopeKeys(rope_type, theta, keys)))
@@ -58,6 +60,11 @@ def encodings(entry: LayerRope, derived: Derived, trained_length: int, family: F
         for name, keys, _ in found
         for how, other in variants(keys).items()
     ]
+
+
+def _own_factors(family: Family, factor: float, trained_length: int) -> dict[str, Any]:
+    """Return the keys that a class with factors of its own wants beside every scaled type."""
+    return {**dict.fromkeys(family.mscale_keys, float(factor)), names.ORIGINAL_MAX_POSITION_EMBEDDINGS: trained_length}
 
 
 def _as_proportional(entry: LayerRope, derived: Derived) -> RopeKeys | None:
@@ -88,6 +95,7 @@ def _as_lists(entry: LayerRope, derived: Derived, trained_length: int, family: F
         names.FACTOR: factor,
         names.ORIGINAL_MAX_POSITION_EMBEDDINGS: trained_length,
         names.ATTENTION_FACTOR: regimes[-1].attention_factor,
+        **(_own_factors(family, regimes[-1].attention_factor, trained_length) if family.mscale_keys else {}),
     }
     if family.mla and derived.softmax_multiplier != 1 and factor > 1:
         # The softmax scale follows (0.1 m ln s + 1)^2 for any type, so the multiplier is said through m.

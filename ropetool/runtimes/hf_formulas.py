@@ -28,6 +28,7 @@ NEEDS = {
 }
 NEEDS_NOTHING = ("default", "proportional")
 NEEDS_HEAD_DIM = ("yarn", "dynamic", "longrope")  # the types whose formula stops at a head_dim of null
+STATES_LENGTH = ("yarn", "longrope", "llama3")  # the types whose length transformers 5 fills in
 HEAD_DIM = "head_dim"
 PER_LAYER = ("alternate", "always")  # how families say that some layers slide, beside a key that switches it on
 
@@ -301,6 +302,8 @@ def entry(
     beta = r.params.get(family.temperature_key) if family.temperature_key else None
     interleaved = family.layout == "interleaved" and part.get(family.interleave_key or "", True) is not False
     turned = table(r)
+    if family.mscale_keys and scaled:
+        turned = _with_mscales(turned, r, family)
     if family.norm_after:
         turned = _normalised(turned)
     return LayerRope(
@@ -312,6 +315,25 @@ def entry(
         temperature=Temperature(float(beta), r.length) if beta else None,
         sliding_window=sliding_window(part, family, layer_type), chunked=family.chunked,
     )  # fmt: skip
+
+
+def _with_mscales(table: RopeTable, r: Resolved, family: Family) -> RopeTable:
+    """Return a table as a class computes it that states its factors itself, and asks for the table without a length.
+
+    Raises: Refuses where one of its keys is missing or no number.
+    """
+    missing = next((key for key in family.mscale_keys if not is_number(r.params.get(key))), None)
+    if missing:
+        raise Refuses(f"TypeError: {missing} of the rope keys must be a number")
+    if r.rope_type not in STATES_LENGTH and names.ORIGINAL_MAX_POSITION_EMBEDDINGS not in r.params:
+        raise Refuses(
+            f"KeyError: {family.model_type} needs {names.ORIGINAL_MAX_POSITION_EMBEDDINGS} beside its factors"
+        )
+    short, long = (float(r.params[key]) for key in family.mscale_keys)
+    inv_freq = table.regimes[0].inv_freq
+    if short == long:
+        return RopeTable.fixed(inv_freq, short)
+    return RopeTable((Regime(inv_freq, short, up_to=r.length), Regime(inv_freq, long)))
 
 
 def _normalised(table: RopeTable) -> RopeTable:

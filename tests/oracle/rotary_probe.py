@@ -66,6 +66,13 @@ def read(module, kind, length):
     return module.inv_freq, module.attention_scaling
 
 
+def applied(module, length):
+    """Return what a module of one table really turns the second of so many tokens by, and its factor: from cos and sin."""
+    cos, sin = module(torch.zeros(1, 1, 1), torch.tensor([[0, 1, length - 1]]))
+    pairs = cos.shape[-1] // 2
+    return torch.atan2(sin[0, 1, :pairs], cos[0, 1, :pairs]), cos[0, 0, 0]
+
+
 def softmax_multiplier(config):
     """Return what an MLA attention multiplies its softmax scale by, from the attention class itself."""
     if not hasattr(config, "qk_nope_head_dim"):
@@ -84,7 +91,8 @@ def answer(job):
         for kind, module in modules(config).items():
             layers[kind] = []
             for length in job["lengths"]:
-                inv_freq, factor = read(module, kind, length)
+                own = "short_mscale" in config.to_dict().get("rope_parameters", {})  # a factor that no attribute holds
+                inv_freq, factor = applied(module, length) if own else read(module, kind, length)
                 layers[kind].append({"inv_freq": inv_freq.double().tolist(), "attention_factor": float(factor)})
         return {"layers": layers, "softmax": softmax_multiplier(config)}
     except Exception as error:  # noqa: BLE001 - whatever stops the runtime is the answer

@@ -32,11 +32,15 @@ BUILT_OTHERWISE = {"evolla", "granite4_vision_text", "hunyuan_vl_text", "voxtral
 ROTATING = [name for name in RECORDED if families.get(name).rotates != "none" and name not in BUILT_OTHERWISE]
 SECTIONED = dict.fromkeys(("glm4v_text", "glm4v_moe_text"), 0.5)  # image sections of 32 pairs: half of heads of 128
 
+NEEDED = {"cosmos3_edge_text": {"mrope_section": [24, 20, 20]}}  # rope keys that the class has no number of its own for
+
 
 def refusal(name: str, cell: str) -> str:
     """Return why no encoding says it, empty where one does."""
     family = families.get(name)
     full = family.default_rope_keys.get("full_attention", {})
+    if cell in ("linear", "yarn", "llama3") and family.rope_types == ("default",):
+        return "takes only default"
     if cell in ("yarn", "llama3") and full.get("rope_type") == "proportional":
         return "no rope keys can say it"
     return "attention factor 1 instead" if cell == "yarn" and family.norm_after else ""
@@ -64,7 +68,7 @@ def config(name: str) -> dict[str, Any]:
         return made
     if name in SECTIONED:
         return {**made, "head_dim": 128, "rope_parameters": {**plain, "partial_rotary_factor": SECTIONED[name]}}
-    return {**made, "rope_parameters": plain}
+    return {**made, "rope_parameters": {**plain, **NEEDED.get(name, {})}}
 
 
 def write(directory: Path, data: dict[str, Any]) -> Path:
@@ -150,6 +154,13 @@ def odd() -> dict[str, dict[str, Any]]:
         "gemma3n_text": {**bare("gemma3n_text"), "rope_theta": 5e4, "rope_local_base_freq": 2e4, "rope_scaling": yarn},
         "cohere2_moe": {**bare("cohere2_moe"), "rope_theta": 5e4, "rope_scaling": linear},
         "muse_spark_text": {**bare("muse_spark_text"), "rope_theta": 5e4},
+        "phimoe": {
+            **bare("phimoe"), "rope_theta": 5e4, "max_position_embeddings": 2048, "original_max_position_embeddings": 512,
+            "rope_scaling": {
+                "type": "longrope", "short_factor": [1.5] * 64, "long_factor": [4.0] * 64, "short_mscale": 1.1,
+                "long_mscale": 1.2, "original_max_position_embeddings": 512,
+            },
+        },
         "ernie4_5": {**bare("ernie4_5"), "head_dim": None},
         "bailing_hybrid": {**bare("bailing_hybrid"), "rope_scaling": {"type": "dynamic", "factor": 4.0}},
     }  # fmt: skip
