@@ -78,12 +78,20 @@ class Model:
         """The position of the first token that is decoded, and how many are."""
         return SPANS.get(self.arch, (FIRST, COUNT))
 
+    @property
+    def heads(self) -> int:
+        return int(SIZES.get(self.arch, {}).get("heads", 2))
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """All keys of the model."""
+        return {key: value for key, value in (self._plain() | dict(self.keys)).items() if value is not None}
+
     def write(self, path: Path, vectors: Mapping[str, int] | None = None) -> Path:
         """Write the keys, and the frequency vectors that llama.cpp made, by their lengths."""
         writer = gguf.GGUFWriter(path, self.arch)
         writer.add_tokenizer_model("no_vocab")
-        stated = {key: value for key, value in (self._plain() | dict(self.keys)).items() if value is not None}
-        for key, value in stated.items():
+        for key, value in self.stated.items():
             _add(writer, f"{self.arch}.{key}", value)
         if self.arch == "apertus":  # the only keys without an architecture in front
             for key in ("alpha_n", "alpha_p", "beta", "eps"):
@@ -100,7 +108,7 @@ class Model:
     def _plain(self) -> dict[str, Any]:
         """Return the keys of test-llama-archs.cpp, for 256 channels in 2 heads unless the architecture wants others."""
         size = SIZES.get(self.arch, {})
-        width, heads, layers = size.get("width", 256), size.get("heads", 2), size.get("layers", 2)
+        width, heads, layers = size.get("width", 256), self.heads, size.get("layers", 2)
         head, inner = width // heads, width * 3 // 2
         keys: dict[str, Any] = {
             "vocab_size": size.get("vocabulary", VOCABULARY), "context_length": 256, "embedding_length": width,

@@ -59,13 +59,25 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
+PARTIAL = "part of each head"
+
+
 def variants(arch: str) -> list[str]:
     lists = arch in archs.LISTS | archs.LISTS_FOR_LONGROPE
-    return [name for name in VARIANTS if name != "lists" or lists]
+    partial = not archs.get(arch).whole_heads
+    return [name for name in VARIANTS if name != "lists" or lists] + [PARTIAL] * partial
 
 
 def model(arch: str, variant: str) -> Model:
-    keys = dict(VARIANTS[variant])
+    keys = dict(VARIANTS.get(variant, {}))
+    if variant == PARTIAL:
+        stated = Model(arch).stated
+        whole = stated.get("rope.dimension_count") or stated["embedding_length"] // Model(arch).heads
+        keys = {"rope.dimension_count": whole // 2}
+        if archs.get(arch).decoupled:  # a key is the latent part, as wide as values, and the rotating one
+            keys["attention.key_length"] = stated["attention.value_length"] + whole // 2
+        if arch == "dots3note":
+            keys["attention.key_length_swa"] = keys["attention.key_length"]
     if arch == "deepseek2-ocr":  # which stops at another base
         keys.pop("rope.freq_base", None)
     return Model(arch, keys)
@@ -196,10 +208,24 @@ CELLS = [(arch, variant) for arch in ROTATING for variant in variants(arch)]
 @pytest.mark.parametrize(("arch", "variant"), CELLS)
 def test_llama_cpp_rotates_as_we_decode_it(arch: str, variant: str) -> None:
     seen = run_of(arch, variant)
-    assert set(seen.vectors) == set(archs.get(arch).loads(VARIANTS[variant].get("rope.scaling.type", "linear")))
+    assert set(seen.vectors) == set(archs.get(arch).loads(VARIANTS.get(variant, {}).get("rope.scaling.type", "linear")))
     rope = decoded(arch, variant, seen.vectors)
     assert list(apart(arch, seen, run_of(arch, "plain"), rope)) == []
     assert seen.nodes or "granite" in arch  # rope.scaling.finetuned = false takes the positions away
+
+
+@pytest.mark.parametrize("arch", [name for name in ROTATING if archs.get(name).whole_heads])
+def test_a_part_of_a_head_stops_those_that_rotate_whole_heads(arch: str, tmp_path: Path) -> None:
+    first, count = Model(arch).span
+    whole = model(arch, "plain").write(tmp_path / f"a@{first}@{count}.gguf")  # the smaller name runs first
+    part = model(arch, PARTIAL).write(tmp_path / f"b@{first}@{count}.gguf")
+    with pytest.raises(Refuses, match="invalid n_rot"):
+        decoding.decode(GgufCheckpoint.of(read_shards(part)))
+    subprocess.run(
+        [sys.executable, rotation_probe.__file__, str(tmp_path)], capture_output=True, timeout=60, check=False,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+    )  # fmt: skip
+    assert [path.with_suffix(".npz").exists() for path in (whole, part)] == [True, False]
 
 
 # --- planted defects

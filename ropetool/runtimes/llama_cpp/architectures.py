@@ -282,14 +282,15 @@ HALF_WITH_SECTIONS = frozenset({"glm4", "bailingmoe3"})
 # llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert
 # n_embd_head == n_rot. Some have another's graph: granitemoe and minicpm granite's (granite.cpp:131), hunyuan-dense
 # that of hunyuan_vl (hunyuan-vl.cpp:64), qwen3tts that of qwen3vl (qwen3vl.cpp:67). The assertion is commented out in
-# minimax-01.cpp:196, minimax-m2.cpp:51 and nemotron.cpp:54, which rotate a part of each head.
+# minimax-01.cpp:196, minimax-m2.cpp:51 and nemotron.cpp:54, which rotate a part of each head. bailingmoe and gpt-oss take
+# rope.dimension_count for the size of a head, and stop where keys of another size come.
 WHOLE_HEADS = _words(
     """llama llama-embed deci falcon apertus arcee arctic baichuan chameleon codeshell dbrx deepseek dots1 dream
     ernie4_5 ernie4_5-moe exaone exaone4 exaone-moe granite granitemoe granite_swa minicpm grok grovemoe hunyuan-dense
     hunyuan-moe hunyuan_vl hy_v3 internlm2 jais2 llada llada-moe maincoder mellum mistral3 olmo olmo2 olmoe orion
     paddleocr pangu-embedded plamo pockettts qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3vl qwen3vlmoe qwen3tts rnd1
     seed_oss smallthinker smollm3 starcoder2 talkie xverse llama4 cohere2moe graniteswitch
-    cogvlm"""
+    cogvlm bailingmoe gpt-oss"""
 )
 FIXED_BASES = {"cogvlm": 10000.0, "deepseek2-ocr": 10000.0}  # cogvlm.cpp:115, deepseek2.cpp:484
 OF_EMBEDDING = frozenset(
@@ -321,6 +322,9 @@ LISTS_FOR_LONGROPE = _words(
     "llama llama-embed deci minicpm mistral3 granite granitemoe granite_swa apertus pangu-embedded refact step35"
 )
 FREQS_REQUIRED = frozenset({"gemma4"})
+FREQS_OF_HEADS = frozenset(
+    {"gemma4", "phimoe"}
+)  # a divisor for each pair of the head, the first ones for those that rotate
 FREQS_ON_FULL_LAYERS = frozenset({"gemma4", "step35"})  # and only there
 
 SLIDING = {

@@ -289,7 +289,7 @@ def rotary_dim(model: Model, sliding: bool) -> int:
 
 def divided_channels(model: Model) -> int:
     """Return how many channels a frequency vector is made for."""
-    if model.arch.name in archs.FREQS_REQUIRED:
+    if model.arch.name in archs.FREQS_OF_HEADS:
         return head_dim(model)
     if model.arch.name not in archs.FREQS_ON_FULL_LAYERS:
         return rotary_dim(model, False)
