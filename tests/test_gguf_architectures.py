@@ -192,6 +192,21 @@ def test_layers_without_positions_are_given_a_longer_context() -> None:
     assert {key for key in before if before[key] != after[key]} == {"cohere2.context_length"}
 
 
+def test_a_file_that_states_no_context_is_given_one() -> None:
+    """llama.cpp does not load it before, and says which key it misses."""
+    headers.write(Path("m.gguf"), "qwen3next")
+    write_patched(read_header(Path("m.gguf")), Patch(remove={"qwen3next.context_length"}), Path("none.gguf"))
+    refused = run("extend", "none.gguf", "--method", "yarn", "--factor", "4", "--dry-run")
+    assert "states no qwen3next.context_length" in refused.err
+    assert "--method length --target-length N" in refused.err
+    length = ("extend", "none.gguf", "--method", "length", "--target-length", "262144")
+    done = run(*length, "--dry-run")
+    assert (done.code, "--override-kv qwen3next.context_length=int:262144" in done.out) == (0, True)
+    done = run(*length, "-o", "out.gguf")
+    assert (done.code, headers.values(Path("out.gguf"))["qwen3next.context_length"]) == (0, ("UINT32", 262144))
+    assert {check.name: check.verdict for check in read_back(Path("out.gguf"))}["tables"] == "pass"
+
+
 @pytest.mark.parametrize("arch", sorted(set(archs.UNDESCRIBED) - {"clip"}))
 def test_what_is_not_described_is_refused_with_the_reason(arch: str) -> None:
     source = headers.write(Path("m.gguf"), arch)

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from ropetool import names
 from ropetool.checkpoint import style
-from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.edits import METADATA, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.checkpoint.gguf_keys import removal
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
@@ -23,6 +24,8 @@ from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.escaping import command
 from ropetool.families import TrainedLength
 from ropetool.files import parts
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet, is_number
@@ -84,6 +87,9 @@ class Format(Protocol):
 
     def length_candidates(self, target: RopeSet) -> list[Candidate]:
         """Return the ways to state the context of the target and leave its tables, in order of preference."""
+
+    def absent_context(self, length: int) -> list[FileEdit]:
+        """Return the edit that states this context in a file that states none and is not loaded without; else nothing."""
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         """Return the edits of weights that carry what the keys leave to them.
@@ -186,6 +192,9 @@ class HfFormat:
     def length_candidates(self, target: RopeSet) -> list[Candidate]:
         return length_encodings(self.checkpoint, target, self.style)
 
+    def absent_context(self, length: int) -> list[FileEdit]:
+        return []
+
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         words = residual_words(residuals)
         if self.checkpoint.family.bake is None:
@@ -274,6 +283,12 @@ class GgufFormat:
 
     def length_candidates(self, target: RopeSet) -> list[Candidate]:
         return gguf_length_encodings(self.checkpoint, self.arch.name, target)
+
+    def absent_context(self, length: int) -> list[FileEdit]:
+        key = f"{self.arch.name}.{archs.CONTEXT_LENGTH}"
+        if key in self.checkpoint.values:
+            return []
+        return [FileEdit(METADATA, (key,), ABSENT, plain_value(Value.of(ValueType.U32, length)))]
 
     def bake(self, residuals: Mapping[str, Residual]) -> Baking:
         raise LossyExport("no encoding of a GGUF file leaves anything to the weights", where=self.checkpoint.where)

@@ -14,6 +14,7 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
+from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
 from ropetool.plans.formats import Baking, Format, adapter_notes, format_of
@@ -202,6 +203,8 @@ class _LengthSearch(_Search):
         self.reading = UNSCALED if entry.unscaled and made is None else CURRENT
         self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
         self.notes = _unchanged_notes(decoded, self.target)
+        if form.absent_context(self.goal.target_length):
+            self.notes = (f"the file stated no context and was not loaded: it states {self.goal.target_length} now",)
 
     def candidates(self, form: Format | None = None) -> list[Candidate]:
         return (form or self.form).length_candidates(self.target)
@@ -249,7 +252,14 @@ def _decode(form: Format, runtime: str, request: Request) -> RopeSet:
 
     Raises: InvalidRope if it stops with an error, or the model does not rotate and a table is to change.
     """
-    found = form.read(runtime).understood(form.checkpoint.where, form.checkpoint.stated_in)
+    given = form.absent_context(request.target_length or 2)
+    found = form.read(runtime, given).understood(form.checkpoint.where, form.checkpoint.stated_in)
+    if given and not (methods.get(request.method).keeps_tables and request.target_length):
+        raise InvalidRope(
+            f"states no {given[0].path[-1]}, without which it is not loaded", where=form.checkpoint.where,
+            try_=f"{command('ropetool', 'extend', form.checkpoint.path, '--method', 'length', '--target-length', 'N')}, "
+            "with the length that it was trained on",
+        )  # fmt: skip
     entry = found.entries.get(names.FULL_ATTENTION)
     if entry is None or (entry.table is None and not methods.get(request.method).keeps_tables):
         several = any(each.table is not None for each in found.entries.values())

@@ -91,6 +91,8 @@ def base_and_scale(view: GgufCheckpoint, options: tuple[str, ...]) -> tuple[str,
     context_alone = len(overrides) == 1 and overrides[0].startswith(f"{arch}.{keys.CONTEXT_LENGTH}=")
     if stated or not context_alone or not linear or kind not in (None, "linear"):
         return None
+    if f"{arch}.{keys.CONTEXT_LENGTH}" not in view.values or keys.get(arch).base_key != keys.FREQ_BASE:
+        return None  # it does not load without the override, or has a base that no option reaches
     factor = float(scale or value_of(view, f"{arch}.{keys.FACTOR}", ValueType.F32) or 1.0)
     present = decoding.decode(view).entries[names.FULL_ATTENTION].rope_theta
     if base is None and present is None:

@@ -187,7 +187,7 @@ class _Writer:
         length = self.target.original_max_position_embeddings
         if length is not None:  # without it llama.cpp takes the extended length for the original one
             stated.setdefault(keys.ORIGINAL_CONTEXT_LENGTH, Value.of(ValueType.U32, length))
-        if not math.isclose(attn_factor, 1, rel_tol=1e-9):
+        if not math.isclose(attn_factor, 1, rel_tol=1e-9) and self.arch not in keys.WITHOUT_FACTOR:
             stated[keys.ATTN_FACTOR] = Value.of(ValueType.F32, attn_factor)
         return self._named(theta, stated)
 
@@ -204,7 +204,14 @@ class _Writer:
         """Return the base of sliding layers that keep theirs, where llama.cpp would give them that of the others."""
         full, sliding = (self.target.entries.get(kind) for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION))
         rules = keys.get(self.arch).sliding
-        if rules is None or rules.shares_base or rules.own_base or full is None or sliding is None:
+        if (
+            rules is None
+            or rules.shares_base
+            or rules.own_base
+            or rules.uncompressed
+            or full is None
+            or sliding is None
+        ):
             return {}
         if full.table is None or sliding.table is None or sliding.rope_theta is None:
             return {}
