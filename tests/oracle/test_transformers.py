@@ -21,7 +21,7 @@ from settled import Comparison
 
 import ropetool
 from ropetool import families
-from ropetool.errors import LossyExport, RopetoolError
+from ropetool.errors import LossyExport, RopetoolError, UnknownFamily
 from ropetool.report.inspected import inspection_json
 from ropetool.runtimes import inspection
 
@@ -330,6 +330,9 @@ REAL_FAMILIES = {
     "Qwen__Qwen3.5-9B",
 }  # fmt: skip
 NORMALISED = {"meta-llama__Llama-4-Scout-17B-16E"}  # behind the rotation, so that half of the methods have no encoding
+REMOTE = {"LGAI-EXAONE__EXAONE-3.5-7.8B-Instruct", "internlm__internlm2-7b"}  # no class of transformers to compare with
+GROUPED = {"deepseek-ai__DeepSeek-V4-Flash"}  # compared in test_recorded_families.py, by the names of its rope groups
+UNREAD = {"THUDM__glm-4-9b": "its remote code has no rope keys but rope_ratio"}
 MISTRAL_4 = {  # the shape of its rope keys, with the lengths of a small model
     "model_type": "mistral4", **configs.MLA, "qk_nope_head_dim": 32, "max_position_embeddings": 2048,
     "rope_parameters": {
@@ -417,9 +420,27 @@ def test_all_real_configs_survive_inspect(tmp_path: Path) -> None:
         found = inspection.inspect(source)
         data = inspection_json(found, 262144)
         json.dumps(data, allow_nan=False)
-        assert (found.family is not None) == (name in REAL_FAMILIES | NORMALISED)
+        assert (found.family is not None) == (name in REAL_FAMILIES | NORMALISED | REMOTE | GROUPED)
         if found.family is None:
             assert found.stated or name.startswith(("tiiuae", "THUDM"))
+
+
+@needs_real_files
+def test_all_real_configs_are_planned_or_told_why_not(tmp_path: Path) -> None:
+    refused = {}
+    for path in sorted(REAL.glob("*.json")):
+        source = write(tmp_path / path.stem, json.loads(path.read_text()))
+        try:
+            found = inspection.inspect(source).rope
+            scaled = found is not None and found.entries["full_attention"].rope_type != "default"
+            plan = ropetool.plan(source, "linear", factor=2, reading="current" if scaled else None)
+        except UnknownFamily as refusal:
+            refused[path.stem] = refusal.message
+        else:
+            assert plan.edits, path.stem
+    assert refused.keys() == UNREAD.keys()
+    for name, reason in UNREAD.items():
+        assert reason in refused[name]
 
 
 def test_current_reading_of_scaled_sources(tmp_path: Path) -> None:
