@@ -161,7 +161,7 @@ def family_reference() -> str:
     known = [families.get(name) for name in families.names()]
     rows = [
         [
-            f"[{f.model_type}](#{f.model_type})", f.architecture, f.layout, _rope_keys(f), _window(f),
+            f"[{f.model_type}](#{f.model_type.lower()})", f.architecture, f.layout, _rope_keys(f), _window(f),
             f.gguf_architecture or "none", f.example,
         ]
         for f in known
