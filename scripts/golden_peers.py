@@ -1,7 +1,8 @@
 """Write tests/oracle/peers.json: what the real classes of vLLM, SGLang, mlx-lm and exllamav3 answer.
 
 Run with ROPETOOL_PEERS set to a folder that has every release named in tests/oracle/peers.py, each unpacked by
-`unpack_peer` of scripts/lib.sh; `use_peers` there unpacks those of scripts/peers.txt.
+`unpack_peer` of scripts/lib.sh; `use_peers` there unpacks those of scripts/peers.txt. With --sglang-families it writes
+tests/oracle/sglang_families.json instead, from the releases of SGLang alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/oracle")]
 
 import peers  # noqa: E402 - it lies among the tests
+import sglang_families  # noqa: E402
 
 DIGITS = 9  # more than float32 has
 
@@ -47,7 +49,28 @@ def packed(answer: dict[str, Any], layers: list[Any]) -> dict[str, Any]:
     return {**answer, "layers": [index(layers, layer) for layer in found]} if found else answer
 
 
+def of_sglang_families() -> int:
+    """Write what SGLang answers of the families that its decoder knows by its sources."""
+    layers: list[Any] = []
+    releases = {}
+    for release in peers.RELEASES["sglang"]:
+        folder = peers.source("sglang", release)
+        if folder is None:
+            print(f"ROPETOOL_PEERS has no sglang-{release}", file=sys.stderr)
+            return 1
+        with tempfile.TemporaryDirectory() as scratch:
+            found = peers.probe("sglang", folder, list(sglang_families.jobs().values()), Path(scratch))
+        releases[release] = [packed(rounded(answer), layers) for answer in found]
+    lines = ",\n".join(
+        f"{json.dumps(key)}: {_block(value)}" for key, value in {"releases": releases, "layers": layers}.items()
+    )
+    sglang_families.GOLDEN.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+    return 0
+
+
 def main() -> int:
+    if sys.argv[1:] == ["--sglang-families"]:
+        return of_sglang_families()
     jobs, flagged = peers.jobs(), peers.flagged()
     answers: list[Any] = []
     layers: list[Any] = []

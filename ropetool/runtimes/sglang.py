@@ -39,9 +39,9 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     family = view.family
-    facts = family.sglang
-    if facts is None or not family.own_name:
-        raise NotKnown(f"how SGLang runs {family.name} is not known")
+    facts = family.sglang if family.own_name else None
+    if facts is None:
+        facts = _scanned(view)
     given = engine.loaded_keys(view)
     context = _context(view, given)
     if facts.on_transformers:
@@ -49,6 +49,18 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     shape = engine.shape(view)
     entries = {kind: _layer(view, facts, shape.entries[kind], keys, first) for kind, keys in given.items()}
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _scanned(view: HfCheckpoint) -> Sglang:
+    """Return how SGLang runs the architecture of a config, where its own class was asked.
+
+    Raises: NotKnown where it was not.
+    """
+    architecture = engine.architecture(view)
+    found = engine.scanned(NAME).get(architecture, {})
+    if "facts" not in found or not view.family.own_name or architecture != view.family.architecture:
+        raise NotKnown(f"how SGLang runs {view.family.name} is not known")
+    return Sglang(**found["facts"])
 
 
 def _context(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]]) -> int:

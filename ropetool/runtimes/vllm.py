@@ -84,15 +84,16 @@ def _scanned(view: HfCheckpoint, first: str) -> Vllm:
     backend = found.get("on_transformers", "")
     if backend and numbers(backend)[:2] <= numbers(first):
         return Vllm(on_transformers=first)
+    if found.get("reads") == NOT_RUN["reads"]:
+        raise NotKnown(f"{architecture} was run by the transformers backend of {backend} alone")
     if "file" not in found or numbers(since)[:2] > numbers(last) or numbers(until)[:2] < numbers(first):
         span = f"until {until}" if "until" in found else f"from {since if 'file' in found else backend} on"
         raise Refuses(f"ValueError: {architecture} is in vLLM {span}")
     if numbers(since)[:2] > numbers(first):
         raise NotKnown(f"{architecture} is in vLLM from {since} on, not in all of {first} to {last}")
-    if found["reads"] not in ("as stated", "deepseek") or view.family.layer_base_key:
+    if found["reads"] != "as stated" or view.family.layer_base_key:
         raise NotKnown(f"how vLLM's {found['file']} reads the rope keys of {view.family.name} is not known")
     return Vllm(
-        formula="deepseek" if found["reads"] == "deepseek" else "",
         wider_window=".".join(found.get("wider_window", "").split(".")[:2]),
         made_half=found.get("layout", "").startswith("half, then"),
     )

@@ -36,6 +36,12 @@ LAYERS = {
     "cohere": ("commandr", "CohereDecoderLayer"), "starcoder2": ("starcoder2", "Starcoder2DecoderLayer"),
     "olmo2": ("olmo2", "Olmo2DecoderLayer"), "gpt_oss": ("gpt_oss", "GptOssDecoderLayer"),
     "deepseek_v2": ("deepseek_v2", "DeepseekV2DecoderLayer"), "deepseek_v3": ("deepseek_v2", "DeepseekV2DecoderLayer"),
+    "olmoe": ("olmoe", "OlmoeDecoderLayer"), "arcee": ("arcee", "ArceeDecoderLayer"),
+    "apertus": ("apertus", "ApertusDecoderLayer"), "afmoe": ("afmoe", "AfmoeDecoderLayer"),
+    "gemma": ("gemma", "GemmaDecoderLayer"), "olmo": ("olmo", "OlmoDecoderLayer"),
+    "glm4_moe": ("glm4_moe", "Glm4MoeDecoderLayer"), "ernie4_5_moe": ("ernie4", "Ernie4DecoderLayer"),
+    "lfm2": ("lfm2", "Lfm2DecoderLayer"), "hunyuan_v1_dense": ("hunyuan", "HunYuanDecoderLayer"),
+    "granitemoe": ("granitemoe", "GraniteMoeDecoderLayer"),
 }  # fmt: skip
 
 
