@@ -16,6 +16,7 @@ PICKLE_INDEX_JSON = "pytorch_model.bin.index.json"
 
 # --- config.json
 MODEL_TYPE = "model_type"
+ARCHITECTURES = "architectures"
 TEXT_CONFIGS = ("text_config", "llm_config", "language_config")  # the text model inside a wrapper
 LAYER_TYPES = "layer_types"
 ROPE_SCALING = "rope_scaling"  # transformers up to 4.57

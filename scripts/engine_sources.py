@@ -131,6 +131,35 @@ class Release:
                     return calls, deepseek
         return [], False
 
+    def text_model(self, module: str, architecture: str) -> str:
+        """Return the architecture that a wrapper's class runs its text model as: `*` as that one names; empty for none."""
+        path = self.path(module)
+        tree = ast.parse(path.read_text(encoding="utf-8-sig")) if path.is_file() else ast.Module([], [])
+        classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+        node = classes.get(architecture)
+        if node is None:
+            return ""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Call) and ast.unparse(each.func) == "init_vllm_registered_model":
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in each.keywords}
+                chosen = re.fullmatch(r"\['(\w+)'\]", given.get("architectures", ""))
+                inner = re.search(r"(text|llm|language)_config$", given.get("hf_config", ""))
+                return chosen[1] if chosen else "*" if inner and "architectures" not in given else ""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "self.language_model":
+                name = ast.unparse(each.value.func) if isinstance(each.value, ast.Call) else ""
+                bases = [ast.unparse(base) for base in classes[name].bases] if name in classes else []
+                unregistered = name if name.endswith("ForCausalLM") else ""
+                return next((one for one in (name, *bases) if one in self.files), unregistered)
+        for base in map(ast.unparse, node.bases):
+            if base in classes:
+                return self.text_model(module, base)
+            for taken in (one for one in tree.body if isinstance(one, ast.ImportFrom) and one.module):
+                real = next((one.name for one in taken.names if base in (one.name, one.asname)), None)
+                if real is not None:
+                    return self.text_model(str(taken.module).rpartition(".")[2], real)
+        return ""
+
 
 def _is_call(node: ast.AST) -> bool:
     return (
@@ -226,6 +255,22 @@ def facts(engine: str, releases: list[Release]) -> dict[str, Facts]:
     return found
 
 
+def wrappers(releases: list[Release]) -> dict[str, Facts]:
+    """Return the classes that hold a text model of another class, over the releases; one that changes it is left out."""
+    found: dict[str, Facts] = {}
+    for architecture in sorted({name for release in releases for name in release.files}):
+        there = [release for release in releases if architecture in release.files]
+        texts = {release.text_model(release.files[architecture], architecture) for release in there}
+        if len(texts) > 1 or texts == {""}:
+            continue
+        found[architecture] = {"file": there[-1].files[architecture], "text": texts.pop()}
+        if there[0] is not releases[0]:
+            found[architecture]["since"] = there[0].version
+        if there[-1] is not releases[-1]:
+            found[architecture]["until"] = there[-1].version
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file would change")
@@ -240,7 +285,11 @@ def main() -> int:
             known
         )
         lines = ",\n".join(f'  "{name}": {json.dumps(entry)}' for name, entry in facts(engine, releases).items())
-        text = f'{{\n"releases": {json.dumps(versions)},\n"architectures": {{\n{lines}\n}}\n}}\n'
+        text = f'{{\n"releases": {json.dumps(versions)},\n"architectures": {{\n{lines}\n}}'
+        if engine == "vllm":
+            around = ",\n".join(f'  "{name}": {json.dumps(entry)}' for name, entry in wrappers(releases).items())
+            text += f',\n"wrappers": {{\n{around}\n}}'
+        text += "\n}\n"
         path = FOLDER / f"{engine}_models.json"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             stale.append(path.name)

@@ -312,3 +312,38 @@ def test_the_factor_keys_that_most_programs_read_alike() -> None:
     for name in ("transformers", "transformers-v4", *ENGINES):
         entry = decode(name, "deepseek_v3", rope_scaling=alone).entries["full_attention"]
         assert (entry.attention_factor, entry.softmax_multiplier) == (1.0, 1.0), name
+
+
+def image_model(architecture: str | None = "Qwen3VLForConditionalGeneration", **keys: Any) -> HfCheckpoint:
+    """Return a config around a small qwen3_vl text model, with its sections of the rotary pairs."""
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True, **keys}
+    text = {
+        "model_type": "qwen3_vl_text", "hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "num_hidden_layers": 4, "max_position_embeddings": 4096, "rope_parameters": rope,
+    }  # fmt: skip
+    named = {} if architecture is None else {"architectures": [architecture]}
+    return HfCheckpoint({"model_type": "qwen3_vl", **named, "text_config": text})
+
+
+def test_the_text_model_inside_a_wrapper_is_run_by_vllm_as_the_class_that_the_wrapper_makes() -> None:
+    scaled = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    theirs = {**scaled, "attention_factor": 1.0}
+    for keys in ({}, scaled):
+        found, wanted = (runtimes.get(name).decode(image_model(**keys)) for name in ("vllm@0.32", "transformers"))
+        assert not wanted.entries["full_attention"].differences(found.entries["full_attention"])
+    older, newer = (runtimes.get(f"vllm@{v}").decode(image_model(**theirs)) for v in ("0.29", "0.30"))
+    assert older.entries["full_attention"].attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    assert newer.entries["full_attention"].attention_factor == 1.0
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (image_model(None), "how vLLM runs qwen3_vl"),
+        (image_model("AnotherForConditionalGeneration"), "how vLLM runs qwen3_vl"),
+        (image_model(rope_type="linear", factor=4.0), "positions by mrope_section"),
+    ],
+)
+def test_what_vllm_makes_of_other_wrappers_and_tables_is_not_claimed(model: HfCheckpoint, says: str) -> None:
+    with pytest.raises(NotKnown, match=says):
+        runtimes.get("vllm@0.32").decode(model)

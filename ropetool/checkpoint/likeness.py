@@ -16,14 +16,14 @@ from ropetool.errors import InvalidRope, LossyExport
 from ropetool.families import Family, records
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 
-AUTO_MAP, ARCHITECTURES = "auto_map", "architectures"
+AUTO_MAP = "auto_map"
 NOT_WEIGHTS = "inv_freq"  # the end of buffers that some files hold beside the weights
 MOST_NAMED = 4
 
 
 def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tuple[str, ...]]:
     """Return what tells the built-in class, as the front of a sentence, and the model types of those that it fits."""
-    stated = config.get(ARCHITECTURES)
+    stated = config.get(names.ARCHITECTURES)
     classes = [name for name in stated if is_text(name)] if isinstance(stated, list) else []
     built_in = [name for name in families.names() if name not in families.remote()]
     known = [family for name in built_in if (family := families.find(name)) is not None]
@@ -74,7 +74,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
         raise LossyExport(f"this is not a {model_type}: {objection}", where=place)
     wanted = {
         names.MODEL_TYPE: model_type,
-        **({ARCHITECTURES: [family.architecture]} if ARCHITECTURES in config else {}),
+        **({names.ARCHITECTURES: [family.architecture]} if names.ARCHITECTURES in config else {}),
         **({AUTO_MAP: ABSENT} if AUTO_MAP in config else {}),
     }
     return [

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropetool import names
+from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Vllm
 from ropetool.rope import arithmetic
@@ -35,6 +35,8 @@ LENGTH_KEYS = (
     names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
+SECTIONS = "mrope_section"  # with it positions come in three rows, which not every class of table takes
+SECTIONED = ("default", "yarn")
 NOT_RUN = {"reads": "by the transformers backend"}  # what is said of an architecture that nobody has run on it
 # gpt_oss is given these keys of yarn alone.
 GPT_OSS_KEYS = frozenset({
@@ -50,10 +52,12 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     model_type = view.family.name
-    facts = view.family.vllm if view.family.own_name else None
+    facts = view.family.vllm if view.family.own_name else _inside(view, first)
     if facts is None:
         facts = _scanned(view, first)
     given = engine.loaded_keys(view)
+    if any(SECTIONS in keys and keys[names.ROPE_TYPE] not in SECTIONED for keys in given.values()):
+        raise NotKnown(f"vLLM counts positions by {SECTIONS}, which only its default and yarn tables are made for")
     if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
         found = _on_transformers(view)
         return replace(found, max_position_embeddings=_derived(view, given, first))
@@ -91,12 +95,42 @@ def _scanned(view: HfCheckpoint, first: str) -> Vllm:
         raise Refuses(f"ValueError: {architecture} is in vLLM {span}")
     if numbers(since)[:2] > numbers(first):
         raise NotKnown(f"{architecture} is in vLLM from {since} on, not in all of {first} to {last}")
-    if found["reads"] != "as stated" or view.family.layer_base_key:
-        raise NotKnown(f"how vLLM's {found['file']} reads the rope keys of {view.family.name} is not known")
+    return _read(found, view)
+
+
+def _read(found: Mapping[str, str], view: HfCheckpoint) -> Vllm:
+    """Return what a scan of a model file says. Raises: NotKnown where it does not say how the file reads the rope keys."""
+    if found.get("reads") != "as stated" or view.family.layer_base_key:
+        raise NotKnown(
+            f"how vLLM's {found.get('file', 'backend')} reads the rope keys of {view.family.name} is not known"
+        )
     return Vllm(
         wider_window=".".join(found.get("wider_window", "").split(".")[:2]),
         made_half=found.get("layout", "").startswith("half, then"),
     )
+
+
+def _inside(view: HfCheckpoint, first: str) -> Vllm:
+    """Return how vLLM runs the text model inside a wrapper: as the class that the wrapper's file makes it, by its own config.
+
+    Raises: NotKnown where no file of a wrapper of this name was read; Refuses where a stretch of releases lacks it.
+    """
+    unknown = NotKnown(f"how vLLM runs {view.family.name} is not known")
+    outer = engine.architecture(view)
+    found = engine.scanned(NAME, "wrappers").get(outer)
+    if found is None or names.ARCHITECTURES not in view.config:
+        raise unknown
+    last = next(releases.last for releases in RELEASES if releases.first == first)
+    since, until = (numbers(found.get(key, far))[:2] for key, far in (("since", "0"), ("until", "9999")))
+    if since > numbers(last) or until < numbers(first):
+        raise Refuses(f"ValueError: {outer} is in vLLM {found.get('since', '0')} to {found.get('until', 'now')}")
+    if since > numbers(first):
+        raise NotKnown(f"{outer} is in vLLM from {found['since']} on, not in all of {first} to {last}")
+    inner = view.family.architecture if found["text"] == "*" else found["text"]
+    known = next((family for family in map(families.get, families.handwritten()) if family.architecture == inner), None)
+    if known is not None and known.vllm is not None:
+        return known.vllm
+    return _read(engine.scanned(NAME).get(inner, NOT_RUN), view)
 
 
 def _on_transformers(view: HfCheckpoint) -> RopeSet:
