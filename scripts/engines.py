@@ -41,6 +41,7 @@ from ropetool import runtimes  # noqa: E402
 PROGRAMS = {"vllm": "engine_vllm.py", "mlx-lm": "engine_mlx_lm.py"}
 PYTHONS = {"vllm": "ROPETOOL_ENGINE_VLLM", "mlx-lm": "ROPETOOL_ENGINE_MLX"}
 VERSIONED = {"vllm": "vllm", "mlx-lm": "mlx-lm"}  # the package whose version says which decoder
+OLD_KEYS = ("mlx-lm",)  # whose model files look for the keys that older releases of transformers wrote
 TOKENS = range(3, 127)  # of the text: neither padding nor an end
 Cell = dict[str, Any]
 
@@ -58,6 +59,8 @@ class Grid:
         folder.mkdir(parents=True)
         try:
             source = models.make(model_type, folder / "source")
+            if self.name in OLD_KEYS:
+                models.state_old_keys(source)
             plain = runtimes.get("transformers").decode(judging.view(models.read(source)))
             for name, made in models.cells(source, self.runtime, wanted):
                 started = time.monotonic()

@@ -434,9 +434,11 @@ def test_remote_code_and_pickles_are_noted(tmp_path: Path) -> None:
 
 def test_a_runtime_that_was_not_asked_and_would_not_agree_is_named(tmp_path: Path) -> None:
     source = write_config(tmp_path / "v5", configs.config("llama", "v5"))
-    (note,) = [n for n in notes(source) if n.startswith("mlx-lm, transformers-v4 would compute something else: ")]
+    (note,) = [
+        n for n in notes(source) if n.startswith("mlx-lm, mlx-vlm, transformers-v4 would compute something else: ")
+    ]
     assert "attention factor 1 instead of 1.13863" in note
-    asked = "--config-style both --for transformers --for mlx-lm --for transformers-v4"
+    asked = "--config-style both --for transformers --for mlx-lm --for mlx-vlm --for transformers-v4"
     assert f"{asked} asks for a file that serves them too" in note
     both = notes(source, config_style="both", for_runtimes=["transformers", "transformers-v4"])
     assert not [n for n in both if "transformers-v4" in n]

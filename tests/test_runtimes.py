@@ -49,7 +49,7 @@ def test_discovery() -> None:
 def test_an_unknown_name_or_a_format_that_is_not_read_is_refused() -> None:
     with pytest.raises(
         UnknownRuntime,
-        match=r"no runtime is called 'vlm' \(did you mean vllm\?\); known: .*transformers, transformers-v4",
+        match=r"no runtime is called 'vlm' \(did you mean vllm or mlx-vlm\?\); known: .*transformers, transformers-v4",
     ):
         runtimes.get("vlm")
     with pytest.raises(UnknownRuntime, match="transformers does not read gguf files"):

@@ -6,8 +6,12 @@ runtimes/, with the releases that it was read in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from ropetool.families.loading import parsed, record
 
 
 @dataclass(frozen=True)
@@ -59,19 +63,61 @@ class MlxLm:
 
 
 @dataclass(frozen=True)
+class MlxReading:
+    """Where a model file of mlx-lm or mlx-vlm looks for what the layers of one kind rotate by.
+
+    bases: places of the base, the first that is stated counts; a dot stands between the names of nested objects. base:
+    where none is stated; None: the file does not load. places: objects of scaling keys in the order they are looked at,
+    each with what comes of it by rope type: `scales`, `ignored`, `stops` or `odd`, which is not decoded; two words, of a
+    type stated under rope_type alone and of one stated under `type` too; `absent`: where there is no such object.
+    """
+
+    bases: tuple[str, ...] = ()
+    base: float | None = None
+    places: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MlxFile:
+    """What a model file of mlx-lm or mlx-vlm does with a config, as scripts/mlx_files.py found by asking it.
+
+    file: its name. readings: by kind of layer. shares: places of the share of a head that rotates, share: where none
+    is stated, 0 where it does not load without. head_dim: `needed` where that is so of it, `odd` where its own
+    differs from transformers'.
+    window: whether its sliding layers slide. listed: whether it goes by the config's list of layers. layout: which
+    channels it pairs. scaled_score: whether mscale_all_dim multiplies the score. odd: why it is not decoded.
+    """
+
+    file: str
+    readings: dict[str, MlxReading] = field(default_factory=dict)
+    shares: tuple[str, ...] = ()
+    share: float = 1.0
+    head_dim: Literal["", "needed", "odd"] = ""
+    window: bool = False
+    listed: bool = True
+    layout: Literal["half", "interleaved"] = "half"
+    scaled_score: bool = False
+    odd: str = ""
+
+
+@dataclass(frozen=True)
 class Exllamav3:
     """exllamav3. layout: which channels it pairs, whatever the config says. window: whether its sliding layers slide;
     gemma2's do not, for it looks for their window under another name.
 
     base: where the config has none. local_base: that of sliding layers, whatever the config says; None: that of the
-    others. refused: why it does not load.
+    others. mscales: whether they count as DeepSeek has them, for MLA. refused: why it does not load. file: where that
+    stands; odd: why it is not decoded.
     """
 
     layout: Literal["half", "interleaved"] = "half"
     window: bool = False
     base: float = 10000.0
     local_base: float | None = None
+    mscales: bool = True
     refused: str = ""
+    file: str = ""
+    odd: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,3 +131,31 @@ class LlamaCpp:
     layout: Literal["half", "interleaved"]
     vectors: bool = False
     whole_heads: bool = False
+
+
+@cache
+def _files(program: str) -> dict[str, Any]:
+    file = f"{program.replace('-', '_')}.json"
+    text = resources.files(__package__).joinpath("engine_files").joinpath(file).read_text(encoding="utf-8")
+    return parsed(text, f"engine_files/{file}")
+
+
+def _file(kind: type[Any], program: str, model_type: str, text_type: str) -> Any:
+    files = _files(program)
+    name = model_type if model_type == text_type else f"{model_type} of {text_type}"
+    return record(kind, files[name], f"engine_files/{program}.json: {name}") if name in files else None
+
+
+def mlx_file(program: str, model_type: str, text_type: str) -> MlxFile | None:
+    """Return what mlx-lm or mlx-vlm makes of a config of this type, None where it has no model of it.
+
+    text_type: the type of the text model inside, the same where it is not inside another.
+    """
+    found: MlxFile | None = _file(MlxFile, program, model_type, text_type)
+    return found
+
+
+def exllamav3_file(model_type: str, text_type: str) -> Exllamav3 | None:
+    """Return what exllamav3 makes of a config of this type, as scripts/exllamav3_files.py found, None without a model."""
+    found: Exllamav3 | None = _file(Exllamav3, "exllamav3", model_type, text_type)
+    return found

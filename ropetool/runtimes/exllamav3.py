@@ -11,6 +11,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.families import engines
 from ropetool.families.engines import Exllamav3
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -32,14 +33,8 @@ def decode(view: HfCheckpoint) -> RopeSet:
 
     Raises: Refuses where it stops with an error.
     """
-    facts = view.family.exllamav3
-    if facts is None or not view.family.own_name:
-        raise NotKnown(f"how exllamav3 runs {view.family.name} is not known")
-    if facts.refused:
-        raise Refuses(facts.refused)
+    facts = _facts(view)
     part = engine.section(view)
-    if part.get("rotary_dim") is not None:
-        raise NotKnown("rotary_dim in the config")
     shape = engine.shape(view)
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     keys = _keys(part, facts.base)
@@ -47,8 +42,26 @@ def decode(view: HfCheckpoint) -> RopeSet:
     for kind, entry in shape.entries.items():
         own = keys if kind == names.FULL_ATTENTION else _sliding(keys, facts)
         windowed = entry if facts.window else engine.without_window(entry, context)
-        entries[kind] = _layer(view, replace(windowed, layout=facts.layout), own, context)
+        entries[kind] = _layer(view, replace(windowed, layout=facts.layout), own, context, facts)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
+
+
+def _facts(view: HfCheckpoint) -> Exllamav3:
+    """Return what is known of the family's architecture.
+
+    Raises: Refuses where it does not load; NotKnown where there is none, or one that is not decoded.
+    """
+    family = view.family
+    facts = family.exllamav3 if family.own_name else None
+    facts = facts or engines.exllamav3_file(family.name, family.model_type)
+    if facts is None:
+        inside = f" around a {family.model_type}" if family.stated else ""
+        raise NotKnown(f"exllamav3 has no architecture of {family.name}{inside}")
+    if facts.refused:
+        raise Refuses(facts.refused)
+    if facts.odd:
+        raise NotKnown(f"how exllamav3 runs {family.name} is not known: {facts.odd}")
+    return facts
 
 
 def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
@@ -67,10 +80,11 @@ def _sliding(keys: Mapping[str, Any], facts: Exllamav3) -> dict[str, Any]:
     return {names.ROPE_TYPE: "default", names.ROPE_THETA: base}
 
 
-def _layer(view: HfCheckpoint, entry: LayerRope, keys: dict[str, Any], context: int) -> LayerRope:
+def _layer(view: HfCheckpoint, entry: LayerRope, keys: dict[str, Any], context: int, facts: Exllamav3) -> LayerRope:
     entry = _narrowed(view, entry)
-    table = _table(view, keys, engine.base_table(keys, entry.rotary_dim))
-    if not view.family.mla:
+    mla = view.family.mla and facts.mscales
+    table = _table(view, keys, engine.base_table(keys, entry.rotary_dim), mla)
+    if not mla:
         return engine.filled(entry, keys, table, context)
     all_dim = keys.get(names.MSCALE_ALL_DIM, 0) if keys[names.ROPE_TYPE] != "default" else 0
     softmax = mscale_of(engine.number(keys, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
@@ -81,15 +95,16 @@ def _narrowed(view: HfCheckpoint, entry: LayerRope) -> LayerRope:
     """Return the entry with the share of channels that rotates: exllamav3 narrows the head of any family."""
     part = engine.section(view)
     share = part.get(names.PARTIAL_ROTARY_FACTOR, (part.get(PARAMETERS) or {}).get(names.PARTIAL_ROTARY_FACTOR))
-    if view.family.partial_rotary_key or not is_number(share):
+    stated = part.get("rotary_dim")
+    if stated is None and (view.family.partial_rotary_key or not is_number(share)):
         return entry
-    channels = int(entry.head_dim * share)
+    channels = int(stated) if stated is not None else int(entry.head_dim * share)
     if not 2 <= channels <= entry.head_dim or channels % 2:
-        raise Refuses(f"{share} of {entry.head_dim} channels are {channels}; channels rotate in pairs")
+        raise Refuses(f"{channels} of {entry.head_dim} channels would rotate; channels rotate in pairs")
     return replace(entry, rotary_dim=channels, table=None)
 
 
-def _table(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
+def _table(view: HfCheckpoint, keys: Mapping[str, Any], base: Array, mla: bool) -> RopeTable:
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
         return RopeTable.fixed(base)
@@ -99,7 +114,7 @@ def _table(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTabl
         length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, LLAMA3_LENGTH))
         return engine.llama3_table(keys, base, length, **LLAMA3)
     if rope_type == "yarn":
-        return _yarn(view, keys, base)
+        return _yarn(view, keys, base, mla)
     if rope_type in ("longrope", "su"):
         return _longrope(view, keys, base)
     raise Refuses(f"ValueError: Unknown rope_type: {rope_type}")
@@ -112,14 +127,14 @@ def _stated_context(view: HfCheckpoint) -> int:
     return int(context)
 
 
-def _yarn(view: HfCheckpoint, keys: Mapping[str, Any], base: Array) -> RopeTable:
+def _yarn(view: HfCheckpoint, keys: Mapping[str, Any], base: Array, mla: bool) -> RopeTable:
     """Return yarn's table; where the trained length is stated, the ratio of the lengths replaces the factor."""
     context = _stated_context(view)
     stated = keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
     length = int(stated) if stated is not None else context
     factor = context / length if stated is not None else engine.number(keys, names.FACTOR)
     inv_freq = engine.yarn_inv_freq(keys, base, factor, length, truncate=bool(keys.get(names.TRUNCATE, True)))
-    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, view.family.mla))
+    return RopeTable.fixed(inv_freq, _yarn_attention_factor(keys, factor, mla))
 
 
 def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) -> float:

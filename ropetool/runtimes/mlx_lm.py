@@ -6,7 +6,10 @@ Source: mlx_lm/models/rope_utils.py and the model files of the releases named.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -14,6 +17,7 @@ from ropetool.families.engines import MlxLm
 from ropetool.rope.formulas import dynamic_table
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
+from ropetool.runtimes import mlx_files
 from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
 from ropetool.runtimes.hf_formulas import mscale_of
 
@@ -39,7 +43,7 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     """
     model = view.family.mlx_lm
     if model is None or not view.family.own_name:
-        raise NotKnown(f"how mlx-lm runs {view.family.name} is not known")
+        return mlx_files.decode(view, NAME, partial(table, first=first))
     part = engine.section(view)
     theta, scaling = _stated(part, model, first)
     if not view.family.nested and names.SLIDING_ATTENTION in (part.get(names.LAYER_TYPES) or ()):
@@ -96,8 +100,8 @@ def _layer(
         changes["layout"] = "half"  # its class knows no other
     if model.mla and scaling is not None:
         changes["softmax_multiplier"] = _softmax(scaling)
-    table = _table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
-    return engine.filled(entry, keys, table, context, **changes)
+    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
+    return engine.filled(entry, keys, rotated, context, **changes)
 
 
 def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def _softmax(scaling: Mapping[str, Any]) -> float:
     return mscale_of(engine.number(scaling, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
 
 
-def _table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: str) -> RopeTable:
+def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: str) -> RopeTable:
     """Return the table. Source: initialize_rope."""
     rope_type = keys[names.ROPE_TYPE]
     if rope_type == "default":
@@ -131,7 +135,16 @@ def _table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], contex
             raise NotKnown("longrope without max_position_embeddings")
         length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
         return _longrope(keys, base, context, length)
+    if rope_type == "proportional":
+        return _proportional(keys, base)
     raise Refuses(f"ValueError: Unsupported RoPE type {rope_type}")
+
+
+def _proportional(keys: Mapping[str, Any], base: Array) -> RopeTable:
+    """Return the table of heads whose slower pairs stand still."""
+    turning = int(2 * base.size * engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0)) // 2
+    kept = np.where(np.arange(base.size) < turning, base, 0.0)
+    return RopeTable.fixed(kept / engine.number(keys, names.FACTOR, 1.0))
 
 
 def _yarn(keys: Mapping[str, Any], base: Array) -> RopeTable:
@@ -183,10 +196,10 @@ def _gemma3(
     full = tuple(i for i in range(count) if (i + 1) % pattern == 0)
     local = {names.ROPE_TYPE: "default", THETA: float(part.get(names.ROPE_LOCAL_BASE_FREQ, GEMMA3_LOCAL_BASE))}
     keys = _typed(scaling, theta)
-    table = _table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
+    rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
     sliding = RopeTable.fixed(engine.base_table(local, entry.rotary_dim))
     return {
-        names.FULL_ATTENTION: engine.filled(entry, keys, table, context, layers=full, sliding_window=None),
+        names.FULL_ATTENTION: engine.filled(entry, keys, rotated, context, layers=full, sliding_window=None),
         names.SLIDING_ATTENTION: engine.filled(
             entry, local, sliding, context, layers=tuple(i for i in range(count) if i not in full),
             sliding_window=int(part.get(names.SLIDING_WINDOW, GEMMA3_WINDOW)),

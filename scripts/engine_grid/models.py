@@ -63,6 +63,28 @@ def make(model_type: str, folder: Path) -> Path:
     return folder
 
 
+# What published configs state and the classes of transformers leave out, without which mlx-lm stops.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
+}
+
+
+def state_old_keys(folder: Path) -> None:
+    """State the base, the share and the scaling beside rope_parameters too, as published configs do, and extensions then."""
+    config = read(folder)
+    part = config["text_config"] if "rope_parameters" in config.get("text_config", {}) else config
+    keys = part.get("rope_parameters") or {}
+    nested = {kind: one for kind, one in keys.items() if isinstance(one, dict)}
+    full = nested.get("full_attention", keys)
+    part |= {key: full[key] for key in ("rope_theta", "partial_rotary_factor") if key in full and key not in part}
+    part["rope_scaling"] = None
+    part.setdefault("head_dim", part["hidden_size"] // part["num_attention_heads"])
+    part |= PUBLISHED.get(part["model_type"], {})
+    if "sliding_attention" in nested:
+        part["rope_local_base_freq"] = nested["sliding_attention"]["rope_theta"]
+    write(folder, config)
+
+
 def tiny_config(model_type: str) -> Any:
     """Return a config of the class's own defaults with small sizes and the trained length of the grid."""
     import transformers

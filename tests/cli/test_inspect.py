@@ -43,7 +43,7 @@ KV cache, one sequence
   at 4096 tokens  4.00 MiB
 
 runtimes
-  as above  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm, llama.cpp
+  as above  transformers, exllamav3, mlx-lm, mlx-vlm, sglang, transformers-v4, vllm, llama.cpp
 
 to extend it to 4096 tokens
   512 -> 4096
@@ -93,12 +93,14 @@ KV cache, one sequence
   at 2048 tokens  2.25 MiB
 
 runtimes
-  as above  transformers, sglang, transformers-v4, vllm, llama.cpp
-  DIFFERS   exllamav3
-            - sliding_attention: table: 15 of 16 pairs differ: distances look up to 1.92x shorter
-  DIFFERS   mlx-lm
-            - full_attention: other layers, 1 instead of 2: they are rotated by another table
-            - sliding_attention: other layers, 9 instead of 8: they are rotated by another table
+  as above   transformers, sglang, transformers-v4, vllm, llama.cpp
+  DIFFERS    exllamav3
+             - sliding_attention: table: 15 of 16 pairs differ: distances look up to 1.92x shorter
+  DIFFERS    mlx-lm
+             - full_attention: other layers, 1 instead of 2: they are rotated by another table
+             - sliding_attention: other layers, 9 instead of 8: they are rotated by another table
+  not known  mlx-vlm
+             - layer_types that is not the pattern which the model file counts by
 
 to extend it to 4096 tokens
   512 -> 4096, in place of the present scaling, if 512 is its original length: the file does not store it
@@ -161,7 +163,7 @@ def test_runtimes_that_differ_or_stop() -> None:
     out = run("inspect", "v5").out
     assert out.partition("\nruntimes\n")[2] == (
         "  as above  transformers, sglang, vllm 0.30 to 0.33\n"
-        "  DIFFERS   exllamav3, mlx-lm, transformers-v4\n"
+        "  DIFFERS   exllamav3, mlx-lm, mlx-vlm, transformers-v4\n"
         "            - table: 14 of 16 pairs differ: distances look up to 4x longer\n"
         "            - attention factor 1 instead of 1.13863: scores of the rotated channels times 0.771321\n"
         "  DIFFERS   vllm 0.25 to 0.29, llama.cpp\n"
@@ -176,7 +178,7 @@ def test_runtimes_that_differ_or_stop() -> None:
     assert run("inspect", "odd").out == (
         "odd: llama, family: llama\n\nas written\n  max_position_embeddings  512\n  rope_theta               10000.0\n"
         "  rope_scaling             null\n\nruntimes\n"
-        "  refuses  transformers, exllamav3, mlx-lm, sglang, transformers-v4, vllm, llama.cpp\n"
+        "  refuses  transformers, exllamav3, mlx-lm, mlx-vlm, sglang, transformers-v4, vllm, llama.cpp\n"
         "           - head_dim is 31; channels rotate in pairs, so it is even and at least 2\n"
     )
 

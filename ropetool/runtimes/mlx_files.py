@@ -1,0 +1,152 @@
+"""What mlx-lm and mlx-vlm share: a config read by the facts of a model file, which scripts/mlx_files.py found.
+
+How a rope type becomes a table is each program's own, and so are files that no such facts describe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.families import engines
+from ropetool.families.engines import MlxFile, MlxReading
+from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
+from ropetool.runtimes import engine_formulas as engine
+from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.hf_formulas import mscale_of
+
+Keys = Mapping[str, Any]
+Table = Callable[[Keys, Array, Keys, int], RopeTable]  # of rope keys, the base table, the config and its context
+NONE: dict[str, Any] = {}
+
+
+def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
+    """Return what a program computes from this config, by the facts of its model file.
+
+    Raises: Refuses where it stops with an error; NotKnown where it has no model of the type, or one that is not decoded.
+    """
+    family = view.family
+    facts = engines.mlx_file(program, family.name, family.model_type)
+    if facts is None:
+        raise NotKnown(_lacking(program, family.name, family.model_type))
+    if facts.odd:
+        raise NotKnown(f"how {program} runs {family.name} is not known: {facts.odd}")
+    part = engine.section(view)
+    if facts.head_dim and part.get(family.head_dim_key) is None:
+        if facts.head_dim == "needed":
+            raise Refuses(f"TypeError: {facts.file} needs {family.head_dim_key} in the config")
+        raise NotKnown(f"the head_dim that {program} takes where the config has none")
+    shape = engine.shape(view)
+    if not facts.listed:
+        _check_pattern(view, shape)
+    context = int(part.get(family.context_key, family.default_max_position_embeddings))
+    entries = {}
+    for kind, entry in shape.entries.items():
+        if entry.table is None:
+            entries[kind] = entry
+            continue
+        reading = facts.readings.get(kind, facts.readings[names.FULL_ATTENTION])
+        keys = _keys(part, reading, facts, family.rope_group(kind))
+        shaped = entry if facts.window else engine.without_window(entry, context)
+        shaped = _narrowed(shaped, part, facts)
+        base = engine.base_table(keys, shaped.rotary_dim)
+        layout = "half" if keys[names.ROPE_TYPE] == "longrope" else facts.layout  # its class knows no other
+        entries[kind] = engine.filled(
+            shaped,
+            keys,
+            table(keys, base, part, context),
+            context,
+            layout=layout,
+            softmax_multiplier=_softmax(keys, facts),
+        )
+    full = entries[names.FULL_ATTENTION]
+    return RopeSet(entries, context, full.original_max_position_embeddings)
+
+
+def _lacking(program: str, model_type: str, text_type: str) -> str:
+    inside = f" around a {text_type}" if text_type != model_type else ""
+    return f"{program} has no model of {model_type}{inside}"
+
+
+def at(part: Keys, place: str) -> Any:
+    """Return what stands at a place of the config, None where nothing does."""
+    found: Any = part
+    for key in place.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(key)
+    return found
+
+
+def _keys(part: Keys, reading: MlxReading, facts: MlxFile, group: str) -> dict[str, Any]:
+    """Return the scaling keys that count, with the type under rope_type and the base.
+
+    Raises: Refuses where the model file stops.
+    """
+    scaling = _scaling(part, reading, facts)
+    theta = next((found for place in reading.bases if (found := at(part, place)) is not None), reading.base)
+    if theta is None:
+        raise Refuses(f"TypeError: {facts.file} needs {' or '.join(reading.bases)} in the config")
+    keys = {key: value for key, value in scaling.items() if key != names.LEGACY_TYPE}
+    keys[names.ROPE_TYPE] = scaling.get(names.LEGACY_TYPE) or scaling.get(names.ROPE_TYPE) or "default"
+    return {**keys, names.ROPE_THETA: float(theta)}
+
+
+def _scaling(part: Keys, reading: MlxReading, facts: MlxFile) -> Keys:
+    for place, outcomes in reading.places.items():
+        found = at(part, place)
+        if not found:
+            if outcomes.get("absent") == "stops":
+                raise Refuses(f"AttributeError: {facts.file} needs {place} in the config")
+            if outcomes.get("absent") == "odd":
+                raise NotKnown(f"what {facts.file} takes without {place}")
+            continue
+        rope_type = found.get(names.LEGACY_TYPE) or found.get(names.ROPE_TYPE) or "default"
+        both = outcomes.get(rope_type, outcomes.get("other", "ignored" if rope_type == "default" else "odd")).split()
+        outcome = both[-1] if names.LEGACY_TYPE in found else both[0]
+        if outcome == "stops":
+            raise Refuses(f"ValueError: {facts.file} does not take {rope_type} in {place}")
+        if outcome == "odd":
+            raise NotKnown(f"what {facts.file} makes of {rope_type} in {place}")
+        if outcome == "scales":
+            return dict(found)
+    return NONE
+
+
+def _narrowed(entry: LayerRope, part: Keys, facts: MlxFile) -> LayerRope:
+    """Return the entry with the channels that the file rotates: a share of the head where it reads one."""
+    share = next((found for place in facts.shares if is_number(found := at(part, place))), facts.share)
+    if not share:
+        raise Refuses(f"TypeError: {facts.file} needs {' or '.join(facts.shares)} in the config")
+    channels = int(entry.head_dim * share)
+    if entry.rotary_dim == channels or entry.rotary_dim == entry.head_dim == channels:
+        return entry
+    if not 2 <= channels <= entry.head_dim or channels % 2:
+        raise Refuses(f"ValueError: [rope] dims must be even but got {channels}")
+    return replace(entry, rotary_dim=channels, table=None)
+
+
+def _softmax(keys: Keys, facts: MlxFile) -> float:
+    all_dim = keys.get(names.MSCALE_ALL_DIM, 0)
+    if not facts.scaled_score or not all_dim or keys[names.ROPE_TYPE] == "default":
+        return 1.0
+    return mscale_of(engine.number(keys, names.FACTOR), all_dim) ** 2
+
+
+def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
+    """Raise NotKnown where the config lists its layers otherwise than a file counts them that reads no list."""
+    part = engine.section(view)
+    key = view.family.kinds_key
+    if part.get(key) is None:
+        return
+    config: Mapping[str, Any] = {name: value for name, value in part.items() if name != key}
+    for outer in reversed(view.family.text_path):
+        config = {**view.config, outer: config}
+    counted = engine.shape(HfCheckpoint(config, view.family, view.where))
+    if {kind: entry.layers for kind, entry in counted.entries.items()} != {
+        kind: entry.layers for kind, entry in shape.entries.items()
+    }:
+        raise NotKnown(f"{key} that is not the pattern which the model file counts by")
