@@ -349,3 +349,26 @@ def test_the_text_model_inside_a_wrapper_is_run_by_vllm_as_the_class_that_the_wr
 def test_what_vllm_makes_of_other_wrappers_and_tables_is_not_claimed(model: HfCheckpoint, says: str) -> None:
     with pytest.raises(NotKnown, match=says):
         runtimes.get("vllm@0.32").decode(model)
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "sglang", "exllamav3"])
+def test_what_engines_make_of_a_model_that_rotates_nothing_is_not_claimed(runtime: str) -> None:
+    config = {
+        "model_type": "granitemoehybrid", "position_embedding_type": "nope", "hidden_size": 256, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "layer_types": ["mamba", "attention"], "max_position_embeddings": 4096,
+    }  # fmt: skip
+    for each in runtimes.all_of(runtime):
+        with pytest.raises(NotKnown):
+            each.decode(HfCheckpoint(config))
+    assert runtimes.get("transformers").decode(HfCheckpoint(config)).entries["full_attention"].table is None
+
+
+def test_an_empty_list_of_layers_that_rotate_says_nothing() -> None:
+    """Llama 4 as published states [], which its class takes for none: every fourth layer does not rotate."""
+    config = {
+        "model_type": "llama4_text", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "num_hidden_layers": 8, "max_position_embeddings": 4096, "no_rope_layers": [],
+    }  # fmt: skip
+    found = runtimes.get("transformers").decode(HfCheckpoint(config))
+    rotating = [layer for entry in found.entries.values() if entry.table is not None for layer in entry.layers]
+    assert rotating == [0, 1, 2, 4, 5, 6]

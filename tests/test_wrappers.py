@@ -147,7 +147,8 @@ def test_only_the_runtimes_that_are_known_to_hand_over_are_asked(tmp_path: Path)
     readings = {reading.name: reading for reading in inspection.inspect(source).readings}
     assert readings["transformers"].rope is not None
     assert readings["transformers-v4"].rope is not None
-    others = [name for name in readings if not name.startswith("transformers")]
+    assert readings["mlx-vlm"].rope is not None
+    others = [name for name in readings if not name.startswith(("transformers", "mlx"))]
     assert others
     for name in others:
         assert (readings[name].rope, readings[name].known) == (None, False)

@@ -19,6 +19,7 @@ from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 AUTO_MAP = "auto_map"
 NOT_WEIGHTS = "inv_freq"  # the end of buffers that some files hold beside the weights
 MOST_NAMED = 4
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 
 
 def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tuple[str, ...]]:
@@ -27,7 +28,8 @@ def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tup
     classes = [name for name in stated if is_text(name)] if isinstance(stated, list) else []
     built_in = [name for name in families.names() if name not in families.remote()]
     known = [family for name in built_in if (family := families.find(name)) is not None]
-    by_class = tuple(family.model_type for family in known if family.architecture in classes)
+    fits = (family.model_type for family in known if family.architecture in classes)
+    by_class = tuple(sorted(fits, key=lambda name: (name not in families.handwritten(), name)))
     if by_class:
         return f"its class {classes[0]} is that of", by_class
     if not tensors:
@@ -60,7 +62,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     """Return the edits that make a config one of a built-in class: its model_type and its class, without remote code.
 
     Raises: UnknownFamily for a model_type that is not known; InvalidRope where the config's own type is one that is
-    served as what it is; LossyExport where the tensors are not those of the class.
+    served as what it is, or its keys are not where that class looks; LossyExport where the tensors are not those of the class.
     """
     family, place = families.get(model_type, where), f"{where}: {names.MODEL_TYPE}"
     own = config.get(names.MODEL_TYPE, ABSENT)
@@ -69,6 +71,17 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
         raise InvalidRope(
             f"{shown(own)} is a type of its own, and is read as what it is", where=place, try_="leave out --as"
         )
+    inside = next((key for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)), None)
+    if inside is not None:
+        raise InvalidRope(
+            f"--as reads the keys at the top of a config, and those of this one lie in {inside}", where=place
+        )
+    unstated = next((key for key in (*SIZES, family.context_key) if config.get(key) is None), None)
+    if unstated is not None:
+        raise InvalidRope(
+            f"{unstated} is not stated, so a {model_type} would take its class's own", where=where,
+            try_=f"state {unstated} in config.json, where the model has it under another name",
+        )  # fmt: skip
     objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
     if objection:
         raise LossyExport(f"this is not a {model_type}: {objection}", where=place)

@@ -22,7 +22,7 @@ from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import Refuses
+from ropetool.runtimes.base import NotKnown, Refuses
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
@@ -116,7 +116,12 @@ def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> f
 
 
 def base_table(keys: Mapping[str, Any], rotary_dim: int) -> Array:
-    """Return the table before any scaling."""
+    """Return the table before any scaling.
+
+    Raises: NotKnown where nothing rotates, for the files of these programs were read for what they rotate by.
+    """
+    if not rotary_dim:
+        raise NotKnown("none of its layers rotates, and whether the program leaves them so is not known")
     return arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), rotary_dim)
 
 

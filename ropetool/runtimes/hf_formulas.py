@@ -264,7 +264,8 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
     if family.rotates == "no_rope_layers":
         stated = part.get("no_rope_layers")
         interval = part.get("no_rope_layer_interval", 4)
-        flags = stated if isinstance(stated, list) else [(i + 1) % interval != 0 for i in range(count)]
+        listed = stated if isinstance(stated, list) else []
+        flags = listed or [(i + 1) % interval != 0 for i in range(count)]  # an empty list says nothing
         return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
     window = part.get(family.window_key, family.default_sliding_window)
     if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.families import engines
+from ropetool.families import engines, records
 from ropetool.families.engines import MlxFile, MlxReading
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -67,8 +67,9 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
 
 
 def _lacking(program: str, model_type: str, text_type: str) -> str:
-    inside = f" around a {text_type}" if text_type != model_type else ""
-    return f"{program} has no model of {model_type}{inside}"
+    if text_type != model_type or model_type not in records.names():  # the programs were asked for transformers' types
+        return f"how {program} runs {model_type} is not known"
+    return f"{program} has no model of {model_type}"
 
 
 def at(part: Keys, place: str) -> Any:

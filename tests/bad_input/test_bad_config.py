@@ -142,8 +142,9 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     "an encoder": ({"model_type": "bert"}, f"{C}: bert has no rotary positions: there is nothing to extend", ""),
     "an unknown family": (
         but(model_type="zigzag"),
-        f"{C}: the model family 'zigzag' is not known; ropetool families lists those that are",
-        "add ropetool/families/zigzag.json after the checklist in docs/contributing.md",
+        f"{C}: the model family 'zigzag' is not known; ropetool families lists those that are; its class LlamaForCausalLM is "
+        "that of llama, internlm3, iquestcoder",
+        "--as llama, where the model computes what that class does",
     ),
     "no family": (but(model_type=None), f"{C}: model_type is missing, so the family is unknown", "ropetool families"),
     "an odd rotary_dim": (

@@ -140,7 +140,9 @@ def test_a_runtime_that_is_not_known(model: Path, tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     done = run("extend", model, *EXTEND, "--for", "vlm", "--json")
     assert (done.code, done.json["error"]["type"], done.json["error"]["where"]) == (2, "UnknownRuntime", "--for")
-    assert done.json["error"]["message"].startswith("no runtime is called 'vlm' (did you mean vllm?); known: ")
+    assert done.json["error"]["message"].startswith(
+        "no runtime is called 'vlm' (did you mean vllm or mlx-vlm?); known: "
+    )
     assert snapshot(tmp_path) == before
 
 

@@ -264,7 +264,9 @@ def test_runtimes_that_still_add_a_factor_of_their_own_are_named(tmp_path: Path)
     source = source_of(tmp_path, "llama")
     ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, tmp_path / "extended")
     (note,) = make_bake(tmp_path / "extended", "attention-factor").notes
-    assert note.startswith("mlx-lm, sglang, vllm 0.25 to 0.29 would read the output otherwise than transformers")
+    assert note.startswith(
+        "mlx-lm, mlx-vlm, sglang, vllm 0.25 to 0.29 would read the output otherwise than transformers"
+    )
     assert "attention factor 1.13863 instead of 1" in note
 
 

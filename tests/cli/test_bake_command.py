@@ -57,7 +57,7 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(folder: Path) -> None:
     done = run("bake", "extended", "attention-factor", "--side", "q", "--dry-run")
     assert done.code == 0
     assert done.err.startswith(
-        "Note: mlx-lm, sglang, vllm 0.25 to 0.29 would read the output otherwise than transformers"
+        "Note: mlx-lm, mlx-vlm, sglang, vllm 0.25 to 0.29 would read the output otherwise than transformers"
     )
     assert done.out == PLAN.format(here=folder)
     assert snapshot(folder) == before

@@ -93,7 +93,7 @@ def test_lengths_of_a_verification_in_thousands(model: Path) -> None:
         (["-m", "yran", "--factor", "4"], "no method is called 'yran' (did you mean yarn?)"),
         (["-m", "YARN", "--factor", "4"], "no method is called 'YARN' (did you mean yarn?)"),
         (["-m", "yarn", "--factor", "4", "-p", "beta_fats", "3"], "no parameter beta_fats (did you mean beta_fast or beta_slow?)"),
-        (["-m", "yarn", "--factor", "4", "--for", "vlm"], "no runtime is called 'vlm' (did you mean vllm?)"),
+        (["-m", "yarn", "--factor", "4", "--for", "vlm"], "no runtime is called 'vlm' (did you mean vllm or mlx-vlm?)"),
         (["-m", "banana", "--factor", "4"], "no method is called 'banana'; known: "),
     ],
 )  # fmt: skip

@@ -129,9 +129,32 @@ def test_a_type_that_is_known_stays_what_it_is(acme: Path, own: str) -> None:
 def test_another_name_of_a_family_becomes_that_family(tmp_path: Path) -> None:
     from making import write_config
 
-    source = write_config(tmp_path / "m", {"model_type": "kimi_k2", "auto_map": {}, "max_position_embeddings": 4096})
+    source = write_config(tmp_path / "m", {"model_type": "kimi_k2", "auto_map": {}, **LLAMA})
     plan = ropetool.plan(source, "yarn", factor=4, as_type="deepseek_v3")
     assert plan.family == "deepseek_v3"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"text_config": {"rope_theta": 1e6}}, "those of this one lie in text_config"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is not stated"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is not stated"),
+    ],
+)
+def test_keys_that_are_not_where_the_class_looks_are_not_filled_in(
+    acme: Path, change: dict[str, Any], says: str
+) -> None:
+    _state(acme, change)
+    with pytest.raises(InvalidRope, match=says):
+        ropetool.plan(acme, "yarn", factor=4, as_type="llama")
+
+
+def test_a_class_of_several_types_is_first_that_of_the_one_written_by_hand(acme: Path) -> None:
+    _state(acme, {"architectures": ["LlamaForCausalLM"]})
+    with pytest.raises(UnknownFamily) as refused:
+        ropetool.plan(acme, "yarn", factor=4)
+    assert refused.value.try_.startswith("--as llama")
 
 
 def test_on_the_command_line(acme: Path) -> None:
