@@ -64,9 +64,10 @@ class HfCheckpoint:
         try:
             return known_family(self.config, self.where)
         except UnknownFamily as unknown:
-            why, try_ = self.likeness
+            why, built_in = self.likeness
             if not why:
                 raise
+            try_ = f"--as {built_in}, where the model computes what that class does"
             raise UnknownFamily(f"{unknown.message}; {why}", where=unknown.where, try_=try_) from None
 
     @property
@@ -146,7 +147,7 @@ class HfCheckpoint:
 
     @property
     def likeness(self) -> tuple[str, str]:
-        """Which built-in class would serve a type that only remote code knows, and the option that chooses it.
+        """Which built-in class would serve a type that only remote code knows, in words, and its model_type.
 
         Both are empty where no class is told.
         """

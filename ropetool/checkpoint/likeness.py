@@ -98,9 +98,9 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
 
 
 def remedy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str]:
-    """Return what to add to the refusal of an unknown type, and the next step; two empty texts where no class is told."""
+    """Return what to add to the refusal of an unknown type, and the built-in one to choose; empty texts where none is told."""
     reason, fitting = alike(config, tensors)
     if not fitting:
         return "", ""
     several = ", ".join(fitting[:MOST_NAMED]) + (" and others" if len(fitting) > MOST_NAMED else "")
-    return f"{reason} {several}", f"--as {fitting[0]}, where the model computes what that class does"
+    return f"{reason} {several}", fitting[0]

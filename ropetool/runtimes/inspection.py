@@ -227,12 +227,9 @@ def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
 
 def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
     """Say which built-in class would serve a type that only remote code knows, where that is told."""
-    why, try_ = checkpoint.likeness
-    return (
-        (f"{why}: `{command('ropetool', 'inspect', checkpoint.path)} {try_.partition(',')[0]}` reads it so",)
-        if why
-        else ()
-    )
+    why, built_in = checkpoint.likeness
+    line = command("ropetool", "inspect", checkpoint.path, "--as", built_in)
+    return (f"{why}: `{line}` reads it so",) if why else ()
 
 
 def _why_as_written(model_type: str, inner: str) -> str:

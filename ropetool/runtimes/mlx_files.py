@@ -123,7 +123,7 @@ def _narrowed(entry: LayerRope, part: Keys, facts: MlxFile) -> LayerRope:
     if not share:
         raise Refuses(f"TypeError: {facts.file} needs {' or '.join(facts.shares)} in the config")
     channels = int(entry.head_dim * share)
-    if entry.rotary_dim == channels or entry.rotary_dim == entry.head_dim == channels:
+    if entry.rotary_dim == channels:
         return entry
     if not 2 <= channels <= entry.head_dim or channels % 2:
         raise Refuses(f"ValueError: [rope] dims must be even but got {channels}")
