@@ -1,29 +1,21 @@
 """Log probabilities of vLLM on a CPU; run by the interpreter of its own environment.
 
-A job is a line of JSON on stdin: {"dir": a checkpoint, "ids": token ids, "out": a file}. For each, the log probability
-of every token but the first is written to `out` as .npy, and a line of JSON goes to stdout: {"dir"}, with "error" where
-it stopped. The first line is {"versions"}.
+engine_grid/answering.py says what is asked and answered.
 """
 
 import gc
-import json
 import os
 import sys
 import traceback
 from unittest.mock import MagicMock
 
-ANSWERS = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)  # what the engine prints is not an answer
+from engine_grid.answering import serve
+
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1", VLLM_LOGGING_LEVEL="ERROR", HF_HUB_OFFLINE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_CPU_OMP_THREADS_BIND="nobind", VLLM_NO_USAGE_STATS="1",
 )  # fmt: skip
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-
-
-def say(answer):
-    ANSWERS.write(json.dumps(answer) + "\n")
-    ANSWERS.flush()
 
 
 def log_probs(path, ids):
@@ -74,7 +66,6 @@ def on_strides():
 
 
 def main():
-    import numpy
     import torch
     import transformers
     import vllm
@@ -88,21 +79,16 @@ def main():
     collect, gc.collect = gc.collect, lambda *_: 0
     gc.disable()
     on_strides()
-    say({"versions": {"vllm": vllm.__version__, "transformers": transformers.__version__, "torch": torch.__version__}})
-    for line in sys.stdin:
-        job = json.loads(line)
-        answer = {"dir": job["dir"]}
-        try:
-            numpy.save(job["out"], numpy.array(log_probs(job["dir"], job["ids"])))
-        except BaseException as error:  # noqa: BLE001 - whatever stops the engine is the answer
-            traceback.print_exc()
-            answer["error"] = f"{type(error).__name__}: {error}"
-        say(answer)
+
+    def tidy():
         collect()
         try:
             cleanup_dist_env_and_memory()
         except Exception:  # noqa: BLE001 - a half-made engine leaves nothing to clean
             traceback.print_exc()
+
+    versions = {"vllm": vllm.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
+    serve(versions, log_probs, tidy)
 
 
 if __name__ == "__main__":
