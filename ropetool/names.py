@@ -49,6 +49,11 @@ NUM_KEY_VALUE_HEADS = "num_key_value_heads"
 HIDDEN_SIZE = "hidden_size"
 KV_LORA_RANK = "kv_lora_rank"
 SLIDING_WINDOW_PATTERN = "sliding_window_pattern"
+NO_ROPE_LAYERS = "no_rope_layers"  # a number for each layer, 0 for those that do not rotate
+NO_ROPE_LAYER_INTERVAL = (
+    "no_rope_layer_interval"  # each layer that is a multiple of it, counted from 1, does not rotate
+)
+MROPE_SECTION = "mrope_section"  # how many pairs turn by each of the axes of a picture
 
 # Rope types under other names, by the name used here.
 ROPE_TYPE_ALIASES = {"su": "longrope", "mrope": "default"}
@@ -56,6 +61,16 @@ ROPE_TYPE_ALIASES = {"su": "longrope", "mrope": "default"}
 # --- layer types, in transformers' words
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
+LAYER_KINDS = frozenset({
+    FULL_ATTENTION, SLIDING_ATTENTION, "chunked_attention", "window_attention", "indexed_attention",
+    "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse", "conv", "moe", "hybrid",
+    "hybrid_sliding", "reference_sliding_attention", "linear_attention",
+})  # fmt: skip
+# Older words for them, by what transformers 5 makes of each.
+LAYER_KIND_ALIASES = {
+    "attention": FULL_ATTENTION, "mamba": "linear_attention", "deepseek_sparse_attention": "indexed_attention",
+    "qwen_sparse_attention": "indexed_attention",
+}  # fmt: skip
 
 # --- config styles
 V4, V5, BOTH = "v4", "v5", "both"

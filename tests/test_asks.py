@@ -36,6 +36,7 @@ INSIDE = {  # the class that the published config names, and the text model insi
     "gemma-4": ("gemma4", "Gemma4ForConditionalGeneration", "gemma4_text"),
     "Qwen3.8-Flash-Next": ("qwen4_exp", "Qwen4ExpForConditionalGeneration", "qwen4_exp_text"),
 }  # fmt: skip
+SECTIONS = {"qwen3_5": [6, 5, 5], "qwen3_vl": [24, 20, 20]}  # of heads of 128, a quarter of which rotates in the first
 SIZES = {
     "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 2, "num_hidden_layers": 8, "head_dim": 128,
     "max_position_embeddings": 32768,
@@ -64,7 +65,7 @@ def _config(name: str) -> dict[str, Any]:
     outer, architecture, inner = INSIDE[name]
     rope = {"rope_type": "default", "rope_theta": 1e7}
     if outer in ("qwen3_5", "qwen3_vl"):
-        rope |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+        rope |= {"mrope_section": SECTIONS[outer], "mrope_interleaved": True}
     text = {**SIZES, "model_type": inner, **({} if outer == "gemma4" else {"rope_parameters": rope})}
     return {"model_type": outer, "architectures": [architecture], "text_config": text}
 

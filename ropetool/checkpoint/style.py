@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropetool import names
+from ropetool.checkpoint import layer_lists
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.families import Family
 from ropetool.files.hf.jsontext import ABSENT, Edit, shown
@@ -76,7 +77,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     """
     part = section(config, family, where)
     _check_numbers(part, family, where)
-    _check_layer_types(part, family, where)
+    layer_lists.check(part, family, where)
     parameters, scaling = part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING)
     if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
         stated = {family.rope_group(kind): keys for kind, keys in family.default_rope_keys.items()}
@@ -179,15 +180,29 @@ def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
             _check_length(part[key], f"{where}: {key}")
     sizes = (
         names.NUM_HIDDEN_LAYERS, names.NUM_ATTENTION_HEADS, names.NUM_KEY_VALUE_HEADS, names.HIDDEN_SIZE,
-        names.KV_LORA_RANK, names.SLIDING_WINDOW_PATTERN, family.head_dim_key,
+        names.KV_LORA_RANK, family.pattern_key, family.head_dim_key, names.NO_ROPE_LAYER_INTERVAL,
     )  # fmt: skip
     for key in sizes:
         value = part.get(key)
-        if key == names.SLIDING_WINDOW_PATTERN and family.pattern_letters and _is_letters(value):
+        own = family.size_keys.get(key, key)
+        if value is None and key == names.NUM_HIDDEN_LAYERS and key in part:
+            raise InvalidRope("null is no number of layers", where=f"{where}: {own if own in part else key}")
+        if key == family.pattern_key and family.pattern_letters and _is_letters(value):
             continue
         most = MAX_LAYERS if key == names.NUM_HIDDEN_LAYERS else MAX_SIZE
         if value is not None and not _is_whole(value, 1, most):
-            raise InvalidRope(f"{shown(value)} is not a whole number from 1 to {most}", where=f"{where}: {key}")
+            raise InvalidRope(
+                f"{shown(value)} is not a whole number from 1 to {most}",
+                where=f"{where}: {own if own in part else key}",
+            )
+    for key in (family.partial_rotary_key, family.rotary_dim_key, names.PARTIAL_ROTARY_FACTOR):
+        if part.get(key) is not None:
+            _check_share(part[key], f"{where}: {key}")
+
+
+def _check_share(value: Any, where: str) -> None:
+    if not is_number(value):
+        raise InvalidRope(f"{shown(value)} is not a number: it says how much of each head rotates", where=where)
 
 
 def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
@@ -199,23 +214,6 @@ def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
 def _is_letters(value: Any) -> bool:
     """Return whether this is a pattern in letters: L for a local layer, G for a global one, as in LLLG."""
     return isinstance(value, str) and bool(value) and set(value) <= {"L", "G"}
-
-
-def _check_layer_types(part: Mapping[str, Any], family: Family, where: str) -> None:
-    """Raise InvalidRope unless layer_types names one kind that the family has for each layer."""
-    kinds = part.get(family.kinds_key)
-    if kinds is None or not (family.nested or family.rotates == "full"):
-        return
-    place = f"{where}: {family.kinds_key}"
-    if not isinstance(kinds, list) or len(kinds) != part.get(names.NUM_HIDDEN_LAYERS, len(kinds)):
-        raise InvalidRope("it is not a list with one kind for each of the num_hidden_layers layers", where=place)
-    known = [*family.layer_types, *family.kind_names, *family.default_kinds]
-    unknown = next((kind for kind in kinds if family.nested and kind not in known), None)
-    if unknown is not None:
-        raise InvalidRope(
-            f"{shown(unknown)} is not a kind of layer of {family.model_type}; it has {', '.join(family.layer_types)}",
-            where=place,
-        )
 
 
 def _is_whole(value: Any, low: int, high: int) -> bool:
@@ -258,6 +256,14 @@ def _check_param(key: str, value: Any, where: str) -> None:
         raise InvalidRope(f"{shown(value)} is not a finite number of at least 0", where=where)
     if key == names.ORIGINAL_MAX_POSITION_EMBEDDINGS:
         _check_length(value, where)
+    if key == names.PARTIAL_ROTARY_FACTOR:
+        _check_share(value, where)
+    if key == names.MROPE_SECTION and not (
+        isinstance(value, list) and value and all(_is_whole(n, 0, MAX_SIZE) for n in value)
+    ):
+        raise InvalidRope(
+            f"{shown(value)} is not a list of whole numbers, the pairs that turn by each axis", where=where
+        )
     if key == names.TRUNCATE and not isinstance(value, bool):
         raise InvalidRope(f"{shown(value)} is neither true nor false", where=where)
     if key in _LISTS and not (isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)):

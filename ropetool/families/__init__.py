@@ -19,7 +19,7 @@ from ropetool.families.engines import Exllamav3, LlamaCpp, MlxLm, Sglang, Vllm
 from ropetool.families.loading import parsed, record, wrong
 from ropetool.families.rows import SELECTORS
 from ropetool.families.tensors import Export, faults
-from ropetool.families.wrappers import ALIASES, PREFIXES, UNREAD, WRAPPERS, Wrapper
+from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, UNREAD, WRAPPERS, Wrapper
 
 REMOTE = "remote/"  # the folder of families that only remote code has
 Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any", "full", "none"]
@@ -83,9 +83,10 @@ class Family:
     (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
     full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
     too (LLLG), beside layer_types. pattern_key: where n is stated; pattern_other: the kind of the other layers.
+    pattern_offset: which layer of each n, from 0; the last where nothing is stated. pattern_offset_key: where that is stated.
     default_kinds: the kinds in order, over and over, instead of a pattern; with kinds_count they are those of so many layers,
-    and of no other number. kinds_key: the list with one word a layer, or the text
-    with one letter; kind_names: its words that are not these.
+    and of no other number. kinds_keys: where there may be a list with one word a layer, or a text
+    with one letter, the first that is stated counts; kind_names: its words that are not these.
     kind_indices_key: a list of the full-attention layers' numbers instead. kind_numbers_key: a list with a number a layer,
     of which kind_names says the kinds; it may go on beyond the last layer. cache_known: whether a layer keeps whole keys and
     values of each token. rope_groups: under which words rope_parameters
@@ -102,6 +103,7 @@ class Family:
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     stated_null_head_dim: what a head_dim of null does in transformers 5 that an absent one does not: it stops those types,
     or the size is computed from hidden_size. not_null: the keys that its class takes no null for.
+    mrope: its class turns the pairs of an image's tokens by axes, as mrope_section of the rope keys divides them.
     partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
     rotary_dim_key: an older key for the same, in channels.
     rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; base_of_stated_keys: the base of
@@ -114,6 +116,7 @@ class Family:
     sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
     context_key, window_key: where the context and the window are stated; chunked: the
     window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
+    rope_type_names: what the class makes of a name that no other knows.
     default_rope_type: what it assumes without any rope keys. stretch_key: the rope key by whose number alone `dynamic`
     stretches the base, by NTK's formula and once for all lengths.
     rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
@@ -143,10 +146,12 @@ class Family:
     pattern: int | None = None
     pattern_letters: bool = False
     pattern_key: str = "sliding_window_pattern"
+    pattern_offset: int | None = None
+    pattern_offset_key: str = ""
     pattern_other: str = "sliding_attention"
     default_kinds: tuple[str, ...] = ()
     kinds_count: int | None = None
-    kinds_key: str = "layer_types"
+    kinds_keys: tuple[str, ...] = ("layer_types",)
     kind_names: dict[str, str] = dataclasses.field(default_factory=dict)
     kind_indices_key: str = ""
     kind_numbers_key: str = ""
@@ -168,6 +173,7 @@ class Family:
     local_theta_key: str = "rope_local_base_freq"
     layer_base_key: str = ""
     rope_types: tuple[str, ...] = ()
+    rope_type_names: dict[str, str] = dataclasses.field(default_factory=dict)
     default_rope_type: str = "default"
     stretch_key: str = ""
     default_rope_theta: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -187,6 +193,7 @@ class Family:
     null_head_dim: tuple[str, ...] = ()
     stated_null_head_dim: tuple[Literal["stops yarn", "computed"], ...] = ()
     not_null: tuple[str, ...] = ()
+    mrope: bool = False
     sliding_window: str = "never"
     default_sliding_window: int | None = None
     window_key: str = "sliding_window"
@@ -437,17 +444,18 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
             f"is not stated, and a {stated} fills it in with a number of its own",
             where=f"{where}: {wrapper.text}.{key}", try_=f"state {key} in {wrapper.text} of config.json",
         )  # fmt: skip
-    return _inside(family, stated, wrapper)
+    flat = stated in FLAT and config.get(wrapper.text) is None
+    return _inside(family, stated, wrapper, () if flat else wrapper.path)
 
 
-def _inside(family: Family, stated: str, wrapper: Wrapper) -> Family:
-    """Return the family as a wrapper holds it; export knows no tensors beside those of the text model."""
+def _inside(family: Family, stated: str, wrapper: Wrapper, path: tuple[str, ...]) -> Family:
+    """Return the family as a wrapper holds it at this path; export knows no tensors beside those of the text model."""
     bake = family.bake
     if bake is not None:
         own = [layers.removeprefix("model.") for layers in bake.layers if layers.startswith("model.")]
         bake = dataclasses.replace(bake, layers=tuple(prefix + layers for prefix in PREFIXES for layers in own))
     return dataclasses.replace(
-        family, stated=stated, text_path=(*wrapper.path, *family.text_path), gguf_architecture="",
+        family, stated=stated, text_path=(*path, *family.text_path), gguf_architecture="",
         in_v4=family.in_v4 and wrapper.in_v4, bake=bake,
     )  # fmt: skip
 

@@ -91,6 +91,10 @@ WRAPPERS: dict[str, Wrapper] = {
     "kimi_vl": Wrapper(default="deepseek_v3", fixed=True, source=ON_HUB.format("moonshotai/Kimi-VL-A3B-Instruct")),
 }  # fmt: skip
 
+# Wrappers whose class takes the text model's keys from beside its own where the config has no text_config, as the files
+# that are published state them: transformers 5.23.0, models/{}/configuration_*.py
+FLAT = frozenset({"paddleocr_vl", "qwen2_5_vl", "qwen2_vl"})
+
 # model_types under which files of a family are published, and the family: the remote code is a copy of its class, or that
 # class itself under another name. Those whose code has rules of its own are files in remote/.
 ALIASES: dict[str, str] = {

@@ -222,16 +222,15 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
 
     Raises: Refuses for a pattern in letters that stands without layer_types: the class computes with it as a number.
     """
-    stated = part.get(family.kinds_key, part.get(names.LAYER_TYPES))
-    if isinstance(stated, str) and family.kind_names:
-        stated = list(stated)  # a letter a layer
-    if isinstance(stated, list):
-        return [str(family.kind_names.get(kind, kind)) for kind in stated]
+    stated = next((part[key] for key in family.kinds_keys if part.get(key) is not None), None)
+    if stated is not None:  # of a text each letter is a layer
+        words = [names.LAYER_KIND_ALIASES.get(word, word) for word in stated]
+        return [family.kind_names.get(word, word) for word in words]
     numbers = part.get(family.kind_numbers_key)
-    if isinstance(numbers, list):
-        return [str(family.kind_names.get(str(number), number)) for number in numbers[:count]]
+    if numbers is not None:
+        return [family.kind_names[f"{number:g}"] for number in numbers[:count]]
     indices = part.get(family.kind_indices_key)
-    if isinstance(indices, list):
+    if indices is not None:
         return [names.FULL_ATTENTION if i in indices else family.pattern_other for i in range(count)]
     if family.unrotated_window_key:
         slides = part.get(family.unrotated_window_key) is True and part.get(family.window_key) is not None
@@ -242,7 +241,9 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
         raise Refuses(f"TypeError: sliding_window_pattern {pattern} is text, and the config lists no layer_types")
     if not pattern and family.default_kinds:
         return _default_kinds(family, count)
-    return [names.FULL_ATTENTION if (i + 1) % (pattern or 1) == 0 else family.pattern_other for i in range(count)]
+    period = pattern or 1
+    offset = part.get(family.pattern_offset_key, period - 1 if family.pattern_offset is None else family.pattern_offset)
+    return [names.FULL_ATTENTION if i % period == offset else family.pattern_other for i in range(count)]
 
 
 def _default_kinds(family: Family, count: int) -> list[str]:
@@ -252,7 +253,7 @@ def _default_kinds(family: Family, count: int) -> list[str]:
     """
     if family.kinds_count not in (None, count):
         raise NotKnown(
-            f"which of the {count} layers are of which kind, where the config does not list {family.kinds_key}"
+            f"which of the {count} layers are of which kind, where the config does not list {family.kinds_keys[0]}"
         )
     return [family.default_kinds[i % len(family.default_kinds)] for i in range(count)]
 
@@ -262,10 +263,10 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
     if family.rotates == "full":
         return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == names.FULL_ATTENTION)
     if family.rotates == "no_rope_layers":
-        stated = part.get("no_rope_layers")
-        interval = part.get("no_rope_layer_interval", 4)
-        listed = stated if isinstance(stated, list) else []
-        flags = listed or [(i + 1) % interval != 0 for i in range(count)]  # an empty list says nothing
+        interval = part.get(names.NO_ROPE_LAYER_INTERVAL, 4)
+        flags = part.get(names.NO_ROPE_LAYERS) or [
+            (i + 1) % interval != 0 for i in range(count)
+        ]  # an empty list says nothing
         return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
     window = part.get(family.window_key, family.default_sliding_window)
     if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):

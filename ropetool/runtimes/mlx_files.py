@@ -140,10 +140,11 @@ def _softmax(keys: Keys, facts: MlxFile) -> float:
 def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
     """Raise NotKnown where the config lists its layers otherwise than a file counts them that reads no list."""
     part = engine.section(view)
-    key = view.family.kinds_key
-    if part.get(key) is None:
+    keys = view.family.kinds_keys
+    key = next((key for key in keys if part.get(key) is not None), None)
+    if key is None:
         return
-    config: Mapping[str, Any] = {name: value for name, value in part.items() if name != key}
+    config: Mapping[str, Any] = {name: value for name, value in part.items() if name not in keys}
     for outer in reversed(view.family.text_path):
         config = {**view.config, outer: config}
     counted = engine.shape(HfCheckpoint(config, view.family, view.where))

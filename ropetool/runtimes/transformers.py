@@ -12,9 +12,10 @@ from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import Family
+from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.base import NotHeld, NotKnown, Refuses
 
 NAME = "transformers"
 FORMATS = ("hf",)
@@ -42,6 +43,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     entries = {}
     for layer_type, keys in objects(part, family).items():
         rope_type = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE, "default"))
+        rope_type = family.rope_type_names.get(rope_type, rope_type)
         if rope_type not in (*formulas.NEEDS, *formulas.NEEDS_NOTHING):
             raise Refuses(f"KeyError: {rope_type!r} is not a rope type of {family.model_type}")
         if family.rope_types and rope_type not in family.rope_types:
@@ -54,6 +56,9 @@ def decode(view: HfCheckpoint) -> RopeSet:
         if factor is None and rope_type in ("yarn", "longrope"):
             factor = context / length
         head_dim = formulas.head_dim(part, family, NAME, rope_type, layer_type)
+        rotary_dim = formulas.rotary_dim(part, keys, family, head_dim, rope_type)
+        if family.mrope:
+            _check_sections(keys, rotary_dim)
         theta = float(keys[names.ROPE_THETA])
         if rope_type == "dynamic" and keys.get(family.stretch_key or ""):
             rope_type, theta = "default", formulas.stretched_base(theta, keys[family.stretch_key], head_dim)
@@ -61,13 +66,23 @@ def decode(view: HfCheckpoint) -> RopeSet:
         if rope_type == "proportional":
             read.add(names.PARTIAL_ROTARY_FACTOR)
         resolved = formulas.Resolved(
-            rope_type, theta, formulas.rotary_dim(part, keys, family, head_dim, rope_type),
+            rope_type, theta, rotary_dim,
             {k: v for k, v in keys.items() if k in read},
             factor, length, context, _truncate(part, keys, family), head_dim,
         )  # fmt: skip
         entries[layer_type] = formulas.entry(resolved, part, family, layer_type, _softmax(rope_type, keys, family))
     full = entries[names.FULL_ATTENTION]
     return RopeSet(entries, context, full.original_max_position_embeddings)
+
+
+def _check_sections(keys: Mapping[str, Any], rotary_dim: int) -> None:
+    """Raise NotHeld for sections of other pairs than there are: most classes stop, some turn pairs by another axis."""
+    sections = keys.get(names.MROPE_SECTION)
+    if sections is not None and 2 * sum(sections) != rotary_dim:
+        raise NotHeld(
+            f"{names.MROPE_SECTION} {shown(sections)} is of {sum(sections)} rotary pairs, and the {rotary_dim} channels that "
+            f"rotate are {rotary_dim // 2}"
+        )
 
 
 def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]]:

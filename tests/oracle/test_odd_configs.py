@@ -11,6 +11,7 @@ import pytest
 from probes import probe, v4_python
 from test_transformers import LENGTHS, assert_agrees, write
 
+import ropetool
 from ropetool.errors import ConfigError
 from ropetool.runtimes import inspection
 
@@ -141,3 +142,68 @@ def test_a_partial_rotation_narrows_the_table_of_whole_heads(tmp_path: Path) -> 
         assert len(answer["layers"]["full_attention"][0]["inv_freq"]) == 8  # of 16 pairs
         reading = next(r for r in inspection.inspect(path).readings if r.name == runtime)
         assert "llama rotates whole heads" in reading.refuses
+
+
+SECTIONS: dict[str, tuple[Any, str]] = {
+    "two sections of three pairs": ([1, 2], "is of 3 rotary pairs"),
+    "twice the pairs": ([4, 4, 8], "is of 16 rotary pairs"),
+    "a text": ("x", "is not a list of whole numbers"),
+    "no section": ([], "is not a list of whole numbers"),
+    "numbers with a point": ([2.0, 3.0, 3.0], "is not a list of whole numbers"),
+}
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_sections_of_other_pairs_than_there_are_stop_the_class_and_are_refused(name: str, tmp_path: Path) -> None:
+    import torch
+    from transformers import Qwen2VLTextConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
+
+    def run(sections: Any) -> None:
+        rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections}
+        model = Qwen2VLTextModel(Qwen2VLTextConfig(**sizes, rope_parameters=rope))
+        model(inputs_embeds=torch.zeros(1, 4, 64), position_ids=torch.arange(4).expand(3, 1, 4))
+
+    sizes = {
+        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
+        "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 512,
+    }  # fmt: skip
+    run([2, 3, 3])
+    sections, says = SECTIONS[name]
+    with pytest.raises((RuntimeError, TypeError)):
+        run(sections)
+    text = {"model_type": "qwen2_vl_text", **sizes, "rope_scaling": {"type": "mrope", "mrope_section": sections}}
+    with pytest.raises(ConfigError, match=says):
+        ropetool.plan(
+            write(tmp_path / "wrong", {"model_type": "qwen2_vl", "text_config": text}), method="yarn", factor=4
+        )
+    well = {**text, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
+    assert ropetool.plan(
+        write(tmp_path / "well", {"model_type": "qwen2_vl", "text_config": well}), method="yarn", factor=4
+    ).edits
+
+
+@pytest.mark.parametrize("where", ["beside", "inside"])
+def test_a_share_of_the_head_as_text_is_refused_as_text(where: str, tmp_path: Path) -> None:
+    share = {"partial_rotary_factor": "0.25"}
+    plain = {**configs.config("phi", "v5"), "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    plain.pop("partial_rotary_factor", None)
+    config = (
+        {**plain, **share} if where == "beside" else {**plain, "rope_parameters": {**plain["rope_parameters"], **share}}
+    )
+    path = write(tmp_path / "share", config)
+    assert "error" in probe([{"path": str(path), "lengths": [512]}])[0]
+    with pytest.raises(ConfigError, match=r'"0\.25" is not a number') as error:
+        inspection.inspect(path)
+    assert "partial_rotary_factor" in (error.value.where or "")
+
+
+def test_a_number_of_layers_of_null_is_refused_by_the_key_that_states_it(tmp_path: Path) -> None:
+    """The remote code of exaone counts num_layers, and stops at null as any range does."""
+    config = {
+        "model_type": "exaone", "hidden_size": 64, "num_attention_heads": 4, "num_layers": None,
+        "max_position_embeddings": 512, "rope_theta": 1e4,
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="null is no number of layers") as error:
+        inspection.inspect(write(tmp_path / "exaone", config))
+    assert (error.value.where or "").endswith(": num_layers")

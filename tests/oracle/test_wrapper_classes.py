@@ -6,6 +6,7 @@ Every type of wrapper that the installed transformers has and that ropetool hand
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from making import write_config
 
 import ropetool
 from ropetool import families
-from ropetool.families.wrappers import ALIASES, WRAPPERS
+from ropetool.families.wrappers import ALIASES, FLAT, WRAPPERS
 from ropetool.runtimes import inspection
 from ropetool.verification.measures.rotary import TORCH_TOLERANCE, check_rotation, largest_difference
 from ropetool.verification.readback.comparing import read_back
@@ -158,3 +159,30 @@ def test_an_inner_config_without_model_type_follows_the_class(wrapper: str, tmp_
     config = transformers.AutoConfig.from_pretrained(source)
     family = families.of_config(json.loads((source / "config.json").read_text()))
     assert family.model_type == config.text_config.model_type == WRAPPERS[wrapper].default
+
+
+FLAT_SIZES = {
+    "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+    "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 512, "rope_theta": 1e6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", sorted(FLAT))
+def test_a_flat_config_is_extended_where_the_class_looks_without_a_text_config(wrapper: str, tmp_path: Path) -> None:
+    """As Qwen2-VL and PaddleOCR-VL are published: the keys of the text model stand beside vision_config."""
+    scaling = {"type": "mrope" if "qwen" in wrapper else "default", "mrope_section": [4, 6, 6]}
+    write_config(tmp_path / "flat", {"model_type": wrapper, **FLAT_SIZES, "rope_scaling": scaling, "head_dim": 32})
+    longer = tmp_path / "longer"
+    ropetool.apply(ropetool.plan(tmp_path / "flat", "yarn", factor=4), tmp_path / "flat", longer)
+    ours = inspection.inspect(longer).rope
+    text = transformers.AutoConfig.from_pretrained(longer).text_config
+    assert (text.hidden_size, text.max_position_embeddings) == (128, 2048)
+    name = {"paddleocr_vl": "PaddleOCR"}.get(wrapper, "Qwen2VL" if wrapper == "qwen2_vl" else "Qwen2_5_VL")
+    module = importlib.import_module(f"transformers.models.{wrapper}.modeling_{wrapper}")
+    rotary = getattr(module, f"{name}RotaryEmbedding")(text)
+    assert ours is not None
+    table = ours.entries["full_attention"].table
+    assert table is not None
+    theirs = rotary.inv_freq.double().numpy()
+    np.testing.assert_allclose(table.regimes[0].inv_freq, theirs, rtol=3e-6)
+    assert table.regimes[0].attention_factor == pytest.approx(rotary.attention_scaling, rel=3e-6)

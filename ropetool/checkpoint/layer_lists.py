@@ -1,0 +1,103 @@
+"""The keys of a config.json that say what each layer is, as a list, a text or a pattern: what they must hold to say it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ropetool import names
+from ropetool.errors import InvalidRope
+from ropetool.families import Family
+from ropetool.files.hf.jsontext import shown
+from ropetool.rope.tables import is_number
+
+Config = Mapping[str, Any]
+
+
+def check(part: Config, family: Family, where: str) -> None:
+    """Raise InvalidRope unless every key that says what the layers are says it of each, as transformers 5 takes it.
+
+    Of a type that only remote code has the words of layer_types are not known.
+    """
+    rules: dict[str, Callable[[Any, Config, Family], str]] = {
+        **({} if family.remote else dict.fromkeys(family.kinds_keys, _kinds)),
+        family.kind_numbers_key: _numbers,
+        family.kind_indices_key: _indices,
+        family.pattern_offset_key: _offset,
+    }
+    if family.rotates == "no_rope_layers":
+        rules[names.NO_ROPE_LAYERS] = _flags
+    for key, rule in rules.items():
+        fault = rule(part[key], part, family) if key and part.get(key) is not None else ""
+        if fault:
+            raise InvalidRope(
+                fault, where=f"{where}: {key}", try_=f"take {key} from the config.json that was published"
+            )
+
+
+def _kinds(value: Any, part: Config, family: Family) -> str:
+    """Return what is wrong with a word for each layer, or a text of letters where the class takes one."""
+    letters = [name for name in family.kind_names if len(name) == 1 and not name.isdigit()]
+    if letters:  # such a list itself says how many layers there are
+        listed = value if isinstance(value, list) else list(value) if isinstance(value, str) else []
+        if listed and all(isinstance(kind, str) and kind in {*letters, *_words(family)} for kind in listed):
+            return ""
+        return f"{shown(value)} is not a text with one of {' '.join(letters)} for each layer"
+    if not isinstance(value, list) or len(value) != part.get(names.NUM_HIDDEN_LAYERS, len(value)):
+        return "it is not a list with one kind for each of the num_hidden_layers layers"
+    known = _words(family)
+    strange = next((kind for kind in value if not isinstance(kind, str) or kind not in known), None)
+    if strange is None:
+        return ""
+    has = (
+        f"of {family.model_type}; it has {', '.join(family.layer_types)}"
+        if family.nested
+        else "that transformers knows"
+    )
+    return f"{shown(strange)} is not a kind of layer {has}"
+
+
+def _words(family: Family) -> set[str]:
+    """Return the words for kinds of layer: the family's own where each kind has its rope keys, all elsewhere."""
+    own = {*family.layer_types, *family.kind_names, *family.default_kinds}
+    older = {old for old, kind in names.LAYER_KIND_ALIASES.items() if not family.nested or kind in own}
+    return own | older | (set() if family.nested else names.LAYER_KINDS)
+
+
+def _numbers(value: Any, part: Config, family: Family) -> str:
+    known = sorted((name for name in family.kind_names if name.isdigit()), key=int)
+    count = part.get(names.NUM_HIDDEN_LAYERS, 0)
+    listed = value if isinstance(value, list) else []
+    if len(listed) >= max(1, count) and all(is_number(n) and f"{n:g}" in known for n in listed):
+        return ""
+    return f"{shown(value)} is not a list with one of {', '.join(known)} for each of the num_hidden_layers layers"
+
+
+def _indices(value: Any, part: Config, family: Family) -> str:
+    count = part.get(names.NUM_HIDDEN_LAYERS)
+    if not isinstance(value, list) or not all(_is_whole(index) for index in value):
+        return f"{shown(value)} is not a list of layers by their numbers"
+    if not any(index >= 0 and (count is None or index < count) for index in value):
+        return f"{shown(value)} names no layer of the model, so that none would attend"
+    return ""
+
+
+def _offset(value: Any, part: Config, family: Family) -> str:
+    period = part.get(family.pattern_key) or family.pattern or 1
+    return (
+        ""
+        if _is_whole(value) and 0 <= value < period
+        else f"{shown(value)} is not a layer of each {period}: it is a whole number from 0 to {period - 1}"
+    )
+
+
+def _flags(value: Any, part: Config, family: Family) -> str:
+    """Return what is wrong with a list of 1 for layers that rotate and 0 for others; an empty one says nothing."""
+    count = part.get(names.NUM_HIDDEN_LAYERS, 0)
+    if isinstance(value, list) and all(map(_is_whole, value)) and (not value or len(value) >= count):
+        return ""
+    return f"{shown(value)} is not a list with 1 or 0 for each of the num_hidden_layers layers"
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
