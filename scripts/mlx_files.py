@@ -17,7 +17,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,9 @@ class Asker:
                 return found
 
 
+Ask = Callable[[str, Mapping[str, Any], tuple[int, ...]], dict[str, Any]]  # of a program, a config and lengths
+
+
 class Odd(Exception):
     """What no fact says: why the type is not decoded."""
 
@@ -160,16 +163,21 @@ class Odd(Exception):
 class Subject:
     """A type in a program: configs of it with rope keys set, and what the program makes of them."""
 
-    def __init__(self, program: str, model_type: str, ask: Asker) -> None:
+    def __init__(
+        self, program: str, model_type: str, ask: Ask, made: tuple[dict[str, Any], list[str]] | None = None
+    ) -> None:
         self.program, self.ask = program, ask
-        self.config, self.path = small(model_type)
+        self.config, self.path = made or small(model_type)
         if model_type in FLAT:
             part = self.config
             for key in self.path:
                 part = part[key]
-            self.config = {**self.config, **part, "model_type": model_type}
+            kept = {"model_type": model_type, "architectures": self.config["architectures"]}
+            self.config = {**self.config, **part, **kept}
         part = self.part(self.config)
         self.stated = part.pop(names.ROPE_PARAMETERS, None) or {}
+        if model_type in FLAT:
+            self.config.pop(names.ROPE_PARAMETERS, None)
         for key in (names.ROPE_THETA, names.ROPE_SCALING, names.PARTIAL_ROTARY_FACTOR, names.ROPE_LOCAL_BASE_FREQ):
             part.pop(key, None)
         self.family = families.of_config(self.config)
@@ -596,17 +604,23 @@ def key_of(model_type: str) -> str | None:
 
 def record(program: str, only: list[str], ask: Asker) -> None:
     """Write what real models answer in the cases of tests/oracle/mlx_cases.py, for types that are decoded."""
+    known = json.loads((FOLDER / f"{program.replace('-', '_')}.json").read_text(encoding="utf-8"))
+    decoded = [name for name, one in known.items() if "odd" not in one and "readings" in one]
+    chosen = [name for name in decoded if not only or name.partition(" of ")[0] in only]
+    write_record(program, {name: Subject(program, name.partition(" of ")[0], ask) for name in chosen})
+
+
+def write_record(program: str, subjects: Mapping[str, Subject], *, whole: bool = False, made_with: str = "") -> None:
+    """Write what models of these types answer; whole: with the whole config, of which a decoder reads a part."""
     answers: list[Any] = []
     tables: list[Any] = []
     found: dict[str, Any] = {}
-    known = json.loads((FOLDER / f"{program.replace('-', '_')}.json").read_text(encoding="utf-8"))
-    for name in [name for name, one in known.items() if "odd" not in one and "readings" in one]:
-        if only and name.partition(" of ")[0] not in only:
-            continue
-        subject = Subject(program, name.partition(" of ")[0], ask)
+    for name, subject in subjects.items():
         config, cases = _recorded_cases(subject)
-        whole = _with_context(subject)
-        asked = {case: _told(subject, mlx_cases.changed(whole, subject.path, set_)) for case, set_ in cases.items()}
+        around = _with_context(subject)
+        if whole:
+            config = around = pruned(around, subject.path)
+        asked = {case: _told(subject, mlx_cases.changed(around, subject.path, set_)) for case, set_ in cases.items()}
         first = asked["plain v4"] if "layers" in asked["plain v4"] else asked["plain v5"]
         places = {case: _index(answers, _packed(one, first, tables)) for case, one in asked.items()}
         stated = {case: [changes, places[case]] for case, changes in cases.items()}
@@ -615,16 +629,29 @@ def record(program: str, only: list[str], ask: Asker) -> None:
             shown = _unpacked(answers[places[case]], tables)
             for reason in mlx_cases.differences(program, mlx_cases.changed(config, subject.path, changes), shown):
                 print(f"{program} {name} {case}: {reason}", file=sys.stderr, flush=True)
-        text = {"types": found, "answers": answers, "tables": tables}
+        text = {"made_with": made_with, "types": found, "answers": answers, "tables": tables}
         mlx_cases.file(program).write_text(_lines(text), encoding="utf-8")
         print(f"{program} {name}", file=sys.stderr, flush=True)
+
+
+def pruned(config: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
+    """Return a config without what decides nothing of rotation, and without null in the text model's part."""
+    found = {k: v for k, v in config.items() if k == "architectures" or k not in DROPPED}
+    if path:
+        return {k: pruned(v, path[1:]) if k == path[0] else _bare(v) for k, v in found.items()}
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _bare(value: Any) -> Any:
+    return {k: v for k, v in value.items() if k not in DROPPED} if isinstance(value, dict) else value
 
 
 def _lines(data: Mapping[str, Any]) -> str:
     """Return JSON with an entry a line, so that a difference can be read."""
     types = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(data["types"].items()))
     rest = [f'"{key}": [\n' + ",\n".join(json.dumps(one) for one in data[key]) + "\n]" for key in ("answers", "tables")]
-    return f'{{"types": {{\n{types}\n}},\n' + ",\n".join(rest) + "}\n"
+    made = f'"made_with": {json.dumps(data["made_with"])},\n' if data["made_with"] else ""
+    return f'{{{made}"types": {{\n{types}\n}},\n' + ",\n".join(rest) + "}\n"
 
 
 def _recorded_cases(subject: Subject) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -642,10 +669,12 @@ def _recorded_cases(subject: Subject) -> tuple[dict[str, Any], dict[str, dict[st
     near = {key.rpartition(".")[2]: v for key, v in bystanders(subject).items() if key.count(".") == 1}
     near.pop(names.ROPE_TYPE, None)
     cases = {}
-    for case in mlx_cases.CASES:
+    for case in mlx_cases.asked(subject.program):
         cell, style = case.split()
         keys = mlx_cases.keys(cell, int(head * (share or 1.0)))
         cases[case] = _style(subject, style, keys, near, share)
+        if cell == "baseless":
+            del cases[case][names.ROPE_THETA]
     return config, cases
 
 
@@ -716,6 +745,7 @@ def _packed(answer: dict[str, Any], plain_answer: dict[str, Any], tables: list[A
         layers.append({
             "table": _index(tables, table), "window": layer["window"], "factor": float(f"{factor:.5f}"),
             "score": float(f"{layer['scale'] / before['scale']:.6g}"),
+            **({"temperature": layer["temperature"]} if layer.get("temperature") else {}),
         })  # fmt: skip
     return {"layers": layers}
 

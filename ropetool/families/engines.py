@@ -106,7 +106,9 @@ class Exllamav3:
     gemma2's do not, for it looks for their window under another name.
 
     base: where the config has none. local_base: that of sliding layers, whatever the config says; None: that of the
-    others. mscales: whether they count as DeepSeek has them, for MLA. refused: why it does not load. file: where that
+    others. mscales: whether they count as DeepSeek has them, for MLA. wider_window: whether sliding layers see one token more
+    than the config says. nested: whether rope keys of a kind of layer count: `beside` those at the top, or `inside` alone,
+    where only their type, base and share do. zero: keys that it takes at 0 alone. refused: why it does not load. file: where that
     stands; odd: why it is not decoded.
     """
 
@@ -115,6 +117,9 @@ class Exllamav3:
     base: float = 10000.0
     local_base: float | None = None
     mscales: bool = True
+    wider_window: bool = False
+    nested: Literal["", "beside", "inside"] = ""
+    zero: tuple[str, ...] = ()
     refused: str = ""
     file: str = ""
     odd: str = ""

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import engines
 from ropetool.families.engines import Exllamav3
-from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
+from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, Temperature, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.runtimes.hf_formulas import mscale_of
@@ -21,7 +23,7 @@ from ropetool.runtimes.hf_formulas import mscale_of
 NAME = "exllamav3"
 FORMATS = ("hf",)
 VERSIONS = "1.6.5"
-SUMMARY = "exllamav3: reads both config styles, keys nested by layer type not at all; no dynamic, one list of longrope"
+SUMMARY = "exllamav3: reads both config styles, nested keys in two architectures; no dynamic, one list of longrope"
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3_LENGTH = 8192
@@ -36,13 +38,16 @@ def decode(view: HfCheckpoint) -> RopeSet:
     facts = _facts(view)
     part = engine.section(view)
     shape = engine.shape(view)
+    if stopping := next((key for key in facts.zero if part.get(key)), ""):
+        raise Refuses(f"NotImplementedError: {facts.file} does not take {stopping} of {part[stopping]}")
     context = int(part.get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
-    keys = _keys(part, facts.base)
     entries = {}
     for kind, entry in shape.entries.items():
-        own = keys if kind == names.FULL_ATTENTION else _sliding(keys, facts)
-        windowed = entry if facts.window else engine.without_window(entry, context)
-        entries[kind] = _layer(view, replace(windowed, layout=facts.layout), own, context, facts)
+        if entry.table is None:
+            entries[kind] = entry
+            continue
+        keys, stated = _kind_keys(part, kind, view.family.rope_group(kind), facts)
+        entries[kind] = _layer(view, _windowed(entry, context, facts), keys, stated, context, facts)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
@@ -64,6 +69,46 @@ def _facts(view: HfCheckpoint) -> Exllamav3:
     return facts
 
 
+def _kind_keys(
+    part: Mapping[str, Any], kind: str, group: str, facts: Exllamav3
+) -> tuple[dict[str, Any], Mapping[str, Any]]:
+    """Return the rope keys of a kind of layer, and the object that they were looked for in.
+
+    Raises: Refuses where there is none.
+    """
+    slides = kind != names.FULL_ATTENTION
+    base = facts.base if facts.local_base is None or not slides else facts.local_base
+    if not facts.nested:
+        keys = _keys(part, facts.base)
+        theta = keys[names.ROPE_THETA] if facts.local_base is None else base
+        return ({names.ROPE_TYPE: "default", names.ROPE_THETA: theta} if slides else keys), part
+    near = (part.get(PARAMETERS) or {}).get(group)
+    if facts.nested == "inside":
+        return _inside(near or {}, base), near or {}
+    if not isinstance(near, Mapping):
+        raise Refuses(f"KeyError: {facts.file} needs {PARAMETERS}.{group}")
+    stated = {**part, PARAMETERS: near}
+    keys = _keys(stated, base)
+    return ({names.ROPE_TYPE: "default", names.ROPE_THETA: keys[names.ROPE_THETA]} if slides else keys), stated
+
+
+def _inside(near: Mapping[str, Any], base: float) -> dict[str, Any]:
+    """Return what counts of a group of rope keys where its scaling does not reach the table."""
+    rope_type = near.get(names.ROPE_TYPE) or "default"
+    if rope_type not in ("default", "proportional"):
+        raise Refuses(
+            f"AttributeError: {rope_type} in {PARAMETERS} of a kind of layer, whose keys it does not hand over"
+        )
+    return {names.ROPE_TYPE: rope_type, names.ROPE_THETA: float(near.get(names.ROPE_THETA, base))}
+
+
+def _windowed(entry: LayerRope, context: int, facts: Exllamav3) -> LayerRope:
+    entry = replace(entry if facts.window else engine.without_window(entry, context), layout=facts.layout)
+    if facts.wider_window and entry.sliding_window is not None:
+        return replace(entry, sliding_window=entry.sliding_window + 1)
+    return entry
+
+
 def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
     """Return the scaling keys with the type under rope_type and the base."""
     found: Mapping[str, Any] = next((part[key] for key in (SCALING, PARAMETERS) if part.get(key) is not None), {})
@@ -75,25 +120,38 @@ def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
     return {**keys, names.ROPE_TYPE: rope_type or "default", names.ROPE_THETA: float(theta)}
 
 
-def _sliding(keys: Mapping[str, Any], facts: Exllamav3) -> dict[str, Any]:
-    base = keys[names.ROPE_THETA] if facts.local_base is None else facts.local_base
-    return {names.ROPE_TYPE: "default", names.ROPE_THETA: base}
-
-
-def _layer(view: HfCheckpoint, entry: LayerRope, keys: dict[str, Any], context: int, facts: Exllamav3) -> LayerRope:
-    entry = _narrowed(view, entry)
+def _layer(
+    view: HfCheckpoint,
+    entry: LayerRope,
+    keys: dict[str, Any],
+    stated: Mapping[str, Any],
+    context: int,
+    facts: Exllamav3,
+) -> LayerRope:
+    if keys[names.ROPE_TYPE] == "proportional":
+        return engine.filled(entry, keys, _proportional(stated, keys, entry.head_dim), context)
+    entry = _narrowed(view, entry, stated)
     mla = view.family.mla and facts.mscales
     table = _table(view, keys, engine.base_table(keys, entry.rotary_dim), mla)
+    grows = keys.get(names.LLAMA_4_SCALING_BETA) if keys[names.ROPE_TYPE] == "yarn" else None
+    length = int(keys.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context)
+    temperature = Temperature(float(grows), length) if grows else None
     if not mla:
-        return engine.filled(entry, keys, table, context)
+        return engine.filled(entry, keys, table, context, temperature=temperature)
     all_dim = keys.get(names.MSCALE_ALL_DIM, 0) if keys[names.ROPE_TYPE] != "default" else 0
     softmax = mscale_of(engine.number(keys, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
-    return engine.filled(entry, keys, table, context, softmax_multiplier=softmax)
+    return engine.filled(entry, keys, table, context, softmax_multiplier=softmax, temperature=temperature)
 
 
-def _narrowed(view: HfCheckpoint, entry: LayerRope) -> LayerRope:
+def _proportional(stated: Mapping[str, Any], keys: Mapping[str, Any], head_dim: int) -> RopeTable:
+    """Return the table of whole heads whose slower pairs stand still; a factor does not reach it."""
+    base = engine.base_table(keys, head_dim)
+    turning = int(engine.number(stated, names.PARTIAL_ROTARY_FACTOR, 1.0) * head_dim // 2)
+    return RopeTable.fixed(np.where(np.arange(base.size) < turning, base, 0.0))
+
+
+def _narrowed(view: HfCheckpoint, entry: LayerRope, part: Mapping[str, Any]) -> LayerRope:
     """Return the entry with the share of channels that rotates: exllamav3 narrows the head of any family."""
-    part = engine.section(view)
     share = part.get(names.PARTIAL_ROTARY_FACTOR, (part.get(PARAMETERS) or {}).get(names.PARTIAL_ROTARY_FACTOR))
     stated = part.get("rotary_dim")
     if stated is None and (view.family.partial_rotary_key or not is_number(share)):
@@ -144,7 +202,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, mla: bool) ->
     if mla and mscale and all_dim:
         return mscale_of(factor, mscale) / mscale_of(factor, all_dim)
     if keys.get(names.LLAMA_4_SCALING_BETA):
-        raise NotKnown("a position temperature")
+        return 1.0  # a temperature of the score stands in for it
     return mscale_of(factor)
 
 

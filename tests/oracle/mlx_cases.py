@@ -1,7 +1,7 @@
-"""What small models of mlx-lm and mlx-vlm are asked beyond what their facts were found by, and the comparison of answers.
+"""What small models of mlx-lm, mlx-vlm and exllamav3 are asked beyond what their facts were found by, and the comparison.
 
-scripts/mlx_files.py --record asks real ones and writes mlx_lm_files.json and mlx_vlm_files.json; tests compare the
-decoders with these.
+scripts/mlx_files.py and exllamav3_files.py ask real ones with --record and write mlx_lm_files.json, mlx_vlm_files.json and
+exllamav3_files.json; tests compare the decoders with these.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ THETA = 30000.0
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": TRAINED}
 CELLS: dict[str, dict[str, Any]] = {
     "plain": {"rope_type": "default"},
+    "baseless": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
     "yarn": YARN,
     "yarn-attention-1": {**YARN, "attention_factor": 1.0},
     "yarn-mscale": {**YARN, "mscale": 0.7},
     "yarn-mscales": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "yarn-other-ratio": {**YARN, "factor": 2.0},  # than that of the two lengths
     "yarn-exact": {**YARN, "truncate": False, "beta_fast": 16.0},
     "llama3": {
         "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 8.0,
@@ -42,6 +44,12 @@ CASES = (
     "plain v4", "plain v5", "linear v4", "linear v4-type", "yarn v4", "yarn v5", "yarn-attention-1 v4-type",
     "yarn-mscale v4-type", "yarn-mscales v4-type", "yarn-exact v5", "llama3 v4-type", "longrope v4-type",
 )  # fmt: skip
+MORE = {"exllamav3": ("yarn-other-ratio v4", "baseless v4")}
+
+
+def asked(program: str) -> tuple[str, ...]:
+    """Return the cases that a program is asked."""
+    return CASES + MORE.get(program, ())
 
 
 def keys(cell: str, channels: int) -> dict[str, Any]:
@@ -100,6 +108,9 @@ def _layer(entry: LayerRope, layer: Mapping[str, Any], kinds: int) -> list[str]:
         reasons.append(f"factor {layer['factor']} against {regime.attention_factor}")
     if not math.isclose(layer["score"], entry.softmax_multiplier, rel_tol=1e-4):
         reasons.append(f"score times {layer['score']} against {entry.softmax_multiplier}")
+    grows = None if entry.temperature is None else [entry.temperature.beta, entry.temperature.length]
+    if layer.get("temperature") != grows:
+        reasons.append(f"temperature {layer.get('temperature')} against {grows}")
     hides = entry.sliding_window if entry.sliding_window and entry.sliding_window < LENGTH else None
     if layer["window"] != hides and not (kinds == 1 and layer["window"] is None):  # some layers under one table
         reasons.append(f"window {layer['window']} against {hides}")
@@ -133,6 +144,11 @@ def cases(program: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
                 answer = {"layers": layers}
             found[f"{name} {case}"] = (changed(one["config"], one["path"], changes), answer)
     return found
+
+
+def type_of(case: str) -> str:
+    """Return the type of a recorded case, whose name ends in the cell and the style."""
+    return case.rpartition(" ")[0].rpartition(" ")[0]
 
 
 def changed(config: Mapping[str, Any], path: list[str], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,11 +26,7 @@ TYPES = [(program, name) for program in PROGRAMS for name in mlx_cases.recorded(
 
 
 def of(program: str, name: str) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    return {
-        case: pair
-        for case, pair in mlx_cases.cases(program).items()
-        if case.rpartition(" ")[0].rpartition(" ")[0] == name
-    }
+    return {case: pair for case, pair in mlx_cases.cases(program).items() if mlx_cases.type_of(case) == name}
 
 
 @pytest.mark.parametrize(("program", "name"), TYPES)
