@@ -37,6 +37,7 @@ from ropetool.families import Family, records
 from ropetool.families.wrappers import ALIASES, UNREAD, WRAPPERS
 from ropetool.rope import methods
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import folding
 from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -54,7 +55,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
     known = {
         "runtimes": runtime_table(), "architecture-reach": architecture_reach(), "architectures": architecture_table(),
-        "sliding": sliding_table(), "engines": engine_grids(),
+        "sliding": sliding_table(), "folds": fold_table(), "engines": engine_grids(),
     }  # fmt: skip
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
@@ -508,6 +509,36 @@ def _own_keys(arch: Architecture) -> str:
     if arch.name in archs.WITHOUT_FACTOR:
         found.append("no attention factor: its graph takes YaRN's out again")
     return ", ".join(found) or "-"
+
+
+def fold_table() -> str:
+    """Return where the weights of each architecture carry a factor of the keys, or why none do, and what shows it."""
+    described, alike = families.by_gguf_architecture(), dict[tuple[str, str], list[str]]()
+    for name in (name for name in archs.names() if archs.get(name).layout):
+        reason = folding.refused(name)
+        if reason:
+            checked = "the sources" if name in folding.BY_SOURCES else "the running graph"
+            alike.setdefault((f"nothing: {reason}", checked), []).append(name)
+            continue
+        family = described.get(name)
+        steps = family.bake if family is not None else folding.steps(archs.get(name))
+        assert steps is not None
+        gguf = {step: (family.gguf_name(step.tensor) if family is not None else step.tensor) for step in steps.k}
+        last = steps.k[-1]
+        where = f"`{gguf[last]}`"
+        if last.when:
+            where += f" where the file has it, else `{gguf[steps.k[0]]}`"
+        if last.rows == "mla_rope_key":
+            where += ", its rotating rows"
+        if steps.indexer_k:
+            where += " and `indexer.k_norm`"
+        if steps.clip_key:
+            where += f"; nothing with `{steps.clip_key}`, which clamps them"
+        if name in archs.NORM_UNLESS_EXPERTS:
+            where += f"; nothing without {archs.NORM_UNLESS_EXPERTS[name]} experts: {archs.get(name).limit}"
+        alike.setdefault((where, "logits"), []).append(name)
+    rows = [[", ".join(found), *how] for how, found in sorted(alike.items(), key=lambda item: item[1])]
+    return _table(["architecture", "a factor of the keys goes into", "shown by"], rows)
 
 
 def sliding_table() -> str:

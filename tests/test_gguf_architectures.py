@@ -256,9 +256,22 @@ def test_layers_that_keep_a_state_have_no_keys_in_the_cache() -> None:
     assert found.cache_bytes(1) == 2 * 2 * headers.HEAD * 2 * 2  # layers, heads, channels of keys and values, bytes
 
 
-def test_a_bake_of_other_architectures_names_those_that_are_known() -> None:
-    done = run("bake", headers.write(Path("m.gguf"), "qwen35"), "attention-factor", "--dry-run")
-    assert (done.code, "it is not known where files of qwen35 make their queries and keys" in done.err) == (1, True)
+@pytest.mark.parametrize(
+    ("arch", "reason"),
+    [
+        *((name, "normalises queries and keys after the rotation") for name in sorted(headers.NORM_BEHIND)),
+        ("deepseek4", "divides YaRN's factor out again"), ("cogvlm", "by a base of 10000, whatever the file says"),
+        ("deepseek2-ocr", "by a base of 10000, whatever the file says"), ("graniteswitch", "its adapters add"),
+        ("mamba", "nothing rotates"),
+    ],
+)  # fmt: skip
+def test_a_bake_that_no_weight_can_carry_says_why(arch: str, reason: str) -> None:
+    done = run("bake", headers.write(Path("m.gguf"), arch), "attention-factor", "--dry-run")
+    assert (done.code, f"nothing can be baked into a file of {arch}: " in done.err, reason in done.err) == (
+        1,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3moe"])

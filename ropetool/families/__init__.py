@@ -59,7 +59,7 @@ class FoldSteps:
     layers: the names that the attention of layer {layer} may have. q, k: the steps in order; the last is the affine
     one before the rotation. k_plain: where key channels that do not rotate come from another tensor (MLA). score:
     steps that scale whole queries alone (MLA). indexer_k: the keys of a sparse-attention indexer, which rotate by the
-    same table, always in the half layout. score_key: a config key that multiplies the whole score. clip_key: a config
+    same table, in the layout indexer_layout. score_key: a config key that multiplies the whole score. clip_key: a config
     key that clamps after the projection. refused: why no bake serves.
     """
 
@@ -69,6 +69,7 @@ class FoldSteps:
     k_plain: tuple[FoldStep, ...] = ()
     score: tuple[FoldStep, ...] = ()
     indexer_k: tuple[FoldStep, ...] = ()
+    indexer_layout: Literal["half", "interleaved"] = "half"
     score_key: str = ""
     clip_key: str = ""
     refused: str = ""

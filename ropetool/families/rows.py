@@ -80,6 +80,11 @@ def fused_heads(sizes: Sizes, side: str) -> HeadRows:
     return HeadRows(3 * sizes.heads * d, _every(3 * d, sizes.heads, 0 if side == Q else d), d)
 
 
+def gated_heads(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of queries that are each followed by a gate of as many channels."""
+    return HeadRows(2 * sizes.of(side) * sizes.head_dim, _every(2 * sizes.head_dim, sizes.of(side)), sizes.head_dim)
+
+
 def falcon(sizes: Sizes, side: str) -> HeadRows:
     """Return the rows of falcon's three forms: groups of [queries, key, value], one key for all, or per head."""
     if sizes.config.get("new_decoder_architecture"):
@@ -122,10 +127,17 @@ def indexer(sizes: Sizes, side: str) -> HeadRows:
     return HeadRows(sizes.need("index_head_dim"), (0,), sizes.need("index_head_dim"))
 
 
+def indexer_behind(sizes: Sizes, side: str) -> HeadRows:
+    """Return the rows of an indexer's one key, its rotary ones last."""
+    width = sizes.need("index_head_dim")
+    return HeadRows(width, (0,), width, width - sizes.need("qk_rope_head_dim"))
+
+
 SELECTORS: Mapping[str, Callable[[Sizes, str], HeadRows]] = {
     selector.__name__: selector
     for selector in (
-        heads, shared, fused_sides, fused_heads, falcon, mla_query, mla_rope_key, mla_plain_key, query_latent, indexer,
+        heads, shared, gated_heads, fused_sides, fused_heads, falcon, mla_query, mla_rope_key, mla_plain_key, query_latent,
+        indexer, indexer_behind,
     )
 }  # fmt: skip
 

@@ -41,8 +41,8 @@ def presumed(targets: FoldTargets) -> FoldTargets:
     ]
     found: dict[str, _Tensor] = {}
     for entry in targets.rope.entries.values():
-        sizes = targets.sizes(entry)
         for layer in entry.layers if entry.table is not None else ():
+            sizes = targets.sizes(entry, layer)
             prefix = named.layers[0].format(layer=layer)
             for side, step in (one for one in steps if _in_use(targets.config, one[1])):
                 shape = (select(step.rows, sizes, side).height,)

@@ -9,7 +9,7 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
-from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import folding
 from ropetool.weights import FoldTargets, LayerCheck, bakeable, check_scores, reader
 from ropetool.weights.checking import Reader
 
@@ -27,7 +27,7 @@ def check_possible(plan: Plan, where: Path) -> None:
             f"it compares scores that stay the same, and {what} " + ("changes them" if plan.tensors else "touches no weight"),
             where="--check", try_="leave out --check",
         )  # fmt: skip
-    if plan.format == "gguf" and archs.get(plan.family).mla:
+    if plan.format == "gguf" and plan.family in folding.LATENT:
         raise LossyExport(
             "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
             try_="leave out --check",

@@ -18,7 +18,8 @@ class Bakeable(Protocol):
     """A checkpoint as something to bake into.
 
     targets: the rows that make its queries and keys, and what its runtime computes. own_factors: the layer types whose
-    attention factor has a key of its own; others follow the keys of these.
+    attention factor has a key of its own; others follow the keys of these. score_follows: whether MLA's multiplier of
+    the whole score may change with that key, so that the weights take the rest.
     """
 
     @property
@@ -27,6 +28,8 @@ class Bakeable(Protocol):
     def targets(self) -> FoldTargets: ...
     @property
     def own_factors(self) -> tuple[str, ...]: ...
+    @property
+    def score_follows(self) -> bool: ...
 
     def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
         """Return the edits after which keys ask for these attention factors by layer type.

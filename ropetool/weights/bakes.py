@@ -57,6 +57,10 @@ def attention_factor(source: Bakeable, side: str = K, *, config_only: bool = Fal
         if not _is_one(rest):
             pairs = targets.rope.entries[kind].rotary_dim // 2
             tensors += ops.gain_edits(targets, kind, [rest**2] * pairs, side, f"attention factor {rest:.6g} of {kind}")
+        score = targets.rope.entries[kind].softmax_multiplier / after.entries[kind].softmax_multiplier
+        if not _is_one(score):
+            reason = f"softmax multiplier {score:.6g}, which has the factor's key"
+            tensors += ops.score_edits(targets, kind, score, ops.query_side(targets), reason)
     return Bake(source.placed(tensors), tuple(edits))
 
 
@@ -204,7 +208,7 @@ def _after(
 ) -> RopeSet:
     """Return what the runtime computes after the edits: as before, but for these factors and this softmax multiplier.
 
-    Layers whose factor has no key of its own may get another one.
+    Layers whose factor has no key of its own may get another one, and so may MLA's whole score.
     Raises: LossyExport with the difference.
     """
     after = computed(source.checkpoint.edited(edits))
@@ -214,6 +218,9 @@ def _after(
             target = target.with_entry(kind, entry.with_factor(after.entries[kind].attention_factor))
         elif kind in factors:
             target = target.with_entry(kind, entry.with_factor(factors[kind]))
+        if source.score_follows and softmax is None:
+            follows = after.entries[kind].softmax_multiplier
+            target = target.with_entry(kind, replace(target.entries[kind], softmax_multiplier=follows))
     if softmax is not None:
         kind, _ = source.targets.leading
         target = target.with_entry(kind, replace(target.entries[kind], softmax_multiplier=softmax))

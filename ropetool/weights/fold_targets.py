@@ -6,13 +6,13 @@ Knows tensor names and shapes, not what a change does to them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.families import Family, FoldStep, FoldSteps
-from ropetool.families.rows import Sizes, select
+from ropetool.families.rows import K, Sizes, select
 from ropetool.rope.tables import LayerRope, RopeSet
 
 PARTS = (".weight", ".bias")
@@ -38,6 +38,8 @@ class FoldTargets:
     """What bakes look at: the family, the config's section with the rope keys, what rotates, the tensors by name.
 
     config: what the selectors and switches of the family read; quantization: the config's quantization_config.
+    of_layers: what single layers have in place of the config's. without_attention, without_keys: the layers that have
+    none, and those that attend by the keys of another layer.
     """
 
     family: Family
@@ -46,6 +48,9 @@ class FoldTargets:
     tensors: Mapping[str, Stored]
     quantization: Mapping[str, Any]
     where: str = "config.json"
+    of_layers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    without_attention: frozenset[int] = frozenset()
+    without_keys: frozenset[int] = frozenset()
 
     @property
     def steps(self) -> FoldSteps:
@@ -81,13 +86,14 @@ class FoldTargets:
         kind = names.FULL_ATTENTION if names.FULL_ATTENTION in rotating else next(iter(rotating))
         return kind, rotating[kind]
 
-    def sizes(self, entry: LayerRope) -> Sizes:
-        """Return what the row selectors count with."""
-        heads = self.config.get(names.NUM_ATTENTION_HEADS)
+    def sizes(self, entry: LayerRope, layer: int) -> Sizes:
+        """Return what the row selectors count with in a layer of this kind."""
+        config = {**self.config, **self.of_layers.get(layer, {})}
+        heads = config.get(names.NUM_ATTENTION_HEADS)
         if heads is None:
             raise ConfigError(f"{names.NUM_ATTENTION_HEADS} must be stated", where=self.where)
-        kv_heads = self.config.get(names.NUM_KEY_VALUE_HEADS)
-        return Sizes(heads, heads if kv_heads is None else kv_heads, entry.head_dim, self.config)
+        kv_heads = config.get(names.NUM_KEY_VALUE_HEADS)
+        return Sizes(heads, heads if kv_heads is None else kv_heads, entry.head_dim, config)
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ class FoldRows:
 def layers(targets: FoldTargets, entry: LayerRope) -> tuple[int, ...]:
     """Return the layers that this entry speaks of, those of multi-token prediction behind the last one included."""
     count = int(targets.config.get(names.NUM_HIDDEN_LAYERS) or 0)
+    if targets.without_attention:
+        return tuple(layer for layer in entry.layers if layer not in targets.without_attention)
     if len(targets.rope.entries) > 1 or entry.layers != tuple(range(count)):
         return entry.layers  # a layer behind the last would be of a kind that no key states
     more: list[int] = []
@@ -138,13 +146,15 @@ def fold_rows(
 def by_step(
     targets: FoldTargets, entry: LayerRope, layer: int, steps: tuple[FoldStep, ...], side: str, *, last: bool = False
 ) -> list[tuple[FoldStep, list[FoldRows]]]:
-    """Return each step in use with its rows."""
+    """Return each step in use with its rows; none for the keys of a layer that has none of its own."""
+    if side == K and layer in targets.without_keys:
+        return []
     prefix = attention_name(targets, layer)
     if not prefix:
         wanted = f"{targets.steps.layers[0].format(layer=layer)}.{targets.steps.k[0].tensor}.weight"
         raise LossyExport(f"the file has no {wanted}", where=targets.where)
     used = [step for step in steps if _in_use(targets, prefix, step)]
-    return [(step, _of_step(targets, entry, prefix, step, side)) for step in (used[-1:] if last else used)]
+    return [(step, _of_step(targets, entry, layer, step, side)) for step in (used[-1:] if last else used)]
 
 
 def _in_use(targets: FoldTargets, prefix: str, step: FoldStep) -> bool:
@@ -159,8 +169,8 @@ def _in_use(targets: FoldTargets, prefix: str, step: FoldStep) -> bool:
     return True
 
 
-def _of_step(targets: FoldTargets, entry: LayerRope, prefix: str, step: FoldStep, side: str) -> list[FoldRows]:
-    sizes = targets.sizes(entry)
+def _of_step(targets: FoldTargets, entry: LayerRope, layer: int, step: FoldStep, side: str) -> list[FoldRows]:
+    sizes, prefix = targets.sizes(entry, layer), attention_name(targets, layer)
     rows = select(step.rows, sizes, side)
     count = sizes.of(side) if "{head}" in step.tensor else 1
     found = []
@@ -189,6 +199,6 @@ def _check_weight(targets: FoldTargets, base: str, height: int) -> None:
         size *= extent
     if not weight.shape or (weight.shape[0] != height and size != height):
         raise LossyExport(
-            f"{base}.weight has the shape {list(weight.shape)}; by config.json it has {height} rows",
+            f"{base}.weight has the shape {list(weight.shape)}; by the sizes stated it has {height} rows",
             where=targets.where,
         )

@@ -47,6 +47,11 @@ class GgufBakeable:
     def own_factors(self) -> tuple[str, ...]:
         return (self.targets.leading[0],)
 
+    @property
+    def score_follows(self) -> bool:
+        """Whether what multiplies the whole score may change with the factor on cos and sin: one key may hold both."""
+        return self.targets.leading[1].softmax_multiplier != 1
+
     def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
         kind, entry = self.targets.leading
         scale = math.sqrt(entry.softmax_multiplier) if keep_softmax else 1.0
@@ -90,11 +95,11 @@ class GgufBakeable:
 def _factor_patch(model: GgufCheckpoint, entry: LayerRope, factor: float, scale: float) -> Patch:
     """Return the keys by which llama.cpp multiplies cos and sin by `factor`, and MLA's score by the square of `scale`."""
     reader = Model.of(model)
-    if not reader.arch.mla:
+    if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys or not reader.arch.mla:
+        if reader.arch.mla and math.isclose(scale, 1) and not math.isclose(factor, 1):
+            raise LossyExport(f"llama.cpp has one key for both factors of {reader.arch.name}", where=model.where)
         old = reader.number(archs.ATTN_FACTOR, 1.0)
         return _stating(reader, {archs.ATTN_FACTOR: (old * factor / entry.attention_factor, 1.0)})
-    if archs.YARN_LOG_MULTIPLIER not in reader.arch.keys:
-        raise LossyExport(f"llama.cpp has no key for the softmax scale of {reader.arch.name}", where=model.where)
     stretch = 0.1 * math.log(entry.factor or 1.0)
     yarn = reader.get(archs.SCALING_TYPE, "linear") == "yarn"
     whole = scale / factor if yarn else scale / (factor * (1 + stretch))  # linear scaling gets YaRN's factor there too

@@ -1,4 +1,4 @@
-"""Where a GGUF file can carry a change: its family's steps under llama.cpp's names, with the sizes from its metadata.
+"""Where a GGUF file can carry a change: the steps of its family, or of llama.cpp's graph, with the sizes from its metadata.
 
 Knows tensor names and keys, not what a change does to them.
 """
@@ -7,100 +7,149 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from ropetool import families, names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import LossyExport
-from ropetool.families import Family, FoldStep, FoldSteps
+from ropetool.families import Family, FoldStep
 from ropetool.files.gguf import ValueType
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import layers
+from ropetool.runtimes.llama_cpp import folding, layers
+from ropetool.runtimes.llama_cpp.architectures import Architecture
 from ropetool.runtimes.llama_cpp.layers import Model, value_of
 from ropetool.weights.bakeable import computed
 from ropetool.weights.fold_targets import FoldTargets
 
 FUSED = "attn_qkv"  # [all queries, all keys, all values], whatever order the checkpoint had
+FUSED_ROWS = ("fused_sides", "fused_heads")
 _MLA_SIZES = {"q_lora_rank": "attention.q_lora_rank", "kv_lora_rank": "attention.kv_lora_rank"}
+_INDEXER_SIZE = "attention.indexer.key_length"
 
 
 def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
     """Return a GGUF model as bakes look at it.
 
-    Raises: LossyExport if llama.cpp refuses the model, or its steps are not known.
+    Raises: LossyExport if llama.cpp refuses the model, its steps are not known, or a norm behind the rotation or its
+    graph leaves nothing to bake.
     """
     rope = computed(model)
     reader = Model.of(model)
-    family = _family(reader.arch.name, model.where)
-    steps = _steps(family, model)
-    return FoldTargets(replace(family, bake=steps), _config(reader), rope, model.stored, {}, model.where)
-
-
-def _family(arch: str, where: str) -> Family:
-    known = families.by_gguf_architecture()
-    if arch not in known:
-        raise LossyExport(
-            f"it is not known where files of {arch} make their queries and keys; known: {', '.join(known)}", where=where,
-            try_="bake the checkpoint that it was converted from",
-        )  # fmt: skip
-    return known[arch]
-
-
-def _steps(family: Family, model: GgufCheckpoint) -> FoldSteps:
-    """Return the family's steps under the names of the file; a file may hold the projections in one tensor."""
+    reason = folding.refusal(reader)
+    if reason:
+        raise LossyExport(f"nothing can be baked into a file of {reader.arch.name}: {reason}", where=model.where)
+    family = _family(reader.arch, model.where)
+    fused = _fused(model, rope)
     assert family.bake is not None
-    fused = any(re.fullmatch(rf"blk\.\d+\.{FUSED}\.weight", name) for name in model.tensors)
-    lone = next((n for n in model.tensors if fused and re.fullmatch(r"blk\.\d+\.attn_[qk]\.bias", n)), None)
-    if lone is not None:
-        raise LossyExport(f"has projections in one tensor and {lone} beside it", where=model.where)
+
+    def named(steps: tuple[FoldStep, ...], projection: str) -> tuple[FoldStep, ...]:
+        return tuple(_renamed(family, step, projection, fused) for step in steps)
+
     bake = family.bake
-    return FoldSteps(
-        layers=("blk.{layer}",), q=_named(family, bake.q, fused), k=_named(family, bake.k, fused),
-        score=_named(family, bake.score, fused), clip_key=bake.clip_key, refused=bake.refused,
+    steps = replace(
+        bake, layers=("blk.{layer}",), q=named(bake.q, folding.QUERIES), k=named(bake.k, folding.KEYS),
+        score=named(bake.score, ""), indexer_k=named(bake.indexer_k, ""), k_plain=(), score_key="",
+    )  # fmt: skip
+    count = layers.layer_count(reader)
+    config, own = _config(reader, count)
+    return FoldTargets(
+        replace(family, bake=steps), config, rope, model.stored, {}, model.where, own,
+        without_attention=_without_attention(reader, count),
+        without_keys=_without_keys(reader, count),
     )  # fmt: skip
 
 
-def _named(family: Family, steps: tuple[FoldStep, ...], fused: bool) -> tuple[FoldStep, ...]:
-    return tuple(_renamed(family, step, fused) for step in steps)
+def _family(arch: Architecture, where: str) -> Family:
+    """Return the family of such files, or what stands for one where llama.cpp's graph alone is described."""
+    known = families.by_gguf_architecture()
+    if arch.name in known:
+        return known[arch.name]
+    if arch.name not in folding.known():
+        raise LossyExport(
+            f"it is not known where files of {arch.name} make their queries and keys", where=where,
+            try_="bake the checkpoint that it was converted from",
+        )  # fmt: skip
+    layout: Literal["half", "interleaved"] = "half" if arch.layout == "half" else "interleaved"
+    return Family(arch.name, "", "", layout, mla=arch.name in folding.LATENT, bake=folding.steps(arch))
 
 
-def _renamed(family: Family, step: FoldStep, fused: bool) -> FoldStep:
-    """Return the step as the file has it: gemma's 1 is already added to its norms."""
-    name = family.gguf_name(step.tensor)
+def _fused(model: GgufCheckpoint, rope: RopeSet) -> bool:
+    """Return whether the projections of the layers that rotate are in one tensor."""
+    rotating = [layer for entry in rope.entries.values() if entry.table is not None for layer in entry.layers]
+    fused = any(f"blk.{layer}.{FUSED}.weight" in model.tensors for layer in rotating)
+    lone = next((n for n in model.tensors if fused and re.fullmatch(r"blk\.\d+\.attn_[qk]\.bias", n)), None)
+    if lone is not None:
+        raise LossyExport(f"has projections in one tensor and {lone} beside it", where=model.where)
+    return fused
+
+
+def _renamed(family: Family, step: FoldStep, projection: str, fused: bool) -> FoldStep:
+    """Return the step as the file has it: one tensor of all projections or three, and gemma's 1 already in its norms."""
+    name = family.gguf_name(step.tensor) if family.export is not None else step.tensor
     assert name is not None  # the loader of families has seen to it
-    if name == FUSED or (fused and step.tensor in ("q_proj", "k_proj")):
-        return replace(step, tensor=FUSED, rows="fused_sides")
-    return replace(step, tensor=name, offset=0.0)
+    if name in (FUSED, projection) and step.rows in ("heads", *FUSED_ROWS):
+        name, rows = (FUSED, "fused_sides") if fused else (projection, "heads")
+        return replace(step, tensor=name, rows=rows)
+    rows = "heads" if "{head}" in step.tensor else step.rows  # the norms of all heads lie in one tensor
+    return replace(step, tensor=name, rows=rows, offset=0.0)
 
 
-def _config(model: Model) -> dict[str, Any]:
-    """Return the sizes that row selectors count with, under the names of config.json."""
-    count = layers.layer_count(model)
-    heads = _same(model, archs.HEAD_COUNT, count)
-    config = {
-        names.NUM_HIDDEN_LAYERS: count, names.HIDDEN_SIZE: int(model.need(archs.EMBEDDING_LENGTH)),
-        names.NUM_ATTENTION_HEADS: heads, names.NUM_KEY_VALUE_HEADS: _same(model, archs.HEAD_COUNT_KV, count) or heads,
-    }  # fmt: skip
-    clamp = value_of(model.view, model.key("attention.clamp_kqv"), ValueType.F32)
-    config |= {"clip_qkv": clamp} if clamp else {}
-    return config | (_mla_sizes(model) if model.arch.mla else {})
+# --- sizes
 
 
-def _same(model: Model, suffix: str, count: int) -> int | None:
-    found = {model.per_layer(suffix, layer) for layer in range(count)}
-    if len(found) > 1:
-        raise LossyExport("differs from layer to layer", where=model.where(suffix))
-    return found.pop()
+def _config(model: Model, count: int) -> tuple[dict[str, Any], dict[int, dict[str, Any]]]:
+    """Return the sizes that row selectors count with, under the names of config.json, and those of single layers."""
+    every = {layer: _sizes_of(model, layer, count) for layer in range(count)}
+    first = next((sizes for layer, sizes in every.items() if 0 not in _heads(model, layer)), every[0])
+    config = {names.NUM_HIDDEN_LAYERS: count, names.HIDDEN_SIZE: int(model.need(archs.EMBEDDING_LENGTH)), **first}
+    clamp = value_of(model.view, model.key(folding.CLAMP), ValueType.F32)
+    config |= {folding.CLAMP: clamp} if clamp else {}
+    if model.arch.name in folding.INDEXERS:
+        config["index_head_dim"] = value_of(model.view, model.key(_INDEXER_SIZE), ValueType.U32)
+        config.setdefault("qk_rope_head_dim", layers.rotary_dim(model, sliding=False))
+    return config, {layer: sizes for layer, sizes in every.items() if sizes != first}
 
 
-def _mla_sizes(model: Model) -> dict[str, int | None]:
+def _heads(model: Model, layer: int) -> tuple[int, int]:
+    heads, kv_heads = (model.per_layer(suffix, layer) for suffix in (archs.HEAD_COUNT, archs.HEAD_COUNT_KV))
+    return heads or 0, (heads or 0) if kv_heads is None else kv_heads
+
+
+def _sizes_of(model: Model, layer: int, count: int) -> dict[str, Any]:
+    heads, kv_heads = _heads(model, layer)
+    sizes = {names.NUM_ATTENTION_HEADS: heads, names.NUM_KEY_VALUE_HEADS: kv_heads}
+    if model.arch.name not in folding.LATENT:
+        return sizes
+    slides = layer in layers.sliding_layers(model, count)
+    return {**sizes, **_latent_sizes(model, slides)}
+
+
+def _latent_sizes(model: Model, slides: bool) -> dict[str, int | None]:
     """Return the sizes of MLA; files from before the split of kv_b state whole heads in key_length."""
 
     def read(suffix: str) -> int | None:
+        own: int | None = value_of(model.view, model.key(f"{suffix}_swa"), ValueType.U32) if slides else None
         found: int | None = value_of(model.view, model.key(suffix), ValueType.U32)
-        return found
+        return found if own is None else own
 
     sizes = {key: read(suffix) for key, suffix in _MLA_SIZES.items()}
-    whole = read("attention.key_length_mla") or int(model.need(archs.KEY_LENGTH))
-    rotary = layers.rotary_dim(model, sliding=False)
+    whole = read(archs.KEY_LENGTH_MLA) or read(archs.KEY_LENGTH) or layers.head_dim(model)
+    rotary = layers.rotary_dim(model, sliding=slides)
     return {**sizes, "qk_rope_head_dim": rotary, "qk_nope_head_dim": whole - rotary}
+
+
+def _without_attention(model: Model, count: int) -> frozenset[int]:
+    """Return the layers that have no heads, or whose tensors are those of an earlier one."""
+    stacks = folding.TWO_STACKS.get(model.arch.name)
+    own = count if stacks is None else 2 * (value_of(model.view, model.key(stacks), ValueType.U32) or count)
+    return frozenset(layer for layer in range(count) if layer >= own or 0 in _heads(model, layer))
+
+
+def _without_keys(model: Model, count: int) -> frozenset[int]:
+    """Return the last layers where they attend by the keys of others."""
+    first = folding.LAYERS_WITH_KEYS.get(model.arch.name, count)
+    if model.arch.name in folding.SHARE_LAST_KEYS:
+        shared = value_of(model.view, model.key(folding.SHARED_KEY_LAYERS), ValueType.U32) or 0
+        first = int(model.need(archs.BLOCK_COUNT)) - shared
+    return frozenset(range(max(first, 0), count))

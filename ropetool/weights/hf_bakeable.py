@@ -54,6 +54,10 @@ class HfBakeable:
     def own_factors(self) -> tuple[str, ...]:
         return tuple(self.targets.rope.entries)
 
+    @property
+    def score_follows(self) -> bool:
+        return False
+
     def factor_edits(self, factors: Mapping[str, float], *, keep_softmax: bool) -> list[FileEdit]:
         found = style.read(self.checkpoint.config, self.targets.family, self.targets.where)
         keys = {kind: settled(found.keys[kind], factor, keep_softmax=keep_softmax) for kind, factor in factors.items()}

@@ -46,7 +46,7 @@ def gain_edits(
             ]
         if targets.steps.indexer_k:  # which tokens are chosen depends on the same table
             found += [
-                _gain(place, gains, "half", reason)
+                _gain(place, gains, targets.steps.indexer_layout, reason)
                 for place in fold_rows(targets, entry, layer, targets.steps.indexer_k, K, last=True)
             ]
     return found

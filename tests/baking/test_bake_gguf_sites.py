@@ -16,6 +16,7 @@ from ropetool.families.engines import LlamaCpp
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.rope.arithmetic import half_to_interleaved
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import folding
 from ropetool.weights import bakes, by_tensor
 
 Q, K = "blk.0.attn_q.weight", "blk.0.attn_k.weight"
@@ -25,17 +26,27 @@ def raw_rows(rows: int, nbytes: int) -> np.ndarray:
     return np.random.default_rng(2).integers(0, 256, (rows, nbytes), dtype=np.uint8)
 
 
+def of_architecture(arch: str, folder: Path, **keys: float) -> Path:
+    """Write a llama model under another architecture's name."""
+    header = read_header(write(folder / "l.gguf", "llama", {**YARN, **keys}))
+    values = {key.replace("llama.", f"{arch}."): value for key, value in header.values.items()}
+    path = folder / f"{arch}{len(keys)}.gguf"
+    write_patched(header, Patch({**values, "general.architecture": Value.of(ValueType.STR, arch)}), path)
+    return path
+
+
 def test_every_architecture_with_sites_is_made_here() -> None:
     assert ARCHITECTURES.keys() == families.by_gguf_architecture().keys()
 
 
-def test_an_unknown_architecture_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
-    source = write(tmp_path / "m.gguf", "llama")
-    values = {key.replace("llama.", "orion."): value for key, value in read_header(source).values.items()}
-    patch = Patch({**values, "general.architecture": Value.of(ValueType.STR, "orion")})
-    write_patched(read_header(source), patch, tmp_path / "o.gguf")
-    with pytest.raises(LossyExport, match=r"files of orion make .* known: arcee, .*deepseek2, .*qwen3moe"):
-        opened(tmp_path / "o.gguf")
+def test_an_architecture_whose_keys_are_not_described_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = of_architecture("orion", tmp_path)
+    assert opened(path).targets.steps.k[0].tensor == "attn_k"
+    monkeypatch.setattr(folding, "PLAIN", folding.PLAIN - {"orion"})
+    with pytest.raises(LossyExport, match="not known where files of orion make their queries and keys"):
+        opened(path)
 
 
 def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,10 +78,15 @@ def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, mon
         archs._architectures.cache_clear()
 
 
-def test_layers_of_different_sizes_are_refused(tmp_path: Path) -> None:
-    source = write(tmp_path / "m.gguf", "llama", {**YARN, "attention.head_count_kv": [2, 1]})
-    with pytest.raises(LossyExport, match=r"head_count_kv: differs from layer to layer"):
-        opened(source)
+def test_layers_of_different_sizes_are_each_taken_by_their_own(tmp_path: Path) -> None:
+    narrow = {"blk.1.attn_k.weight": np.ones((64, HIDDEN), np.float32), "blk.1.attn_k.bias": np.ones(64, np.float32)}
+    keys = {**YARN, "attention.head_count_kv": [2, 1]}
+    found = bakes.attention_factor(opened(write(tmp_path / "m.gguf", "llama", keys, tensors=narrow))).tensors
+    weights = {edit.tensor: (edit.height, edit.starts) for edit in found if edit.tensor.endswith("weight")}
+    assert weights == {"blk.0.attn_k.weight": (128, (0, 64)), "blk.1.attn_k.weight": (64, (0,))}
+    wide = opened(write(tmp_path / "w.gguf", "llama", keys))
+    with pytest.raises(LossyExport, match=r"has the shape \[128, 256\]; by the sizes stated it has 64 rows"):
+        bakes.attention_factor(wide)
 
 
 def test_a_tensor_that_the_metadata_speaks_of_and_the_file_lacks(tmp_path: Path) -> None:
@@ -88,12 +104,10 @@ def test_layers_that_draft_tokens_are_baked_like_the_others(tmp_path: Path) -> N
 
 
 def test_clamped_projections_are_refused(tmp_path: Path) -> None:
-    model = opened(write(tmp_path / "m.gguf", "llama", {**YARN, "attention.clamp_kqv": 8.0}))
-    view = model.targets
-    assert view.config["clip_qkv"] == 8.0
-    clamped = replace(view, family=replace(view.family, bake=replace(view.family.bake, clip_key="clip_qkv")))
-    with pytest.raises(LossyExport, match="clamped after the weights"):
-        bakes.attention_factor(replace(model, targets=clamped))
+    model = opened(of_architecture("olmo", tmp_path, **{"attention.clamp_kqv": 8.0}))
+    with pytest.raises(LossyExport, match=r"attention.clamp_kqv is 8.0: the projections are clamped after the weights"):
+        bakes.attention_factor(model)
+    assert bakes.attention_factor(opened(of_architecture("olmo", tmp_path))).tensors
 
 
 @pytest.mark.parametrize(("dtype", "nbytes", "said"), [("IQ1_M", 56, "no float16 scale"), ("MXFP4", 136, "is none")])

@@ -90,13 +90,7 @@ class Model:
     def write(self, path: Path, vectors: Mapping[str, int] | None = None) -> Path:
         """Write the keys, and the frequency vectors that llama.cpp made, by their lengths."""
         writer = gguf.GGUFWriter(path, self.arch)
-        writer.add_tokenizer_model("no_vocab")
-        for key, value in self.stated.items():
-            _add(writer, f"{self.arch}.{key}", value)
-        if self.arch == "apertus":  # the only keys without an architecture in front
-            for key in ("alpha_n", "alpha_p", "beta", "eps"):
-                writer.add_array(f"xielu.{key}", [1.0] * 2)
-        writer.add_uint32("tokenizer.ggml.token_type_count", 2)
+        self.add_keys(writer)
         for name, pairs in (vectors or {}).items():
             writer.add_tensor(name, divisors(name, pairs))
         writer.write_header_to_file()
@@ -104,6 +98,16 @@ class Model:
         writer.write_tensors_to_file()
         writer.close()
         return path
+
+    def add_keys(self, writer: gguf.GGUFWriter) -> None:
+        """Give the keys to a writer."""
+        writer.add_tokenizer_model("no_vocab")
+        for key, value in self.stated.items():
+            _add(writer, f"{self.arch}.{key}", value)
+        if self.arch == "apertus":  # the only keys without an architecture in front
+            for key in ("alpha_n", "alpha_p", "beta", "eps"):
+                writer.add_array(f"xielu.{key}", [1.0] * 2)
+        writer.add_uint32("tokenizer.ggml.token_type_count", 2)
 
     def _plain(self) -> dict[str, Any]:
         """Return the keys of test-llama-archs.cpp, for 256 channels in 2 heads unless the architecture wants others."""
@@ -242,6 +246,7 @@ class Watch:
         self.scales: list[tuple[int, float]] = []
         self.temperatures: list[tuple[int, list[float]]] = []
         self._rotated: dict[int, int] = {}
+        self._made_by: list[str] = []
 
     def fill(self, pointer: Any, user_data: Any) -> None:
         """Give a tensor its numbers: those of a vector of divisors, or random ones by its name."""
@@ -249,15 +254,19 @@ class Watch:
         name, shape = tensor.name.decode(), tuple(tensor.ne)
         if name in VECTORS:
             self.vectors[name] = shape[0]
-            numbers = divisors(name, shape[0])
-        else:
-            rng = np.random.default_rng(zlib.crc32(name.encode()))
-            numbers = rng.normal(1 if "norm" in name else 0, DEVIATION, shape).astype(np.float32)
-            numbers = -np.abs(numbers) if "ssm_a" in name else numbers
+        numbers = self.numbers(name, shape)
         data = np.ascontiguousarray(numbers, np.int32 if tensor.type == I32 else np.float32)
         if tensor.type not in (F32, I32):
             data = data.astype(np.float16)
         self.base.ggml_backend_tensor_set(pointer, data.ctypes.data_as(ctypes.c_void_p), 0, data.nbytes)
+
+    def numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """Return the numbers of a tensor, those of the first axis next to each other."""
+        if name in VECTORS:
+            return divisors(name, shape[0])
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        numbers = rng.normal(1 if "norm" in name else 0, DEVIATION, shape).astype(np.float32)
+        return -np.abs(numbers) if "ssm_a" in name else numbers
 
     def see(self, pointer: Any, ask: bool, user_data: Any) -> bool:
         """Keep what goes into a rotation and what comes out, and each score's multiplier."""
@@ -282,14 +291,30 @@ class Watch:
         if ask:
             self.arrays[f"x{key}"] = _numbers(tensor.src[0].contents)
             self.arrays[f"p{key}"] = _numbers(tensor.src[1].contents).ravel()
+            self._made_by = _weights_behind(tensor.src[0].contents)
             return
         self.arrays[f"y{key}"] = _numbers(tensor)
         params = tensor.op_params
         self._rotated[ctypes.addressof(tensor)] = len(self.nodes)
         self.nodes.append({
             "layer": self.layer, "name": name, "dims": params[1], "mode": params[2], "offset": params[15],
-            "normed": False,
+            "normed": False, "made_by": self._made_by,
         })  # fmt: skip
+
+
+def _weights_behind(tensor: Any) -> list[str]:
+    """Return the weights that a node was made with, the last one first, back to a projection; without layer and part."""
+    found: list[str] = []
+    for _ in range(40):
+        sources = [source.contents for source in tensor.src if source]
+        named = {source.name.decode(errors="replace"): source for source in sources}
+        for name in (name for name in named if name.endswith((".weight", ".bias", ".scale"))):
+            found += [name.split(".", 2)[2].rpartition(".")[0]]
+        inner = [source for name, source in named.items() if not name.endswith((".weight", ".bias", ".scale"))]
+        if not inner or _library()[1].ggml_op_name(tensor.op) == b"MUL_MAT":
+            break
+        tensor = inner[0]
+    return list(dict.fromkeys(found))
 
 
 VIEWS = ("RESHAPE", "VIEW", "PERMUTE", "CONT", "TRANSPOSE")

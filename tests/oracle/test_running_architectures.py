@@ -29,7 +29,7 @@ from ropetool.rope import arithmetic
 from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import decoding, layers
+from ropetool.runtimes.llama_cpp import decoding, folding, layers
 
 pytest.importorskip("llama_cpp")
 
@@ -88,7 +88,7 @@ def model(arch: str, variant: str) -> Model:
 
 @dataclass(frozen=True)
 class Node:
-    """One rotation: of which layer, the channels before its first one, what goes in and what comes out.
+    """One rotation: of which layer, the channels before its first one, its weights, what goes in and what comes out.
 
     Shapes: before, after (heads, tokens, channels), positions (tokens,).
     """
@@ -97,6 +97,7 @@ class Node:
     name: str
     offset: int
     normed: bool
+    made_by: list[str]
     before: np.ndarray
     after: np.ndarray
     positions: np.ndarray
@@ -141,7 +142,8 @@ def read(path: Path) -> Run:
         for number, node in enumerate(seen["nodes"]):
             before, after = (np.moveaxis(held[f"{side}{number}"][0].astype(np.float64), 0, 1) for side in "xy")
             positions = held[f"p{number}"][: before.shape[1]]  # three more rows where images have sections
-            nodes.append(Node(node["layer"], node["name"], node["offset"], node["normed"], before, after, positions))
+            kept = (node[key] for key in ("layer", "name", "offset", "normed", "made_by"))
+            nodes.append(Node(*kept, before, after, positions))
     return Run(nodes, dict(seen["scales"]), dict(seen["temperatures"]), seen["vectors"])
 
 
@@ -226,6 +228,25 @@ def test_a_part_of_a_head_stops_those_that_rotate_whole_heads(arch: str, tmp_pat
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
     )  # fmt: skip
     assert [path.with_suffix(".npz").exists() for path in (whole, part)] == [True, False]
+
+
+@pytest.mark.parametrize("arch", folding.known())
+def test_queries_and_keys_are_made_of_the_tensors_that_bakes_go_by(arch: str) -> None:
+    """The last weights in front of each rotation; what stands before a norm does not matter, as it divides it away."""
+    steps, seen = folding.steps(archs.get(arch)), run_of(arch, "plain")
+    queries = [step for step in steps.q if not step.unless]  # the models have a latent of queries
+    wanted = {tuple(step.tensor for step in reversed(side)) for side in (queries, steps.k)}
+    found = {_named(node.made_by) for node in seen.nodes}
+    indexers = {made for made in found if made[0].startswith("indexer")}
+    ways = [{tuple("attn_qkv" if name in ("attn_q", "attn_k") else name for name in made) for made in wanted}, wanted]
+    assert found - indexers in ways
+    if arch != "minimax-m3":  # which chooses with flash attention alone
+        keys = {made[0] for made in indexers if made[0].startswith("indexer.k")}
+        assert keys == {step.tensor for step in steps.indexer_k}
+
+
+def _named(made_by: list[str]) -> tuple[str, ...]:
+    return tuple(made_by[:2] if made_by[0].endswith("norm") else made_by[:1])
 
 
 # --- planted defects

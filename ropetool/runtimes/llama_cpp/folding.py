@@ -1,0 +1,135 @@
+"""Where llama.cpp's graphs make queries and keys, for architectures whose files no model family describes.
+
+Data alone: the last tensors in front of each rotation. Source: src/models/*.cpp of llama.cpp, the sources within
+llama-cpp-python 0.3.36. tests/oracle/test_running_architectures.py walks back from each rotation of the running graph,
+and test_baked_architectures.py compares the logits of baked files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from ropetool.families import FoldStep, FoldSteps
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import layers
+from ropetool.runtimes.llama_cpp.architectures import Architecture
+from ropetool.runtimes.llama_cpp.layers import Model
+
+QUERIES, KEYS = "attn_q", "attn_k"
+QUERY_NORM, KEY_NORM = "attn_q_norm", "attn_k_norm"
+IF_THERE = "a tensor of the file"  # no key switches such a step on: the file has it or not
+ADAPTERS = "graniteswitch"
+BY_SOURCES = frozenset({ADAPTERS})  # read there alone; a model of each other was run (docs/runtimes.md)
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# --- what stands between the projections and the rotation
+PLAIN = _words(
+    """arctic baichuan bailingmoe bitnet chatglm codeshell cohere2 cohere2moe dbrx deci deepseek dream ernie4_5
+    ernie4_5-moe eurobert exaone falcon falcon-h1 gemma granite_swa granitehybrid granitemoe grok hrm_text internlm2
+    jais2 jina-bert-v3 llada llama-embed llama4 mimo2 minicpm minimax-01 modern-bert nanbeige nemotron neo-bert
+    nomic-bert nomic-bert-moe olmo orion paddleocr pangu-embedded phi2 phimoe plamo pockettts qwen qwen2vl
+    smallthinker spark2_5 xverse"""
+)
+# One norm for all heads.
+NORMED = _words(
+    """afmoe apertus bailingmoe2 dots1 exaone-moe gemma-embedding gemma3n gemma4 grovemoe hy_v3 laguna lfm2 lfm2moe
+    llada-moe maple mellum minimax-m3 muse-glimmer openelm plamo3 qwen3tts qwen3vl qwen3vlmoe rnd1"""
+)
+NORMED_IF_THERE = frozenset({"glm4moe", "step35"})
+# The same, and each query head is followed by a gate in its projection.
+NORMED_AND_GATED = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
+# A norm as wide as all heads together, or with numbers of its own for each.
+NORMED_BY_HEAD: Mapping[str, Literal["rms", "layer"]] = {
+    "minimax-m2": "rms", "olmoe": "rms", "plamo2": "rms", "chameleon": "layer",
+}  # fmt: skip
+# Queries and keys from latents, of which a part rotates; only the keys' rotating part has a tensor to itself.
+LATENT = archs.MLA | archs.DECOUPLED | {"minicpm3", "plm"}
+NORMED_LATENT = frozenset({"dots3note"})  # its rotating keys are normalised once more
+# The norm of a sparse indexer's keys, where the rotating channels stand in them, and how they pair.
+INDEXERS: Mapping[str, tuple[Literal["rms", "layer"], str, Literal["half", "interleaved"]]] = {
+    "deepseek32": ("layer", "indexer", "half"), "dots3note": ("layer", "indexer", "half"),
+    "glm-dsa": ("layer", "indexer", "interleaved"), "hy_v4": ("layer", "indexer_behind", "interleaved"),
+    "minimax-m3": ("rms", "indexer", "half"), "qwen4exp": ("rms", "indexer", "half"),
+}  # fmt: skip
+CLAMPED = frozenset({"dbrx", "olmo"})
+CLAMP = "attention.clamp_kqv"
+
+TWO_STACKS = {"hrm_text": "hrm.layers_per_stack"}  # the tensors of so many layers each, run over and over
+SHARE_LAST_KEYS = frozenset({"gemma4"})  # as many last layers as this key says attend by the keys of others
+SHARED_KEY_LAYERS = "attention.shared_kv_layers"
+LAYERS_WITH_KEYS = {"gemma3n": 20}  # the first ones, whatever the file says
+
+
+def known() -> list[str]:
+    """Return the architectures that are described here, sorted."""
+    return sorted(PLAIN | NORMED | NORMED_IF_THERE | NORMED_AND_GATED | NORMED_BY_HEAD.keys() | LATENT)
+
+
+def refusal(model: Model) -> str:
+    """Return why no factor on cos and sin of this file goes into weights, empty where one does."""
+    arch = model.arch
+    if not arch.layout:
+        return "nothing rotates"
+    if arch.fixed_base or layers.loses_factor(model):
+        return arch.limit
+    return refused(arch.name)
+
+
+def refused(arch: str) -> str:
+    """Return why no file of an architecture is baked, empty where nothing is known to stand against it."""
+    if arch == ADAPTERS:
+        return "its adapters add to queries and keys what no projection holds"
+    found = archs.get(arch)
+    lost = found.norm_after and arch not in archs.NORM_UNLESS_EXPERTS
+    return found.limit if found.fixed_base or lost or arch in archs.WITHOUT_FACTOR else ""
+
+
+def steps(arch: Architecture) -> FoldSteps:
+    """Return the steps of an architecture, by llama.cpp's names of tensors. Raises: KeyError if it is not described."""
+    name = arch.name
+    if name in LATENT:
+        found = _latent(name)
+    elif name in PLAIN:
+        found = FoldSteps(q=(FoldStep(QUERIES),), k=(FoldStep(KEYS),), clip_key=CLAMP if name in CLAMPED else "")
+    elif name in NORMED_BY_HEAD:
+        found = _normed("heads", NORMED_BY_HEAD[name])
+    elif name in NORMED_AND_GATED:
+        found = _normed("shared", gated=True)
+    elif name in NORMED | NORMED_IF_THERE:
+        found = _normed("shared", when=IF_THERE if name in NORMED_IF_THERE else "")
+    else:
+        raise KeyError(name)
+    return _with_indexer(found, name)
+
+
+def _normed(rows: str, norm: Literal["rms", "layer"] = "rms", *, when: str = "", gated: bool = False) -> FoldSteps:
+    queries = FoldStep(QUERIES, "gated_heads" if gated else "heads")
+    return FoldSteps(
+        q=(queries, FoldStep(QUERY_NORM, rows, norm, when=when)),
+        k=(FoldStep(KEYS), FoldStep(KEY_NORM, rows, norm, when=when)),
+    )  # fmt: skip
+
+
+def _latent(name: str) -> FoldSteps:
+    key = FoldStep("attn_kv_a_mqa", "mla_rope_key")
+    if name == "plm":  # only its keys are made from a latent
+        return FoldSteps(q=(FoldStep(QUERIES, "mla_query"),), k=(key,))
+    return FoldSteps(
+        q=(FoldStep("attn_q_b", "mla_query", when="q_lora_rank"), FoldStep(QUERIES, "mla_query", unless="q_lora_rank")),
+        k=(key, FoldStep(KEY_NORM, "shared", "rms")) if name in NORMED_LATENT else (key,),
+        score=(FoldStep("attn_q_a_norm", "query_latent", "rms", when="q_lora_rank"),),
+    )  # fmt: skip
+
+
+def _with_indexer(found: FoldSteps, name: str) -> FoldSteps:
+    if name not in INDEXERS:
+        return found
+    norm, rows, layout = INDEXERS[name]
+    key = FoldStep("indexer.k_norm", rows, norm, when=IF_THERE)  # some layers choose by the indexer of another
+    return replace(found, indexer_k=(key,), indexer_layout=layout)
