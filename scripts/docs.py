@@ -247,7 +247,7 @@ def _wrappers() -> str:
 _WRAPPERS = """A wrapper holds a text model beside others. Its text model's `model_type` says the family, and `inspect`,
 `extend`, `apply` and `bake` edit the keys inside; the image and sound models keep theirs. vLLM runs the text
 model as the class that its file of the wrapper makes, where the config names an architecture whose file was read; mlx-lm, mlx-vlm
-and exllamav3 go by the model_type of the wrapper; what SGLang makes of wrappers is not known here. They are not exported.
+and exllamav3 go by the model_type of the wrapper; SGLang as vLLM, for the wrappers in `sglang_models.json`. They are not exported.
 """
 
 

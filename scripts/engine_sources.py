@@ -39,23 +39,57 @@ AS_STATED = re.compile(
 )
 MLA = re.compile(r"deepseek_yarn|from \.deepseek_v2 import|models\.deepseek_v2 import")
 # Those without a file that vLLM's transformers backend was seen to run (scripts/engines), in this release; no more is claimed.
-BY_BACKEND, RUN_IN = ("BitNetForCausalLM", "Dots1ForCausalLM", "HeliumForCausalLM", "NanoChatForCausalLM"), "0.32.0"
-# Whose file hands the keys over as stated, and whose runs came out otherwise for a reason that is not found.
-UNEXPLAINED = ("Gemma3nForCausalLM", "Llama4ForCausalLM")
+BY_BACKEND = (
+    "BitNetForCausalLM", "Dots1ForCausalLM", "HeliumForCausalLM", "MinistralForCausalLM", "NanoChatForCausalLM",
+    "SolarOpenForCausalLM",
+)  # fmt: skip
+RUN_IN = "0.32.0"
+Facts = dict[str, Any]
 # How SGLang's model files treat families, as its own classes were found to (tests/oracle/test_sglang_families.py); what
 # the keys mean stands in ropetool/families/engines.py. Of others the scan is no proof, for files treat windows and bases alike
 # in many ways.
-BY_SGLANG: Mapping[str, Mapping[str, bool]] = {
+BY_SGLANG: Mapping[str, Facts] = {
     **{name: {} for name in (
         "OlmoeForCausalLM", "ArceeForCausalLM", "ApertusForCausalLM", "Glm4MoeForCausalLM", "Ernie4_5_MoeForCausalLM",
         "Lfm2ForCausalLM", "HunYuanDenseV1ForCausalLM",
     )},
     "AfmoeForCausalLM": {"window": True},
+    **{name: {} for name in (
+        "HunYuanMoEV1ForCausalLM", "Lfm2MoeForCausalLM", "LlamaForCausalLM", "MiniMaxM2ForCausalLM",
+    )},
+    "Gemma3nForCausalLM": {"window": True, "wider_window": True},
+    "Glm4MoeLiteForCausalLM": {"formula": "deepseek"},
+    "GlmMoeDsaForCausalLM": {"formula": "deepseek"},
+    "HYV3ForCausalLM": {"scaling": False},
+    "Llama4ForCausalLM": {"whole_base": True, "layout": "half"},  # which turns no rows, unlike its wrapper
+    "MellumForCausalLM": {"window": True},
     "GemmaForCausalLM": {"scaling": False},
     "OlmoForCausalLM": {"scaling": False},
     "GraniteMoeForCausalLM": {"scaling": False, "whole_base": True},
 }  # fmt: skip
-Facts = dict[str, Any]
+# SGLang's wrappers: what its file makes of the text model, and the architecture whose layers that are; `*` for the one that
+# the text model's own config names.
+SGLANG_WRAPPERS = {
+    "Qwen2VLForConditionalGeneration": ("Qwen2Model", "Qwen2ForCausalLM"),
+    "Qwen2_5_VLForConditionalGeneration": ("Qwen2Model", "Qwen2ForCausalLM"),
+    "Qwen3VLForConditionalGeneration": ("Qwen3LLMModel", "Qwen3ForCausalLM"),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3MoeLLMModel", "Qwen3MoeForCausalLM"),
+    "Qwen2AudioForConditionalGeneration": ("Qwen2ForCausalLM", "Qwen2ForCausalLM"),
+    "LlavaForConditionalGeneration": ("_get_sgl_model_cls", "*"),
+    "Mistral3ForConditionalGeneration": ("LlavaForConditionalGeneration", "*"),
+    "VoxtralForConditionalGeneration": ("LlamaForCausalLM", "LlamaForCausalLM"),
+    "GlmAsrForConditionalGeneration": ("LlamaForCausalLM", "LlamaForCausalLM"),
+    "Llama4ForConditionalGeneration": ("Llama4ForCausalLM", "Llama4ForCausalLM"),
+    "Lfm2VlForConditionalGeneration": ("Lfm2ForCausalLM", "Lfm2ForCausalLM"),
+    "Gemma3ForConditionalGeneration": ("Gemma3ForCausalLM", "Gemma3ForCausalLM"),
+    "Gemma3nForConditionalGeneration": ("Gemma3nTextModel", "Gemma3nForCausalLM"),
+    "Glm4vMoeForConditionalGeneration": ("Glm4MoeModel", "Glm4MoeForCausalLM"),
+    "KimiVLForConditionalGeneration": ("DeepseekV2ForCausalLM", "DeepseekV2ForCausalLM"),
+    "KimiK25ForConditionalGeneration": ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM"),
+}
+# Whose text model is treated otherwise than alone: the wrapper's file turns the rows of queries and keys.
+WITHIN: Mapping[str, Facts] = {"Llama4ForConditionalGeneration": {"whole_base": True, "turns_rows": True}}
+TURNS_ROWS = "permute_qk_weight_for_rotary"
 
 
 class Release:
@@ -91,6 +125,13 @@ class Release:
         path = self.path(module)
         return path.is_file() and "self.sliding_window = config.sliding_window + 1" in path.read_text(encoding="utf-8")
 
+    def names(self, architecture: str, other: str) -> bool:
+        """Return whether the file of an architecture, or that of a class it is made from, has the name of another class."""
+        path = self.path(self.files[architecture])
+        tree = ast.parse(path.read_text(encoding="utf-8-sig"))
+        files = (path, *(self.path(module) for module in _bases(tree, architecture)))
+        return any(re.search(rf"\b{other}\b", file.read_text(encoding="utf-8-sig")) for file in files)
+
     def facts(self, module: str) -> Facts:
         """Return what a model file hands to its rotary code: `reads` and `layout`."""
         calls, deepseek = self._calls(self.path(module), set())
@@ -103,8 +144,12 @@ class Release:
         reads = "as stated" if all(AS_STATED.fullmatch(one) for one in handed) else "; ".join(handed)
         layout = layouts[0] if len(layouts) == 1 else "either"
         path = self.path(module)
-        turned = path.is_file() and "rotary_emb.is_neox_style = False" in path.read_text(encoding="utf-8-sig")
-        return {"reads": reads, "layout": f"{layout}, then interleaved" if turned else layout}
+        text = path.read_text(encoding="utf-8-sig") if path.is_file() else ""
+        if "rotary_emb.is_neox_style = False" in text:
+            layout += ", then interleaved"
+        if TURNS_ROWS in text:
+            layout += ", rows turned"
+        return {"reads": reads, "layout": layout}
 
     def _calls(self, path: Path, seen: set[Path]) -> tuple[list[tuple[str, str]], bool]:
         """Return what a file, or those whose layers it takes, hands to get_rope, and whether it follows DeepSeek's."""
@@ -196,6 +241,19 @@ def _values(tree: ast.Module, name: str) -> Iterator[ast.expr]:
             yield from (keyword.value for keyword in node.keywords if keyword.arg == name)
 
 
+def _bases(tree: ast.Module, name: str) -> Iterator[str]:
+    """Yield the modules that the bases of a class of a file are taken from."""
+    bases = {
+        ast.unparse(base)
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and node.name == name
+        for base in node.bases
+    }
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and bases & {one.asname or one.name for one in node.names}:
+            yield node.module.rpartition(".")[2]
+
+
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Yield the modules beside this one whose layers a file takes."""
     for node in ast.walk(tree):
@@ -232,8 +290,6 @@ def facts(engine: str, releases: list[Release]) -> dict[str, Facts]:
         if own:
             release, module = own[-1]
             entry = {"file": module, **release.facts(module)}
-            if engine == "vllm" and architecture in UNEXPLAINED:
-                entry["reads"] = "as stated, and a run differed"
             if engine == "sglang" and architecture in BY_SGLANG:
                 entry["facts"] = dict(BY_SGLANG[architecture])
             wider = [one.version for one, name in own if one.has_wider_window(name)]
@@ -271,6 +327,22 @@ def wrappers(releases: list[Release]) -> dict[str, Facts]:
     return found
 
 
+def sglang_wrappers(releases: list[Release]) -> dict[str, Facts]:
+    """Return SGLang's wrappers by what each release's file makes of the text model."""
+    found: dict[str, Facts] = {}
+    for architecture, (made, text) in sorted(SGLANG_WRAPPERS.items()):
+        there = [release for release in releases if architecture in release.files]
+        for release in there:
+            assert release.names(architecture, made), f"{architecture} of {release.version} has no {made}"
+        found[architecture] = {"file": there[-1].files[architecture], "text": text}
+        if architecture in WITHIN:
+            assert all(release.names(architecture, TURNS_ROWS) for release in there), architecture
+            found[architecture]["facts"] = dict(WITHIN[architecture])
+        if there[0] is not releases[0]:
+            found[architecture]["since"] = there[0].version
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 where a file would change")
@@ -286,9 +358,9 @@ def main() -> int:
         )
         lines = ",\n".join(f'  "{name}": {json.dumps(entry)}' for name, entry in facts(engine, releases).items())
         text = f'{{\n"releases": {json.dumps(versions)},\n"architectures": {{\n{lines}\n}}'
-        if engine == "vllm":
-            around = ",\n".join(f'  "{name}": {json.dumps(entry)}' for name, entry in wrappers(releases).items())
-            text += f',\n"wrappers": {{\n{around}\n}}'
+        held = wrappers(releases) if engine == "vllm" else sglang_wrappers(releases)
+        around = ",\n".join(f'  "{name}": {json.dumps(entry)}' for name, entry in held.items())
+        text += f',\n"wrappers": {{\n{around}\n}}'
         text += "\n}\n"
         path = FOLDER / f"{engine}_models.json"
         if not path.is_file() or path.read_text(encoding="utf-8") != text:

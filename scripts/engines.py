@@ -36,7 +36,7 @@ from engine_grid.child import Engine, Stopped  # noqa: E402
 from engine_grid.judging import EXPLAINED, NOT_KNOWN, NOT_MADE, REFUSED, UNEXPLAINED  # noqa: E402
 from engine_grid.recorded import Recorded  # noqa: E402
 
-from ropetool import runtimes  # noqa: E402
+from ropetool import names, runtimes  # noqa: E402
 
 PROGRAMS = {"vllm": "engine_vllm.py", "mlx-lm": "engine_mlx_lm.py"}
 PYTHONS = {"vllm": "ROPETOOL_ENGINE_VLLM", "mlx-lm": "ROPETOOL_ENGINE_MLX"}
@@ -133,7 +133,7 @@ class Grid:
 def _length(config: Mapping[str, Any]) -> int:
     """Return the context that a checkpoint states: the trained length, or the longer one."""
     longer = models.TRAINED * models.FACTOR
-    return longer if f": {longer}" in json.dumps(config) else models.TRAINED
+    return longer if f'"{names.MAX_POSITION_EMBEDDINGS}": {longer}' in json.dumps(config) else models.TRAINED
 
 
 def _not_made(reason: str) -> Cell:

@@ -103,6 +103,18 @@ def test_a_family_that_was_not_looked_at_is_not_guessed(engine: str) -> None:
             runtime.decode(HfCheckpoint(configs.config("llama", "v4"), family))
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_kimi_k2_is_loaded_and_run_as_deepseek_v3(engine: str) -> None:
+    data = {**configs.config("deepseek_v3", "v4"), "architectures": ["DeepseekV3ForCausalLM"], "rope_scaling": YARN}
+    kimi = {**data, "model_type": "kimi_k2"}
+    for runtime in runtimes.all_of(engine):
+        found = [runtime.decode(HfCheckpoint(one, families.of_config(one))) for one in (data, kimi)]
+        assert found[0].disagreement(found[1]) == ""
+        other = {**kimi, "architectures": ["KimiLinearForCausalLM"]}
+        with pytest.raises(NotKnown, match="kimi_k2 is not known"):
+            runtime.decode(HfCheckpoint(other, families.of_config(other)))
+
+
 # --- the recorded answers
 
 

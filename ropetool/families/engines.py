@@ -20,30 +20,37 @@ class Vllm:
 
     formula: the model file's own reading of the rope keys, a program in runtimes/vllm.py. wider_window: the release from
     which on sliding layers see one token more than the config says, empty for none. made_half: its rotary modules are made
-    for half layout and turned interleaved afterwards, which those of longrope do not heed.
+    for half layout and turned interleaved afterwards, which those of longrope do not heed. turns_rows: it turns the rows
+    of queries and keys at load, so that its rotary modules are of half layout and compute the interleaved one.
     """
 
     on_transformers: str = ""
     formula: Literal["", "deepseek", "gpt_oss"] = ""
     wider_window: str = ""
     made_half: bool = False
+    turns_rows: bool = False
 
 
 @dataclass(frozen=True)
 class Sglang:
     """SGLang. on_transformers: transformers' own model code runs, for want of a model file.
 
-    formula: as for vLLM. scaling: whether the model file hands more than the base over. whole_base: it hands it over
-    as an integer. window: whether its sliding layers slide. base: what it takes whatever the config says, where it looks
-    for rope_theta in a place that transformers 5 no longer fills.
+    formula: as for vLLM; gemma3: transformers' own functions make the tables of each kind of layer. scaling: whether the
+    model file hands more than the base over. whole_base: it hands it over as an integer. window: whether its sliding
+    layers slide. wider_window: they see one token more than the config says. base: what it takes whatever the config says,
+    where it looks for rope_theta in a place that transformers 5 no longer fills. layout: which channels it pairs where
+    that is not what transformers does. turns_rows: as for vLLM.
     """
 
     on_transformers: bool = False
-    formula: Literal["", "deepseek"] = ""
+    formula: Literal["", "deepseek", "gemma3"] = ""
     scaling: bool = True
     whole_base: bool = False
     window: bool = False
+    wider_window: bool = False
     base: float | None = None
+    layout: Literal["", "half"] = ""
+    turns_rows: bool = False
 
 
 @dataclass(frozen=True)

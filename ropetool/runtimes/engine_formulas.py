@@ -25,6 +25,10 @@ from ropetool.runtimes import hf_formulas, transformers
 from ropetool.runtimes.base import NotKnown, Refuses
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
+SECTIONS = "mrope_section"  # with it positions come in three rows, which not every class of table takes
+SECTIONED = ("default", "yarn")  # the types whose tables of vLLM and SGLang do
+# Names that both load with their family's own config class: transformers_utils/config.py, utils/hf_transformers/common.py.
+LOADED_AS_FAMILY = ("kimi_k2",)
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
 
 
@@ -41,6 +45,11 @@ def architecture(view: HfCheckpoint) -> str:
     stated = view.config.get("architectures")
     first = stated[0] if isinstance(stated, list) and stated else None
     return first if isinstance(first, str) else view.family.architecture
+
+
+def loaded_as_family(view: HfCheckpoint) -> bool:
+    """Return whether vLLM and SGLang know a config's model_type for another name of its family, and run its class."""
+    return view.family.name in LOADED_AS_FAMILY and architecture(view) == view.family.architecture
 
 
 def section(view: HfCheckpoint) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropetool import names
+from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Sglang
 from ropetool.rope.formulas import ntk_stretch
@@ -39,10 +39,15 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     family = view.family
-    facts = family.sglang if family.own_name else None
+    own = family.own_name or engine.loaded_as_family(view)
+    facts = family.sglang if own else None
     if facts is None:
-        facts = _scanned(view)
+        facts = _scanned(view, first) if own else _inside(view, first)
     given = engine.loaded_keys(view)
+    if any(engine.SECTIONS in keys and keys[names.ROPE_TYPE] not in engine.SECTIONED for keys in given.values()):
+        raise NotKnown(
+            f"SGLang counts positions by {engine.SECTIONS}, which only its default and yarn tables are made for"
+        )
     context = _context(view, given)
     if facts.on_transformers:
         return replace(transformers.decode(view), max_position_embeddings=context)
@@ -51,16 +56,47 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
-def _scanned(view: HfCheckpoint) -> Sglang:
+def _scanned(view: HfCheckpoint, first: str) -> Sglang:
     """Return how SGLang runs the architecture of a config, where its own class was asked.
 
-    Raises: NotKnown where it was not.
+    Raises: NotKnown where it was not, or where releases of a stretch lack the model.
     """
     architecture = engine.architecture(view)
     found = engine.scanned(NAME).get(architecture, {})
-    if "facts" not in found or not view.family.own_name or architecture != view.family.architecture:
+    if "facts" not in found or architecture != view.family.architecture:
         raise NotKnown(f"how SGLang runs {view.family.name} is not known")
+    _be_there(architecture, found, first)
     return Sglang(**found["facts"])
+
+
+def _inside(view: HfCheckpoint, first: str) -> Sglang:
+    """Return how SGLang runs the text model inside a wrapper: as the class that the wrapper's file makes it.
+
+    Raises: NotKnown where no file of a wrapper of this name was read, or where releases of a stretch lack it.
+    """
+    outer = engine.architecture(view)
+    found = engine.scanned(NAME, "wrappers").get(outer)
+    if found is None or names.ARCHITECTURES not in view.config:
+        raise NotKnown(f"how SGLang runs {view.family.name} is not known")
+    _be_there(outer, found, first)
+    if "facts" in found:
+        return Sglang(**found["facts"])
+    inner = view.family.architecture if found["text"] == "*" else found["text"]
+    known = next((family for family in map(families.get, families.handwritten()) if family.architecture == inner), None)
+    if known is not None and known.sglang is not None:
+        return known.sglang
+    facts = engine.scanned(NAME).get(inner, {}).get("facts")
+    if facts is None:
+        raise NotKnown(f"how SGLang runs the {inner} inside {view.family.name} is not known")
+    return Sglang(**facts)
+
+
+def _be_there(architecture: str, found: Mapping[str, Any], first: str) -> None:
+    """Raises: NotKnown where releases of a stretch lack a model: there transformers' own code may take it."""
+    last = next(releases.last for releases in RELEASES if releases.first == first)
+    since = found.get("since", "0")
+    if numbers(since) > numbers(first):
+        raise NotKnown(f"{architecture} is in SGLang from {since} on, not in all of {first} to {last}")
 
 
 def _context(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]]) -> int:
@@ -78,17 +114,23 @@ def _layer(view: HfCheckpoint, facts: Sglang, entry: LayerRope, keys: dict[str, 
     context = int(engine.section(view).get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
     if not facts.window:
         entry = engine.without_window(entry, context)
+    elif facts.wider_window and entry.sliding_window is not None:
+        entry = replace(entry, sliding_window=entry.sliding_window + 1)
     if not facts.scaling:
-        theta = keys[names.ROPE_THETA]
-        keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: int(theta) if facts.whole_base else theta}
+        keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: keys[names.ROPE_THETA]}
+    if facts.whole_base:
+        keys = {**keys, names.ROPE_THETA: int(keys[names.ROPE_THETA])}
     if facts.base is not None:
         keys = {**keys, names.ROPE_THETA: facts.base}
     base = engine.base_table(keys, entry.rotary_dim)
     if facts.formula == "deepseek":
         return _mla(view, entry, keys, base, context)
-    if view.family.nested:
+    if facts.formula == "gemma3":
         return engine.filled(entry, keys, _transformers_table(entry, keys, context), context)
-    return engine.filled(entry, keys, _table(entry, keys, base, context, first), context)
+    if facts.layout == "half":
+        entry = replace(entry, layout="half")
+    made = replace(entry, layout="half") if facts.turns_rows else entry
+    return engine.filled(entry, keys, _table(made, keys, base, context, first), context)
 
 
 def _transformers_table(entry: LayerRope, keys: Mapping[str, Any], context: int) -> RopeTable:

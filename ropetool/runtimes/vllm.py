@@ -35,8 +35,6 @@ LENGTH_KEYS = (
     names.MAX_POSITION_EMBEDDINGS, "n_positions", "max_seq_len", "seq_length", names.MODEL_MAX_LENGTH,
     "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
-SECTIONS = "mrope_section"  # with it positions come in three rows, which not every class of table takes
-SECTIONED = ("default", "yarn")
 NOT_RUN = {"reads": "by the transformers backend"}  # what is said of an architecture that nobody has run on it
 # gpt_oss is given these keys of yarn alone.
 GPT_OSS_KEYS = frozenset({
@@ -52,12 +50,15 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     Raises: Refuses where it stops with an error.
     """
     model_type = view.family.name
-    facts = view.family.vllm if view.family.own_name else _inside(view, first)
+    own = view.family.own_name or engine.loaded_as_family(view)
+    facts = view.family.vllm if own else _inside(view, first)
     if facts is None:
         facts = _scanned(view, first)
     given = engine.loaded_keys(view)
-    if any(SECTIONS in keys and keys[names.ROPE_TYPE] not in SECTIONED for keys in given.values()):
-        raise NotKnown(f"vLLM counts positions by {SECTIONS}, which only its default and yarn tables are made for")
+    if any(engine.SECTIONS in keys and keys[names.ROPE_TYPE] not in engine.SECTIONED for keys in given.values()):
+        raise NotKnown(
+            f"vLLM counts positions by {engine.SECTIONS}, which only its default and yarn tables are made for"
+        )
     if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
         found = _on_transformers(view)
         return replace(found, max_position_embeddings=_derived(view, given, first))
@@ -107,6 +108,7 @@ def _read(found: Mapping[str, str], view: HfCheckpoint) -> Vllm:
     return Vllm(
         wider_window=".".join(found.get("wider_window", "").split(".")[:2]),
         made_half=found.get("layout", "").startswith("half, then"),
+        turns_rows=found.get("layout", "").endswith("rows turned"),
     )
 
 
@@ -181,7 +183,8 @@ def _layer(
         entry = replace(entry, layout="half")
     entry = _narrowed(view, entry, keys)
     base = engine.base_table(keys, entry.rotary_dim)
-    table, rows = _table(entry, keys, base, context, first)
+    made = replace(entry, layout="half") if facts.turns_rows else entry
+    table, rows = _table(made, keys, base, context, first)
     return engine.filled(entry, keys, table, context), rows
 
 

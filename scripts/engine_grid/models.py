@@ -30,16 +30,24 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), MLA_LAYERS),
     # Experts that are routed by a bias come out otherwise.
     "ernie4_5_moe": {"moe_layer_start_index": 4, **DENSE_LAYERS},
-    # It takes the router's weights of one expert alone, and chunks of a multiple of its blocks; these are never full.
-    "llama4_text": {"attention_chunk_size": 2048, "num_experts_per_tok": 1},
+    # It takes the router's weights of one expert alone, and chunks of a multiple of its blocks; these are never full. Its
+    # temperature is on where the longest request is above 32768 tokens, whatever the config says.
+    "llama4_text": {"attention_chunk_size": 2048, "num_experts_per_tok": 1, "attn_temperature_tuning": False},
     # What published configs state, and the engine looks for.
     "glm4_moe": {"head_dim": 128},
     "dots1": {"head_dim": 128},
     "afmoe": {"score_func": "sigmoid"},
     "lfm2": {"conv_dim": 128, "block_dim": 128, "block_ff_dim": 32, "block_auto_adjust_ff_dim": False},
     "minimax_m2": {"rotary_dim": 128, "scoring_func": "sigmoid", "use_routing_bias": True},
+    # Sparse activations leave almost nothing of a small feed-forward, and the norms behind it enlarge the rounding.
+    "gemma3n_text": {"activation_sparsity_pattern": [0.0] * 11, "rms_norm_eps": 1e-12},
     # Its file does not look at the size of the feed-forward.
     "falcon": {"ffn_hidden_size": 512},
+}
+# Weights that are zero, by the model_type of the text model: what the engine's class leaves out.
+ZERO = {
+    # vLLM adds the embeddings of each layer in the class of the wrapper, and runs the text model alone without.
+    "gemma3n_text": r"embed_tokens_per_layer",
 }
 
 
@@ -56,6 +64,7 @@ def make(model_type: str, folder: Path) -> Path:
     kind = getattr(transformers, facts.architecture(outer))
     model = kind._from_config(config).float().eval()
     scatter(model)
+    clear(model, ZERO.get(model.config.get_text_config(decoder=True).model_type, "(?!)"))
     model.save_pretrained(folder)
     data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     data.pop("transformers_version", None)
@@ -139,6 +148,13 @@ def scatter(model: Any) -> None:
         for module in model.modules():
             if getattr(module, "scaling", None) == 1 and hasattr(module, "q_norm"):
                 module.q_norm.weight.mul_(module.head_dim**-0.5)  # for scores that nothing divides
+
+
+def clear(model: Any, pattern: str) -> None:
+    """Make the weights zero in whose names a pattern occurs."""
+    for name, weight in model.named_parameters():
+        if re.search(pattern, name):
+            weight.data.zero_()
 
 
 def read(folder: Path) -> dict[str, Any]:

@@ -171,5 +171,7 @@ def own_scale(config):
         return (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
     if getattr(config, "attention_multiplier", None):
         return config.attention_multiplier
+    if config.model_type in ("gemma3n_text", "gemma4_text"):
+        return 1.0
     width = getattr(config, "query_pre_attn_scalar", None) or getattr(config, "head_dim", None)
     return (width or config.hidden_size // config.num_attention_heads) ** -0.5

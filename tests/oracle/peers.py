@@ -222,7 +222,7 @@ def program_of(runtime: str) -> str:
 
 def decode(runtime: str, data: Mapping[str, Any]) -> RopeSet:
     """Return what our decoder says of a config."""
-    return runtimes.get(runtime).decode(HfCheckpoint(data, families.get(data["model_type"])))
+    return runtimes.get(runtime).decode(HfCheckpoint(data, families.of_config(data)))
 
 
 def source(program: str, version: str) -> Path | None:
@@ -321,7 +321,7 @@ def differences(runtime: str, data: Mapping[str, Any], answer: Mapping[str, Any]
     for kind, entry in decoded.entries.items():
         for index in _indices(answer, kind, entry):
             layer = answer["layers"][index]
-            if families.get(data["model_type"]).sliding_window == "alternate":
+            if families.of_config(data).sliding_window == "alternate":
                 layer = {**layer, "window": entry.sliding_window}  # a RopeSet has one kind of layer there
             found += [f"{kind} {index}: {reason}" for reason in _layer(entry, layer, answer)]
     return found

@@ -42,6 +42,19 @@ LAYERS = {
     "glm4_moe": ("glm4_moe", "Glm4MoeDecoderLayer"), "ernie4_5_moe": ("ernie4", "Ernie4DecoderLayer"),
     "lfm2": ("lfm2", "Lfm2DecoderLayer"), "hunyuan_v1_dense": ("hunyuan", "HunYuanDecoderLayer"),
     "granitemoe": ("granitemoe", "GraniteMoeDecoderLayer"),
+    "gemma3n_text": ("gemma3n_causal", "Gemma3nDecoderLayer"),
+    "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLiteDecoderLayer"),
+"hunyuan_v1_moe": ("hunyuan", "HunYuanDecoderLayer"),
+    "hy_v3": ("hunyuan_v3", "HYV3DecoderLayer"),
+    "lfm2_moe": ("lfm2_moe", "Lfm2MoeDecoderLayer"), "llama4_text": ("llama4", "Llama4DecoderLayer"),
+"minimax_m2": ("minimax_m2", "MiniMaxM2DecoderLayer"),
+
+    "glm_moe_dsa": ("deepseek_v2", "DeepseekV2DecoderLayer"),
+    "mellum": ("mellum", "MellumDecoderLayer"),
+    "internlm3": ("llama", "LlamaDecoderLayer"), "iquestcoder": ("llama", "LlamaDecoderLayer"),
+    "qwen2_vl_text": ("qwen2", "Qwen2DecoderLayer"), "qwen2_5_vl_text": ("qwen2", "Qwen2DecoderLayer"),
+    "qwen3_vl_text": ("qwen3", "Qwen3DecoderLayer"), "qwen3_vl_moe_text": ("qwen3_moe", "Qwen3MoeDecoderLayer"),
+    "glm4v_moe_text": ("glm4_moe", "Glm4MoeDecoderLayer"),
 }  # fmt: skip
 
 
@@ -52,6 +65,15 @@ class Op(torch.nn.Module):
     @classmethod
     def register(cls, *_, **__):
         return lambda inner: inner
+
+
+class Norm(torch.nn.Module):
+    def __init__(self, *_, **__):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def fuse_input_quant(self, *_):
+        pass
 
 
 class Attention(torch.nn.Module):
@@ -94,6 +116,7 @@ given = {
     "sglang.kernels.fused_op": {"BaseFusedOp": Op},
     "sglang.srt.layers.utils": {"MultiPlatformOp": Op},
     "sglang.srt.layers.utils.multi_platform": {"MultiPlatformOp": Op},
+    "sglang.srt.layers.layernorm": {"RMSNorm": Norm},
     "sglang.srt.layers.radix_attention": {"RadixAttention": Attention},
     "sglang.srt.utils": {
         **dict.fromkeys(platforms, no), "get_device": lambda: "cpu", "add_prefix": lambda a, b: f"{b}.{a}",
@@ -131,7 +154,9 @@ def inert_where_absent(self, name):
 
 def config_of(job):
     importlib.import_module("sglang.srt.layers.rotary_embedding.factory")._ROPE_DICT.clear()
-    config = loaded(job["path"], job.get("overrides")).get_text_config()
+    whole = loaded(job["path"], job.get("overrides"))
+    config = whole.get_text_config()
+    config.architectures = whole.architectures
     if not hasattr(config, "moe_layer_freq"):
         config.moe_layer_freq = 1  # published DeepSeek configs state it; it has no part in rotation
     return config
@@ -167,7 +192,7 @@ def layers_of(config):
     file = importlib.import_module(MODELS + module)
     vars(file).update({name: two_nothings for name in ("append_stages",) if hasattr(file, name)})
     for kind in (value for value in vars(file).values() if isinstance(value, type)):
-        if issubclass(kind, torch.nn.Module) and kind.__module__ == file.__name__:
+        if issubclass(kind, torch.nn.Module) and kind.__module__.startswith(MODELS):
             # What mixins bring, which are stand-ins here.
             kind.__getattr__ = inert_where_absent
     kind = getattr(file, name)
@@ -177,7 +202,9 @@ def layers_of(config):
     values = {"config": config, "quant_config": None, "prefix": "model.layers"}
     found = []
     for number in range(config.num_hidden_layers):
-        made = stand_ins.called(kind, {**values, "layer_id": number, "prefix": f"model.layers.{number}"})
+        made = stand_ins.called(
+            kind, {**values, "layer_id": number, "layer_idx": number, "prefix": f"model.layers.{number}"}
+        )
         found.append(attention_of(made))
     return found, None
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import peers
 import pytest
 import sglang_families as asked
 
-from ropetool.runtimes import engine_formulas
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+import engine_sources
+
+from ropetool.runtimes import NotKnown, engine_formulas
 
 
 @pytest.mark.parametrize("version", peers.RELEASES["sglang"])
@@ -29,12 +34,59 @@ def test_a_release_at_hand(version: str, tmp_path: Path) -> None:
     assert asked.compared(version, answers) == {}
 
 
+@pytest.mark.parametrize("version", peers.RELEASES["sglang"])
+def test_the_sources_name_what_a_wrapper_makes(version: str) -> None:
+    folder = peers.source("sglang", version)
+    if folder is None:
+        pytest.skip(f"ROPETOOL_PEERS has no sglang-{version}")
+    release = engine_sources.Release("sglang", version, folder)
+    there = {name: made for name, made in engine_sources.SGLANG_WRAPPERS.items() if name in release.files}
+    assert len(there) >= 15
+    assert [name for name, (made, _) in there.items() if not release.names(name, made)] == []
+    assert not release.names("Qwen2VLForConditionalGeneration", "LlamaForCausalLM")
+
+
+def test_llama4_pairs_neighbours_inside_its_wrapper_alone() -> None:
+    alone = asked.config("llama4_text", "yarn")
+    inner = {**alone, "architectures": None}
+    held = {"model_type": "llama4", "architectures": ["Llama4ForConditionalGeneration"], "text_config": inner}
+    found = [peers.decode("sglang@0.5.16", data).entries["full_attention"] for data in (alone, held)]
+    assert [entry.layout for entry in found] == ["half", "interleaved"]
+    assert all(entry.table is not None and entry.rope_theta == int(asked.THETA) for entry in found)
+
+
+def test_a_wrapper_that_was_not_read_is_not_guessed() -> None:
+    data = asked.config("qwen2_vl", "yarn")
+    assert peers.decode("sglang", data).entries["full_attention"].factor == 4.0
+    unnamed = {key: value for key, value in data.items() if key != "architectures"}
+    for other in ({**data, "architectures": ["Qwen2OmniForConditionalGeneration"]}, unnamed):
+        with pytest.raises(NotKnown, match="how SGLang runs qwen2_vl is not known"):
+            peers.decode("sglang", other)
+
+
+def test_sections_go_with_default_and_yarn_alone() -> None:
+    for cell, known in (("default", True), ("yarn", True), ("linear", False)):
+        data = asked.config("qwen2_vl", cell)
+        keys = {**(data["text_config"]["rope_scaling"] or {"rope_type": "default"}), "mrope_section": [4, 6, 6]}
+        data["text_config"]["rope_scaling"] = keys
+        if known:
+            assert peers.decode("sglang", data).entries["full_attention"].table is not None
+        else:
+            with pytest.raises(NotKnown, match="mrope_section"):
+                peers.decode("sglang", data)
+
+
 @pytest.mark.parametrize(
     ("architecture", "facts", "seen"),
     [
         ("GemmaForCausalLM", {}, "gemma-yarn"),
         ("AfmoeForCausalLM", {}, "afmoe-default"),
         ("OlmoeForCausalLM", {"scaling": False}, "olmoe-linear"),
+        ("HYV3ForCausalLM", {}, "hy_v3-linear"),
+        ("Llama4ForCausalLM", {"layout": "half"}, "llama4_text-default"),
+        ("Llama4ForCausalLM", {"whole_base": True}, "llama4_text-default"),
+        ("Gemma3nForCausalLM", {"window": True}, "gemma3n_text-default"),
+        ("Glm4MoeLiteForCausalLM", {}, "glm4_moe_lite-linear"),
     ],
 )
 def test_a_wrong_fact_is_seen(
