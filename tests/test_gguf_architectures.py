@@ -216,6 +216,30 @@ def test_what_is_not_described_is_refused_with_the_reason(arch: str) -> None:
     assert run(*shlex.split(refused.value.try_.partition(",")[0])[1:]).code == 0
 
 
+@pytest.mark.parametrize(
+    ("arch", "head"),
+    [("qwen3", "qwen3, family: qwen3"), ("llama4", "architecture: llama4 (decoded)"),
+     ("deepseek2", "architecture: deepseek2 (decoded)"), ("eagle3", "architecture: eagle3 (not decoded)"),
+     ("nosuch", "architecture: nosuch (not decoded)")],
+)  # fmt: skip
+def test_a_file_is_headed_by_its_family_or_its_architecture(arch: str, head: str) -> None:
+    done = run("inspect", headers.write(Path("m.gguf"), arch))
+    assert (done.code, done.out.splitlines()[0]) == (0, f"m.gguf: {head}")
+
+
+@pytest.mark.parametrize("arch", sorted(archs.DRAFTS))
+def test_a_model_that_drafts_for_another_is_left_as_it_is(arch: str) -> None:
+    source = headers.write(Path("m.gguf"), arch)
+    for command in (
+        ("bake", source, "attention-factor", "--dry-run"),
+        ("extend", source, "--method", "length", "--factor", "2"),
+    ):
+        done = run(*command)
+        assert (done.code, done.err.count("Error: ")) == (1, 1)
+        assert f"llama.cpp {archs.DRAFTS[arch]}" in done.err
+        assert "stops" not in done.err
+
+
 def test_a_projector_is_called_one_before_its_architecture_is_asked_for() -> None:
     with pytest.raises(NotACheckpoint, match="is a projector of images or sound"):
         ropetool.plan(headers.write(Path("m.gguf"), "clip"), "yarn", factor=FACTOR)

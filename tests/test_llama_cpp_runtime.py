@@ -557,7 +557,7 @@ def test_architectures_that_are_not_known() -> None:
     with pytest.raises(Refuses, match="unknown model architecture: 'llama5'"):
         decode("llama5")
     with pytest.raises(
-        Refuses, match=r"llama\.cpp runs it to draft tokens .* what it makes of eagle3 is not described here"
+        Refuses, match=r"llama\.cpp runs it only to draft tokens .* what it makes of eagle3 is not described here"
     ):
         decode("eagle3")
     with pytest.raises(Refuses, match="unknown model architecture: ''"):

@@ -32,8 +32,7 @@ SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 def inspection_text(found: Inspection, target_length: int | None, width: int | None = None) -> str:
     """Return what `ropetool inspect` prints; width: that of the terminal, None for lines of any length."""
-    family = found.family.model_type if found.family else "unknown"
-    head = f"{escaped(found.source)}: {_plain(found.model_type) or 'no model_type'}, family: {family}\n"
+    head = f"{escaped(found.source)}: {_named(found)}\n"
     if found.rope is None:
         runtimes = _runtimes_text(found, width) if found.readings else ""
         return f"{head}\nas written\n{_stated_text(found, width)}{runtimes}"
@@ -52,6 +51,15 @@ def inspection_text(found: Inspection, target_length: int | None, width: int | N
 def _stated_text(found: Inspection, width: int | None) -> str:
     rows = [(_plain(key), _plain(json.dumps(value, ensure_ascii=False))) for key, value in found.stated.items()]
     return columns(rows or [("nothing about positions", "")], width=width)
+
+
+def _named(found: Inspection) -> str:
+    """Return the family, and where a GGUF file's architecture has none, whether llama.cpp's rotation of it is known."""
+    name = _plain(found.model_type)
+    if found.family is None and found.format == "gguf":
+        known = "decoded" if found.model_type in archs.names() else "not decoded"
+        return f"architecture: {name} ({known})"
+    return f"{name or 'no model_type'}, family: {found.family.model_type if found.family else 'unknown'}"
 
 
 def _plain(text: str) -> str:

@@ -73,7 +73,8 @@ def computed(checkpoint: Checkpoint) -> RopeSet:
     """
     found = decoded(checkpoint.runtime, checkpoint)
     if found.rope is None:
-        raise LossyExport(f"{found.name} stops on this {checkpoint.stated_in}: {found.refuses}", where=checkpoint.where)
+        does = "stops on" if found.known else "reads in a way that is not known"
+        raise LossyExport(f"{found.name} {does} this {checkpoint.stated_in}: {found.refuses}", where=checkpoint.where)
     return found.rope
 
 

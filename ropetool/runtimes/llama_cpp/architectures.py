@@ -270,13 +270,16 @@ WITHOUT_ROTATION = _words(
 # A vector for each position, as many as the context: bert, gpt2 and starcoder do not load without it, others may have it.
 LEARNED_POSITIONS = frozenset({"bert", "gpt2", "starcoder"})
 POSITION_EMBEDDINGS = "position_embd.weight"
-# Not described here, and what sets them apart; after "llama.cpp".
-DRAFTS = "runs it to draft tokens for another model, whose keys decide with its own"
-UNDESCRIBED = {
-    "clip": "runs it to encode images or sound, not text",
-    "gptj": "knows its name and cannot run it",
-    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), DRAFTS),
+# Not described here, and what sets them apart; after "llama.cpp". Drafts are made for one other model and run only in a
+# context of it (dflash.cpp, eagle3.cpp, gemma4-assistant.cpp): positions and length are that model's.
+DRAFTS = {
+    "dflash": "runs it only to draft tokens for another model, from that one's hidden states",
+    "eagle3": "runs it only to draft tokens for another model, from the hidden states of three of that one's layers",
+    "gemma4-assistant": "runs it only to draft tokens for a gemma4 model, by whose cached keys it attends",
 }
+UNDESCRIBED = {
+    "clip": "runs it to encode images or sound, not text", "gptj": "knows its name and cannot run it", **DRAFTS,
+}  # fmt: skip
 # With image sections in the file these pair channels half a head apart; text has one position for all sections.
 HALF_WITH_SECTIONS = frozenset({"glm4", "bailingmoe3"})
 # llama, deci, falcon and llama-embed stop in the loader (llama-model.cpp:1450); the graphs of the others assert
