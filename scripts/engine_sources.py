@@ -67,6 +67,14 @@ BY_SGLANG: Mapping[str, Facts] = {
     "OlmoForCausalLM": {"scaling": False},
     "GraniteMoeForCausalLM": {"scaling": False, "whole_base": True},
 }  # fmt: skip
+# Wrappers of vLLM whose files say it in a way of their own: as SGLANG_WRAPPERS.
+VLLM_WRAPPERS = {
+    "Idefics3ForConditionalGeneration": ("LlamaModel", "LlamaForCausalLM"),
+    "InternVLForConditionalGeneration": ("init_vllm_registered_model", "*"),
+    "SmolVLMForConditionalGeneration": ("LlamaModel", "LlamaForCausalLM"),
+}
+# A whole model came out otherwise, for a reason that is not found.
+UNEXPLAINED = ("GraniteSpeechForConditionalGeneration", "GraniteSpeechPlusForConditionalGeneration")
 # SGLang's wrappers: what its file makes of the text model, and the architecture whose layers that are; `*` for the one that
 # the text model's own config names.
 SGLANG_WRAPPERS = {
@@ -317,7 +325,10 @@ def wrappers(releases: list[Release]) -> dict[str, Facts]:
     for architecture in sorted({name for release in releases for name in release.files}):
         there = [release for release in releases if architecture in release.files]
         texts = {release.text_model(release.files[architecture], architecture) for release in there}
-        if len(texts) > 1 or texts == {""}:
+        if architecture in VLLM_WRAPPERS:
+            made, text = VLLM_WRAPPERS[architecture]
+            texts = {text if release.names(architecture, made) else "" for release in there}
+        if len(texts) > 1 or texts == {""} or architecture in UNEXPLAINED:
             continue
         found[architecture] = {"file": there[-1].files[architecture], "text": texts.pop()}
         if there[0] is not releases[0]:

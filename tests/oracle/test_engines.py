@@ -24,7 +24,7 @@ from engine_grid.recorded import Recorded, changed, changes  # noqa: E402
 from ropetool import runtimes  # noqa: E402
 from ropetool.runtimes import vllm  # noqa: E402
 
-ENOUGH = {"vllm": 62, "mlx-lm": 18}  # families that were run and agree
+ENOUGH = {"vllm": 66, "mlx-lm": 18}  # families that were run and agree
 SEEN = 100  # times the difference: what one percent on the frequencies must change a log probability by
 
 
