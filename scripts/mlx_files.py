@@ -12,9 +12,11 @@ next. ROPETOOL_ENGINE_MLX names a Python with mlx, mlx-lm and mlx-vlm; transform
 from __future__ import annotations
 
 import argparse
+import ast
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -59,6 +61,7 @@ QWEN = {
 MORE: dict[str, dict[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "deepseek_v2": {names.ROPE_SCALING: {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 128}},
+    "exaone4": {names.ROPE_SCALING: None},
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},
     "gemma3": {"vocab_size": 128},
     "glm4_moe": {names.ROPE_SCALING: None, "use_qk_norm": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
@@ -98,8 +101,43 @@ COUNTING = (
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers that are published with the keys of the text model at the top
 
 
+SIZES = {
+    "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
+    "vocab_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+# Small configs of types whose classes come with their files, and what is named for a type that another one's file runs.
+REMOTE: dict[str, dict[str, Any]] = {
+    "internlm2": {**SIZES, "architectures": ["InternLM2ForCausalLM"], "bias": False},
+    "exaone": {**SIZES, "architectures": ["ExaoneForCausalLM"], "num_layers": 4, "layer_norm_epsilon": 1e-5},
+    "deepseek": {
+        **SIZES, "architectures": ["DeepseekForCausalLM"], "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "moe_layer_freq": 1,
+    },
+}  # fmt: skip
+RENAMED = {"kimi_k2": "deepseek_v3"}
+# Text models inside wrappers that are published with several.
+INSIDE = (
+    "llava of mistral", "llava of qwen2", "llava_next of mistral", "mistral3 of ministral3", "paligemma of gemma2",
+)  # fmt: skip
+
+
 def small(model_type: str) -> tuple[dict[str, Any], list[str]]:
-    """Return a small config of a type, as a file would have it, and where its text model's part is."""
+    """Return a small config of a type, as a file would have it, and where its text model's part is.
+
+    model_type: `A of B` is A around a text model of B.
+    """
+    if model_type in REMOTE:
+        return {**REMOTE[model_type], "model_type": model_type}, []
+    if model_type in RENAMED:
+        return {**small(RENAMED[model_type])[0], "model_type": model_type}, []
+    outer, _, inner = model_type.partition(" of ")
+    if inner:
+        config, path = _small(outer)
+        return {**config, path[0]: {**_small(inner)[0], "model_type": inner}}, path
+    return _small(model_type)
+
+
+def _small(model_type: str) -> tuple[dict[str, Any], list[str]]:
     import transformers
 
     from ropetool.probing import facts, tiny
@@ -306,12 +344,12 @@ def facts(program: str, model_type: str, ask: Asker) -> dict[str, Any] | None:
     try:
         return _facts(subject, layers, beside)
     except Odd as odd:
-        return {"file": getattr(subject, "file", model_type), "odd": str(odd)[:200]}
+        return {"file": getattr(subject, "file", model_type.partition(" of ")[0]), "odd": str(odd)[:200]}
 
 
 def _facts(subject: Subject, layers: list[dict[str, Any]] | str, beside: dict[str, Any]) -> dict[str, Any]:
     if isinstance(layers, str):
-        raise Odd(f"a small model of it cannot be asked: {layers}")
+        raise Odd(reason(layers))
     shape = _shape(subject)
     where = _kinds(subject, layers, shape)
     found: dict[str, Any] = {"file": subject.file, "readings": {}}
@@ -333,6 +371,20 @@ def _facts(subject: Subject, layers: list[dict[str, Any]] | str, beside: dict[st
     if _same_readings(found["readings"]):
         found["readings"] = {FULL: found["readings"][FULL]}
     return found
+
+
+def reason(error: str) -> str:
+    """Return why a small model of a type was not run, in a sentence for who has a real one."""
+    beside = ", which transformers' config class does not write"
+    if "metal_kernel" in error:
+        return "its layers run on Apple's GPUs alone"
+    if missing := re.search(r"missing \d+ required positional arguments?: (.*)", error):
+        return f"its file asks for {missing[1].replace(chr(39), '')}{beside}"
+    if re.match("KeyError: '(factor|original_max_position_embeddings)'", error):
+        return "it takes yarn with a temperature of scores, which is not decoded"
+    if missing := re.match(r"KeyError: '(\w+)'", error):
+        return f"its file asks for {missing[1]}{beside}"
+    return "its file takes no small model of the type, so it was not asked"
 
 
 def _score(subject: Subject, found: Mapping[str, Any], beside: Mapping[str, Any]) -> dict[str, Any]:
@@ -490,7 +542,7 @@ def _reading(
 
 
 def _known_base(layer: Mapping[str, Any], channels: int) -> float:
-    for theta in (10000.0, 1e6, 5e5, 1e5, 2e5, 3e5, 5e6, 1e7, 4e5, 1.5e5, 8e6, 2e6, 3e6, 5e4, 11008.0, 5e3):
+    for theta in (10000.0, 1e6, 5e5, 1e5, 2e5, 3e5, 5e6, 1e7, 4e5, 1.5e5, 8e6, 2e6, 3e6, 5e4, 11008.0, 5e3, 1e11):
         if same(layer, plain(theta, channels)):
             return theta
     raise Odd("the base that it takes by itself is not clear")
@@ -546,7 +598,7 @@ def _places(
             outcomes[rope_type] = words[0] if words[0] == words[1] else " ".join(words)
         near_bases = any(base.startswith(f"{place}.") for base in all_bases(subject))
         if not near_bases and isinstance(subject.layers({**plain_keys, place: REMOVED}), str):
-            outcomes["absent"] = "stops"
+            outcomes["absent"] = "stops" if isinstance(subject.layers({**plain_keys, place: None}), str) else "named"
         if proportional and near_bases and set(outcomes.values()) != {"ignored"}:
             outcomes["absent"] = "odd"  # its class fills in keys of its own
         if set(outcomes.values()) != {"ignored"}:
@@ -599,7 +651,12 @@ def key_of(model_type: str) -> str | None:
         family = families.of_config(config)
     except Exception:  # noqa: BLE001 - no family, or no small config
         return None
-    return model_type if family.name == family.model_type else f"{family.name} of {family.model_type}"
+    return family.name if family.name == family.model_type else f"{family.name} of {family.model_type}"
+
+
+def asked_as(name: str) -> str:
+    """Return what `small` knows an entry of the files by."""
+    return name if name in INSIDE else name.partition(" of ")[0]
 
 
 def record(program: str, only: list[str], ask: Asker) -> None:
@@ -607,7 +664,7 @@ def record(program: str, only: list[str], ask: Asker) -> None:
     known = json.loads((FOLDER / f"{program.replace('-', '_')}.json").read_text(encoding="utf-8"))
     decoded = [name for name, one in known.items() if "odd" not in one and "readings" in one]
     chosen = [name for name in decoded if not only or name.partition(" of ")[0] in only]
-    write_record(program, {name: Subject(program, name.partition(" of ")[0], ask) for name in chosen})
+    write_record(program, {name: Subject(program, asked_as(name), ask) for name in chosen})
 
 
 def write_record(program: str, subjects: Mapping[str, Subject], *, whole: bool = False, made_with: str = "") -> None:
@@ -762,9 +819,24 @@ def _index(known: list[Any], value: Any) -> int:
     return known.index(value)
 
 
+def models() -> dict[str, Any]:
+    """Return the model files of each program, and which types it runs by the file of another."""
+    site = next(Path(PYTHON).parents[1].glob("lib/python*/site-packages"))
+    found = {}
+    for program in DECODERS:
+        folder = site / program.replace("-", "_")
+        body = ast.parse((folder / "utils.py").read_text(encoding="utf-8")).body
+        tables = [
+            one.value for one in body if isinstance(one, ast.Assign) and "MODEL_REMAPPING" in ast.dump(one.targets[0])
+        ]
+        files = sorted(one.stem for one in (folder / "models").iterdir() if not one.name.startswith("__"))
+        found[program] = {"renamed": dict(sorted(ast.literal_eval(tables[0]).items())), "files": files}
+    return found
+
+
 def by_hand(program: str, model_type: str) -> bool:
     """Return whether a family's own file says how the program runs it."""
-    known = families.find(model_type)
+    known = None if " of " in model_type else families.find(model_type)
     return program == mlx_lm.NAME and known is not None and known.own_name and known.mlx_lm is not None
 
 
@@ -777,6 +849,7 @@ def main() -> int:
     import transformers
 
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    (FOLDER / "mlx_models.json").write_text(json.dumps(models(), indent=1) + "\n", encoding="utf-8")
     ask = Asker()
     if options.record:
         for program in [options.program] if options.program else sorted(DECODERS):
@@ -786,7 +859,7 @@ def main() -> int:
         file = FOLDER / f"{program.replace('-', '_')}.json"
         written = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         found = dict(written) if options.only else {}
-        for model_type in options.only or sorted(records.names()):
+        for model_type in options.only or [*sorted(records.names()), *REMOTE, *RENAMED, *INSIDE]:
             name = key_of(model_type)
             if name is None or by_hand(program, model_type):
                 continue

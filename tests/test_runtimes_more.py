@@ -384,3 +384,15 @@ def test_an_empty_list_of_layers_that_rotate_says_nothing() -> None:
     found = runtimes.get("transformers").decode(HfCheckpoint(config))
     rotating = [layer for entry in found.entries.values() if entry.table is not None for layer in entry.layers]
     assert rotating == [0, 1, 2, 4, 5, 6]
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "qwen3", "falcon"])
+def test_a_source_that_a_runtime_does_not_read_has_a_next_step_that_runs(family: str, tmp_path: Path) -> None:
+    """mlx-lm stops at deepseek_v2 without rope_scaling and at qwen3 without a base on top, and has no falcon."""
+    config = {**configs.config(family, "v5"), "max_position_embeddings": 512}
+    source = write_config(tmp_path / "model", config)
+    refused = run("extend", source, "--method", "yarn", "--factor", "4", "--dry-run", "--for", "mlx-lm@0.30.7")
+    assert refused.code != 0
+    (command,) = [line for line in refused.err.splitlines() if line.startswith("Try: ropetool ")]
+    again = run(*command.removeprefix("Try: ropetool ").split(), "--dry-run")
+    assert again.code == 0, again.err

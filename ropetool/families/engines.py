@@ -76,7 +76,8 @@ class MlxReading:
     bases: places of the base, the first that is stated counts; a dot stands between the names of nested objects. base:
     where none is stated; None: the file does not load. places: objects of scaling keys in the order they are looked at,
     each with what comes of it by rope type: `scales`, `ignored`, `stops` or `odd`, which is not decoded; two words, of a
-    type stated under rope_type alone and of one stated under `type` too; `absent`: where there is no such object.
+    type stated under rope_type alone and of one stated under `type` too; `absent`: where there is no such object,
+    `named` where the key must be there and may be null.
     """
 
     bases: tuple[str, ...] = ()
@@ -165,6 +166,12 @@ def mlx_file(program: str, model_type: str, text_type: str) -> MlxFile | None:
     """
     found: MlxFile | None = _file(MlxFile, program, model_type, text_type)
     return found
+
+
+def mlx_has(program: str, model_type: str) -> bool:
+    """Return whether mlx-lm or mlx-vlm has a model file that it runs this type by, one of another name too."""
+    found = _files("mlx-models")[program]
+    return found["renamed"].get(model_type, model_type) in found["files"]
 
 
 def exllamav3_file(model_type: str, text_type: str) -> Exllamav3 | None:

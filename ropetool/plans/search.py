@@ -62,7 +62,7 @@ def make_plan(
     form = format_of(checkpoint, config_style)
     wanted = wanted or (form.checkpoint.runtime,)
     request = Request(chosen.name, factor, target_length, reading, original_length, as_type)
-    decoded = _decode(form, wanted[0], request)
+    decoded = _read(form, wanted, request, dict(params or {}), attention_factor)
     kind = _LengthSearch if chosen.keeps_tables else _Search
     search = kind(form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope)
     goal, target = search.goal, search.target
@@ -245,6 +245,47 @@ def _names(asked: str, file_format: str) -> list[str]:
     if asked == GgufCheckpoint.runtime:
         return [asked]
     return [runtime.name for runtime in runtimes.all_of(asked, file_format)]
+
+
+def _read(
+    form: Format, wanted: Sequence[str], request: Request, params: dict[str, Any], attention_factor: str | float
+) -> RopeSet:
+    """Return what the first runtime computes from the source.
+
+    Raises: as _decode; where it does not read the source, with a command that works, which another one reads it for.
+    """
+    try:
+        return _decode(form, wanted[0], request)
+    except InvalidRope as error:
+        reader = form.checkpoint.runtime
+        if error.try_ or reader in wanted or form.checkpoint.format == "gguf":
+            raise
+        asked = Alternative(request, params, attention_factor, (reader, *wanted))
+        readings = (None, ORIGINAL) if request.reading is None else (request.reading,)
+        for reading in readings:
+            again = replace(request, reading=reading)
+            for other in (
+                replace(asked, request=again),
+                replace(asked, request=again, style=names.BOTH),
+                replace(asked, request=again, runtimes=(reader,)),
+            ):
+                if _would_serve_from(form, reader, other):
+                    shown = replace(other, runtimes=() if other.runtimes == (reader,) else other.runtimes)
+                    raise InvalidRope(
+                        error.message, where=error.where, try_=again.command(form.checkpoint.path, *shown.options)
+                    ) from None
+        raise
+
+
+def _would_serve_from(form: Format, reader: str, asked: Alternative) -> bool:
+    """Return whether a request could be written from what another runtime reads of the source."""
+    try:
+        kind = _LengthSearch if methods.get(asked.request.method).keeps_tables else _Search
+        decoded = _decode(form, reader, asked.request)
+        search = kind(form, decoded, asked.runtimes, asked.request, dict(asked.params), asked.attention_factor)
+    except RopetoolError:
+        return False
+    return search.would_serve(asked)
 
 
 def _decode(form: Format, runtime: str, request: Request) -> RopeSet:

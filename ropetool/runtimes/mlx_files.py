@@ -11,7 +11,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.families import engines, records
+from ropetool.families import engines
 from ropetool.families.engines import MlxFile, MlxReading
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -67,9 +67,10 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
 
 
 def _lacking(program: str, model_type: str, text_type: str) -> str:
-    if text_type != model_type or model_type not in records.names():  # the programs were asked for transformers' types
-        return f"how {program} runs {model_type} is not known"
-    return f"{program} has no model of {model_type}"
+    if not engines.mlx_has(program, model_type):
+        return f"{program} has no model of {model_type}"
+    inside = f" around a {text_type}" if text_type != model_type else ""
+    return f"{program} has a model file for {model_type}, which was not asked{inside}"
 
 
 def at(part: Keys, place: str) -> Any:
@@ -100,7 +101,7 @@ def _scaling(part: Keys, reading: MlxReading, facts: MlxFile) -> Keys:
     for place, outcomes in reading.places.items():
         found = at(part, place)
         if not found:
-            if outcomes.get("absent") == "stops":
+            if outcomes.get("absent") == "stops" or (outcomes.get("absent") == "named" and place not in part):
                 raise Refuses(f"AttributeError: {facts.file} needs {place} in the config")
             if outcomes.get("absent") == "odd":
                 raise NotKnown(f"what {facts.file} takes without {place}")
