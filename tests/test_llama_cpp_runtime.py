@@ -536,6 +536,8 @@ def test_a_key_that_the_architecture_does_not_read_may_have_any_type() -> None:
         ({archs.FACTOR: math.inf}, r"scaling\.factor: is inf"),
         ({archs.FREQ_BASE: math.nan}, r"freq_base: is nan"),
         ({archs.FREQ_BASE: 1.0}, r"freq_base: is 1\.0; a base is above 1"),
+        ({archs.FREQ_BASE: -5.0}, r"freq_base: is -5\.0; a base is above 1"),
+        ({archs.FREQ_BASE: float("inf")}, r"freq_base: is inf; a base is above 1"),
         ({archs.ATTN_FACTOR: 0.0}, r"attn_factor: is 0, which takes the positions away"),
         ({archs.ATTN_FACTOR: -1.0}, r"attn_factor: is -1\.0"),
     ],

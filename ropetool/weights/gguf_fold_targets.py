@@ -15,6 +15,7 @@ from ropetool.errors import LossyExport
 from ropetool.families import Family, FoldStep
 from ropetool.files.gguf import ValueType
 from ropetool.rope.tables import RopeSet
+from ropetool.runtimes.base import Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding, layers
 from ropetool.runtimes.llama_cpp.architectures import Architecture
@@ -35,6 +36,13 @@ def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
     graph leaves nothing to bake.
     """
     rope = computed(model)
+    try:
+        return _targets(model, rope)
+    except Refuses as refusal:  # a key that rotation does not need, and rows do
+        raise LossyExport(f"llama.cpp stops on this file: {refusal}", where=model.where) from None
+
+
+def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
     reader = Model.of(model)
     reason = folding.refusal(reader)
     if reason:
@@ -53,9 +61,12 @@ def gguf_targets(model: GgufCheckpoint) -> FoldTargets:
     )  # fmt: skip
     count = layers.layer_count(reader)
     config, own = _config(reader, count)
+    without_attention = _without_attention(reader, count)
+    if without_attention == frozenset(range(count)):
+        raise LossyExport("is 0: no layer has keys to bake into", where=reader.where(archs.HEAD_COUNT_KV))
     return FoldTargets(
         replace(family, bake=steps), config, rope, model.stored, {}, model.where, own,
-        without_attention=_without_attention(reader, count),
+        without_attention=without_attention,
         without_keys=_without_keys(reader, count),
     )  # fmt: skip
 

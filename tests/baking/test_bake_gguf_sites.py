@@ -103,6 +103,22 @@ def test_layers_that_draft_tokens_are_baked_like_the_others(tmp_path: Path) -> N
     assert sorted(touched) == [f"blk.{layer}.attn_kv_a_mqa.weight" for layer in range(3)]
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"attention.clamp_kqv": 1}, r"clamp_kqv has wrong type u32 but expected type f32"),
+        ({"attention.head_count_kv": 0}, r"head_count_kv: is 0: no layer has keys"),
+        ({"attention.head_count_kv": [1.5, 1.5]}, r"head_count_kv has wrong array element type f32"),
+        ({"embedding_length": 0}, r"a head has 0 channels by llama.embedding_length"),
+        ({"rope.dimension_count": 2**31}, r"invalid n_rot"),
+    ],
+)
+def test_wrong_sizes_are_refused_in_a_sentence(keys: dict[str, object], said: str, tmp_path: Path) -> None:
+    source = write(tmp_path / "m.gguf", "llama", {**YARN, **keys})
+    with pytest.raises(LossyExport, match=said):
+        opened(source)
+
+
 def test_clamped_projections_are_refused(tmp_path: Path) -> None:
     model = opened(of_architecture("olmo", tmp_path, **{"attention.clamp_kqv": 8.0}))
     with pytest.raises(LossyExport, match=r"attention.clamp_kqv is 8.0: the projections are clamped after the weights"):

@@ -118,8 +118,8 @@ def _theta(model: Model) -> float:
 
 
 def _base(model: Model, suffix: str, default: float) -> float:
-    base = model.number(suffix, default)
-    if base <= 1:
+    base = float(model.get(suffix, default))
+    if not 1 < base < math.inf:
         raise InvalidRope(f"is {base}; a base is above 1, so that later pairs turn slower", where=model.where(suffix))
     return base
 

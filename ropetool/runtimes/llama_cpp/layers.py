@@ -269,6 +269,11 @@ def rotary_dim(model: Model, sliding: bool) -> int:
     Raises: Refuses where loading or the graph would fail over the number.
     """
     whole = head_dim(model)
+    if whole == 0 and model.per_layer(archs.HEAD_COUNT, 0):
+        raise Refuses(
+            f"a head has 0 channels by {model.key(archs.EMBEDDING_LENGTH)}, {model.key(archs.HEAD_COUNT)} and "
+            f"{model.key(archs.KEY_LENGTH)}: there is nothing to rotate"
+        )
     if whole == 0:
         raise Refuses(f"{model.key(archs.HEAD_COUNT)} is missing or 0: there are no heads to rotate")
     rules = model.arch.sliding
@@ -283,7 +288,9 @@ def rotary_dim(model: Model, sliding: bool) -> int:
         channels //= 2
     channels = model.get(archs.DIMENSION_COUNT_SWA, channels) if sliding else channels
     if not 0 < channels <= MAX_CHANNELS or channels % 2:
-        raise Refuses(f"{model.key(archs.DIMENSION_COUNT)} is {channels}; channels rotate in pairs, so it is even")
+        raise Refuses(
+            f"{model.key(archs.DIMENSION_COUNT)} is {channels}; channels rotate in pairs: an even number up to {MAX_CHANNELS}"
+        )
     return int(channels)
 
 
