@@ -28,12 +28,14 @@ def inspect_command(source: str, target_length: int | None, as_type: str | None,
     ropetool inspect model --target-length 131072
     ropetool inspect Qwen/Qwen3-8B
     """
-    from ropetool.report.inspected import inspection_json, inspection_text
+    from ropetool.plans.proposals import proposals
+    from ropetool.report.inspected import extension_target, inspection_json, inspection_text
     from ropetool.runtimes import inspection
 
     found = inspection.inspect(source, as_type)
     if as_json:
         print_json(inspection_json(found, target_length))
     else:
-        show(inspection_text(found, target_length, terminal_width()))
+        ways = proposals(found, extension_target(found.rope, target_length)) if found.rope else []
+        show(inspection_text(found, target_length, terminal_width(), ways))
         notes(found.notes)

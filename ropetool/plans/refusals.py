@@ -53,6 +53,7 @@ def lossy(
     asked: Alternative,
     goal: Goal,
     reading: str,
+    rope_type: str,
     tried: Sequence[Tried],
     conflict: Sequence[str],
     rest: Sequence[str],
@@ -61,10 +62,13 @@ def lossy(
     """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
 
     asked: what was, with all its runtimes. conflict: the runtime that no file serves, or the two. rest: those of the
-    runtimes that one file serves. reading: that of the start.
+    runtimes that one file serves. reading: that of the start. rope_type: of the table that is there.
     """
     wanted, request = asked.runtimes, asked.request
-    why = reasons(tried) or "no rope keys can say it"
+    unsaid = "no rope keys can say it" + (
+        f" of a table of rope type {rope_type}" if rope_type == "proportional" else ""
+    )
+    why = reasons(tried) or unsaid
     if conflict:
         who = f"no file serves {conflict[0]}" if len(conflict) == 1 else f"no one file serves {' and '.join(conflict)}"
         why = f"{who}: {why}"

@@ -165,7 +165,9 @@ class _Search:
             tried = [Tried(each.name, _attempt(form, each, self.target, conflict)[1]) for each in candidates]
         rest = _agreeing(form, candidates, self.target, wanted) if conflict else ()
         asked = Alternative(self.request, self.changed(), self.attention_factor, tuple(wanted))
-        return lossy(form, asked, self.goal, self.reading, tried, conflict, rest, self.would_serve)
+        return lossy(
+            form, asked, self.goal, self.reading, self.entry.rope_type, tried, conflict, rest, self.would_serve
+        )
 
     def would_serve(self, other: Alternative) -> bool:
         """Return whether another request could be written, for its runtimes or the same ones."""

@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ropetool import names, runtimes
+from ropetool import runtimes
 from ropetool.escaping import escaped
-from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, Step, steps
+from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
+from ropetool.plans.proposals import LENGTH, Proposal
 from ropetool.report.layout import columns
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
-from ropetool.runtimes.llama_cpp import architectures as archs
 
 SCHEMA = 1
 AGREES = "as above"
 TRAINED, STATED = "trained", "stated"
-LENGTH = "length"
-METHOD = "yarn"  # the only one that reaches its target without training
 SCALING = {ORIGINAL: "in place of the present scaling", CURRENT: "on top of the present scaling"}
 SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 
-def inspection_text(found: Inspection, target_length: int | None, width: int | None = None) -> str:
-    """Return what `ropetool inspect` prints; width: that of the terminal, None for lines of any length."""
+def inspection_text(
+    found: Inspection, target_length: int | None, width: int | None = None, ways: Sequence[Proposal] = ()
+) -> str:
+    """Return what `ropetool inspect` prints; width: that of the terminal, None for lines of any length.
+
+    ways: those to `extension_target`.
+    """
     head = f"{escaped(found.source)}: {_named(found)}\n"
     if found.rope is None:
         runtimes = _runtimes_text(found, width) if found.readings else ""
@@ -44,8 +47,13 @@ def inspection_text(found: Inspection, target_length: int | None, width: int | N
     ]
     parts.append("\nKV cache, one sequence\n" + columns(sizes if found.kv_bytes else [("not known", "")]))
     parts.append(_runtimes_text(found, width))
-    parts.append(_steps_text(found, found.rope, target_length, width))
+    parts.append(_steps_text(ways, extension_target(found.rope, target_length), width))
     return "".join(parts)
+
+
+def extension_target(decoded: RopeSet, target_length: int | None) -> int:
+    """Return the context for which ways are shown: twice the stated one where none is asked for."""
+    return target_length or 2 * decoded.max_position_embeddings
 
 
 def _stated_text(found: Inspection, width: int | None) -> str:
@@ -207,28 +215,16 @@ def _made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
     return ("DIFFERS", *found) if found else (AGREES,)
 
 
-def _steps_text(found: Inspection, decoded: RopeSet, target_length: int | None, width: int | None) -> str:
-    """Return the command lines that lead to the target, or to twice the stated context; empty where none does."""
-    entry = decoded.entries.get(names.FULL_ATTENTION)
-    if entry is None or found.learned_positions:
-        return ""
-    target = target_length or 2 * decoded.max_position_embeddings
-    arch = archs.get(found.model_type) if found.format == "gguf" else None
-    method = LENGTH if entry.table is None else METHOD if arch is None else arch.method
-    request = Request(method, None, target, None, None, found.as_type)
-    if method == LENGTH:
-        line = request.command(found.source)
-        return (
-            f"\nto extend it to {target} tokens, which only its stated context limits\n{columns([(line,)], indent=4)}"
-        )
-    # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
-    factor = found.format != "gguf" or archs.get(found.model_type).takes_factor
-    no_vectors = found.format == "gguf" and not archs.get(found.model_type).vectors
+def _steps_text(ways: Sequence[Proposal], target: int, width: int | None) -> str:
+    """Return the command lines that lead to the target, and why a way has none; empty without ways."""
     text = ""
-    for step in steps(found.source, decoded, found.made, found.trained_length, request):
-        if not (step.reading == CURRENT and no_vectors):
-            line = step.command if factor else f"{step.command} --attention-factor none"
-            text += columns([(_lengths(step),)], width=width) + columns([(line,)], indent=4)
+    for way in ways:
+        if way.method == LENGTH and not way.refusal:
+            lines = columns([(way.line,)], indent=4)
+            return f"\nto extend it to {target} tokens, which only its stated context limits\n{lines}"
+        said = f"; not by plain {way.method}" if way.line and way.refusal else ""
+        text += columns([(_lengths(way.step) + said,)], width=width)
+        text += columns([(way.line or f"refused: {way.refusal}",)], indent=4, width=None if way.line else width)
     return f"\nto extend it to {target} tokens\n{text}" if text else ""
 
 

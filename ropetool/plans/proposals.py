@@ -1,0 +1,69 @@
+"""The ways to a longer context that `inspect` names, each planned before it is named, so that none is refused when it is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ropetool import names
+from ropetool.errors import RopetoolError
+from ropetool.plans.basis import CURRENT, Request, Step, steps
+from ropetool.plans.search import make_plan
+from ropetool.runtimes.inspection import Inspection
+from ropetool.runtimes.llama_cpp import architectures as archs
+
+LENGTH = "length"
+METHOD = "yarn"  # the only one that reaches its target without training
+EXTEND = "ropetool extend "
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A way to a longer context. line: the command for it, empty where none serves. refusal: why its own method does not."""
+
+    step: Step
+    method: str
+    line: str
+    refusal: str = ""
+
+
+def proposals(found: Inspection, target: int) -> list[Proposal]:
+    """Return the ways to this context, each with a command that was planned.
+
+    Of a model on the hub, which planning would download, the commands are named untried.
+    """
+    assert found.rope is not None
+    entry = found.rope.entries.get(names.FULL_ATTENTION)
+    if entry is None or found.learned_positions:
+        return []
+    arch = archs.get(found.model_type) if found.format == "gguf" else None
+    within = entry.chunked and entry.sliding_window is not None  # no distance that a table turns is longer than a chunk
+    method = LENGTH if entry.table is None or within else METHOD if arch is None else arch.method
+    request = Request(method, None, target, None, None, found.as_type)
+    if method == LENGTH:
+        context = found.rope.max_position_embeddings
+        return [_tried(found, request, Step("", context, target, request.command(found.source)))]
+    # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
+    ways = steps(found.source, found.rope, found.made, found.trained_length, request)
+    tried = [
+        _tried(found, request, step, "auto" if arch is None or arch.takes_factor else "none")
+        for step in ways
+        if arch is None or arch.vectors or step.reading != CURRENT
+    ]
+    return list({way.line or way.refusal: way for way in reversed(tried)}.values())[
+        ::-1
+    ]  # of two that are one the first
+
+
+def _tried(found: Inspection, request: Request, step: Step, attention_factor: str = "auto") -> Proposal:
+    line = step.command if attention_factor == "auto" else f"{step.command} --attention-factor {attention_factor}"
+    if step.start is None or not found.source.exists():
+        return Proposal(step, request.method, line)
+    try:
+        make_plan(
+            found.source, request.method, target_length=request.target_length, reading=step.reading or None,
+            attention_factor=attention_factor, as_type=request.as_type,
+        )  # fmt: skip
+    except RopetoolError as refused:
+        instead = refused.try_ or ""
+        return Proposal(step, request.method, instead if instead.startswith(EXTEND) else "", refused.message)
+    return Proposal(step, request.method, line)
