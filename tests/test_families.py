@@ -269,7 +269,9 @@ def test_an_unknown_family_says_the_near_ones_and_how_to_add_it() -> None:
     ) as refusal:
         families.get("lama", "m/config.json")
     assert refusal.value.where == "m/config.json"
-    assert refusal.value.try_ == "add ropetool/families/lama.json after the checklist in docs/contributing.md"
+    assert refusal.value.try_ == (
+        "write the model_type that was meant, or add ropetool/families/lama.json after the checklist in docs/contributing.md"
+    )
     assert families.find("lama") is None
 
 

@@ -170,8 +170,8 @@ def test_an_unknown_family_is_shown_as_written(tmp_path: Path) -> None:
     assert printed["kv_cache_bytes"] == {"per_token": 0, "at_target": None}
     assert printed["notes"] == [
         "only config.json, no weights",
-        'the family "phi9" is unknown: the keys are shown as written, not as runtimes read them; `ropetool families` lists '
-        "those that are known",
+        'the family "phi9" is unknown (did you mean phi or phi3?): the keys are shown as written, not as runtimes read them; '
+        "`ropetool families` lists those that are known",
     ]
 
 

@@ -141,7 +141,7 @@ class HfCheckpoint:
 
         Raises: UnknownFamily, InvalidRope, LossyExport.
         """
-        if families.find(model_type) is None:
+        if families.find(model_type) is None and families.wrapper_of(model_type) is None:
             known_family({names.MODEL_TYPE: model_type}, "--as")  # from the installed transformers, where that has it
         return likeness.edits_as(self.config, model_type, self._tensor_names(), self.where)
 
@@ -178,7 +178,8 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     """
     model_type = config.get(names.MODEL_TYPE)
     if not isinstance(model_type, str) or not model_type:
-        raise InvalidRope("model_type is missing, so the family is unknown", where=where, try_="ropetool families")
+        said = f"model_type is missing, so the family is unknown{likeness.untyped(config)}"
+        raise InvalidRope(said, where=where, try_="ropetool families")
     inner = families.text_type(config)
     if inner in records.unrotated():
         within = "" if inner == model_type else f"the {inner} inside this "

@@ -12,7 +12,7 @@ from typing import Any
 
 from ropetool import families, names
 from ropetool.checkpoint.edits import FileEdit
-from ropetool.errors import InvalidRope, LossyExport
+from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.families import Family, records
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 
@@ -64,18 +64,26 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     Raises: UnknownFamily for a model_type that is not known; InvalidRope where the config's own type is one that is
     served as what it is, or its keys are not where that class looks; LossyExport where the tensors are not those of the class.
     """
-    family, place = families.get(model_type, where), f"{where}: {names.MODEL_TYPE}"
+    place = f"{where}: {names.MODEL_TYPE}"
     own = config.get(names.MODEL_TYPE, ABSENT)
     served = families.find(own) if is_text(own) else None
     if is_text(own) and (own in records.unrotated() or families.wrapper_of(own) or (served and served.own_name)):
         raise InvalidRope(
             f"{shown(own)} is a type of its own, and is read as what it is", where=place, try_="leave out --as"
         )
+    wrapper = families.wrapper_of(model_type)
+    if wrapper is not None:
+        known = families.find(wrapper.default) is not None
+        raise UnknownFamily(
+            f"{model_type} is a config around that of a text model, and --as names the class of the text model itself",
+            where="--as", try_=f"--as {wrapper.default}" if known else "ropetool families",
+        )  # fmt: skip
     inside = next((key for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)), None)
     if inside is not None:
         raise InvalidRope(
             f"--as reads the keys at the top of a config, and those of this one lie in {inside}", where=place
         )
+    family = families.get(model_type, where)
     unstated = next((key for key in (*SIZES, family.context_key) if config.get(key) is None), None)
     if unstated is not None:
         raise InvalidRope(
@@ -95,6 +103,12 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
         for key, new in wanted.items()
         if config.get(key, ABSENT) != new
     ]
+
+
+def untyped(config: Mapping[str, Any]) -> str:
+    """Return what the class of a config without model_type says of its family, behind a semicolon; empty without one."""
+    why, fitting = alike(config, ())
+    return f'; {why} {fitting[0]}: state "model_type": "{fitting[0]}"' if fitting else ""
 
 
 def remedy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str]:

@@ -490,6 +490,11 @@ def of_gguf(architecture: str) -> tuple[Family, ...]:
     return tuple(sorted(found, key=lambda family: family.model_type != architecture))
 
 
+def nearest(model_type: str) -> str:
+    """Return " (did you mean qwen2?)" where a type is near that has a family or hands over to one, else nothing."""
+    return did_you_mean(model_type, sorted({*names(), *WRAPPERS, *ALIASES, *filter(wrapper_of, records.names())}))
+
+
 def unread(model_type: str) -> str:
     """Return why a type that is known has no family; empty where it has one, or is not known either."""
     return UNREAD.get(model_type) or records.reason(model_type)
@@ -514,15 +519,15 @@ def get(model_type: str, where: str = "") -> Family:
     if family is None:
         shown = model_type if len(model_type) <= 60 else f"{model_type[:57]}..."
         file = f"{model_type}.json" if model_type.isidentifier() and len(model_type) <= 60 else "MODEL_TYPE.json"
-        particular = unread(model_type)
+        particular, near = unread(model_type), nearest(model_type)
+        meant = "write the model_type that was meant, or " if near else ""
         raise UnknownFamily(
             f"the model family {shown!r} is not served: {particular}"
             if particular
-            else f"the model family {shown!r} is not known{did_you_mean(model_type, names())}; ropetool families lists those "
-            f"that are",
+            else f"the model family {shown!r} is not known{near}; ropetool families lists those that are",
             where=where,
             try_="ropetool families"
             if particular
-            else f"add ropetool/families/{file} after the checklist in docs/contributing.md",
+            else f"{meant}add ropetool/families/{file} after the checklist in docs/contributing.md",
         )
     return family

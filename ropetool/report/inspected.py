@@ -239,7 +239,7 @@ def _lengths(step: Step) -> str:
 
 def _ranges(layers: tuple[int, ...]) -> str:
     """Return 0-3, or 5, 11, 17 for layers that do not follow each other."""
-    if layers and layers == tuple(range(layers[0], layers[-1] + 1)):
+    if len(layers) > 1 and layers == tuple(range(layers[0], layers[-1] + 1)):
         return f"{layers[0]}-{layers[-1]}"
     shown = ", ".join(str(i) for i in layers[:6])
     return f"{shown}, ... ({len(layers)} layers)" if len(layers) > 6 else shown or "none"

@@ -65,7 +65,7 @@ def family_text(family: Family) -> str:
 
 def _head_dim(family: Family) -> str:
     silent = "hidden_size / num_attention_heads" if family.default_head_dim is None else str(family.default_head_dim)
-    return f"{family.head_dim_key}, {silent} if absent"
+    return f"{family.head_dim_key}, {silent} if absent" if family.head_dim_key else silent
 
 
 def runtime_text(runtime: Runtime) -> str:

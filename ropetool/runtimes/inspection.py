@@ -11,6 +11,7 @@ from ropetool import families, names, runtimes
 from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint, known_family
+from ropetool.checkpoint.likeness import untyped
 from ropetool.checkpoint.opening import Checkpoint, opened_as
 from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.escaping import command
@@ -21,7 +22,7 @@ from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.hub import HubId, hub_id, origin, peek_checkpoint, peek_gguf
 from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import kv_cache
+from ropetool.runtimes import hf_formulas, kv_cache
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
@@ -172,12 +173,14 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     if family is None:
         return Inspection(
             files.path, "hf", model_type, None, None, None, stated, (), {},
-            (*notes, _why_as_written(model_type, families.text_type(config)), *_as_built_in(checkpoint)),
+            (*notes, _why_as_written(model_type, families.text_type(config), untyped(config)), *_as_built_in(checkpoint)),
         )  # fmt: skip
     notes += [*read_live(family), *remote_code(config, family)]
     style.read(config, family, where)
     readings = tuple(decoded(name, checkpoint) for name in _hf_runtimes(family))
     rope = next((r.rope for r in readings if r.rope is not None), None)
+    if rope is not None:
+        notes += _windows(config, family, rope, where)
     made = checkpoint.record
     if family.off_key and style.section(config, family, where).get(family.off_key):
         notes.append(without_positions(f"this {model_type}, with {family.off_key} on,"))
@@ -232,21 +235,40 @@ def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
     return (f"{why}: `{line}` reads it so",) if why else ()
 
 
-def _why_as_written(model_type: str, inner: str) -> str:
-    """Return why the keys of a config are shown as they stand, and what to do about it."""
+def _why_as_written(model_type: str, inner: str, told: str = "") -> str:
+    """Return why the keys of a config are shown as they stand, and what to do about it.
+
+    told: what its class says of a config without model_type.
+    """
     if inner in records.unrotated():
         return without_positions(inner if inner == model_type else f"the {inner} inside this {model_type}")
     if particular := records.reason(inner):
         return f"{shown(inner)} is not served: {particular}; the keys are shown as written"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
-        return "config.json states no model_type, so nothing says how its keys are read: they are shown as written"
+        return (
+            f"config.json states no model_type, so nothing says how its keys are read: they are shown as written{told}"
+        )
     if reason := families.unread(inner):
         return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
     return (
-        f"the family {shown(inner)}{within} is unknown: the keys are shown as written, not as runtimes read them; "
+        f"the family {shown(inner)}{within} is unknown{families.nearest(inner)}: the keys are shown as written, not as runtimes "
+        "read them; "
         "`ropetool families` lists those that are known"
     )
+
+
+def _windows(config: Mapping[str, Any], family: Family, rope: RopeSet, where: str) -> tuple[str, ...]:
+    """Say which layers look back through a window, where those of one table differ in that."""
+    if family.nested or family.sliding_window != "alternate" or any(e.sliding_window for e in rope.entries.values()):
+        return ()
+    part = style.section(config, family, where)
+    window, count = part.get(family.window_key, family.default_sliding_window), part.get(names.NUM_HIDDEN_LAYERS) or 0
+    sliding = [i for i, kind in enumerate(hf_formulas.kinds(part, family, count)) if kind == names.SLIDING_ATTENTION]
+    if not sliding or window is None:
+        return ()
+    some = ", ".join(map(str, sliding[:4])) + (", ..." if len(sliding) > 4 else "")
+    return (f"{len(sliding)} of the {count} layers ({some}) look back {window} tokens at most, by the same table",)
 
 
 def _hf_runtimes(family: Family) -> list[str]:

@@ -146,7 +146,17 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
         "that of llama, internlm3, iquestcoder",
         "--as llama, where the model computes what that class does",
     ),
-    "no family": (but(model_type=None), f"{C}: model_type is missing, so the family is unknown", "ropetool families"),
+    "no family": (
+        but(model_type=None),
+        f'{C}: model_type is missing, so the family is unknown; its class LlamaForCausalLM is that of llama: state '
+        '"model_type": "llama"',
+        "ropetool families",
+    ),
+    "a family with a letter too many": (
+        {**but(model_type="qwen22"), "architectures": ["NewForCausalLM"]},
+        f"{C}: the model family 'qwen22' is not known (did you mean qwen2 or qwen3?); ropetool families lists those that are",
+        "write the model_type that was meant, or add ropetool/families/qwen22.json after the checklist in docs/contributing.md",
+    ),
     "an odd rotary_dim": (
         but(head_dim=31), f"{CANNOT}: head_dim is 31; channels rotate in pairs, so it is even and at least 2", "",
     ),

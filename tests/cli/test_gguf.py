@@ -23,7 +23,7 @@ INSPECTED = """\
 model-yarn-8x.gguf: llama, family: llama
 
 full_attention
-  layers            0-0; head_dim 64, rotary_dim 64, interleaved layout
+  layers            0; head_dim 64, rotary_dim 64, interleaved layout
   rope type         yarn, theta 10000, factor 8, original_context_length 512
   trained length    512 tokens
   context stated    4096 tokens
@@ -274,7 +274,7 @@ def test_a_file_without_rotary_positions_says_so() -> None:
     assert done.err == (
         "Note: gpt2 has no rotary positions: there is nothing to extend; `ropetool families` lists models that have them\n"
     )
-    assert "  layers          0-0; head_dim 64, nothing rotates\n" in done.out
+    assert "  layers          0; head_dim 64, nothing rotates\n" in done.out
     assert "trained" not in done.out
 
 

@@ -202,8 +202,8 @@ def test_an_unknown_family() -> None:
     done = run("inspect", "new")
     assert (done.code, done.out) == (0, UNKNOWN)
     reason = (
-        'the family "phi9" is unknown: the keys are shown as written, not as runtimes read them; `ropetool families` lists '
-        "those that are known"
+        'the family "phi9" is unknown (did you mean phi or phi3?): the keys are shown as written, not as runtimes read them; '
+        "`ropetool families` lists those that are known"
     )
     assert done.err == f"Note: only config.json, no weights\nNote: {reason}\n"
     printed = run("inspect", "new", "--json")

@@ -99,3 +99,9 @@ def test_another_method_is_named_as_such(tmp_path: Path) -> None:
     assert "--method linear" in commands[0]
     refused = run("extend", source, "--method", "yarn", "--target-length", "8192", "--dry-run")
     assert "no rope keys can say it of a table of rope type proportional" in refused.err
+
+
+def test_a_single_layer_is_no_range_and_a_class_without_head_dim_no_empty_name(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "model", {"model_type": "llama", **SIZES, "num_hidden_layers": 1})
+    assert "  layers            0; head_dim" in run("inspect", source).out
+    assert "  head_dim            hidden_size / num_attention_heads\n" in run("families", "exaone").out

@@ -176,3 +176,16 @@ def test_each_family_with_a_table_is_told_by_the_names_that_transformers_gives(l
     fits = {name for name in handwritten() if get(name).export and not misfit(get(name), tensors)}
     assert "qwen3" not in fits
     assert "gemma2" not in fits
+
+
+def test_a_wrapper_is_no_class_to_read_as_and_its_text_model_is_named(acme: Path) -> None:
+    done = run("inspect", acme, "--as", "qwen3_vl")
+    assert (done.code, done.err) == (
+        1,
+        "Error: --as: qwen3_vl is a config around that of a text model, and --as names the class of the text model itself\n"
+        "Try: --as qwen3_vl_text\n",
+    )
+    assert run("inspect", acme, "--as", "qwen3_vl_text").code == 0
+    typo = run("inspect", acme, "--as", "qwen22")
+    assert typo.code == 1
+    assert "(did you mean qwen2 or qwen3?)" in typo.err

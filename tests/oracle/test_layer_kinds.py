@@ -174,3 +174,13 @@ def test_names_has_the_words_of_transformers() -> None:
 
     assert set(theirs.ALLOWED_ATTN_LAYER_TYPES) == names.LAYER_KINDS
     assert names.LAYER_KIND_ALIASES == theirs._LEGACY_LAYER_TYPE_REMAP
+
+
+@pytest.mark.parametrize("model_type", ["gpt_oss", "gemma2"])
+def test_layers_of_one_table_that_slide_are_named(model_type: str, tmp_path: Path) -> None:
+    """Their table is that of the others, so that nothing else of the inspection tells them."""
+    keys = {**SIZES, "num_hidden_layers": 6, "sliding_window": 96, "rope_scaling": None, "rope_theta": 1e4}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **keys}))
+    sliding = [i for i, kind in enumerate(made(model_type, keys).layer_types) if kind == names.SLIDING_ATTENTION]
+    said = f"3 of the 6 layers ({', '.join(map(str, sliding))}) look back 96 tokens at most, by the same table"
+    assert said in inspection.inspect(tmp_path).notes
