@@ -20,6 +20,7 @@ from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 SCHEMA = 1
 AGREES = "as above"
