@@ -62,8 +62,11 @@ def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
     count = layers.layer_count(reader)
     config, own = _config(reader, count)
     without_attention = _without_attention(reader, count)
-    if without_attention == frozenset(range(count)):
-        raise LossyExport("is 0: no layer has keys to bake into", where=reader.where(archs.HEAD_COUNT_KV))
+    rotating = _rotating(rope)
+    if rotating and without_attention.issuperset(rotating):
+        raise LossyExport(
+            "is 0 where layers rotate: there are no keys to bake into", where=reader.where(archs.HEAD_COUNT_KV)
+        )
     return FoldTargets(
         replace(family, bake=steps), config, rope, model.stored, {}, model.where, own,
         without_attention=without_attention,
@@ -85,10 +88,13 @@ def _family(arch: Architecture, where: str) -> Family:
     return Family(arch.name, "", "", layout, mla=arch.name in folding.LATENT, bake=folding.steps(arch))
 
 
+def _rotating(rope: RopeSet) -> list[int]:
+    return [layer for entry in rope.entries.values() if entry.table is not None for layer in entry.layers]
+
+
 def _fused(model: GgufCheckpoint, rope: RopeSet) -> bool:
     """Return whether the projections of the layers that rotate are in one tensor."""
-    rotating = [layer for entry in rope.entries.values() if entry.table is not None for layer in entry.layers]
-    fused = any(f"blk.{layer}.{FUSED}.weight" in model.tensors for layer in rotating)
+    fused = any(f"blk.{layer}.{FUSED}.weight" in model.tensors for layer in _rotating(rope))
     lone = next((n for n in model.tensors if fused and re.fullmatch(r"blk\.\d+\.attn_[qk]\.bias", n)), None)
     if lone is not None:
         raise LossyExport(f"has projections in one tensor and {lone} beside it", where=model.where)

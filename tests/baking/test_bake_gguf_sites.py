@@ -107,7 +107,7 @@ def test_layers_that_draft_tokens_are_baked_like_the_others(tmp_path: Path) -> N
     ("keys", "said"),
     [
         ({"attention.clamp_kqv": 1}, r"clamp_kqv has wrong type u32 but expected type f32"),
-        ({"attention.head_count_kv": 0}, r"head_count_kv: is 0: no layer has keys"),
+        ({"attention.head_count_kv": 0}, r"head_count_kv: is 0 where layers rotate: there are no keys"),
         ({"attention.head_count_kv": [1.5, 1.5]}, r"head_count_kv has wrong array element type f32"),
         ({"embedding_length": 0}, r"a head has 0 channels by llama.embedding_length"),
         ({"rope.dimension_count": 2**31}, r"invalid n_rot"),
