@@ -664,14 +664,28 @@ def record(program: str, only: list[str], ask: Asker) -> None:
     known = json.loads((FOLDER / f"{program.replace('-', '_')}.json").read_text(encoding="utf-8"))
     decoded = [name for name, one in known.items() if "odd" not in one and "readings" in one]
     chosen = [name for name in decoded if not only or name.partition(" of ")[0] in only]
-    write_record(program, {name: Subject(program, asked_as(name), ask) for name in chosen})
+    subjects = {name: Subject(program, asked_as(name), ask) for name in chosen}
+    write_record(program, subjects, before=mlx_cases.recorded(program) if only else {})
 
 
-def write_record(program: str, subjects: Mapping[str, Subject], *, whole: bool = False, made_with: str = "") -> None:
-    """Write what models of these types answer; whole: with the whole config, of which a decoder reads a part."""
-    answers: list[Any] = []
-    tables: list[Any] = []
-    found: dict[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
+
+
+def write_record(
+    program: str,
+    subjects: Mapping[str, Subject],
+    *,
+    whole: bool = False,
+    made_with: str = "",
+    before: Mapping[str, Any] = NOTHING,
+) -> None:
+    """Write what models of these types answer; whole: with the whole config, of which a decoder reads a part.
+
+    before: what is recorded already of other types, which stays.
+    """
+    answers: list[Any] = list(before.get("answers", []))
+    tables: list[Any] = list(before.get("tables", []))
+    found: dict[str, Any] = dict(before.get("types", {}))
     for name, subject in subjects.items():
         config, cases = _recorded_cases(subject)
         around = _with_context(subject)

@@ -22,7 +22,10 @@ from ropetool.runtimes import mlx_lm, mlx_vlm
 
 PROGRAMS = {"mlx-lm": mlx_lm, "mlx-vlm": mlx_vlm}
 PROBE = Path(__file__).with_name("mlx_engine_probe.py")
-ONE_STYLE = {("mlx-vlm", "qwen3_5 of qwen3_5_text")}  # what it takes without rope_parameters is not known
+# What these take without rope_parameters is not known.
+ONE_STYLE = {
+    ("mlx-vlm", name) for name in ("qwen3_5 of qwen3_5_text", "qwen3_5_moe of qwen3_5_moe_text", "qwen3_5_text")
+}
 TYPES = [(program, name) for program in PROGRAMS for name in mlx_cases.recorded(program)["types"]]
 
 
