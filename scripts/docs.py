@@ -273,10 +273,10 @@ not `-` gives transformers' logits within 2e-4 of the largest up to four times t
 
 _FAMILIES = """Three kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
 weights and the engines too: `bake` and `export` take these families. `generated/` holds what `scripts/families` reads from the
-source of transformers and proves on tiny models; those families are inspected and extended, and what engines make of them
-is not known. `remote/` holds [types that only remote code has](#remote-code). A type that none describes is read on the spot
-where the installed transformers has it. `inspect` shows the rope keys of any other model as they are written, `extend`
-refuses it.
+source of transformers and proves on tiny models; those families are inspected and extended, and the engines that load them
+are named in [runtimes](runtimes.md). `remote/` holds [types that only remote code has](#remote-code). A type that none
+describes is read on the spot where the installed transformers has it. `inspect` shows the rope keys of any other model as
+they are written, `extend` refuses it.
 [How to add one](contributing.md#a-model-family).
 """
 
