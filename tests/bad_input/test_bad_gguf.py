@@ -207,7 +207,7 @@ VALUES: dict[str, tuple[Callable[[Path], Any], str, str]] = {
         "rope scaling linear", "",
     ),
     "a base of NaN": (
-        keys(rope__freq_base=float("nan")), f"{M}: llama.rope.freq_base: is nan; it must be a number of at least 0", "",
+        keys(rope__freq_base=float("nan")), f"{M}: llama.rope.freq_base: is nan; a base is above 1, so that later pairs turn slower", "",
     ),
     "no context": (keys(context_length=0), f"{M}: states a context of 0 tokens; it must be at least 2", ""),
 }  # fmt: skip

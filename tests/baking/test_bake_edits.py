@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from ropetool import families
 from ropetool.errors import ConfigError, UnknownName
 from ropetool.families.rows import SELECTORS, Sizes, select
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import folding
 from ropetool.weights import PERMUTE, SCALE, TensorEdit, by_tensor, row_change
 
 
@@ -112,12 +114,13 @@ def test_falcon_has_three_forms(
 
 
 def test_every_family_names_selectors_that_exist() -> None:
-    known = [families.get(name) for name in families.names()]
+    known = [families.get(name).bake for name in families.names()]
+    described = [folding.steps(archs.get(name)) for name in folding.known() if not folding.refused(name)]
     stages = [
         stage
-        for family in known
-        if family.bake
-        for part in (family.bake.q, family.bake.k, family.bake.k_plain, family.bake.score, family.bake.indexer_k)
+        for steps in (*known, *described)
+        if steps
+        for part in (steps.q, steps.k, steps.k_plain, steps.score, steps.indexer_k)
         for stage in part
     ]
     assert len(stages) > 60
