@@ -44,7 +44,7 @@ INFORMS = {"name": "useful", "figure": 0.1, "limit": None, "verdict": "-", "deta
 
 def made(path: Path, **changes: Any) -> Certificate:
     """Return a passing certificate of this checkpoint, with some fields changed."""
-    full = changes.get("full_hash", False)
+    full = changes.get("full_hash", True)
     passing = Certificate(
         "pass", "quick", 2048, (PASSED, INFORMS), "ab12", {"ropetool": "0.1.0", "runtime": "transformers 5.23.0 on cpu"},
         "ropetool verify model-yarn-4x --suite quick", "2026-01-02T03:04:05+00:00", fingerprint(path, full), full, texts=TEXTS,
@@ -62,6 +62,14 @@ def large(directory: Path) -> Path:
         safetensors({"a.weight": noise[:5_000_000], "b.weight": noise[5_000_000:]})
     )
     return directory
+
+
+@pytest.fixture(params=["samples", "all bytes"])
+def full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether all bytes are to count; if not, as of a model that is too large for it."""
+    if request.param == "samples":
+        monkeypatch.setattr(certificate, "ALL_BELOW", 0)
+    return bool(request.param == "all bytes")
 
 
 @pytest.fixture
@@ -92,13 +100,11 @@ def flip(path: Path, at: int) -> None:
 # --- the fingerprint
 
 
-@pytest.mark.parametrize("full", [False, True])
 def test_the_form_tells_samples_from_all_bytes(full: bool, output: Path) -> None:
     form, _, digits = fingerprint(output, full).partition(":")
-    assert (form, len(digits), set(digits) <= set("0123456789abcdef")) == ("sha256" if full else "sampled", 64, True)
+    assert (form, len(digits), set(digits) <= set("0123456789abcdef")) == ("bytes" if full else "blocks", 64, True)
 
 
-@pytest.mark.parametrize("full", [False, True])
 def test_a_copy_elsewhere_has_the_same(full: bool, output: Path, gguf_output: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(output, elsewhere / "renamed")
@@ -111,7 +117,6 @@ def test_a_copy_elsewhere_has_the_same(full: bool, output: Path, gguf_output: Pa
 def test_what_decides_nothing_does_not_count(output: Path) -> None:
     before = fingerprint(output)
     (output / "README.md").write_text("changed")
-    (output / "generation_config.json").write_text('{"temperature": 2}')
     (output / "ropetool.json").write_text((output / "ropetool.json").read_text().replace("512", "513"))
     (output / "assets" / "license.txt").unlink()
     assert fingerprint(output) == before
@@ -123,6 +128,14 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
     "a space in the config": lambda m: (m / "config.json").write_text((m / "config.json").read_text() + " "),
     "tokenizer": lambda m: (m / "tokenizer.json").write_text('{"model": 1}'),
     "tokenizer config": lambda m: (m / "tokenizer_config.json").write_text("{}"),
+    "generation config": lambda m: (m / "generation_config.json").write_text('{"temperature": 2}'),
+    "a chat template": lambda m: (m / "chat_template.jinja").write_text("{{ messages }}"),
+    "another chat template": lambda m: [
+        (m / "additional_chat_templates").mkdir(), (m / "additional_chat_templates" / "tools.jinja").write_text("x"),
+    ],
+    "a processor's template": lambda m: (m / "chat_template.json").write_text("{}"),
+    "special tokens": lambda m: (m / "special_tokens_map.json").write_text("{}"),
+    "code": lambda m: (m / "modeling_x.py").write_text("x"),
     "a tokenizer more": lambda m: (m / "tokenizer.model").write_text(""),
     "a weight": lambda m: flip(m / SHARD, (m / SHARD).stat().st_size - 1),
     "a name in a header": lambda m: (m / SHARD).write_bytes((m / SHARD).read_bytes().replace(b"b.weight", b"c.weight"))
@@ -134,7 +147,6 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_decides_the_computation_counts(change: str, full: bool, output: Path) -> None:
     before = fingerprint(output, full)
@@ -142,13 +154,16 @@ def test_what_decides_the_computation_counts(change: str, full: bool, output: Pa
     assert fingerprint(output, full) != before
 
 
-def test_a_byte_between_the_samples_is_seen_by_the_full_one_alone(tmp_path: Path) -> None:
+def test_a_byte_between_the_samples_is_seen_by_the_full_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """66 blocks of 64 KiB are spread evenly over 9 MB, so half of each stretch between two starts is not sampled."""
     source = large(tmp_path / "model")
     weights = source / "model.safetensors"
     size = weights.stat().st_size
     start = size - 9_000_000
     stretch = (9_000_000 - 65536) / 65
+    monkeypatch.setattr(certificate, "ALL_BELOW", 0)
     sampled, full = fingerprint(source), fingerprint(source, full=True)
 
     def seen(at: int) -> tuple[bool, bool]:
@@ -163,7 +178,7 @@ def test_a_byte_between_the_samples_is_seen_by_the_full_one_alone(tmp_path: Path
     assert (fingerprint(source), fingerprint(source, full=True)) == (sampled, full)
 
 
-def test_the_blocks_are_those_of_the_file(tmp_path: Path) -> None:
+def test_the_blocks_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The digest again, by hand, over labels, sizes and bytes."""
     source = large(tmp_path / "model")
     digest = hashlib.sha256()
@@ -176,7 +191,55 @@ def test_the_blocks_are_those_of_the_file(tmp_path: Path) -> None:
     for number in range(66):
         begin = number * (len(data) - 65536) // 65
         digest.update(data[begin : begin + 65536])
-    assert fingerprint(source) == f"sampled:{digest.hexdigest()}"
+    monkeypatch.setattr(certificate, "ALL_BELOW", 0)
+    assert fingerprint(source) == f"blocks:{digest.hexdigest()}"
+    assert certificate._as_then(source, f"sampled:{64 * '0'}") == f"sampled:{digest.hexdigest()}"
+    whole = hashlib.sha256()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
+        whole.update(f"{name}\0{(source / name).stat().st_size}\0".encode() + (source / name).read_bytes())
+    assert fingerprint(source, full=True) == f"bytes:{whole.hexdigest()}"
+
+
+@pytest.mark.parametrize("at", [0.001, 0.2, 0.4, 0.6, 0.8, 0.999])
+def test_a_zeroed_range_anywhere_in_a_small_file_makes_it_stale(at: float, tmp_path: Path) -> None:
+    source = large(tmp_path / "model")
+    place = tmp_path / "certificate.json"
+    write(source, made(source), place)
+    assert state(source, place).name == "passed"
+    weights = source / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    begin = len(content) - 9_000_000 + round(at * 8_999_000)
+    content[begin : begin + 64] = bytes(64)
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="certificate of another model"):
+        state(source, place)
+
+
+def test_what_is_only_sampled_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = large(tmp_path / "model")
+    assert certificate.unbound(source, fingerprint(source)) == 0
+    assert certificate.reach(made(source).to_json()) == ""
+    monkeypatch.setattr(certificate, "ALL_BELOW", 9_000_000)
+    missing = certificate.unbound(source, fingerprint(source))
+    size = (source / "model.safetensors").stat().st_size
+    assert missing == size - 66 * 65536
+    sampled = made(source, full_hash=False, unbound=missing)
+    assert certificate.reach({**sampled.to_json(), "unbound": 14_900_000_000}) == (
+        "the fingerprint reads samples of the weights, and 14.9 GB of them could change unseen; --full-hash reads all"
+    )
+    assert "and most of them could" in certificate.reach({**sampled.to_json(), "unbound": None})
+
+
+@pytest.mark.parametrize("form", ["sampled", "sha256"])
+def test_one_of_an_earlier_form_is_compared_by_its_own_rule(form: str, output: Path) -> None:
+    """Generation settings and templates did not count then."""
+    printed = certificate._as_then(output, f"{form}:")
+    write(output, made(output, full_hash=form == "sha256", fingerprint=printed))
+    (output / "generation_config.json").write_text('{"temperature": 2}')
+    assert state(output).name == "passed"
+    assert kept(output, made(output, lengths=(512,))) == ""
+    CHANGES["a weight"](output)
+    assert state(output).name == "stale"
 
 
 class Counting:
@@ -202,7 +265,7 @@ def test_a_huge_file_costs_no_more_than_its_samples(tmp_path: Path, monkeypatch:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + size)
     monkeypatch.setattr(certificate.hashlib, "sha256", Counting)
-    fingerprint(source)
+    assert fingerprint(source).startswith("blocks:")
     assert 66 * 65536 < Counting.total < 66 * 65536 + 10_000
 
 
@@ -427,9 +490,10 @@ def edited(path: Path, *keys: str | int, value: Any) -> None:
         (("verdict",), "good", 'verdict is "good", and its checks come to pass'),
         (("longest",), "2048", 'longest is "2048"'), (("longest",), True, "longest is true"), (("longest",), -1, "longest is -1"),
         (("longest",), 2048.0, "longest is 2048.0"), (("full_hash",), 0, "full_hash is 0"),
-        (("full_hash",), True, "full_hash true"), (("suite",), None, "suite is null"), (("made",), 5, "made is 5"),
+        (("full_hash",), False, "full_hash false"), (("suite",), None, "suite is null"), (("made",), 5, "made is 5"),
         (("command",), ["x"], r'command is \["x"\]'), (("text_fingerprint",), 1, "text_fingerprint is 1"),
         (("versions",), {"torch": 2}, 'versions is {"torch": 2}'), (("versions",), [], r"versions is \[\]"),
+        (("unbound",), -1, "unbound is -1"), (("unbound",), "x", 'unbound is "x"'),
         (("fingerprint",), "sampled:12", 'fingerprint is "sampled:12"'), (("fingerprint",), "x" * 64, 'fingerprint is "xxx'),
         (("lengths",), [1, "x"], r'lengths is \[1, "x"\]'), (("lengths",), 3, "lengths is 3"), (("baseline",), 3, "baseline 3"),
         (("texts",), 3, "texts is 3"), (("texts", "manifest"), "019d", 'texts is {"origin": "catalogue"'),
@@ -496,7 +560,6 @@ def test_the_states(output: Path) -> None:
     assert state(output) == State("partial", "the quick suite up to 2048 tokens checked nothing", nothing)
 
 
-@pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_later_edit_makes_it_stale(change: str, full: bool, output: Path) -> None:
     write(output, made(output, full_hash=full))
@@ -504,7 +567,7 @@ def test_a_later_edit_makes_it_stale(change: str, full: bool, output: Path) -> N
     CHANGES[change](output)
     found = state(output)
     assert (found.name, found.why) == (
-        "stale", "its config, tokenizer or weights are not those that its certificate was made for",
+        "stale", "its config, tokenizer, templates or weights are not those that its certificate was made for",
     )  # fmt: skip
     assert shortfall(output, 512) == found.why
 
@@ -526,7 +589,9 @@ def test_how_far_it_reaches(output: Path) -> None:
 def test_a_fingerprint_that_looks_at_nothing_would_be_seen(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: weights that do not count. The tests above are not blind to it."""
     honest = certificate._parts
-    monkeypatch.setattr(certificate, "_parts", lambda path: (p for p in honest(path) if "safetensors" not in p[0]))
+    monkeypatch.setattr(
+        certificate, "_parts", lambda path, form: (p for p in honest(path, form) if "safetensors" not in p[0])
+    )
     before = fingerprint(output)
     CHANGES["a weight"](output)
     assert fingerprint(output) == before
@@ -600,7 +665,6 @@ def test_what_would_replace_it_is_told(output: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("full", [False, True])
 def test_only_one_of_the_same_bytes_stays(full: bool, output: Path) -> None:
     write(output, made(output, full_hash=full, **WIDE))
     assert kept(output, made(output))

@@ -44,6 +44,13 @@ def made(card: str, step: str = "It was done.", command: str = "ropetool extend 
     return with_step(card, step, command, ["llama-server -m x.gguf -c 8"], **{"long": True, **options})
 
 
+def test_the_card_says_what_the_certificate_does_not_bind() -> None:
+    data = {**CERTIFICATE, "full_hash": False, "unbound": 14_900_000_000}
+    assert "could change" not in with_verification(made(""), CERTIFICATE)
+    card = with_verification(made(""), data)
+    assert "The fingerprint reads samples of the weights, and 14.9 GB of them could change unseen" in card
+
+
 def test_a_hostile_check_is_letters_in_the_table() -> None:
     hostile = "\x1b]0;x\x07 `a` \\| [b](http://c) ![d](e) <script> *f*"
     card = with_verification(made(""), {**CERTIFICATE, "checks": [{**CHECK, "detail": hostile}]})
@@ -227,7 +234,7 @@ def certify(path: Path) -> None:
         "ropetool verify",
         certificate.now(),
         certificate.fingerprint(path),
-        False,
+        True,
     )
     certificate.write(path, found)
     model_card.refresh(path, found.to_json())

@@ -33,12 +33,34 @@ SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
 SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
 
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
+ALL_BELOW = 2 * 10**9  # bytes of weights, all of which count; SHA-256 reads that much in 1 to 8 seconds
 # What decides the tokens; transformers reads the last four beside an older tokenizer.
-_TEXTS = (
+_TOKENS = (
     names.CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, names.TOKENIZER_JSON, names.TOKENIZER_CONFIG_JSON,
     "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
-_FINGERPRINT = re.compile(r"(sampled|sha256):[0-9a-f]{64}")
+# What else a program reads that runs the model: how it generates, what a prompt becomes, code of its own.
+_READ = (
+    "generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+    "processor_config.json", "preprocessor_config.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
+    "*.tiktoken", "tekken.json", "*.py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a fingerprint is over: names of files, and whether all bytes of the weights or samples of them."""
+
+    files: tuple[str, ...]
+    full: bool
+
+
+# By the word in front of the digest. The first two are of earlier versions, whose certificates are still compared by them.
+FORMS = {
+    "sampled": Form(_TOKENS, full=False), "sha256": Form(_TOKENS, full=True),
+    "blocks": Form((*_TOKENS, *_READ), full=False), "bytes": Form((*_TOKENS, *_READ), full=True),
+}  # fmt: skip
+_FINGERPRINT = re.compile(rf"({'|'.join(FORMS)}):[0-9a-f]{{64}}")
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,7 @@ class Certificate:
     all bytes and not over samples. lengths: all that were measured, none where an earlier version wrote it. baseline:
     what the target was compared with, by name; None if with itself. texts: origin, number, manifest and names of the
     documents, as `verify` states them; None where an earlier version wrote it. text_fingerprint is over their contents.
+    unbound: bytes of the weights that the fingerprint does not read; None where an earlier version wrote it.
     """
 
     verdict: str
@@ -64,6 +87,7 @@ class Certificate:
     lengths: tuple[int, ...] = ()
     baseline: str | None = None
     texts: Mapping[str, Any] | None = None
+    unbound: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; a figure that is not finite is null."""
@@ -102,28 +126,78 @@ def now() -> str:
 
 
 def fingerprint(source: Path | Checkpoint, full: bool = False) -> str:
-    """Return a digest of what decides the computation: config, tokenizer and weights; a copy elsewhere has the same.
+    """Return a digest of what a program reads that runs the model; a copy elsewhere has the same.
 
-    Of each weight file it takes the size, the header and blocks spread evenly over the data, or with `full` all bytes;
-    the form, `sampled:...` or `sha256:...`, tells which.
+    It is over config, tokenizer, templates, generation settings, code, and all bytes of the weights where those are of less
+    than `ALL_BELOW`, or with `full`. Of longer ones it takes the size of each file, the header and blocks spread evenly
+    over the data; the form, `bytes:...` or `blocks:...`, tells which.
 
     Raises: CheckpointError for files that are broken or cannot be read.
     """
+    checkpoint = open_checkpoint(source)
+    return _digest(checkpoint, "bytes" if full or sum(_weight_bytes(checkpoint)) < ALL_BELOW else "blocks")
+
+
+def sampled(checkpoint: Checkpoint) -> str:
+    """Return the fingerprint over samples of the weights, however few they are: what a run is known by.
+
+    Raises: CheckpointError.
+    """
+    return _digest(checkpoint, "blocks")
+
+
+def is_full(fingerprint: str) -> bool:
+    """Return whether a fingerprint is over all bytes."""
+    return FORMS[fingerprint.partition(":")[0]].full
+
+
+def unbound(source: Path | Checkpoint, fingerprint: str) -> int:
+    """Return how many bytes of the weights a fingerprint does not read. Raises: CheckpointError."""
+    if is_full(fingerprint):
+        return 0
+    return sum(max(0, size - (BLOCKS + 2) * identity.BLOCK) for size in _weight_bytes(open_checkpoint(source)))
+
+
+def reach(certificate: Mapping[str, Any]) -> str:
+    """Return in words what a certificate does not bind, empty where it binds every byte."""
+    missing = certificate.get("unbound")
+    if certificate.get("full_hash", True):
+        return ""
+    much = "most" if missing is None else f"{missing / 1e9:.1f} GB"
+    return (
+        f"the fingerprint reads samples of the weights, and {much} of them could change unseen; --full-hash reads all"
+    )
+
+
+def _as_then(source: Path | Checkpoint, fingerprint: str) -> str:
+    """Return the fingerprint as it is now, in the form of an earlier one. Raises: CheckpointError."""
+    return _digest(open_checkpoint(source), fingerprint.partition(":")[0])
+
+
+def _digest(checkpoint: Checkpoint, form: str) -> str:
     digest = hashlib.sha256()
-    for label, file, data_start in _parts(open_checkpoint(source)):
-        identity.feed(digest, file, None if full else data_start, BLOCKS, label=label)
-    return f"{'sha256' if full else 'sampled'}:{digest.hexdigest()}"
+    for label, file, data_start in _parts(checkpoint, FORMS[form]):
+        identity.feed(digest, file, None if FORMS[form].full else data_start, BLOCKS, label=label)
+    return f"{form}:{digest.hexdigest()}"
 
 
-def _parts(checkpoint: Checkpoint) -> Iterator[tuple[str, Path, int | None]]:
+def _parts(checkpoint: Checkpoint, form: Form) -> Iterator[tuple[str, Path, int | None]]:
     """Yield the files by the name under which they count, and where the data of a weight file begins."""
     if isinstance(checkpoint, GgufCheckpoint):
         for number, header in enumerate(checkpoint.files):
             yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing
         return
     path = checkpoint.path
-    yield from ((name, path / name, None) for name in _TEXTS if (path / name).is_file())
+    found = {str(file.relative_to(path)): file for pattern in form.files for file in sorted(path.glob(pattern))}
+    yield from ((name, file, None) for name, file in found.items() if file.is_file())
     yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.directory.weights)
+
+
+def _weight_bytes(checkpoint: Checkpoint) -> list[int]:
+    """Return the size of each file of weights."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        return [header.path.stat().st_size for header in checkpoint.files]
+    return [file.stat().st_size for file in checkpoint.directory.weights]
 
 
 # --- the file
@@ -172,7 +246,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
         except OutputError:
             if read_optional_object(file) == found:
                 raise
-        if fingerprint(path, certificate.full_hash) != certificate.fingerprint:
+        if _as_then(path, certificate.fingerprint) != certificate.fingerprint:
             raise OutputError(
                 "was written anew by another command while this certificate was made, of the files that were there",
                 where=str(file), try_=escaping.command("ropetool", "verify", path, "--suite", certificate.suite),
@@ -195,7 +269,7 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
         held = None
     if held is None:
         return ""
-    now = new.fingerprint if held.full_hash == new.full_hash else fingerprint(path, held.full_hash)
+    now = _as_then(path, held.fingerprint)
     more = wider(held, new) if held.fingerprint == now else ""
     if not more:
         return ""
@@ -260,13 +334,13 @@ def state(path: Path, place: Path | None = None) -> State:
     found = read(path, place)
     if found is None:
         return State(NONE, "no verification of it is on record")
-    if fingerprint(path, found.full_hash) != found.fingerprint:
+    if _as_then(path, found.fingerprint) != found.fingerprint:
         if place is not None:
             raise CheckpointError(
                 f"it is the certificate of another model than {path}, or of this one before a change",
                 where=f"--certificate {place}", try_="give another FILE, or remove this one",
             )  # fmt: skip
-        why = "its config, tokenizer or weights are not those that its certificate was made for"
+        why = "its config, tokenizer, templates or weights are not those that its certificate was made for"
         return State(STALE, why, found)
     return State(*_judged(found), found)
 
@@ -338,6 +412,8 @@ def _problem(data: Any) -> str:
         return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
     if not _is_texts(data.get("texts")):
         return f"texts is {shown(data['texts'])}"
+    if type(data.get("unbound", 0)) not in (int, type(None)) or (data.get("unbound") or 0) < 0:
+        return f"unbound is {shown(data['unbound'])}"
     if not all(isinstance(version, str) for version in data["versions"].values()):
         return f"versions is {shown(data['versions'])}"
     return _contradiction(data)
@@ -350,8 +426,8 @@ def _contradiction(data: Mapping[str, Any]) -> str:
         return f"verdict is {shown(data['verdict'])}, and its checks come to {verdict}"
     if not 0 <= data["longest"] <= MAX_LENGTH:
         return f"longest is {shown(data['longest'])}"
-    form = "sha256" if data["full_hash"] else "sampled"
-    if not _FINGERPRINT.fullmatch(data["fingerprint"]) or not data["fingerprint"].startswith(form):
+    printed = data["fingerprint"]
+    if not _FINGERPRINT.fullmatch(printed) or is_full(printed) != data["full_hash"]:
         return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
     return ""
 

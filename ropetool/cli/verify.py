@@ -70,7 +70,11 @@ if TYPE_CHECKING:
 @click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
 @click.option("--certificate", type=click.Path(), help="Where to certify a checkpoint that ropetool did not write.")
-@click.option("--full-hash", is_flag=True, help="Bind the certificate to all bytes, not to samples of the weights.")
+@click.option(
+    "--full-hash",
+    is_flag=True,
+    help="Bind the certificate to all bytes of weights of 2 GB and more too, not to samples.",
+)
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify_command(target: str, as_json: bool, **options: Any) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import __version__, names
+from ropetool.checkpoint import certificate as certificates
 from ropetool.escaping import command, escaped, words
 from ropetool.files import hub
 from ropetool.files.regular import open_regular
@@ -222,7 +223,9 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     ]
     table = "\n".join(["| check | figure | limit | verdict | detail |", "| --- | --: | --: | --- | --- |", *rows])
     command = portable(certificate["command"])
-    return "\n\n".join([head, table, *([_fenced(command)] if command else [])])
+    reach = certificates.reach(certificate)
+    said = [f"{reach[0].upper()}{reach[1:]}."] if reach else []
+    return "\n\n".join([head, table, *said, *([_fenced(command)] if command else [])])
 
 
 def _texts(certificate: Mapping[str, Any]) -> str:

@@ -182,7 +182,7 @@ def _kept(
     notes: list[str],
 ) -> Iterator[Wrap]:
     """Give what keeps the figures of each runner on disk until the run is complete."""
-    prints = [certificate.fingerprint(each) if each else "" for each in (target, baseline)]
+    prints = [certificate.sampled(each) if each else "" for each in (target, baseline)]
     journal = Journal(" ".join([*prints, fingerprint(documents), device, dtype]), resume=resume)
     if resume:
         why = journal.lost or journal.problem
@@ -224,11 +224,15 @@ def _certified(
         command=model_card.portable(command),
         made=certificate.now(),
         fingerprint=marked,
-        full_hash=marked.startswith("sha256:"),
+        full_hash=certificate.is_full(marked),
         lengths=tuple(entry.length for entry in result.lengths),
         baseline=result.baseline,
         texts=result.texts,
+        unbound=certificate.unbound(target, marked),
     )
+    reach = certificate.reach(found.to_json())
+    if reach:
+        result = replace(result, notes=(*result.notes, reach))
     file = place or provenance.place(target)
     kept = certificate.kept(target, found, place)
     if kept:

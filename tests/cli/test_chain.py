@@ -65,7 +65,7 @@ class Verifier:
         check = {"name": "ratio", "figure": 1.2, "limit": 1.5, "verdict": CHECK[self.verdict], "detail": ""}
         found = Certificate(
             self.verdict, suite, self.longest, (check,), "", {}, "ropetool extend", certificate.now(),
-            certificate.fingerprint(target), False,
+            certificate.fingerprint(target), True,
         )  # fmt: skip
         certificate.write(target, found)
         return Result(self.verdict, EXIT[self.verdict] if self.exit_code is None else self.exit_code)

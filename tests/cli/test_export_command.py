@@ -39,7 +39,7 @@ def certify(path: Path, verdict: str = "pass", longest: int = 1024) -> None:
     print_ = certificate.fingerprint(path)
     certificate.write(
         path,
-        Certificate(overall, "quick", longest, (check,), "", {}, "ropetool verify", certificate.now(), print_, False),
+        Certificate(overall, "quick", longest, (check,), "", {}, "ropetool verify", certificate.now(), print_, True),
     )
 
 
@@ -139,7 +139,7 @@ def test_the_function_is_public(model: Path) -> None:
 VERIFY = "Try: ropetool verify model-yarn-4x --suite quick"
 LACKING = {
     "none": "no verification of it is on record",
-    "stale": "its config, tokenizer or weights are not those that its certificate was made for",
+    "stale": "its config, tokenizer, templates or weights are not those that its certificate was made for",
     "failed": "it failed the quick suite up to 1024 tokens: ratio",
     "partial": "it went through the quick suite up to 1024 tokens in part: not run were ratio",
     "short": "it passed the quick suite up to 512 tokens, but states a context of 1024",
