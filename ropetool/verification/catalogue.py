@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,25 @@ def described(documents: Sequence[Document], *, bundled: bool) -> dict[str, Any]
         return _stated(PACKAGE, documents)
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     known = {row["sha256"]: row["name"] for row in manifest["documents"]}
-    digests = (hashlib.sha256(document.text.encode("utf-8")).hexdigest() for document in documents)
+    digests = map(_digest, documents)
     names = [known[digest] for digest in digests if digest in known]
     if not names:
         return _stated(OWN, documents)
     origin = CATALOGUE if len(names) == len(documents) else MIXED
     return _stated(origin, documents, manifest["sha256"], [] if len(names) == len(known) else names)
+
+
+def of_their_kinds(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents with the kinds that the manifest has for those that state none."""
+    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    kinds = {row["sha256"]: row.get("kind", "") for row in manifest["documents"]}
+    return [
+        document if document.kind else replace(document, kind=kinds.get(_digest(document), "")) for document in documents
+    ]
+
+
+def _digest(document: Document) -> str:
+    return hashlib.sha256(document.text.encode("utf-8")).hexdigest()
 
 
 def _stated(

@@ -91,7 +91,11 @@ def verify_checkpoint(
         if checkpoint.runtime != original.runtime:
             notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
     asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
-    documents = read_documents([Path(text) for text in texts]) if texts else default_documents(max(asked, default=0))
+    documents = (
+        catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
+        if texts
+        else default_documents(max(asked, default=0))
+    )
     marked = certificate.fingerprint(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [*read_back(checkpoint, original), check_rotation(checkpoint)]
     pair = None

@@ -34,6 +34,7 @@ def read_corpus(texts: Sequence[Document], runners: Mapping[str, Runner], paths:
         tokens=tuple(np.array(ids, dtype=np.int64) for ids in tokens),
         byte_lengths=tuple(np.array(target.byte_lengths(document.text), dtype=np.int64) for document in texts),
         prefix=tuple(target.prefix),
+        kinds=tuple(document.kind for document in texts),
     )
 
 

@@ -16,7 +16,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over tokens, and its 95 % interval over documents. Infinite interval: fewer than two documents."""
+    """A mean over tokens, and its 95 % interval over documents. Infinite interval: fewer than two documents.
+
+    effective: how many documents of equal size would tell as much. degrees: of freedom, of the error; 0 without one.
+    """
 
     mean: float
     low: float
@@ -24,11 +27,21 @@ class Estimate:
     standard_error: float
     documents: int
     tokens: int
+    effective: float
+    degrees: float
 
     @property
     def half_width(self) -> float:
         """How far the interval reaches to either side of the mean."""
         return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class KindResult:
+    """What `difference_to_truncation` is on the texts of one kind: prose, code and the like."""
+
+    kind: str
+    difference: Estimate
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,7 @@ class LengthResult:
     the target's perplexity over the baseline's there. holds: the ratio is within its limit. useful: the difference has
     its whole interval below zero. tax: the difference at this very length, where it is within the trained one.
     doubling: the target's loss minus its own at the length before. partial: too few segments or documents for a verdict.
+    kinds: the same difference by kind of text; empty where all are of one.
     """
 
     length: int
@@ -57,6 +71,7 @@ class LengthResult:
     documents: int
     partial: bool
     note: str
+    kinds: tuple[KindResult, ...] = ()
 
 
 @dataclass(frozen=True)

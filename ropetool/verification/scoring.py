@@ -85,12 +85,13 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents as ids. byte_lengths: of each token, in UTF-8."""
+    """The documents as ids. byte_lengths: of each token, in UTF-8. kinds: of each document, empty where nothing says it."""
 
     names: tuple[str, ...]
     tokens: tuple[Tokens, ...]
     byte_lengths: tuple[Tokens, ...]
     prefix: tuple[int, ...]
+    kinds: tuple[str, ...] = ()
 
 
 class Measurement(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -15,21 +16,27 @@ from ropetool.rope.tables import Array
 from ropetool.verification.results import Estimate
 
 CONFIDENCE = 0.95
-NORMAL = 1.959963984540054  # the same for a normal variable
+ONE_SIDED = 0.90  # what Student's t stays within up to sign, with 5 % on either side: a bound of 95 %
+ERROR = 0.05  # of a verdict over all lengths together
+TERMS = 200  # of a continued fraction: the last digit at a thousand degrees of freedom
+NORMAL = 1.959963984540054  # the two-sided CONFIDENCE of a normal variable
 
 
 def clustered(values: Array, documents: Sequence[int]) -> Estimate:
-    """Return the mean over all values, with a standard error clustered by document.
+    """Return the mean over all values, with the standard error CR2 clustered by document.
 
-    The mean is a ratio of two sums over documents, total to count; its error is that of the documents' totals of
-    residuals, with Student's t of one degree of freedom less than there are documents.
+    The mean is a regression on nothing but a constant. Its residuals are smaller than the errors, most in the documents
+    that decide the mean; CR2 divides each document's share of the variance by what is left of it where tokens are
+    independent, and Satterthwaite's degrees of freedom say how much the sum of so few shares varies. Documents of equal
+    size give the usual error of their means, with one degree less than there are documents.
 
     Shapes: values (segments, tokens) or (segments,); documents (segments,), the document of each.
-    Source: the ratio estimator of Cochran, Sampling Techniques (1977), chapter 6, with documents as sampling units.
+    Source: Bell and McCaffrey, Survey Methodology 28 (2002) 169; Pustejovsky and Tipton, J. Bus. Econ. Stat. 36 (2018) 672,
+    with the identity as working model. docs/verify.md has both formulas.
     """
     rows = np.asarray(values, dtype=np.float64).reshape(len(documents), -1)
     mean = float(rows.mean())
-    return _estimate(mean, (rows - mean).sum(axis=1), documents, rows.size)
+    return _estimate(mean, (rows - mean).sum(axis=1), [rows.shape[1]] * len(rows), documents)
 
 
 def clustered_sums(totals: Array, counts: Sequence[int], documents: Sequence[int]) -> Estimate:
@@ -39,19 +46,28 @@ def clustered_sums(totals: Array, counts: Sequence[int], documents: Sequence[int
     """
     sizes = np.asarray(counts, dtype=np.float64)
     mean = float(np.sum(totals) / sizes.sum())
-    return _estimate(mean, totals - mean * sizes, documents, int(sizes.sum()))
+    return _estimate(mean, totals - mean * sizes, counts, documents)
 
 
-def _estimate(mean: float, rests: Array, documents: Sequence[int], tokens: int) -> Estimate:
-    """Return the mean with its interval. Shapes: rests (parts,), the total of each less what the mean makes it."""
-    _, cluster = np.unique(np.asarray(documents), return_inverse=True)
-    residuals = np.bincount(cluster, weights=rests)
-    count = residuals.size
-    if count < 2:
-        return Estimate(mean, -math.inf, math.inf, math.inf, count, tokens)
-    error = math.sqrt(count / (count - 1) * float(residuals @ residuals)) / tokens
-    reach = t_quantile(CONFIDENCE, count - 1) * error
-    return Estimate(mean, mean - reach, mean + reach, error, count, tokens)
+def _estimate(mean: float, rests: Array, counts: Sequence[int], documents: Sequence[int]) -> Estimate:
+    """Return the mean with the interval that the documents' totals of residuals give it."""
+    _, index = np.unique(documents, return_inverse=True)
+    residuals, tokens = np.bincount(index, weights=rests), np.bincount(index, weights=counts)
+    total = float(tokens.sum())
+    shares = tokens / total
+    effective = 1 / float(shares @ shares)
+    if len(shares) < 2:
+        return Estimate(mean, -math.inf, math.inf, math.inf, 1, int(total), effective, 0.0)
+    error = math.sqrt(float((residuals**2 / (1 - shares)).sum())) / total
+    degrees = _degrees(shares)
+    reach = t_quantile(CONFIDENCE, degrees) * error
+    return Estimate(mean, mean - reach, mean + reach, error, len(shares), int(total), effective, degrees)
+
+
+def _degrees(shares: Array) -> float:
+    """Return Satterthwaite's degrees of freedom of the error, from each document's share of the tokens."""
+    cross = shares**2 / (1 - shares)
+    return 1 / float(shares @ shares + cross.sum() ** 2 - cross @ cross)
 
 
 def paired_difference(values: Array, reference: Array, documents: Sequence[int]) -> Estimate:
@@ -64,30 +80,106 @@ def paired_difference(values: Array, reference: Array, documents: Sequence[int])
     return clustered(values - reference, documents)
 
 
-def t_quantile(probability: float, degrees: int) -> float:
+def effective_documents(documents: Sequence[int]) -> float:
+    """Return how many documents of equal size would tell as much as these: (sum n)^2 / sum n^2, with n parts of each."""
+    if not len(documents):
+        return 0.0
+    counts = np.unique(documents, return_counts=True)[1].astype(np.float64)
+    return float(counts.sum() ** 2 / (counts @ counts))
+
+
+# --- bounds and decisions
+
+
+def upper_bound(found: Estimate) -> float:
+    """Return what the true mean is below with 95 % confidence; infinite for a single document."""
+    return found.mean + _one_sided(found)
+
+
+def lower_bound(found: Estimate) -> float:
+    """Return what the true mean is above with 95 % confidence."""
+    return found.mean - _one_sided(found)
+
+
+def _one_sided(found: Estimate) -> float:
+    return math.inf if not found.degrees else t_quantile(ONE_SIDED, found.degrees) * found.standard_error
+
+
+def chance_of_less(found: Estimate, value: float) -> float:
+    """Return the one-sided p value of the hypothesis that the true mean is at most `value`."""
+    if not found.degrees:
+        return 1.0
+    distance = found.mean - value
+    if not found.standard_error:
+        return 0.0 if distance > 0 else 1.0
+    outside = _outside(abs(distance) / found.standard_error, found.degrees) / 2
+    return outside if distance > 0 else 1 - outside
+
+
+def chance_of_more(found: Estimate, value: float) -> float:
+    """Return the one-sided p value of the hypothesis that the true mean is at least `value`."""
+    if not found.degrees:
+        return 1.0
+    if not found.standard_error:
+        return 0.0 if found.mean < value else 1.0
+    return 1 - chance_of_less(found, value)
+
+
+def rejected(chances: Sequence[float], level: float = ERROR) -> list[bool]:
+    """Return which hypotheses fall, so that with a chance of at most `level` any true one does.
+
+    Source: Holm, Scand. J. Statist. 6 (1979) 65.
+    """
+    found = [False] * len(chances)
+    for done, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        if chances[index] > level / (len(chances) - done):
+            break
+        found[index] = True
+    return found
+
+
+# --- distributions
+
+
+@cache
+def t_quantile(probability: float, degrees: float) -> float:
     """Return the t that Student's variable with that many degrees of freedom stays within, up to sign.
 
-    Source: bisection on Abramowitz and Stegun 26.7.3 and 26.7.4, which are finite sums.
+    degrees: above 0, and not only whole ones.
     """
     low, high = 0.0, math.pi / 2
     while low < (middle := (low + high) / 2) < high:
-        if _within(middle, degrees) < probability:
+        if 1 - _outside(math.sqrt(degrees) * math.tan(middle), degrees) < probability:
             low = middle
         else:
             high = middle
     return math.sqrt(degrees) * math.tan(middle)
 
 
-def _within(angle: float, degrees: int) -> float:
-    """Return P(|T| <= sqrt(degrees) tan(angle))."""
-    odd = degrees % 2
-    term = math.cos(angle) if odd else 1.0
-    total = 0.0
-    for k in range(1 + odd, degrees, 2):
-        total += term
-        term *= k / (k + 1) * math.cos(angle) ** 2
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total
+def _outside(t: float, degrees: float) -> float:
+    """Return P(|T| > t). Source: Abramowitz and Stegun 26.7.1 and 26.5.2, DLMF 8.17.4."""
+    square = t * t
+    beyond, within = degrees / (degrees + square), square / (degrees + square)
+    a, b = degrees / 2, 0.5
+    if beyond < (a + 1) / (a + b + 2):
+        return _incomplete_beta(a, b, beyond, within)
+    return 1 - _incomplete_beta(b, a, within, beyond)
+
+
+def _incomplete_beta(a: float, b: float, x: float, rest: float) -> float:
+    """Return I_x(a, b), rest being 1 - x, by a continued fraction that converges fast for x < (a + 1) / (a + b + 2).
+
+    Source: DLMF 8.17.22.
+    """
+    if not x:
+        return 0.0
+    value = 1.0
+    for n in range(TERMS, 0, -1):
+        k = n // 2
+        top = -(a + k) * (a + b + k) if n % 2 else k * (b - k)
+        value = 1 + top * x / ((a + n - 1) * (a + n)) / value
+    logarithm = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(rest)
+    return math.exp(logarithm) / (a * value)
 
 
 def wilson(hits: int, trials: int) -> tuple[float, float]:

@@ -13,7 +13,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -34,20 +34,32 @@ MAX_NAME = 100  # characters of a document's name, which stands in tables
 
 @dataclass(frozen=True)
 class Document:
-    """A text that was written in one piece; the unit that standard errors are clustered by."""
+    """A text that was written in one piece; the unit that standard errors are clustered by. kind: prose, code, ..."""
 
     name: str
     text: str
+    kind: str = ""
+
+
+# Of the bundled texts, by the first part of their names. The catalogue's kinds stand in its manifest.
+KINDS = {
+    "kjv": "prose", "python": "code", "austen": "prose", "roosevelt": "prose", "bash": "reference",
+    "jargon": "reference", "rust": "reference",
+}  # fmt: skip
 
 
 def embedded_documents() -> list[Document]:
     """Return the held-out documents of the demo checkpoint: 15 of about 22000 characters."""
-    return read_documents([EMBEDDED])
+    return _of_their_kinds(read_documents([EMBEDDED]))
 
 
 def long_documents() -> list[Document]:
     """Return the bundled books: at least 131072 tokens each with the tokenizers in use."""
-    return read_documents(sorted(LONG.glob("*.xz")))
+    return _of_their_kinds(read_documents(sorted(LONG.glob("*.xz"))))
+
+
+def _of_their_kinds(documents: Sequence[Document]) -> list[Document]:
+    return [replace(document, kind=KINDS.get(document.name.partition("-")[0], "")) for document in documents]
 
 
 def default_documents(longest: int) -> list[Document]:
@@ -69,7 +81,7 @@ def read_documents(paths: Sequence[Path]) -> list[Document]:
     """Return the documents of files and of folders, in order; the files of a folder in order of their names.
 
     A file is one document. A `.jsonl` file has one a line: an object with the string "text", and if it likes a "name"
-    or "id". Files that end in `.gz` or `.xz` are unpacked.
+    or "id", and a "kind". Files that end in `.gz` or `.xz` are unpacked.
 
     Raises: ConfigError if a path is missing, a folder has no files, a file or line is empty, binary, not UTF-8, broken
     or over its limit, or a text is there twice.
@@ -176,7 +188,7 @@ def _jsonl(path: Path, data: bytes) -> Iterator[Document]:
                 try_=f"give a file of its first {MAX_JSONL_DOCUMENTS} lines",
             )
         entry = _entry(line, f"{path}:{number}")
-        yield Document(_name(entry) or f"{path.name}:{number}", entry["text"])
+        yield Document(_name(entry) or f"{path.name}:{number}", entry["text"], _label(entry, "kind"))
 
 
 def _entry(line: bytes, where: str) -> dict[str, Any]:
@@ -203,9 +215,10 @@ def _parsed(line: str, where: str) -> object:
 
 def _name(entry: dict[str, Any]) -> str:
     """Return the entry's own name where it has one that fits into a table, else an empty string."""
-    for key in ("name", "id"):
-        value = entry.get(key)
-        name = str(value).strip() if isinstance(value, str | int) else ""
-        if 0 < len(name) <= MAX_NAME and name.isprintable():
-            return name
-    return ""
+    return _label(entry, "name") or _label(entry, "id")
+
+
+def _label(entry: dict[str, Any], key: str) -> str:
+    value = entry.get(key)
+    label = str(value).strip() if isinstance(value, str | int) else ""
+    return label if len(label) <= MAX_NAME and label.isprintable() else ""

@@ -34,12 +34,12 @@ LENGTHS = (64, 128, 256, 512, 1024, 2048)
 
 
 def estimate(mean: float, reach: float = 0.1, tokens: int = 2048) -> Estimate:
-    return Estimate(mean, mean - reach, mean + reach, reach / 2, 16, tokens)
+    return Estimate(mean, mean - reach, mean + reach, reach / 2, 16, tokens, 16.0, 15.0)
 
 
 def single(mean: float) -> Estimate:
     """Return the estimate of one document, which has no interval."""
-    return Estimate(mean, -math.inf, math.inf, math.inf, 1, 64)
+    return Estimate(mean, -math.inf, math.inf, math.inf, 1, 64, 1.0, 0.0)
 
 
 def length(length: int, baseline: float, target: float, before: float | None) -> LengthResult:

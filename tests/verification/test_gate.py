@@ -30,7 +30,7 @@ TRAINED = 256
 
 
 def about(mean: float, reach: float = 0.01) -> Estimate:
-    return Estimate(mean, mean - reach, mean + reach, reach / 2, 8, 100)
+    return Estimate(mean, mean - reach, mean + reach, reach / 2, 8, 100, 8.0, 7.0)
 
 
 def at(length: int, ratio: float = 1.1, tax: float | None = 0.1, **changes: Any) -> LengthResult:

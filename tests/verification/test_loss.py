@@ -177,7 +177,9 @@ def test_too_few_documents_at_a_length_make_it_partial_and_a_failure_outweighs_t
     result = run(fake(target=FLAT, base=FLAT), texts=documents)
     assert [entry.partial for entry in result.lengths] == [False, False, False, True]
     assert [entry.documents for entry in result.lengths] == [6, 6, 6, 2]
-    assert result.lengths[-1].note == "partial: the texts give 32 segments of 2 documents, a verdict needs 8 of 4"
+    assert result.lengths[-1].note == (
+        "partial: only 16 segments of 2 documents, which tell as much as 2.0 of equal share; a verdict needs 8 of 4"
+    )
     assert (result.verdict, result.exit_code) == ("partial", 1)
     assert result.documents == ("0.txt", "1.txt", "2.txt", "3.txt", "4.txt", "5.txt")
     broken = run(fake(target=(3.0, 3.0, 9.0, 3.0), base=FLAT), texts=documents)

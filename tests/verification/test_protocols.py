@@ -190,17 +190,17 @@ def test_a_protocol_equals_its_original(
         size = sum(int(corpus.byte_lengths[document][index]) for document, index, _ in target)
         assert found.target_bits == pytest.approx(float(mpmath.fsum(losses) / mpmath.log(2) / size), abs=1e-9)
         assert found.baseline_bits == pytest.approx(float(mpmath.fsum(reference) / mpmath.log(2) / size), abs=1e-9)
-        assert found.target.standard_error == pytest.approx(ratio_error(target), rel=1e-9)
+        assert found.target.standard_error == pytest.approx(clustered_error(target), rel=1e-9)
 
 
-def ratio_error(scored: Scored) -> float:
-    """The standard error of a ratio of sums over documents, written out: every document is a unit."""
+def clustered_error(scored: Scored) -> float:
+    """The standard error CR2 of a mean over tokens, written out: every document is a unit."""
     mean = sum(loss for _, _, loss in scored) / len(scored)
     rests = {document: 0.0 for document, _, _ in scored}
     for document, _, loss in scored:
         rests[document] += loss - mean
-    units = len(rests)
-    return math.sqrt(units / (units - 1) * sum(rest**2 for rest in rests.values())) / len(scored)
+    shares = {unit: sum(document == unit for document, _, _ in scored) / len(scored) for unit in rests}
+    return math.sqrt(sum(rest**2 / (1 - shares[unit]) for unit, rest in rests.items())) / len(scored)
 
 
 def test_yarn_with_its_own_stride_scores_every_token_once(models: list[Any]) -> None:

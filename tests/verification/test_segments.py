@@ -35,6 +35,7 @@ def test_any_texts(documents: list[int], lengths: list[int], scored: int, count:
     places = sorted((s.document, s.end) for s in chosen[min(lengths)])
     assert all(a[0] != b[0] or b[1] - a[1] >= scored for a, b in pairwise(places))
     assert len(chosen[longest]) <= count
+    assert max(Counter(s.document for s in chosen[longest]).values()) <= -(-count // 4)
 
 
 def test_long_documents_give_the_same_segments_at_every_length_in_equal_shares() -> None:
@@ -59,7 +60,7 @@ def test_places_are_inside_the_documents_and_vary_with_the_seed() -> None:
 
 
 def test_shorter_documents_help_out_only_where_the_long_ones_are_too_few() -> None:
-    chosen = choose_segments([3000, 3000, 600, 600, 600], [256, 512, 2048], 64, 16, seed=0)
+    chosen = choose_segments([3000, 3000, 900, 900, 900], [256, 512, 2048], 64, 16, seed=0)
     assert {s.document for s in chosen[2048]} == {0, 1}
     assert not enough(chosen[2048])
     assert {s.document for s in chosen[512]} == {0, 1, 2, 3, 4}
@@ -73,6 +74,29 @@ def test_a_shorter_length_is_filled_up_from_the_same_documents() -> None:
     assert len(chosen[512]) == 32
 
 
+def shares(documents: list[int], lengths: list[int], count: int) -> dict[int, list[int]]:
+    """Return how many segments each document gives at each length, the most first."""
+    found = {}
+    for length, segments in choose_segments(documents, lengths, 64, count, seed=0).items():
+        found[length] = sorted(Counter(s.document for s in segments).values(), reverse=True)
+    return found
+
+
+def test_one_long_document_beside_short_ones_does_not_decide() -> None:
+    # Uncapped it would be 29, 1, 1, 1: four documents by name, 1.2 by what they tell.
+    assert shares([100000, 2060, 2070, 2100], [2048], 32) == {2048: [1, 1, 1, 1]}
+    assert shares([100000, *[2060] * 5], [2048], 32) == {2048: [3, 1, 1, 1, 1, 1]}
+    assert shares([100000, *[2060] * 12], [2048], 32) == {2048: [8, *[1] * 12]}
+    assert shares([100000, 5000, 5000, 5000], [2048], 32) == {2048: [8, 8, 8, 8]}
+
+
+def test_a_document_that_alone_is_long_enough_leaves_room_at_shorter_lengths() -> None:
+    found = shares([100000, *[900] * 5], [512, 2048], 32)
+    assert found[2048] == [8]
+    assert sum(found[512]) >= 8
+    assert sum(found[512]) ** 2 / sum(n * n for n in found[512]) >= 4
+
+
 def test_more_documents_than_segments_give_one_each() -> None:
     documents = [s.document for s in choose_segments([1000] * 100, [256], 64, 32, seed=0)[256]]
     assert len(documents) == len(set(documents)) == 32
@@ -80,9 +104,10 @@ def test_more_documents_than_segments_give_one_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("segments", "documents", "expected"), [(8, 4, True), (7, 4, False), (8, 3, False), (100, 1, False)]
+    ("segments", "documents", "expected"),
+    [(8, 4, True), (7, 4, False), (8, 3, False), (9, 4, False), (9, 5, True), (100, 1, False)],
 )
-def test_enough_is_eight_segments_of_four_documents(segments: int, documents: int, expected: bool) -> None:
+def test_enough_is_eight_segments_of_four_effective_documents(segments: int, documents: int, expected: bool) -> None:
     assert enough([Segment(i % documents, i) for i in range(segments)]) is expected
 
 

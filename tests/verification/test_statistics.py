@@ -8,7 +8,20 @@ import mpmath
 import numpy as np
 import pytest
 
-from ropetool.verification.statistics import Estimate, clustered, paired_difference, t_quantile, wilson
+from ropetool.verification.results import Estimate
+from ropetool.verification.statistics import (
+    chance_of_less,
+    chance_of_more,
+    clustered,
+    clustered_sums,
+    effective_documents,
+    lower_bound,
+    paired_difference,
+    rejected,
+    t_quantile,
+    upper_bound,
+    wilson,
+)
 
 # Two-sided 95 %: NIST/SEMATECH e-Handbook of Statistical Methods, section 1.3.6.7.2, column 0.975.
 PUBLISHED = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 15: 2.131, 30: 2.042, 100: 1.984}
@@ -19,9 +32,9 @@ def test_t_quantile_is_the_published_one(degrees: int, value: float) -> None:
     assert round(t_quantile(0.95, degrees), 3) == value
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 7, 8, 31, 64, 999])
+@pytest.mark.parametrize("degrees", [0.7, 1, 1.14, 2, 2.5, 3, 4, 7, 8, 31, 64, 999])
 @pytest.mark.parametrize("probability", [0.5, 0.9, 0.95, 0.999])
-def test_t_quantile_inverts_the_incomplete_beta_function(degrees: int, probability: float) -> None:
+def test_t_quantile_inverts_the_incomplete_beta_function(degrees: float, probability: float) -> None:
     t = t_quantile(probability, degrees)
     x = mpmath.mpf(degrees) / (degrees + mpmath.mpf(t) ** 2)
     outside = mpmath.betainc(mpmath.mpf(degrees) / 2, mpmath.mpf("0.5"), 0, x, regularized=True)
@@ -40,24 +53,126 @@ def test_equal_documents_give_the_standard_error_of_their_means() -> None:
     assert (found.documents, found.tokens) == (6, 768)
 
 
-def test_unequal_documents_give_the_ratio_estimator_written_out() -> None:
+# coef_test and conf_int of R's clubSandwich 0.5.8 (R 4.2.2), lm(y ~ 1), vcov "CR2", Satterthwaite, 95 %, of the values that
+# `as_in_r` makes: mean, standard error, degrees of freedom, upper end.
+CLUBSANDWICH = {
+    (8, 8, 8, 8): (-0.226250639328722, 0.395923929027439, 3, 1.03375600577806),
+    (29, 1, 1, 1): (-0.604153736496824, 0.223155530739715, 1.13997627520759, 1.52753148072192),
+    (16, 8, 4, 4): (-0.372929829488827, 0.246305115439064, 2.13043478260869, 0.627023199110138),
+    (3, 1, 4, 1, 5, 9, 2, 6): (0.329822344269967, 0.247753090045982, 4.62377617017917, 0.982598475662482),
+    (1, 1): (-0.0211524198946208, 0.346541209067265, 1, 4.38207113303557),
+    (40, 2, 2): (-0.578391001240372, 0.287158686644532, 1.0997506234414, 2.37408373631448),
+    (5, 2, 1) * 10: (0.00800563013779195, 0.183518422247871, 20.3404727916185, 0.390407980362604),
+}
+
+
+def as_in_r(sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Return n values and the document of each, as sin and cos make them in any program."""
+    documents = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+    return np.sin(1.7 * np.arange(1, len(documents) + 1)) + np.cos(2.3 * documents), documents
+
+
+@pytest.mark.parametrize(("sizes", "published"), CLUBSANDWICH.items())
+def test_errors_degrees_and_intervals_are_those_of_clubsandwich(
+    sizes: tuple[int, ...], published: tuple[float, ...]
+) -> None:
+    values, documents = as_in_r(sizes)
+    found = clustered(values, documents.tolist())
+    assert (found.mean, found.standard_error, found.degrees, found.high) == pytest.approx(published, rel=1e-9)
+    assert found.low == pytest.approx(2 * found.mean - found.high)
+    assert found.effective == pytest.approx(sum(sizes) ** 2 / sum(n * n for n in sizes))
+    totals = [float(values[documents == d].sum()) for d in np.unique(documents)]
+    assert vars(clustered_sums(np.array(totals), sizes, range(len(sizes)))) == pytest.approx(vars(found))
+
+
+def dense(values: np.ndarray, documents: np.ndarray) -> tuple[float, float]:
+    """Return error and degrees by the matrices of the definition: residual maker, inverse square roots, quadratic form.
+
+    Source: Pustejovsky and Tipton (2018), equations 4 to 6 and 11, with the identity as working model.
+    """
+    n = len(values)
+    ones = np.ones((n, 1))
+    bread = np.linalg.inv(ones.T @ ones)
+    maker = np.eye(n) - ones @ bread @ ones.T
+    variance, forms = 0.0, []
+    for document in np.unique(documents):
+        own = np.flatnonzero(documents == document)
+        power, vectors = np.linalg.eigh(maker[np.ix_(own, own)])
+        adjusted = vectors @ np.diag(1 / np.sqrt(power)) @ vectors.T
+        meat = bread @ ones[own].T @ adjusted
+        variance += float((meat @ (maker @ values)[own])[0]) ** 2
+        forms.append((meat @ maker[own]).ravel())
+    products = np.array(forms) @ np.array(forms).T
+    return math.sqrt(variance), float(np.trace(products) ** 2 / (products**2).sum())
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (29, 1, 1, 1), (2, 7, 1, 8, 2, 8), (1,) * 9])
+def test_the_closed_form_is_that_of_the_matrices(sizes: tuple[int, ...]) -> None:
+    documents = np.repeat(np.arange(len(sizes)), sizes)
+    values = np.random.default_rng(5).normal(size=len(documents)) + 0.5 * documents
+    found = clustered(values, documents.tolist())
+    assert (found.standard_error, found.degrees) == pytest.approx(dense(values, documents), rel=1e-9)
+
+
+def test_the_order_of_documents_and_the_split_into_tokens_change_nothing() -> None:
     rng = np.random.default_rng(1)
     values = rng.normal(size=(7, 10))
     documents = [4, 9, 4, 4, 2, 9, 4]
     found = clustered(values, documents)
-    mean = sum(values.flat) / 70
-    squares = 0.0
-    for document in (2, 4, 9):
-        total = sum(v - mean for row, d in zip(values, documents, strict=True) if d == document for v in row)
-        squares += total**2
-    assert found.mean == pytest.approx(mean, rel=1e-12)
-    assert found.standard_error == pytest.approx(math.sqrt(3 / 2 * squares) / 70, rel=1e-12)
-    assert clustered(values.mean(axis=1), documents).standard_error == pytest.approx(found.standard_error, rel=1e-12)
+    order = rng.permutation(7)
+    assert clustered(values[order], [documents[i] for i in order]).standard_error == pytest.approx(found.standard_error)
+    by_token = clustered(values.ravel(), np.repeat(documents, 10).tolist())
+    assert (by_token.standard_error, by_token.degrees) == pytest.approx((found.standard_error, found.degrees))
 
 
 def test_one_document_has_no_interval() -> None:
     found = clustered(np.ones((4, 2)), [3, 3, 3, 3])
-    assert found == Estimate(1.0, -math.inf, math.inf, math.inf, 1, 8)
+    assert found == Estimate(1.0, -math.inf, math.inf, math.inf, 1, 8, 1.0, 0.0)
+    assert (lower_bound(found), upper_bound(found)) == (-math.inf, math.inf)
+    assert chance_of_less(found, -9.0) == chance_of_more(found, 9.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("documents", "expected"), [([], 0), ([7], 1), ([0, 1, 2, 3], 4), ([5] * 29 + [1, 2, 3], 32**2 / (29**2 + 3))]
+)
+def test_effective_documents(documents: list[int], expected: float) -> None:
+    assert effective_documents(documents) == pytest.approx(expected)
+
+
+# One-sided 95 %: NIST/SEMATECH e-Handbook of Statistical Methods, section 1.3.6.7.2, column 0.95.
+ONE_SIDED = {1: 6.314, 2: 2.920, 3: 2.353, 5: 2.015, 14: 1.761, 31: 1.696}
+
+
+@pytest.mark.parametrize(("degrees", "published"), ONE_SIDED.items())
+def test_bounds_are_one_sided(degrees: int, published: float) -> None:
+    found = Estimate(0.5, 0, 1, 0.1, degrees + 1, 9, degrees + 1.0, float(degrees))
+    assert upper_bound(found) == pytest.approx(0.5 + 0.1 * published, abs=6e-5)
+    assert lower_bound(found) == pytest.approx(0.5 - 0.1 * published, abs=6e-5)
+    assert chance_of_less(found, lower_bound(found)) == pytest.approx(0.05, abs=1e-9)
+    assert chance_of_more(found, upper_bound(found)) == pytest.approx(0.05, abs=1e-9)
+    assert chance_of_less(found, upper_bound(found)) == pytest.approx(0.95, abs=1e-9)
+    assert chance_of_less(found, 0.5) == chance_of_more(found, 0.5) == pytest.approx(0.5)
+
+
+def test_without_spread_the_mean_is_known() -> None:
+    found = Estimate(0.0, 0.0, 0.0, 0.0, 8, 9, 8.0, 7.0)
+    assert (chance_of_less(found, -0.1), chance_of_less(found, 0.0), chance_of_less(found, 0.1)) == (0, 1, 1)
+    assert (chance_of_more(found, -0.1), chance_of_more(found, 0.0), chance_of_more(found, 0.1)) == (1, 1, 0)
+
+
+# The smallest is held against .05 / k, the next against .05 / (k - 1), and so on. The first row: 1 and 4 fall, .03 > .025.
+@pytest.mark.parametrize(
+    ("chances", "expected"),
+    [
+        ([0.01, 0.04, 0.03, 0.005], [True, False, False, True]),
+        ([0.02, 0.02, 0.02], [False, False, False]),
+        ([0.0124, 0.0166, 0.0249, 0.0499], [True, True, True, True]),
+        ([0.05], [True]),
+        ([], []),
+    ],
+)
+def test_holm_goes_on_until_the_first_that_stands(chances: list[float], expected: list[bool]) -> None:
+    assert rejected(chances) == expected
 
 
 def test_the_paired_difference_is_that_of_the_tokens() -> None:

@@ -11,18 +11,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ropetool.rope.tables import Array
-from ropetool.verification.measures.segments import (
-    MIN_DOCUMENTS,
-    MIN_SEGMENTS,
-    Segment,
-    choose_segments,
-    enough,
-    scored_tokens,
-)
-from ropetool.verification.results import LengthResult
+from ropetool.verification.measures.segments import Segment, choose_segments, lacking, scored_tokens
+from ropetool.verification.results import KindResult, LengthResult
 from ropetool.verification.scoring import Corpus, Done, Runner
 from ropetool.verification.statistics import clustered, paired_difference
 
+OTHER = "other"  # texts of no kind that is known, beside such of a known one
 Losses = Mapping[int, Array]
 """By length. Shapes: (segments of that length, scored). Units: nats."""
 
@@ -89,8 +83,21 @@ class LastSegment:
             doubling=None if earlier is None else paired_difference(target[length], earlier, documents),
             segments=len(segments),
             documents=len(set(documents)),
-            partial=not enough(segments),
-            note=self._note(length, segments),
+            partial=bool(lacking(documents)),
+            note=self._note(length, documents),
+            kinds=() if difference is None else self._by_kind(target[length] - reference, documents),
+        )
+
+    def _by_kind(self, differences: Array, documents: Sequence[int]) -> tuple[KindResult, ...]:
+        """Return the differences of each kind of text apart, where there are several."""
+        kinds = self.corpus.kinds
+        found = sorted({kinds[document] for document in documents}) if kinds else []
+        if len(found) < 2:
+            return ()
+        chosen = {kind: [i for i, document in enumerate(documents) if kinds[document] == kind] for kind in found}
+        return tuple(
+            KindResult(kind or OTHER, clustered(differences[rows], [documents[i] for i in rows]))
+            for kind, rows in chosen.items()
         )
 
     def _bits_per_byte(self, losses: Array, segments: Sequence[Segment]) -> float:
@@ -98,16 +105,12 @@ class LastSegment:
         bytes_ = sum(int(lengths[s.document][s.end - self.scored : s.end].sum()) for s in segments)
         return float(losses.sum()) / math.log(2) / bytes_ if bytes_ else math.inf
 
-    def _note(self, length: int, segments: Sequence[Segment]) -> str:
+    def _note(self, length: int, documents: Sequence[int]) -> str:
         notes = []
         if self.context_length is not None and length > self.context_length:
             notes.append(f"beyond the {self.context_length} tokens that the file states")
-        if not enough(segments):
-            documents = len({segment.document for segment in segments})
-            notes.append(
-                f"partial: the texts give {len(segments)} segments of {documents} documents, "
-                f"a verdict needs {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
-            )
+        if missing := lacking(documents):
+            notes.append(f"partial: {missing}")
         return "; ".join(notes)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ropetool.rope.tables import Array
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
-from ropetool.verification.measures.segments import MIN_DOCUMENTS, MIN_SEGMENTS
+from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import OffsetResult, PositionResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
 from ropetool.verification.statistics import clustered, paired_difference
@@ -60,7 +60,7 @@ class PositionProbe:
             len(set(documents)),
             offsets,
             own,
-            thin(len(self.passages), documents),
+            thin(documents),
         )
 
     def _fillers(self, role: str) -> tuple[int, ...]:
@@ -87,8 +87,6 @@ def prepare_position(
     return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers)
 
 
-def thin(count: int, documents: Sequence[int]) -> str:
-    """Return a note where the passages are too few for their intervals to be trusted."""
-    if count >= MIN_SEGMENTS and len(set(documents)) >= MIN_DOCUMENTS:
-        return ""
-    return f"only {count} passages of {len(set(documents))} documents; intervals need {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
+def thin(documents: Sequence[int]) -> str:
+    """Return a note where passages of these documents are too few for their intervals to be trusted."""
+    return lacking(documents, "passages")

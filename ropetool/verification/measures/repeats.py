@@ -61,7 +61,7 @@ class FarDependence:
             )
             for distance, (repeated, unrelated) in target.items()
         )
-        note = thin(len(self.passages), documents)
+        note = thin(documents)
         return FarResult(self.size, self.scored, len(self.passages), len(set(documents)), distances, note)
 
     def _row(self, passage: Passage, front: Sequence[int], distance: int) -> list[int]:

@@ -5,15 +5,17 @@ Counts tokens; knows nothing of models, and no text.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 from ropetool.errors import ConfigError
+from ropetool.verification.statistics import effective_documents
 
 MIN_SEGMENTS = 8
-MIN_DOCUMENTS = 4
+MIN_DOCUMENTS = 4  # effective ones: so many of equal size, below which an interval is hardly more than a guess
 MAX_SCORED = 128
 
 
@@ -35,8 +37,22 @@ def scored_tokens(trained_length: int, lengths: Iterable[int]) -> int:
 
 
 def enough(segments: Sequence[Segment]) -> bool:
-    """Return whether the segments carry a standard error: 8 or more of them, from 4 documents or more."""
-    return len(segments) >= MIN_SEGMENTS and len({s.document for s in segments}) >= MIN_DOCUMENTS
+    """Return whether the segments carry a verdict: 8 or more of them, from 4 effective documents or more."""
+    return not lacking([s.document for s in segments])
+
+
+def lacking(documents: Sequence[int], parts: str = "segments") -> str:
+    """Return why parts of these documents, one entry a part, carry no verdict; empty if they do."""
+    count, effective = len(documents), effective_documents(documents)
+    if count >= MIN_SEGMENTS and effective >= MIN_DOCUMENTS:
+        return ""
+    equal = f", which tell as much as {effective:.1f} of equal share" if effective < MIN_DOCUMENTS else ""
+    found = f"{count} {parts} of {len(set(documents))} documents{equal}"
+    return f"only {found}; a verdict needs {MIN_SEGMENTS} of {MIN_DOCUMENTS}"
+
+
+def _spread(segments: Sequence[Segment]) -> bool:
+    return effective_documents([s.document for s in segments]) >= MIN_DOCUMENTS
 
 
 def choose_segments(
@@ -44,8 +60,9 @@ def choose_segments(
 ) -> dict[int, tuple[Segment, ...]]:
     """Return the segments for each length; those of a length are the first ones of every shorter length.
 
-    Scored parts do not overlap, and documents take turns. When the documents that fit the longest length give
-    `enough` segments, all lengths have the same ones. Otherwise shorter lengths add segments until they have enough.
+    Scored parts do not overlap, and documents take turns. No document gives more than a quarter of `count`, nor so many
+    that the effective documents fall below 4 where fewer would leave as many. When the documents that fit the longest
+    length give `enough` segments, all lengths have the same ones. Otherwise shorter lengths add segments until they have.
 
     Units: lengths in tokens of model input, of which `prefix` (BOS) do not come from the document.
     Raises: ConfigError if no document fits the longest length.
@@ -90,5 +107,14 @@ def _extended(
         fitting = range(grid.start, need - 1, grid.step)
         fresh = [end for end in rng.sample(fitting, min(count, len(fitting))) if end not in used]
         places.append([Segment(document, end) for end in used + fresh])
-    turns = [segment for turn in zip_longest(*places) for segment in turn if segment is not None]
+    shares = range(math.ceil(count / MIN_DOCUMENTS), 0, -1)
+    found = [_in_turns(pool, places, share, count) for share in shares]
+    return next(filter(_spread, found), found[0])
+
+
+def _in_turns(
+    pool: Sequence[Segment], places: Sequence[Sequence[Segment]], share: int, count: int
+) -> list[Segment]:
+    """Return the pool and the first `share` places of each document, all first ones before any second one."""
+    turns = [segment for turn in zip_longest(*(some[:share] for some in places)) for segment in turn if segment]
     return [*pool, *(segment for segment in turns[:count] if segment not in pool)]
