@@ -35,7 +35,18 @@ COMMANDS = {
     "extend": ["extend", "{model}", "--method", "yarn", "--factor", "8", "-o", "{out}/x"],
     "bake": ["bake", "{out}/x", "attention-factor", "-o", "{out}/baked"],
     "export": ["export", "{model}", "--outtype", "f16", "--no-check", "-o", "{out}/model.gguf"],
-    "verify": ["verify", "{out}/x", "--baseline", "{model}", "--suite", "quick", "--lengths", "256,512"],
+    "verify": [
+        "verify",
+        "{out}/x",
+        "--baseline",
+        "{model}",
+        "--suite",
+        "quick",
+        "--lengths",
+        "256,512",
+        "--grade",
+        "research",
+    ],
 }
 PROBE = """
 import builtins, collections, io, json, os, sys

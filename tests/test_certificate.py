@@ -305,7 +305,9 @@ def test_what_is_written_is_read(output: Path, gguf_output: Path, tmp_path: Path
         assert read(path) is None
         assert write(path, made(path)) == file
         assert read(path) == made(path)
-        assert state(path) == State("passed", "it passed the quick suite up to 2048 tokens", made(path))
+        assert state(path) == State(
+            "passed", "it passed the quick suite up to 2048 tokens at grade research", made(path)
+        )
 
 
 def test_the_rest_of_the_provenance_keeps_its_text(output: Path) -> None:
@@ -550,14 +552,18 @@ def test_the_states(output: Path) -> None:
     assert state(output) == State("none", "no verification of it is on record")
     failed = made(output, verdict="fail", checks=(PASSED, FAILED, {**FAILED, "name": "ratio"}))
     write(output, failed)
-    assert state(output) == State("failed", "it failed the quick suite up to 2048 tokens: tax, ratio", failed)
+    assert state(output) == State(
+        "failed", "it failed the quick suite up to 2048 tokens at grade research: tax, ratio", failed
+    )
     part = made(output, verdict="partial", checks=(PASSED, NOT_RUN))
     write(output, part)
-    why = "it went through the quick suite up to 2048 tokens in part: not run were retrieval"
+    why = "it went through the quick suite up to 2048 tokens at grade research in part: not run were retrieval"
     assert state(output) == State("partial", why, part)
     nothing = made(output, checks=(INFORMS,))
     write(output, nothing)
-    assert state(output) == State("partial", "the quick suite up to 2048 tokens checked nothing", nothing)
+    assert state(output) == State(
+        "partial", "the quick suite up to 2048 tokens at grade research checked nothing", nothing
+    )
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -582,7 +588,7 @@ def test_how_far_it_reaches(output: Path) -> None:
     assert shortfall(output, 1) == "no verification of it is on record"
     write(output, made(output))
     assert shortfall(output, 2048) == ""
-    too_far = "it passed the quick suite up to 2048 tokens, but states a context of 2049"
+    too_far = "it passed the quick suite up to 2048 tokens at grade research, but states a context of 2049"
     assert shortfall(output, 2049) == too_far
 
 
@@ -655,7 +661,7 @@ def test_a_wider_one_stays(held: dict[str, Any], new: dict[str, Any], reason: st
 def test_what_would_replace_it_is_told(output: Path) -> None:
     write(output, made(output, **WIDE))
     why = kept(output, made(output, lengths=(1024,), baseline="model"))
-    command = f"ropetool verify {output} --suite standard --lengths 256,512,1024,2048"
+    command = f"ropetool verify {output} --suite standard --grade research --lengths 256,512,1024,2048"
     assert why.startswith(
         "the certificate of 2026-01-02 stays, for it is wider: the standard suite and not the quick one"
     )
@@ -686,9 +692,43 @@ def test_one_of_an_earlier_version_is_read(output: Path) -> None:
     assert read(output) == made(output)
 
 
+UNSURE = {"name": "ratio", "figure": 1.14, "limit": 1.1, "verdict": "undecided", "detail": "more text decides at 2048"}
+
+
+def test_what_is_undecided_counts_only_for_who_accepts_it(output: Path) -> None:
+    write(output, made(output, verdict="undecided", grade="usable", checks=(PASSED, UNSURE)))
+    why = "the quick suite up to 2048 tokens at grade usable left undecided: ratio"
+    assert (state(output).name, state(output).why, shortfall(output, 2048)) == ("undecided", why, why)
+    assert shortfall(output, 2048, accept_undecided=True) == ""
+    assert shortfall(output, 2049, accept_undecided=True) == f"{why}, but states a context of 2049"
+    assert remedy(output) == f"ropetool verify {output} --suite quick with more --text, or --accept-undecided"
+    write(output, made(output, verdict="fail", checks=(FAILED,)))
+    assert shortfall(output, 2048, accept_undecided=True) != ""
+
+
+def test_a_certificate_from_before_there_were_grades_counts_as_research(output: Path) -> None:
+    data = made(output).to_json()
+    assert data.pop("grade") == "research"
+    assert Certificate.from_json(data, "here").grade == "research"
+    with pytest.raises(CorruptFile, match="grade is 7"):
+        Certificate.from_json({**data, "grade": 7}, "here")
+    with pytest.raises(CorruptFile, match="its checks come to undecided"):
+        Certificate.from_json({**data, "checks": [PASSED, UNSURE]}, "here")
+
+
+def test_a_better_grade_that_passed_stays_and_a_decision_replaces_doubt(output: Path) -> None:
+    research, usable = made(output), made(output, grade="usable")
+    unsure = made(output, grade="usable", verdict="undecided", checks=(PASSED, UNSURE))
+    assert wider(usable, research) == "grade usable and not research"
+    assert wider(research, usable) == ""
+    assert wider(research, unsure) == "it passed, at grade research"
+    assert wider(unsure, research) == ""
+    assert wider(usable, made(output, verdict="fail", checks=(FAILED,))) == ""
+
+
 def test_the_suite_that_an_export_asks_for_is_one_that_counts(output: Path) -> None:
     assert remedy(output) == f"ropetool verify {output} --suite quick"
     write(output, made(output, **WIDE, longest=512))
-    assert remedy(output) == f"ropetool verify {output} --suite standard"
+    assert remedy(output) == f"ropetool verify {output} --suite standard --grade research"
     CHANGES["a weight"](output)
     assert remedy(output) == f"ropetool verify {output} --suite quick"

@@ -346,6 +346,7 @@ def test_an_export_carries_card_certificate_and_keys(model: Path) -> None:
         "ropetool.version": ropetool.__version__, "ropetool.method": "yarn", "ropetool.factor": 4.0,
         "ropetool.trained_length": 256, "ropetool.source_fingerprint": record["source_fingerprint"],
         "ropetool.verified.verdict": "pass", "ropetool.verified.suite": "quick", "ropetool.verified.longest": 1024,
+        "ropetool.verified.grade": "research",
         "ropetool.verified.made": record["certificate"]["made"],
         "ropetool.verified.fingerprint": record["certificate"]["fingerprint"],
     }  # fmt: skip
@@ -355,7 +356,7 @@ def test_nothing_that_travels_names_a_place_of_the_machine(model: Path, tmp_path
     """With absolute paths on every command line."""
     assert run("extend", tmp_path / "model", "-m", "yarn", "--factor", "4").code == 0
     out = tmp_path / "model-yarn-4x"
-    done = run("verify", out, "--suite", "quick", "--segments", "8", "--lengths", "128,512")
+    done = run("verify", out, "--suite", "quick", "--segments", "8", "--lengths", "128,512", "--grade", "research")
     assert "certificate: " in done.err
     assert run("export", out, "-o", tmp_path / "x.gguf", "--allow-unverified", "--no-check").code == 0
     assert run("extend", tmp_path / "x.gguf", "-m", "yarn", "--factor", "8", "--from", "original").code == 0

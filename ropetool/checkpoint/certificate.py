@@ -27,9 +27,11 @@ from ropetool.files.transaction import staged
 from ropetool.rope.tables import MAX_LENGTH
 
 SCHEMA = 1
-PASS, FAIL, PARTIAL, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "not run", "-"
+PASS, FAIL, PARTIAL, UNDECIDED, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "undecided", "not run", "-"
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
 SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
+PUBLISHABLE, USABLE, RESEARCH = "publishable", "usable", "research"
+GRADES = (RESEARCH, USABLE, PUBLISHABLE)  # from the weakest; before there were grades, what passed was of the first
 SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
 
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
@@ -72,6 +74,7 @@ class Certificate:
     what the target was compared with, by name; None if with itself. texts: origin, number, manifest and names of the
     documents, as `verify` states them; None where an earlier version wrote it. text_fingerprint is over their contents.
     unbound: bytes of the weights that the fingerprint does not read; None where an earlier version wrote it.
+    grade: what was asked of it; an earlier version asked for what is `research` now.
     """
 
     verdict: str
@@ -88,6 +91,7 @@ class Certificate:
     baseline: str | None = None
     texts: Mapping[str, Any] | None = None
     unbound: int | None = None
+    grade: str = RESEARCH
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; a figure that is not finite is null."""
@@ -274,6 +278,7 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
     if not more:
         return ""
     words: list[str | Path] = ["ropetool", "verify", path, "--suite", max(held.suite, new.suite, key=_rank)]
+    words += _asking(max(held.grade, new.grade, key=_grade))
     if held.lengths:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
     if held.baseline is not None and new.baseline is None:
@@ -284,13 +289,17 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
 def wider(held: Certificate, new: Certificate) -> str:
     """Return in what a certificate covers more than a newer one, in words; empty where the newer takes its place.
 
-    A newer one that failed always does, and one that passed in place of a partial one.
+    A newer one that failed always does, and one that passed in place of one that did not.
     """
-    if new.verdict == FAIL or (held.verdict, new.verdict) == (PARTIAL, PASS):
+    if new.verdict == FAIL or (held.verdict in (PARTIAL, UNDECIDED) and new.verdict == PASS):
         return ""
     more = []
     if held.verdict != PARTIAL and new.verdict == PARTIAL:
         more.append("all of it ran")
+    if held.verdict == PASS and new.verdict == UNDECIDED:
+        more.append(f"it passed, at grade {held.grade}")
+    if held.verdict == PASS and _grade(held.grade) > _grade(new.grade):
+        more.append(f"grade {held.grade} and not {new.grade}")
     if _rank(held.suite) > _rank(new.suite):
         more.append(f"the {held.suite} suite and not the {new.suite} one")
     besides = sorted({*held.lengths} - {*new.lengths})
@@ -307,6 +316,10 @@ def wider(held: Certificate, new: Certificate) -> str:
 
 def _rank(suite: str) -> int:
     return SUITES.index(suite) if suite in SUITES else -1
+
+
+def _grade(name: str) -> int:
+    return GRADES.index(name) if name in GRADES else -1
 
 
 def _names(found: Certificate) -> set[str]:
@@ -345,12 +358,19 @@ def state(path: Path, place: Path | None = None) -> State:
     return State(*_judged(found), found)
 
 
+def _asking(grade: str) -> list[str]:
+    """Return the option that asks for a grade, where it is not the default."""
+    return [] if grade == USABLE else ["--grade", grade]
+
+
 def _judged(found: Certificate) -> tuple[str, str]:
-    measured = f"the {found.suite} suite up to {found.longest} tokens"
+    measured = f"the {found.suite} suite up to {found.longest} tokens at grade {found.grade}"
     if found.verdict == FAIL:
         return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
     if found.verdict == PARTIAL:
         return PARTIAL, f"it went through {measured} in part: not run were {_named(found, NOT_RUN)}"
+    if found.verdict == UNDECIDED:
+        return UNDECIDED, f"{measured} left undecided: {_named(found, UNDECIDED)}"
     if not _named(found, PASS):
         return PARTIAL, f"{measured} checked nothing"
     return PASSED, f"it passed {measured}"
@@ -359,18 +379,20 @@ def _judged(found: Certificate) -> tuple[str, str]:
 def remedy(path: Path) -> str:
     """Return the command that makes a certificate, of the suite on record: a smaller one would not take its place."""
     found = state(path)
-    held = found.certificate if found.name in (PASSED, FAILED) else None
+    held = found.certificate if found.name in (PASSED, FAILED, UNDECIDED) else None
     suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
-    return escaping.command("ropetool", "verify", path, "--suite", suite)
+    again = escaping.command("ropetool", "verify", path, "--suite", suite, *(_asking(held.grade) if held else ()))
+    return f"{again} with more --text, or --accept-undecided" if found.name == UNDECIDED else again
 
 
-def shortfall(path: Path, length: int) -> str:
+def shortfall(path: Path, length: int, *, accept_undecided: bool = False) -> str:
     """Return why the checkpoint is not certified up to a context of `length` tokens, empty if it is.
 
+    accept_undecided: what is neither surely good enough nor surely not will do.
     Raises: CorruptFile.
     """
     found = state(path)
-    if found.name != PASSED or found.certificate is None:
+    if found.name not in (PASSED, *([UNDECIDED] if accept_undecided else [])) or found.certificate is None:
         return found.why
     reached = found.certificate.longest
     return "" if reached >= length else f"{found.why}, but states a context of {length}"
@@ -386,7 +408,7 @@ _WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
 _MANIFEST = re.compile(r"[0-9a-f]{64}")
 MAX_COMMAND = 100_000  # characters, with all its paths
-_VERDICTS = (PASS, FAIL, NOT_RUN, NOT_ASKED)
+_VERDICTS = (PASS, FAIL, UNDECIDED, NOT_RUN, NOT_ASKED)
 
 
 def _problem(data: Any) -> str:
@@ -396,8 +418,9 @@ def _problem(data: Any) -> str:
     for key, kind in _KINDS.items():
         if type(data.get(key, ABSENT)) is not kind:
             return f"{key} is {shown(data.get(key, ABSENT))}"
-    if not _WORD.fullmatch(data["suite"]):
-        return f"suite is {shown(data['suite'])}"
+    for key in ("suite", "grade"):
+        if not isinstance(data.get(key, RESEARCH), str) or not _WORD.fullmatch(data.get(key, RESEARCH)):
+            return f"{key} is {shown(data[key])}"
     if not _TIME.fullmatch(data["made"]):
         return f"made is {shown(data['made'])}"
     if len(data["command"]) > MAX_COMMAND:
@@ -421,7 +444,7 @@ def _problem(data: Any) -> str:
 
 def _contradiction(data: Mapping[str, Any]) -> str:
     found = {check["verdict"] for check in data["checks"]}
-    verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else PASS
+    verdict = FAIL if FAIL in found else PARTIAL if NOT_RUN in found else UNDECIDED if UNDECIDED in found else PASS
     if data["verdict"] != verdict:
         return f"verdict is {shown(data['verdict'])}, and its checks come to {verdict}"
     if not 0 <= data["longest"] <= MAX_LENGTH:

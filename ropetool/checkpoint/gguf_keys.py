@@ -36,7 +36,8 @@ def stamp(
     }  # fmt: skip
     if certificate is not None:
         stated |= {
-            f"verified.{key}": certificate[key] for key in ("verdict", "suite", "longest", "made", "fingerprint")
+            f"verified.{key}": certificate[key]
+            for key in ("verdict", "suite", "grade", "longest", "made", "fingerprint")
         }
     return {f"{PREFIX}{key}": Value.of(_TYPES[type(v)], v) for key, v in stated.items() if type(v) in _TYPES} | found
 

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     help="Export what ropetool made without the certificate of a passed verification.",
 )  # fmt: skip
 @click.option(
+    "--accept-undecided", is_flag=True,
+    help="Export what its verification could neither pass nor fail: the texts were too few.",
+)  # fmt: skip
+@click.option(
     "--rearch", metavar="ARCH", default="",
     help="Write for another architecture whose graph computes the same: qwen2 models as llama, which takes any table.",
 )  # fmt: skip

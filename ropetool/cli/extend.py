@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, METHOD, RUNTIME, Factor, Length
+from ropetool.cli.options import AS, GRADE, METHOD, RUNTIME, Factor, Length
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -85,6 +85,7 @@ LIST_FILE_BYTES = 4 << 20
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
 @click.option("--verify", is_flag=True, help="Verify the output, and record the result as its certificate.")
 @click.option("--suite", type=click.Choice(["quick", "standard", "full"]), help="How much is measured. Default: quick.")
+@GRADE
 @click.option(
     "--export",
     type=click.Path(),
@@ -183,9 +184,10 @@ def _for_servers(source: str) -> str:
 
 @dataclass(frozen=True)
 class _Chain:
-    """What follows the output: a verification by this suite, an export to this file, or neither."""
+    """What follows the output: a verification by this suite for this grade, an export to this file, or neither."""
 
     suite: str | None
+    grade: str | None
     export: Path | None
     force: bool
     sidecars: bool
@@ -201,8 +203,12 @@ class _Chain:
             raise click.UsageError("--allow-unverified goes with --export, and without --verify")
         if options["suite"] is not None and not verified:
             raise click.UsageError("--suite goes with --verify or --export")
+        if options["grade"] is not None and not verified:
+            raise click.UsageError("--grade goes with --verify or --export")
         suite = (options["suite"] or "quick") if verified else None
-        return cls(suite, Path(export) if export is not None else None, options["force"], options["sidecars"])
+        return cls(
+            suite, options["grade"], Path(export) if export is not None else None, options["force"], options["sidecars"]
+        )
 
     def check_source(self, source: Path) -> None:
         """Refuse to export what is a GGUF file already."""
@@ -240,7 +246,7 @@ class _Chain:
         found: dict[str, Any] = {}
         code = 0
         if self.suite is not None:
-            result = _verified(output, self.suite, as_json)
+            result = _verified(output, self.suite, self.grade, as_json)
             code, found["verification"] = result.exit_code, result.to_json()
         if self.export is not None and code == 0:
             found["export"] = self._exported(output, self.export, as_json)
@@ -262,15 +268,16 @@ class _Chain:
         return exported_json(written)
 
 
-def _verified(output: Path, suite: str, as_json: bool) -> VerifyResult:
+def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> VerifyResult:
     """Return the result of a verification, shown as `ropetool verify` shows it."""
     from ropetool.cli.verify import measured, run_verify
 
-    again = f"`{command('ropetool', 'verify', output, '--suite', suite, '--resume')}`"
+    words = ["--grade", grade] if grade is not None else []
+    again = f"`{command('ropetool', 'verify', output, '--suite', suite, *words, '--resume')}`"
     if as_json:
-        return measured(output, quiet=True, suite=suite, again=again)
+        return measured(output, quiet=True, suite=suite, grade=grade, again=again)
     click.echo()
-    return run_verify(output, suite=suite, again=again)
+    return run_verify(output, suite=suite, grade=grade, again=again)
 
 
 @contextmanager

@@ -111,6 +111,10 @@ def known_families() -> list[str]:
 
 
 FAMILY = Name(known_families)
+GRADE = click.option(
+    "--grade", metavar="publishable|usable|research",
+    help="How little quality may be lost: 3 %, 10 % or half of perplexity, at every length. Default: usable.",
+)  # fmt: skip
 AS = click.option(
     "--as",
     "as_type",

@@ -91,6 +91,7 @@ def export_checkpoint(
     force: bool = False,
     allow_full_attention: bool = False,
     allow_unverified: bool = False,
+    accept_undecided: bool = False,
     rearch: str = "",
     shift_safe: bool = False,
     check: bool = True,
@@ -106,9 +107,10 @@ def export_checkpoint(
     that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
     go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
     `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. What ropetool
-    made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`. With `check` the tokens
-    are compared before anything is written, and tables and logits before the file gets its name. `progress` is told the
-    tensor, the bytes done, and those of the whole; in the stage COMPARING_LOGITS tokens, and 0 where that is unknown.
+    made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`; with `accept_undecided` one
+    that decided nothing will do. With `check` the tokens are compared before anything is written, and tables and logits
+    before the file gets its name. `progress` is told the tensor, the bytes done, and those of the whole; in the stage
+    COMPARING_LOGITS tokens, and 0 where that is unknown.
     Raises: CheckpointError for broken files and for a source without such a certificate, ConfigError for broken values,
     UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError,
     MissingDependency for a type that needs llama-cpp-python; VerificationFailed for a file that computes something
@@ -121,7 +123,7 @@ def export_checkpoint(
     options = ExportOptions(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars)
     ready = prepare(hub.local(source), output, options)
     matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
-    gate_notes = _gate(ready, allow_unverified)
+    gate_notes = _gate(ready, allow_unverified, accept_undecided)
     found = companions.fresh_certificate(ready.source)
     values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
     values |= kquants.stated(matrix, entries) if matrix is not None else {}
@@ -162,8 +164,8 @@ def check_export(source: str | Path, output: str | Path, *, force: bool = False,
     prepare(hub.local(source), output, ExportOptions(force=force, check=False, sidecars=sidecars))
 
 
-def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
-    """Return a note where no certificate is asked for.
+def _gate(ready: Prepared, allow_unverified: bool, accept_undecided: bool) -> tuple[str, ...]:
+    """Return a note that says what vouches for it: a certificate and its grade, or why none is asked for.
 
     Raises: CheckpointError where one is, and none covers the context that the file would state.
     """
@@ -172,13 +174,13 @@ def _gate(ready: Prepared, allow_unverified: bool) -> tuple[str, ...]:
         return ("no certificate needed: ropetool did not produce this checkpoint",)
     if allow_unverified:
         return ("exported without asking for a certificate, as --allow-unverified says",)
-    lacking = certificate.shortfall(path, ready.context_length)
+    lacking = certificate.shortfall(path, ready.context_length, accept_undecided=accept_undecided)
     if lacking:
         raise CheckpointError(
             f"ropetool made it, and {lacking}",
             where=str(path), try_=certificate.remedy(path),
         )  # fmt: skip
-    return ()
+    return (f"certificate: {certificate.state(path).why}",)
 
 
 def _trained_length(ready: Prepared) -> int | None:

@@ -210,12 +210,18 @@ def _between(text: str, start: str, end: str) -> str:
 def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False) -> str:
     if certificate is None:
         return f"### Verification\n\n{_UNVERIFIED}"
-    verdicts = {"pass": "passed", "fail": "**failed**", "partial": "was measured in part"}
+    verdicts = {
+        "pass": "passed",
+        "fail": "**failed**",
+        "partial": "was measured in part",
+        "undecided": "was left undecided",
+    }
     subject = "Of the checkpoint that this file was exported from. " if of_source else ""
     verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
+    grade = f" at grade {certificate['grade']}" if "grade" in certificate else ""
     head = (
         f"### Verification\n\n{subject}The {certificate['suite']} suite of `ropetool verify`, up to "
-        f"{certificate['longest']} tokens: it {verdict} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
+        f"{certificate['longest']} tokens: it {verdict}{grade} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
     ).rstrip()
     rows = [
         f"| {_cell(c['name'])} | {_figure(c['figure'])} | {_figure(c['limit'])} | {_cell(c['verdict'])} | {_cell(c['detail'])} |"

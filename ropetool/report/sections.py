@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ropetool.report.grids import divergence_section, retrieval_section
 from ropetool.report.tables import (
     BAD,
+    GOOD,
     NONE,
     WARN,
     Cell,
@@ -19,7 +21,19 @@ from ropetool.report.tables import (
     with_interval,
     yes_no,
 )
-from ropetool.verification.results import FarResult, PositionResult, ProtocolResult, VerifyResult
+from ropetool.verification.results import (
+    BETTER,
+    NO_WORSE,
+    NOT_JUDGED,
+    UNDECIDED,
+    WORSE,
+    FarResult,
+    PositionResult,
+    ProtocolResult,
+    VerifyResult,
+)
+
+JUDGED = {BETTER: GOOD, NO_WORSE: "", WORSE: BAD, UNDECIDED: WARN, NOT_JUDGED: WARN}
 
 
 def sections(result: VerifyResult) -> Iterator[Section]:
@@ -27,6 +41,8 @@ def sections(result: VerifyResult) -> Iterator[Section]:
     if result.lengths:
         yield _loss(result)
         yield _worth(result)
+    if any(entry.kinds for entry in result.lengths):
+        yield _kinds(result)
     if result.protocols:
         yield _protocols(result.protocols)
     if result.position is not None:
@@ -48,7 +64,8 @@ def _loss(result: VerifyResult) -> Section:
             perplexity(entry.baseline),
             perplexity(entry.target),
             number(entry.ratio),
-            yes_no(entry.holds, BAD),
+            NONE if entry.upper is None else number(entry.upper),
+            Cell(NONE if entry.verdict == NOT_JUDGED else entry.verdict, JUDGED[entry.verdict]),
             _bits(entry.baseline_bits),
             _bits(entry.target_bits),
         )
@@ -59,10 +76,25 @@ def _loss(result: VerifyResult) -> Section:
         ("segments", f"places of {result.scored} scored tokens, and in how many documents; ! too few"),
         ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
         ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
-        ("within limit", "whether the ratio is within the limit of the gate"),
+        ("at most", "what the true ratio is below, with 95 % confidence"),
+        (
+            "verdict",
+            f"better: surely below 1; worse: surely above {asked(result)}; no worse: all of the rest is below; undecided: "
+            "too little text to tell; -: none is given",
+        ),
         ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
     )
-    head = ("length", "segments", "ppl baseline", "ppl target", "ratio", "within limit", "bits baseline", "bits target")
+    head = (
+        "length",
+        "segments",
+        "ppl baseline",
+        "ppl target",
+        "ratio",
+        "at most",
+        "verdict",
+        "bits baseline",
+        "bits target",
+    )
     notes = tuple(f"{entry.length}: {entry.note}" for entry in result.lengths if entry.note)
     return Section("loss", "Last segment: does quality hold?", Table(head, rows), legend, notes)
 
@@ -84,7 +116,7 @@ def _worth(result: VerifyResult) -> Section:
             "gain",
             f"nats a token saved on the baseline that reads only the last min(length, {trained}) tokens (± 95 %, paired)",
         ),
-        ("useful", "all of that interval is above 0"),
+        ("useful", "the verdict is better: the gain is surely above 0 over all lengths together"),
         ("doubling", "nats a token that the target saves on itself at the length before"),
         (
             "regression",
@@ -95,6 +127,32 @@ def _worth(result: VerifyResult) -> Section:
     return Section(
         "worth", "Last segment: does the longer context help, and what does it cost?", Table(head, rows), legend
     )
+
+
+def _kinds(result: VerifyResult) -> Section:
+    """Return the differences by kind of text, at the trained length and at the longest one."""
+    trained = [entry for entry in result.lengths if entry.length <= result.trained_length]
+    shown = {entry.length: entry for entry in (*trained[-1:], result.lengths[-1])}
+    rows = tuple(
+        row(
+            str(length),
+            of.kind,
+            str(of.difference.documents),
+            number(math.exp(of.difference.mean)),
+            change(of.difference),
+        )
+        for length, entry in shown.items()
+        for of in entry.kinds
+    )
+    legend = (("change", "nats a token, target minus baseline, as for the ratio above, paired, ± its 95 % interval"),)
+    head = ("length", "kind of text", "documents", "ratio", "change")
+    return Section("kinds", "Last segment: by kind of text", Table(head, rows, words=(1,)), legend)
+
+
+def asked(result: VerifyResult) -> str:
+    """Return the limit of the ratio, as the gate states it."""
+    limits = [check.limit for check in result.checks if check.name == "ratio" and check.limit is not None]
+    return f"{limits[0]:g}" if limits else "the limit"
 
 
 def _protocols(found: Sequence[ProtocolResult]) -> Section:

@@ -43,7 +43,8 @@ def of_their_kinds(documents: Sequence[Document]) -> list[Document]:
     manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
     kinds = {row["sha256"]: row.get("kind", "") for row in manifest["documents"]}
     return [
-        document if document.kind else replace(document, kind=kinds.get(_digest(document), "")) for document in documents
+        document if document.kind else replace(document, kind=kinds.get(_digest(document), ""))
+        for document in documents
     ]
 
 

@@ -53,6 +53,7 @@ def verify_checkpoint(
     measures: Sequence[str] = (),
     segments: int | None = None,
     limits: Limits | None = None,
+    budget: float | None = None,
     seed: int = 0,
     device: str = "auto",
     dtype: str = "auto",
@@ -119,6 +120,7 @@ def verify_checkpoint(
             context_length=context,
             suite=chosen,
             limits=limits,
+            budget=budget,
             against=pair,
             checks=checks,
             bands=_bands(found, before or found, trained, context),
@@ -233,6 +235,7 @@ def _certified(
         baseline=result.baseline,
         texts=result.texts,
         unbound=certificate.unbound(target, marked),
+        grade=result.grade,
     )
     reach = certificate.reach(found.to_json())
     if reach:

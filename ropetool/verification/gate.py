@@ -9,20 +9,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropetool.errors import ConfigError
+from ropetool.checkpoint.certificate import PUBLISHABLE, RESEARCH, USABLE
+from ropetool.errors import ConfigError, did_you_mean
 from ropetool.verification.measures.retrieval import count_at, score_within
 from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
+    NOT_JUDGED,
     NOT_RUN,
     PASS,
+    UNDECIDED,
+    WORSE,
     Check,
     DivergenceResult,
+    Estimate,
     FarResult,
     LengthResult,
     RetrievalResult,
 )  # fmt: skip
-from ropetool.verification.statistics import wilson
+from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, negated, rejected, wilson
 
 KL = "KL"
 NOTHING_BEYOND = "no length beyond the trained one was measured"
@@ -32,50 +37,92 @@ SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What is allowed. max_kl: None asks for the default of the pair of files; see `kl_checks`."""
+class Grade:
+    """What a checkpoint is good enough for. max_ratio: of perplexities, at every length. reads_far: has to be shown."""
 
-    max_ratio: float = 1.5
-    max_tax: float = 0.35
+    name: str
+    max_ratio: float
+    reads_far: bool
+
+    @property
+    def margin(self) -> float:
+        """What the checkpoint may lose, in nats a token."""
+        return math.log(self.max_ratio)
+
+
+GRADES = {
+    grade.name: grade
+    for grade in (Grade(PUBLISHABLE, 1.03, True), Grade(USABLE, 1.10, True), Grade(RESEARCH, 1.5, False))
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is allowed. grade: one of GRADES. max_kl: None asks for the default of the pair of files; see `kl_checks`."""
+
+    grade: str = USABLE
     min_retrieval: float = 0.8
     max_kl: float | None = None
     require_useful: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("--max-ratio", self.max_ratio), ("--max-tax", self.max_tax), ("--max-kl", self.max_kl)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{value} is not a limit; it must be finite and above 0", where=name)
+        if self.grade not in GRADES:
+            raise ConfigError(
+                f"{self.grade!r} is not one of {', '.join(GRADES)}{did_you_mean(self.grade, GRADES)}", where="--grade"
+            )
+        if self.max_kl is not None and not (math.isfinite(self.max_kl) and self.max_kl > 0):
+            raise ConfigError(f"{self.max_kl} is not a limit; it must be finite and above 0", where="--max-kl")
         if not 0 <= self.min_retrieval <= 1:
             raise ConfigError(
                 f"{self.min_retrieval} is not a share of a score; it lies between 0 and 1", where="--min-retrieval"
             )
 
+    @property
+    def asked(self) -> Grade:
+        """The grade itself."""
+        return GRADES[self.grade]
 
-def loss_checks(lengths: Sequence[LengthResult], trained_length: int, limits: Limits) -> list[Check]:
-    """Return the checks on the last segments: ratio, tax, usefulness, and whether the texts sufficed."""
-    worst = max(lengths, key=lambda entry: entry.ratio)
+
+def loss_checks(
+    lengths: Sequence[LengthResult], trained_length: int, limits: Limits, error: float = ERROR
+) -> list[Check]:
+    """Return the checks on the last segments: the ratio's bounds, usefulness, and whether the texts sufficed."""
     checks = [
-        Check(
-            "ratio", worst.ratio, limits.max_ratio, _verdict(all(entry.holds for entry in lengths)),
-            f"largest, at {worst.length} tokens",
-        ),
-        _tax_check(lengths, limits),
+        _ratio_check(lengths, limits.asked, confidence(error)),
         _useful_check([entry for entry in lengths if entry.length > trained_length], limits),
-    ]  # fmt: skip
+    ]
     thin = [str(entry.length) for entry in lengths if entry.partial]
     if thin:
         checks.append(Check("texts", None, None, NOT_RUN, f"too little text at {', '.join(thin)}"))
     return checks
 
 
-def _tax_check(lengths: Sequence[LengthResult], limits: Limits) -> Check:
-    taxed = [(entry.tax.mean, entry.length) for entry in lengths if entry.tax is not None]
-    if not taxed:
-        return Check("tax", None, limits.max_tax, NOT_ASKED, "no length within the trained one, or no baseline")
-    figure, length = max(taxed)
-    return Check(
-        "tax", figure, limits.max_tax, _verdict(figure <= limits.max_tax), f"nats, largest, at {length} tokens"
-    )
+def _ratio_check(lengths: Sequence[LengthResult], grade: Grade, sure: str) -> Check:
+    """Return whether every length is within the limit: by its upper bound, and by the lower one where it is surely not."""
+    judged = [
+        (entry.upper, entry.length) for entry in lengths if entry.verdict != NOT_JUDGED and entry.upper is not None
+    ]
+    if not judged:
+        return Check("ratio", None, grade.max_ratio, NOT_RUN, "no length could be compared with a baseline")
+    worse = {entry.length: entry.lower for entry in lengths if entry.verdict == WORSE and entry.lower is not None}
+    if worse:
+        length = max(worse, key=worse.__getitem__)
+        places = ", ".join(map(str, worse))
+        told = f"{sure} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
+        return Check("ratio", worse[length], grade.max_ratio, FAIL, told)
+    upper, length = max(judged)
+    told = f"{sure} upper bound, the largest, at {length} tokens"
+    straddling = [str(entry.length) for entry in lengths if entry.verdict == UNDECIDED]
+    if straddling:
+        return Check(
+            "ratio", upper, grade.max_ratio, UNDECIDED, f"{told}; more text decides at {', '.join(straddling)}"
+        )
+    return Check("ratio", upper, grade.max_ratio, PASS, told)
+
+
+def confidence(error: float) -> str:
+    """Return what a bound of this chance of error is called."""
+    return f"{100 * (1 - error):g} %"
 
 
 def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
@@ -86,6 +133,50 @@ def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
     if not limits.require_useful:
         return Check("useful", None, None, NOT_ASKED, told)
     return Check("useful", None, None, _verdict(len(useful) == len(beyond)), told)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A gain that only text further away than the trained length can give, and where it was measured, in words."""
+
+    said: str
+    gain: Estimate
+
+
+def evidence_of_reading(
+    lengths: Sequence[LengthResult], far: FarResult | None, trained_length: int, context_length: int
+) -> list[Evidence]:
+    """Return what was measured at the stated context that can show that far text is read; none below that context.
+
+    The gain over truncation is in nats a token, that of far dependence a part of 1; each is held against 0.
+    """
+    reached = [entry for entry in lengths if entry.length >= context_length and not entry.partial]
+    found = []
+    if reached and reached[0].difference_to_truncation is not None:
+        gain = negated(reached[0].difference_to_truncation)
+        found.append(Evidence(f"gain over truncation at {reached[0].length} tokens", gain))
+    distant = [] if far is None else [entry for entry in far.distances if entry.distance > trained_length]
+    if reached and distant:
+        last = max(distant, key=lambda entry: entry.distance)
+        found.append(Evidence(f"gain from a copy {last.distance} tokens before", last.gain))
+    return found
+
+
+def reading_check(
+    evidence: Sequence[Evidence], grade: Grade, trained_length: int, context_length: int, error: float = ERROR
+) -> Check:
+    """Return whether far text is shown to be read at the stated context: one proof of those tried, by Holm's rule."""
+    name = "far text"
+    if not grade.reads_far:
+        return Check(name, None, None, NOT_ASKED, f"grade {grade.name} does not ask for it")
+    if context_length <= trained_length:
+        return Check(name, None, None, NOT_ASKED, "the context is not longer than the trained one")
+    if not evidence:
+        return Check(name, None, 0.0, NOT_RUN, f"nothing was compared at the stated context of {context_length} tokens")
+    chances = [chance_of_less(each.gain, 0.0) for each in evidence]
+    best = evidence[chances.index(min(chances))]
+    told = f"{confidence(error)} lower bound of the {best.said}"
+    return Check(name, lower_bound(best.gain, error), 0.0, PASS if any(rejected(chances, error)) else UNDECIDED, told)
 
 
 def retrieval_check(grid: RetrievalResult, far: FarResult | None, trained_length: int, limits: Limits) -> Check:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SCHEMA = 1
+BETTER, NO_WORSE, WORSE, UNDECIDED, NOT_JUDGED = "better", "no worse", "worse", "undecided", "not judged"
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,13 @@ class LengthResult:
 
     target, baseline: the loss in nats. bits: the same per byte of scored text, over ln 2. difference_to_truncation:
     the target's loss minus the baseline's on the last min(length, trained length) tokens of the same segments. ratio:
-    the target's perplexity over the baseline's there. holds: the ratio is within its limit. useful: the difference has
-    its whole interval below zero. tax: the difference at this very length, where it is within the trained one.
-    doubling: the target's loss minus its own at the length before. partial: too few segments or documents for a verdict.
+    the target's perplexity over the baseline's there. lower,
+    upper: what the true ratio is above, and below, with 95 % confidence each; None where there is nothing to compare with.
+    verdict: `worse` where the true ratio is above the limit of the grade, `better` where it is below 1, both sure over all
+    lengths together; else `no worse` where the upper bound is within the limit, else `undecided`; `not judged` without a
+    comparison or with thin texts. holds: better or no worse. useful: better; None where it is not judged. tax: the
+    difference at this very length, where it is within the trained one. doubling: the target's loss minus its own at the
+    length before. partial: too few segments or documents for a verdict.
     kinds: the same difference by kind of text; empty where all are of one.
     """
 
@@ -63,6 +68,9 @@ class LengthResult:
     baseline_bits: float | None
     difference_to_truncation: Estimate | None
     ratio: float
+    lower: float | None
+    upper: float | None
+    verdict: str
     holds: bool
     useful: bool | None
     tax: Estimate | None
@@ -204,6 +212,7 @@ class DivergenceResult:
 
 
 PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
+PARTIAL = "partial"
 
 
 @dataclass(frozen=True)
@@ -223,7 +232,8 @@ class VerifyResult:
 
     certificate: `file`, whether it was `written`, and why an earlier one was `kept` in its place; None where there is
     none to write. extension: method, factor and params of what made the target longer, as its record has them. texts:
-    what was read, as `verification.catalogue` describes it; None where the caller brought its own documents.
+    what was read, as `verification.catalogue` describes it; None where the caller brought its own documents. grade: what
+    was asked of it. attainable: the smallest ratio that these texts were likely to tell from 1, before the run.
     """
 
     target: str
@@ -249,17 +259,19 @@ class VerifyResult:
     certificate: Mapping[str, Any] | None = None
     extension: Mapping[str, Any] | None = None
     texts: Mapping[str, Any] | None = None
+    grade: str = ""
+    attainable: float | None = None
 
     @property
     def verdict(self) -> str:
-        """`fail` if a check failed, else `partial` if one could not run, else `pass`."""
+        """`fail` if a check failed, else `partial` if one could not run, else `undecided` if one is, else `pass`."""
         found = {check.verdict for check in self.checks}
-        return "fail" if FAIL in found else "partial" if NOT_RUN in found else "pass"
+        return FAIL if FAIL in found else PARTIAL if NOT_RUN in found else UNDECIDED if UNDECIDED in found else PASS
 
     @property
     def exit_code(self) -> int:
-        """0 for a pass, 3 for a fail, 1 for partial."""
-        return {"pass": 0, "fail": 3, "partial": 1}[self.verdict]
+        """0 for a pass, 3 for a fail, 1 for what is partial or undecided."""
+        return {PASS: 0, FAIL: 3, PARTIAL: 1, UNDECIDED: 1}[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""

@@ -5,13 +5,17 @@ Knows nothing of options, of where a checkpoint comes from, or of how results ar
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
+
+import numpy as np
 
 from ropetool.errors import ConfigError
 from ropetool.files import hub
@@ -20,22 +24,26 @@ from ropetool.verification import estimate, gate, suites
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.divergence import diverge, divergence_rows
-from ropetool.verification.measures.loss import LastSegment, prepare_last_segment
+from ropetool.verification.measures.loss import LastSegment, Losses, perplexity, prepare_last_segment
 from ropetool.verification.measures.position import prepare_position
 from ropetool.verification.measures.protocols import PROTOCOLS
 from ropetool.verification.measures.protocols import prepare as prepare_protocol
 from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.measures.retrieval import prepare_retrieval
 from ropetool.verification.measures.segments import MIN_SEGMENTS
-from ropetool.verification.results import Check, DivergenceResult, VerifyResult
+from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner
+from ropetool.verification.statistics import ERROR, attainable
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
 
 MIN_LENGTH = 8
 AGAINST = "against"
 DIVERGENCE_TOKENS = 16384  # of each model, at most, unless one row is longer
+SPREAD = 0.15  # nats, by which documents differ in what an extension costs; of the demo's, which cost much
+SPENT = (0.01, 0.04)  # chances of a wrong verdict that the first and the second stage of a run with a budget may take
+MOST_SEGMENTS = 4096
 LONG_RUN = 60.0  # seconds, beyond which the estimate is told
 
 Progress = Callable[[str, int, int], None]
@@ -77,6 +85,7 @@ def verify(
     context_length: int | None = None,
     suite: Suite | None = None,
     limits: Limits | None = None,
+    budget: float | None = None,
     against: Pair | None = None,
     checks: Sequence[Check] = (),
     bands: Mapping[str, Any] | None = None,
@@ -93,13 +102,17 @@ def verify(
     Without a baseline the target itself within its trained length is the baseline. Lengths beyond the trained
     length, and beyond the file's `context_length`, are measured like any other. The models are loaded one after
     the other, but for `against`, which is open beside the target. `checks` are those made already; `wrap` may put
-    something around each runner, told its role.
+    something around each runner, told its role. budget: minutes; a run that its first stage leaves undecided goes on with
+    more segments for so long, and each stage takes a part of the chance of a wrong verdict.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
     CheckpointError if a checkpoint cannot be read or its logits are not finite.
     """
     suite, limits = suite or suites.SUITES["quick"], limits or Limits()
+    if budget is not None and not (math.isfinite(budget) and budget > 0):
+        raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
     _check(lengths, trained_length, suite.segments)
+    suite = _shown_far(suite, limits, max(lengths) > trained_length, len(texts))
     paths = {TARGET: target}
     if baseline is not None and baseline.resolve() != target.resolve():
         paths[BASELINE] = baseline
@@ -117,10 +130,45 @@ def verify(
         tell("reading the texts", 0, 0)
         corpus = read_corpus(texts, runners, paths)
         measurements = _prepared(suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed)
+        more = (
+            None
+            if budget is None
+            else _affordable(
+                suite,
+                corpus,
+                runners[TARGET],
+                measurements,
+                [role for role in paths if role != AGAINST],
+                budget,
+                limits,
+                seed,
+            )
+        )
+        if more is not None:
+            measurements = [
+                m if not isinstance(m, LastSegment) else more.part(0, suite.segments, SPENT[0]) for m in measurements
+            ]
+        able = _attainable(measurements if more is None else [more])
         if say is not None:
+            if able is not None:
+                say(_told(able, limits))
             _estimate(runners[TARGET], measurements, corpus, [role for role in paths if role != AGAINST], say)
         raw = _measure_each(around, measurements, tell)
         found = {m.name: m.result(raw[TARGET][m.name], raw.get(BASELINE, {}).get(m.name)) for m in measurements}
+        error = ERROR if budget is None else SPENT[0]
+        judge = partial(
+            _judged, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
+        )
+        if more is not None and any(check.verdict == UNDECIDED for check in judge(found, error=error)):
+            rest, error = more.part(suite.segments, None, SPENT[1]), SPENT[1]
+            again = _measure_each(around, [rest], tell)
+            joined = {role: _joined(raw[role][more.name], again[role][more.name]) for role in again}
+            more = replace(more, error=error)
+            measurements = [m if not isinstance(m, LastSegment) else more for m in measurements]
+            found[more.name] = more.result(joined[TARGET], joined.get(BASELINE))
+            notes.append(
+                f"the first {suite.segments} segments decided nothing at {100 * SPENT[0]:g} %, so there was a second stage"
+            )
         divergence, own = None, None
         if against is not None:
             divergence = _diverge(around[AGAINST], around[TARGET], corpus, max(lengths), trained_length, seed, tell)
@@ -147,9 +195,77 @@ def verify(
         retrieval=tuple(found[n] for n in (suites.RETRIEVAL, suites.MANY_KEYS, suites.VARIABLES) if n in found),
         divergence=divergence,
         bands=bands,
-        checks=(*checks, *_judged(found, divergence, own, against, trained_length, limits)),
+        checks=(
+            *checks, *judge(found, divergence, own, against, error=error),
+        ),
         runtime=around[TARGET].description,
         notes=(*notes, *([warning] if warning else [])),
+        grade=limits.grade,
+        attainable=able,
+    )  # fmt: skip
+
+
+def _shown_far(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
+    """Return the suite with far dependence where its grade asks for proof that far text is read, and texts allow it."""
+    wanted = limits.asked.reads_far and beyond and documents > 1 and suite.name != suites.CUSTOM
+    if not wanted or suites.FAR in suite.measures:
+        return suite
+    return replace(suite, measures=(*suite.measures, suites.FAR))
+
+
+def _affordable(
+    suite: Suite,
+    corpus: Corpus,
+    target: Runner,
+    measurements: Sequence[Measurement],
+    roles: Sequence[str],
+    budget: float,
+    limits: Limits,
+    seed: int,
+) -> LastSegment | None:
+    """Return the last segments with as many places as the budget leaves time for; None where that is no more than asked.
+
+    budget: minutes, for all measurements and both models, as `estimate` knows them beforehand.
+    """
+    first = next((m for m in measurements if isinstance(m, LastSegment)), None)
+    if first is None:
+        return None
+    spent = estimate.seconds(target, corpus, _work(measurements, roles))
+    one = estimate.seconds(target, corpus, _work([first], roles)) / suite.segments
+    extra = int((60 * budget - spent) / one) if one else 0
+    if extra < MIN_SEGMENTS:
+        return None
+    return prepare_last_segment(
+        corpus, first.asked, first.trained_length, context_length=first.context_length, margin=limits.asked.margin,
+        segments=min(suite.segments + extra, MOST_SEGMENTS), seed=seed,
+    )  # fmt: skip
+
+
+def _joined(first: Losses, rest: Losses) -> Losses:
+    """Return the losses of both stages, by length."""
+    return {length: np.concatenate([part, rest[length]]) if length in rest else part for length, part in first.items()}
+
+
+def _attainable(measurements: Sequence[Measurement]) -> float | None:
+    """Return the ratio that the texts of the longest length are likely to tell from 1; None where nothing is compared."""
+    chosen = next((m.chosen for m in measurements if isinstance(m, LastSegment)), None)
+    if chosen is None:
+        return None
+    documents = [segment.document for segment in chosen[max(chosen)]]
+    return perplexity(attainable(documents, SPREAD))
+
+
+def _told(able: float, limits: Limits) -> str:
+    """Return what can be decided with these texts, as a sentence for before the run."""
+    grade = limits.asked
+    if not math.isfinite(able):
+        return "these texts are one document, which decides nothing; --text takes several"
+    known = f"these texts are likely to tell a ratio of {able:.2f} from 1"
+    if able <= grade.max_ratio:
+        return f"{known}; grade {grade.name} asks for {grade.max_ratio:g}"
+    return (
+        f"{known}, and grade {grade.name} asks for {grade.max_ratio:g}: unless the documents agree more than those of the "
+        "demo, it stays undecided; --text with more documents decides"
     )
 
 
@@ -169,7 +285,7 @@ def _prepared(
         if name == suites.LAST_SEGMENT:
             made.append(
                 prepare_last_segment(
-                    corpus, lengths, trained_length, context_length=context_length, max_ratio=limits.max_ratio,
+                    corpus, lengths, trained_length, context_length=context_length, margin=limits.asked.margin,
                     segments=suite.segments, seed=seed,
                 )
             )  # fmt: skip
@@ -263,15 +379,21 @@ def _own_divergence(
 
 def _judged(
     found: Mapping[str, Any],
-    divergence: DivergenceResult | None,
-    own: DivergenceResult | None,
-    against: Pair | None,
+    divergence: DivergenceResult | None = None,
+    own: DivergenceResult | None = None,
+    against: Pair | None = None,
+    *,
     trained_length: int,
+    context_length: int,
     limits: Limits,
+    error: float,
 ) -> list[Check]:
     checks: list[Check] = []
     if suites.LAST_SEGMENT in found:
-        checks += gate.loss_checks(found[suites.LAST_SEGMENT], trained_length, limits)
+        lengths = found[suites.LAST_SEGMENT]
+        evidence = gate.evidence_of_reading(lengths, found.get(suites.FAR), trained_length, context_length)
+        checks += gate.loss_checks(lengths, trained_length, limits, error)
+        checks.append(gate.reading_check(evidence, limits.asked, trained_length, context_length, error))
     for name in (suites.RETRIEVAL, suites.MANY_KEYS, suites.VARIABLES):
         if name in found:
             checks.append(gate.retrieval_check(found[name], found.get(suites.FAR), trained_length, limits))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ from ropetool.rope.tables import Array
 from ropetool.verification.results import Estimate
 
 CONFIDENCE = 0.95
-ONE_SIDED = 0.90  # what Student's t stays within up to sign, with 5 % on either side: a bound of 95 %
+POWER = 0.20  # the chance to miss what is `attainable`
 ERROR = 0.05  # of a verdict over all lengths together
 TERMS = 200  # of a continued fraction: the last digit at a thousand degrees of freedom
 NORMAL = 1.959963984540054  # the two-sided CONFIDENCE of a normal variable
@@ -80,6 +81,11 @@ def paired_difference(values: Array, reference: Array, documents: Sequence[int])
     return clustered(values - reference, documents)
 
 
+def negated(found: Estimate) -> Estimate:
+    """Return the estimate of the opposite: what is lost as what is gained."""
+    return replace(found, mean=-found.mean, low=-found.high, high=-found.low)
+
+
 def effective_documents(documents: Sequence[int]) -> float:
     """Return how many documents of equal size would tell as much as these: (sum n)^2 / sum n^2, with n parts of each."""
     if not len(documents):
@@ -91,18 +97,18 @@ def effective_documents(documents: Sequence[int]) -> float:
 # --- bounds and decisions
 
 
-def upper_bound(found: Estimate) -> float:
-    """Return what the true mean is below with 95 % confidence; infinite for a single document."""
-    return found.mean + _one_sided(found)
+def upper_bound(found: Estimate, error: float = ERROR) -> float:
+    """Return what the true mean is below, but for a chance of `error`; infinite for a single document."""
+    return found.mean + _one_sided(found, error)
 
 
-def lower_bound(found: Estimate) -> float:
-    """Return what the true mean is above with 95 % confidence."""
-    return found.mean - _one_sided(found)
+def lower_bound(found: Estimate, error: float = ERROR) -> float:
+    """Return what the true mean is above, but for a chance of `error`."""
+    return found.mean - _one_sided(found, error)
 
 
-def _one_sided(found: Estimate) -> float:
-    return math.inf if not found.degrees else t_quantile(ONE_SIDED, found.degrees) * found.standard_error
+def _one_sided(found: Estimate, error: float) -> float:
+    return math.inf if not found.degrees else t_quantile(1 - 2 * error, found.degrees) * found.standard_error
 
 
 def chance_of_less(found: Estimate, value: float) -> float:
@@ -123,6 +129,20 @@ def chance_of_more(found: Estimate, value: float) -> float:
     if not found.standard_error:
         return 0.0 if found.mean < value else 1.0
     return 1 - chance_of_less(found, value)
+
+
+def attainable(documents: Sequence[int], spread: float) -> float:
+    """Return the mean that is told from 0 with a power of 80 %, by a one-sided test at 5 %; infinite for one document.
+
+    documents: of each part. spread: the standard deviation of what documents mean, in the unit of the answer.
+    """
+    counts = np.unique(documents, return_counts=True)[1].astype(np.float64)
+    if len(counts) < 2:
+        return math.inf
+    shares = counts / counts.sum()
+    degrees = _degrees(shares)
+    quantiles = t_quantile(1 - 2 * ERROR, degrees) + t_quantile(1 - 2 * POWER, degrees)
+    return quantiles * spread * math.sqrt(float(shares @ shares))
 
 
 def rejected(chances: Sequence[float], level: float = ERROR) -> list[bool]:

@@ -26,8 +26,9 @@ from ropetool.errors import ConfigError
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("extend", "model", "--method", "yarn", "--factor", "4")
 OUTPUT = Path("model-yarn-4x")
-EXIT = {"pass": 0, "fail": 3, "partial": 1}
-CHECK = {"pass": "pass", "fail": "fail", "partial": "not run"}
+VOUCHED = "certificate: it passed the quick suite up to 1024 tokens at grade research"
+EXIT = {"pass": 0, "fail": 3, "partial": 1, "undecided": 1}
+CHECK = {"pass": "pass", "fail": "fail", "partial": "not run", "undecided": "undecided"}
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Verifier:
     longest: int = 1024
     exit_code: int | None = None
     error: BaseException | None = None
+    grade: str | None = None
     asked: list[tuple[Path, str]] = field(default_factory=list)
 
     def run_verify(self, target: Path, *, as_json: bool = False, **options: Any) -> Result:
@@ -57,8 +59,9 @@ class Verifier:
         return result
 
     def measured(self, target: Path, *, quiet: bool = False, suite: str = "", **options: Any) -> Result:
-        again = shlex.join(["ropetool", "verify", str(target), "--suite", suite, "--resume"])
-        assert options == {"again": f"`{again}`"}
+        asked = [] if self.grade is None else ["--grade", self.grade]
+        again = shlex.join(["ropetool", "verify", str(target), "--suite", suite, *asked, "--resume"])
+        assert options == {"again": f"`{again}`", "grade": self.grade}
         self.asked.append((target, suite))
         if self.error is not None:
             raise self.error
@@ -92,9 +95,17 @@ def state(path: Path) -> str:
 # --- the three in a row
 
 
+def test_the_grade_is_passed_on(verifier: Verifier) -> None:
+    verifier.grade = "research"
+    assert run(*YARN, "--verify", "--grade", "research").code == 0
+    assert verifier.asked[0][1] == "quick"
+    refused = run(*YARN, "-o", "other", "--grade", "research")
+    assert (refused.code, "--grade goes with --verify or --export" in refused.err) == (2, True)
+
+
 def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
     done = run(*YARN, "--copy", "--verify", "--export", "x.gguf")
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, f"Note: {VOUCHED}\n")
     lines = done.out.splitlines()
     assert (lines[0], lines[9:13], lines[13]) == (
         str(tmp_path / OUTPUT), ["", "THE TABLES", "", "x.gguf"], "  architecture  llama",
@@ -117,14 +128,14 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     found = done.json
     assert found.pop("verification") == {"schema": 1, "verdict": "pass"}
     exported = found.pop("export")
-    assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [])
+    assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [VOUCHED])
     assert found.pop("serving") == [line.replace(" plain ", " out ") for line in plain.pop("serving")]
     assert (found.pop("sidecars"), plain.pop("sidecars")) == (["out/README.md"], ["plain/README.md"])
     assert found == {**plain, "output": "out"}
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("verdict", ["fail", "partial"])
+@pytest.mark.parametrize("verdict", ["fail", "partial", "undecided"])
 def test_what_does_not_pass_stays_and_is_not_exported(verdict: str, as_json: bool, verifier: Verifier) -> None:
     verifier.verdict = verdict
     done = run(*YARN, "--verify", "--export", "x.gguf", *(["--json"] if as_json else []))
@@ -134,7 +145,7 @@ def test_what_does_not_pass_stays_and_is_not_exported(verdict: str, as_json: boo
     )
     assert names() == ["model", "model-yarn-4x"]
     assert config_of(OUTPUT)["max_position_embeddings"] == 1024
-    assert state(OUTPUT) == {"fail": "failed", "partial": "partial"}[verdict]
+    assert state(OUTPUT) == {"fail": "failed"}.get(verdict, verdict)
     if as_json:
         assert (done.json["written"], done.json["verification"]["verdict"], done.json["export"]) == (
             True,
@@ -200,7 +211,7 @@ def test_a_certificate_that_ends_too_early_is_not_enough(verifier: Verifier) -> 
     verifier.longest = 512
     done = run(*YARN, "--export", "x.gguf")
     assert done.code == 1
-    assert "it passed the quick suite up to 512 tokens, but states a context of 1024" in done.err
+    assert "it passed the quick suite up to 512 tokens at grade research, but states a context of 1024" in done.err
     assert names() == ["model", "model-yarn-4x"]
 
 
@@ -209,7 +220,7 @@ def test_the_gate_does_not_believe_the_exit_code(verifier: Verifier) -> None:
     verifier.verdict, verifier.exit_code = "fail", 0
     done = run(*YARN, "--export", "x.gguf")
     assert (done.code, Path("x.gguf").exists()) == (1, False)
-    assert "it failed the quick suite up to 1024 tokens: ratio" in done.err
+    assert "it failed the quick suite up to 1024 tokens at grade research: ratio" in done.err
 
 
 @pytest.mark.parametrize(

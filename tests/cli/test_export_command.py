@@ -140,9 +140,9 @@ VERIFY = "Try: ropetool verify model-yarn-4x --suite quick"
 LACKING = {
     "none": "no verification of it is on record",
     "stale": "its config, tokenizer, templates or weights are not those that its certificate was made for",
-    "failed": "it failed the quick suite up to 1024 tokens: ratio",
-    "partial": "it went through the quick suite up to 1024 tokens in part: not run were ratio",
-    "short": "it passed the quick suite up to 512 tokens, but states a context of 1024",
+    "failed": "it failed the quick suite up to 1024 tokens at grade research: ratio",
+    "partial": "it went through the quick suite up to 1024 tokens at grade research in part: not run were ratio",
+    "short": "it passed the quick suite up to 512 tokens at grade research, but states a context of 1024",
 }
 
 
@@ -162,7 +162,8 @@ def test_an_output_of_ours_needs_a_certificate(case: str, extended: Path) -> Non
     before = sorted(Path().iterdir())
     done = run("export", "model-yarn-4x")
     assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines() == [f"Error: model-yarn-4x: ropetool made it, and {LACKING[case]}", VERIFY]
+    asked = " --grade research" if case in ("failed", "short") else ""  # that of the certificate on record
+    assert done.err.splitlines() == [f"Error: model-yarn-4x: ropetool made it, and {LACKING[case]}", VERIFY + asked]
     assert sorted(Path().iterdir()) == before
     refused = run("export", "model-yarn-4x", "--json").json["error"]
     assert (refused["type"], refused["where"]) == ("CheckpointError", "model-yarn-4x")
@@ -174,13 +175,25 @@ def test_an_output_of_ours_needs_a_certificate(case: str, extended: Path) -> Non
 def test_a_certificate_opens_the_gate(extended: Path) -> None:
     certify(extended)
     done = run("export", "model-yarn-4x")
-    assert (done.code, done.err) == (0, "")
+    note = "Note: certificate: it passed the quick suite up to 1024 tokens at grade research\n"
+    assert (done.code, done.err) == (0, note)
     assert types(Path("model-yarn-4x-BF16.gguf")) == {"BF16"}
+
+
+def test_what_is_undecided_is_exported_where_that_is_accepted(extended: Path) -> None:
+    certify(extended, "undecided")
+    refused = run("export", "model-yarn-4x")
+    assert (refused.code, "left undecided: ratio" in refused.err) == (1, True)
+    assert "Try: ropetool verify model-yarn-4x --suite quick --grade research with more --text" in refused.err
+    accepted = run("export", "model-yarn-4x", "--accept-undecided")
+    assert (accepted.code, "left undecided: ratio" in accepted.err) == (0, True)
+    certify(extended, "fail")
+    assert run("export", "model-yarn-4x", "--accept-undecided", "--force").code == 1
 
 
 def test_without_the_gate_the_refused_would_be_exported(extended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: nothing but the certificate stands in the way of what is refused above."""
-    monkeypatch.setattr(certificate, "shortfall", lambda path, length: "")
+    monkeypatch.setattr(certificate, "shortfall", lambda path, length, **_: "")
     assert run("export", "model-yarn-4x").code == 0
 
 

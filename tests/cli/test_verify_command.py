@@ -21,7 +21,7 @@ from ropetool.verification.journal import Journal
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"
-QUICK = ["--suite", "quick", "--segments", "8"]
+QUICK = ["--suite", "quick", "--segments", "8", "--grade", "research"]
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +44,22 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 def test_a_passing_suite_is_certified_and_a_failing_one_too(folder: Path) -> None:
     found = run("verify", "extended", *QUICK, "--lengths", "256,512")
     assert found.code == 0, found.err
-    assert found.out.splitlines()[-1].startswith("pass: 6 of 6 checks passed")
+    assert found.out.splitlines()[-1].startswith("pass: 5 of 5 checks passed for grade research")
     made = read_object(folder / "extended" / "ropetool.json")[1]["certificate"]
-    assert (made["verdict"], made["suite"], made["longest"]) == ("pass", "quick", 512)
-    assert made["command"] == "ropetool verify extended --suite quick --segments 8 --lengths 256,512"
+    assert (made["verdict"], made["suite"], made["longest"], made["grade"]) == ("pass", "quick", 512, "research")
+    assert made["command"] == "ropetool verify extended --suite quick --segments 8 --grade research --lengths 256,512"
     assert not list((folder / "cache" / "verify").glob("*.sqlite"))  # a complete run leaves nothing behind
 
-    found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--max-tax", "0.01")
+    found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--require-useful")
     assert found.code == 3
-    assert "regression" in found.out.splitlines()[-1]
+    assert "useful at no length beyond the trained one" in found.out.splitlines()[-1]
     assert read_object(folder / "extended" / "ropetool.json")[1]["certificate"]["verdict"] == "fail"
 
 
 def test_a_checkpoint_of_others_is_certified_where_it_is_asked(folder: Path) -> None:
     found = run("verify", "model", *QUICK, "--lengths", "64,256", "--certificate", "model.json", "--json")
-    assert found.code == 0, found.err
-    assert json.loads(found.out)["verdict"] == "pass"
+    assert found.code == 1, found.err
+    assert json.loads(found.out)["verdict"] == "partial"  # it is compared with itself
     assert json.loads(found.out)["extension"] is None
     assert json.loads((folder / "model.json").read_text())["certificate"]["longest"] == 256
     assert not (folder / "model" / "ropetool.json").exists()
@@ -83,13 +83,13 @@ def test_a_narrower_run_leaves_a_wider_certificate_and_card_but_a_failing_one_do
     assert (done.code, done.json["certificate"]["written"]) == (0, False)
     why = done.json["certificate"]["kept"]
     assert (
-        "it is wider: lengths 512 besides; to replace it: `ropetool verify wide --suite quick --lengths 64,256,512`"
+        "it is wider: lengths 512 besides; to replace it: `ropetool verify wide --suite quick --grade research --lengths 64,256,512`"
         in why
     )
     assert f"Note: {why}" in done.err.splitlines()
     assert (record.read_bytes(), card.read_bytes()) == before
 
-    assert run("verify", "wide", *QUICK, "--lengths", "256", "--max-tax", "0.001").code == 3
+    assert run("verify", "wide", *QUICK, "--lengths", "256", "--grade", "publishable").code == 3
     made = read_object(record)[1]["certificate"]
     assert (made["verdict"], made["lengths"], made["baseline"]) == ("fail", [256], "model")
     assert "it **failed**" in card.read_text()
@@ -105,7 +105,18 @@ def kept_rows(journal: Path) -> int:
 
 
 def test_an_interrupted_run_goes_on(folder: Path) -> None:
-    arguments = ["extended", "--suite", "quick", "--lengths", "64,256,512", "--segments", "8", "--json"]
+    arguments = [
+        "extended",
+        "--suite",
+        "quick",
+        "--lengths",
+        "64,256,512",
+        "--segments",
+        "8",
+        "--json",
+        "--grade",
+        "research",
+    ]
     running = subprocess.Popen(
         [sys.executable, "-m", "ropetool", "verify", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -172,7 +183,10 @@ def test_a_report_is_written_beside_the_result(folder: Path) -> None:
     [
         (["extended", "--suite", "huge"], 1, "--suite: 'huge' is not one of quick, standard, full"),
         (["extended", "--measure", "iq"], 1, "--measure: 'iq' is not one of last-segment"),
-        (["extended", "--max-tax", "0"], 1, "--max-tax: 0.0 is not a limit"),
+        (["extended", "--max-ratio", "1.5"], 2, "--grade research is nearest to the old limits"),
+        (["extended", "--max-tax", "0.1"], 2, "--max-ratio and --max-tax are gone"),
+        (["extended", "--grade", "usefull"], 1, "--grade: 'usefull' is not one of publishable, usable, research"),
+        (["extended", "--max-kl", "0"], 1, "--max-kl: 0.0 is not a limit"),
         (["extended", "--min-retrieval", "2"], 1, "--min-retrieval: 2.0 is not a share"),
         (["extended", "--device", "cuda:77"], 1, "--device: cuda:77 was asked for, and torch finds none here"),
         (["extended", "--lengths", "512,256"], 1, "--lengths: 256 comes after 512"),

@@ -19,6 +19,7 @@ import ropetool
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Patch, read_header, write_patched
 from ropetool.verification import suites
+from ropetool.verification.gate import Limits
 from ropetool.verification.measures.parity import logit_parity
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import VerifyResult
@@ -49,7 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def verified(target: Path, baseline: Path, lengths: list[int]) -> VerifyResult:
-    return ropetool.verify(target, baseline=baseline, lengths=lengths, segments=8, suite="quick")
+    return ropetool.verify(
+        target, baseline=baseline, lengths=lengths, segments=8, suite="quick", limits=Limits(grade="research")
+    )
 
 
 def perplexities(result: VerifyResult) -> list[float]:
@@ -83,6 +86,7 @@ def test_logits_are_those_of_the_checkpoint(folder: Path) -> None:
 def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ropetool.cli.demo.LENGTHS", [2048])  # up to the context stated: the export asks for it
     monkeypatch.setattr("ropetool.cli.demo.SHORTER", [512])
+    monkeypatch.setattr("ropetool.cli.demo.FACTOR", 2)  # surely good enough with so few places
     monkeypatch.setitem(suites.SUITES, "quick", replace(suites.SUITES["quick"], segments=MIN_SEGMENTS))
     if not installed:
         monkeypatch.setitem(sys.modules, "llama_cpp", None)
@@ -98,5 +102,5 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
         assert parity == 'parity: not measured, llama-cpp-python is not installed; pip install "ropetool[llama]"'
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
     beside = [f"model-yarn-8x-F32.gguf{end}" for end in ("", ".Modelfile", ".README.md", ".ropetool.json")]
-    assert names == ["model", "model-yarn-6x", "model-yarn-8x", *beside]
+    assert names == ["model", "model-yarn-2x", "model-yarn-8x", *beside]
     assert str(tmp_path) not in done.out.partition("The checkpoints")[0]

@@ -114,7 +114,9 @@ def figures(page: Page) -> dict[str, str]:
             for name, cell in zip(tables[0][0], row, strict=True):
                 number = re.match(r"[-+]?(\d[\d.]*(e-?\d+)?|inf)", cell)
                 if number and name:
-                    found[f"{section} {row[0]}{' ' + row[1] if section == 'protocols' else ''} {name}"] = number[0]
+                    found[f"{section} {row[0]}{' ' + row[1] if section in ('protocols', 'kinds') else ''} {name}"] = (
+                        number[0]
+                    )
     return found
 
 
@@ -123,10 +125,14 @@ def expected(result: VerifyResult) -> dict[str, float]:
     found: dict[str, float | None] = {}
     for e in result.lengths:
         at = f"loss {e.length}"
-        found |= {f"{at} length": e.length, f"{at} segments": e.segments, f"{at} ratio": e.ratio,
+        found |= {f"{at} length": e.length, f"{at} segments": e.segments, f"{at} ratio": e.ratio, f"{at} at most": e.upper,
                   f"{at} bits target": e.target_bits, f"{at} bits baseline": e.baseline_bits,
                   f"{at} ppl target": math.exp(e.target.mean),
                   f"{at} ppl baseline": e.baseline and math.exp(e.baseline.mean)}  # fmt: skip
+        for of in e.kinds:
+            at = f"kinds {e.length} {of.kind}"
+            found |= {f"{at} length": e.length, f"{at} documents": of.difference.documents,
+                      f"{at} ratio": math.exp(of.difference.mean), f"{at} change": of.difference.mean}  # fmt: skip
         at = f"worth {e.length}"
         gain = e.difference_to_truncation
         found |= {f"{at} length": e.length, f"{at} gain over truncation": gain and -gain.mean,
@@ -163,8 +169,7 @@ def expected(result: VerifyResult) -> dict[str, float]:
                   f"{at} median": span.median, f"{at} 99 %": span.p99, f"{at} maximum": span.maximum,
                   f"{at} top-1": span.top1, f"{at} logits": span.logit_difference}  # fmt: skip
     for check in result.checks:
-        name = "regression" if check.name == "tax" else check.name
-        found |= {f"gate {name} figure": check.figure, f"gate {name} limit": check.limit}
+        found |= {f"gate {check.name} figure": check.figure, f"gate {check.name} limit": check.limit}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -207,14 +212,14 @@ def test_a_planted_wrong_figure_is_seen(case: str, files: dict[str, bytes]) -> N
 
 
 def test_a_result_with_another_figure_has_another_page(files: dict[str, bytes]) -> None:
-    first, *others = sample.lengths()
+    first, *others = sample.full().lengths
     other = replace(sample.full(), lengths=(replace(first, ratio=1.31), *others))
     assert wrong(parsed(files["index.html"].decode()), other) == ["loss 64 ratio"]
 
 
 ALWAYS = ["gate", "documents"]
 OF_FIELD: dict[str, tuple[list[str], Any]] = {
-    "lengths": (["loss", "worth"], ()),
+    "lengths": (["loss", "worth", "kinds"], ()),
     "protocols": (["protocols"], ()),
     "position": (["position"], None),
     "far": (["far"], None),
@@ -229,7 +234,7 @@ def test_every_measurement_has_its_section_and_plot(files: dict[str, bytes]) -> 
     page = parsed(files["index.html"].decode())
     sections = [name for names, _ in OF_FIELD.values() for name in names]
     assert sorted(page.tables) == sorted([*ALWAYS, *sections])
-    without_plot = {"worth", "protocols", "notes"}
+    without_plot = {"worth", "kinds", "protocols", "notes"}
     assert sorted(files) == sorted(["index.html", "tax.png", *(f"{n}.png" for n in sections if n not in without_plot)])
     assert sum(tag == "img" for tag, _ in page.tags) == len(files) - 1
 
@@ -249,7 +254,7 @@ def test_what_was_not_measured_has_none(name: str, files: dict[str, bytes]) -> N
 def test_the_head_says_what_was_compared_and_how(files: dict[str, bytes]) -> None:
     text = " ".join(" ".join(parsed(files["index.html"].decode()).text).split())
     for part in (
-        "pass : 6 of 6 checks passed; useful at 1024",
+        "pass : 6 of 6 checks passed for grade research; useful at 1024",
         "target demo-yarn-8x baseline demo against demo-yarn-8x.gguf suite full",
         "transformers 5.23.0, torch 2.13.0, cpu, float32",
         "command ropetool verify demo-yarn-8x --suite full",

@@ -46,14 +46,24 @@ def test_only_what_was_measured_is_shown(field: str) -> None:
 def test_a_result_without_any_measurement_still_has_its_checks() -> None:
     bare = replace(sample.minimal(), lengths=())
     lines = verify_text(bare).splitlines()
-    assert [line for line in lines if line][1] == "Gate, suite quick"
-    assert lines[-1] == "pass: 2 of 2 checks passed"
+    assert [line for line in lines if line][1] == "Gate, suite quick, grade research"
+    assert lines[-1] == "pass: 2 of 2 checks passed for grade research"
 
 
 def test_what_did_not_run_is_listed() -> None:
     checks = [*sample.CHECKS[:2], *(replace(c, figure=None, verdict="not run") for c in sample.CHECKS[2:4])]
     text = verify_text(replace(sample.full(), checks=tuple(checks)))
-    assert text.endswith("\npartial: not run: ratio, regression; 2 of 4 checks passed; useful at 1024\n")
+    assert text.endswith(
+        "\npartial: not run: ratio, far text; 2 of 4 checks passed for grade research; useful at 1024\n"
+    )
+
+
+def test_what_is_undecided_is_listed() -> None:
+    unsure = replace(sample.CHECKS[2], figure=1.61, verdict="undecided")
+    text = verify_text(replace(sample.full(), checks=(*sample.CHECKS[:2], unsure)))
+    assert text.endswith(
+        "\nundecided: more text decides ratio; 2 of 3 checks passed for grade research; useful at 1024\n"
+    )
 
 
 def test_a_figure_just_above_its_limit_does_not_look_equal_to_it() -> None:
@@ -87,6 +97,6 @@ def test_names_are_text_not_markup() -> None:
 
 
 def test_figures_of_another_size_stay_whole() -> None:
-    wild = replace(sample.lengths()[0], target=sample.estimate(500.0), baseline=sample.estimate(400.0), ratio=1e43)
+    wild = replace(sample.lengths()[0], target=sample.estimate(500.0), baseline=sample.estimate(3.0), ratio=1e43)
     text = verify_text(replace(sample.full(), lengths=(wild,)))
-    assert "5.2e173 (4.7e173-5.8e173)  1.4e217 (1.3e217-1.6e217)  1.0e43" in text
+    assert "20.1 (18.2-22.2)  1.4e217 (1.3e217-1.6e217)  1.0e43" in text

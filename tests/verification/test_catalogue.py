@@ -18,6 +18,7 @@ from ropetool.plans import model_card
 from ropetool.verification import catalogue
 from ropetool.verification.catalogue import described
 from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.gate import Limits
 from ropetool.verification.texts import Document, embedded_documents, long_documents, read_documents
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -81,7 +82,9 @@ def test_result_certificate_and_card_name_the_catalogue(tmp_path: Path, monkeypa
     folder.mkdir()
     for document in FOUR:
         (folder / f"{document.name}.xz").write_bytes(lzma.compress(document.text.encode()))
-    found = verify_checkpoint(target, texts=[folder], lengths=[128, 256], suite="quick", segments=8)
+    found = verify_checkpoint(
+        target, texts=[folder], lengths=[128, 256], suite="quick", segments=8, limits=Limits(grade="research")
+    )
     stated = {"origin": "catalogue", "documents": 4, "manifest": HASH, "names": []}
     assert found.to_json()["texts"] == stated
     held = certificate.read(target)

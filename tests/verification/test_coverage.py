@@ -1,68 +1,136 @@
-"""How often the interval of a paired difference covers the truth, on real losses of two models.
+"""How often intervals cover the truth and verdicts are wrong: the counts of scripts/intervals.py, and a few of them counted again.
 
-The truth is the difference over all pieces of text; an interval is made from a random few of them. The losses stand in
-demo_losses.json (test_effects.py).
+Documents are what is drawn and what is clustered by: made-up ones, and those of the catalogue with the demo's real losses.
 """
 
 from __future__ import annotations
 
+import json
+import lzma
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from recorded import RecordedRunner
-from transformers import AutoTokenizer
+from loading import script
 
 import ropetool
-from ropetool.verification.statistics import clustered, paired_difference
-from ropetool.verification.texts import embedded_documents
+from ropetool import machine
+from ropetool.verification.runners.torch_runner import TorchRunner
 
-MODEL = Path(ropetool.__file__).parent / "demo" / "model"
-LENGTH, SCORED = 512, 128  # twice the trained length
-PER_DOCUMENT = 9
-# What is drawn has to be what is clustered by. Pieces of one book are alike, so books cut into pieces are no sample of
-# books; but pieces drawn one by one from all of them are a sample of pieces, whatever book they are from.
-# Drawn without putting back, a share f of the whole makes intervals wider than need be by 1 / sqrt(1 - f): at 12 of 135
-# that is 5 %, and a right 95 % interval covers in 96 %. Larger shares would have to be corrected for.
-DRAWN, DRAWS = 12, 200
-
-
-def losses(folder: Path, rows: list[list[int]]) -> np.ndarray:
-    return RecordedRunner(folder).score(rows, SCORED).losses
+CACHE = machine.cache()  # the user's, before the tests get one of their own
+AGAIN = 600
+intervals = script("intervals")
+FOUND: dict[str, Any] = json.loads(intervals.RESULT.read_text(encoding="utf-8"))
+FAIR = [
+    name
+    for name, cell in FOUND["simulated"].items()
+    if cell["judged"] and "broken" not in name and "sample" not in name
+]
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of the demo checkpoint and of its yarn copy. Shapes: (pieces, SCORED)."""
-    extended = tmp_path_factory.mktemp("coverage") / "yarn"
-    ropetool.apply(ropetool.plan(MODEL, "yarn", factor=8), MODEL, extended)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    rows = []
-    for document in embedded_documents():
-        ids = tokenizer(document.text, add_special_tokens=False)["input_ids"]
-        step = LENGTH - 1
-        rows += [[tokenizer.bos_token_id, *ids[start : start + step]] for start in range(0, PER_DOCUMENT * step, step)]
-    assert {len(row) for row in rows} == {LENGTH}
-    return losses(MODEL, rows), losses(extended, rows)
+def test_counts_are_of_this_code_and_stand_on_the_page() -> None:
+    assert FOUND["fingerprint"] == intervals.fingerprint(), "run scripts/intervals.py"
+    assert intervals.page(FOUND) == intervals.PAGE.read_text(encoding="utf-8"), "run scripts/intervals.py --docs"
 
 
-def draws(pieces: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.choice(pieces, DRAWN, replace=False) for _ in range(DRAWS)]
+def near(share: float, stated: float, draws: int) -> bool:
+    """Return whether a share of that many draws may be the stated one, to four standard errors of both counts."""
+    spread = math.sqrt(max(stated * (1 - stated), 0.01) * (1 / draws + 1 / intervals.DRAWS))
+    return abs(share - stated) < 4 * spread
 
 
-def test_the_interval_covers_the_full_difference_as_often_as_it_says(pairs: tuple[np.ndarray, np.ndarray]) -> None:
-    baseline, target = pairs
-    truth = float((target - baseline).mean())
-    found = [paired_difference(target[drawn], baseline[drawn], range(DRAWN)) for drawn in draws(len(target))]
-    assert len(target) >= 10 * DRAWN
-    assert 0.90 <= np.mean([e.low <= truth <= e.high for e in found]) <= 0.98
-    assert all(e.low < 0 and e.high < 0 for e in found[:20])  # wide enough is easy; they also tell the models apart
+@pytest.mark.parametrize(
+    "name", ["8 documents of 4", "29, 1, 1, 1", "16 of 2, skewed", "16 of 2, two kinds as a sample of kinds"]
+)
+def test_made_up_documents_counted_again(name: str) -> None:
+    again = intervals.coverage(intervals.made_up(name), AGAIN, f"again {name}")
+    for key in ("interval", "upper", "lower", "former"):
+        assert near(again[key], FOUND["simulated"][name][key], AGAIN), key
 
 
-def test_an_interval_counted_over_tokens_does_not(pairs: tuple[np.ndarray, np.ndarray]) -> None:
-    baseline, target = pairs
-    difference = target - baseline
-    found = [clustered(difference[drawn].ravel(), range(DRAWN * SCORED)) for drawn in draws(len(target))]
-    covered = np.mean([e.low <= difference.mean() <= e.high for e in found])
-    assert covered < 0.85  # of 0.95 stated
+@pytest.mark.parametrize("length", ["256", "2048"])
+def test_documents_of_the_catalogue_counted_again(length: str) -> None:
+    table, design = intervals.differences()["yarn x8"][length], "8 documents of 4"
+    again = intervals.coverage(intervals.real(table, intervals.REAL[design]), AGAIN, "again")
+    assert table.shape == (195, 4)
+    assert near(again["interval"], FOUND["real"][f"yarn x8 at {length}, {design}"]["interval"], AGAIN)
+
+
+def test_an_interval_over_segments_would_not_cover() -> None:
+    draw = intervals.made_up("4 of 8")
+
+    def over_segments(rng: np.random.Generator) -> tuple[np.ndarray, list[int]]:
+        values, _ = draw(rng)
+        return values, list(range(len(values)))
+
+    assert intervals.coverage(over_segments, AGAIN, "over segments")["interval"] < 0.85
+
+
+def test_where_a_verdict_is_given_intervals_cover() -> None:
+    assert len(FAIR) >= 8
+    for name in FAIR:
+        cell = FOUND["simulated"][name]
+        assert 0.93 <= cell["interval"] <= 0.99, name
+        assert min(cell["upper"], cell["lower"]) >= 0.925, name
+    assert all(cell["interval"] >= 0.9 for cell in FOUND["real"].values())
+    lost = FOUND["simulated"]["29, 1, 1, 1"]
+    assert lost["former"] < 0.5 < 0.9 < lost["interval"]
+    assert not lost["judged"]
+    assert FOUND["simulated"]["16 of 2, two kinds as a sample of kinds"]["interval"] < 0.8  # the page says so
+
+
+def test_false_alarms_are_below_one_in_a_hundred() -> None:
+    honest = [
+        cell for way in ("verdicts", "budget") for cell in FOUND[way].values() if cell["ratio"] < cell["limit"] - 0.01
+    ]
+    assert len(honest) == 10
+    assert intervals.SEEDS >= 300
+    assert all(cell["fail"] < 0.01 for cell in honest)
+
+
+@pytest.mark.parametrize("way", ["verdicts", "budget"])
+def test_what_is_exactly_on_the_limit_passes_and_fails_no_oftener_than_it_may(way: str) -> None:
+    limit = [cell for name, cell in FOUND[way].items() if name.endswith("put on the limit")]
+    assert len(limit) == 6
+    for cell in limit:
+        assert cell["pass"] <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / intervals.SEEDS)
+        assert cell["fail"] <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / intervals.SEEDS)
+    above = [cell for cell in FOUND[way].values() if cell["ratio"] > cell["limit"] + 0.01]
+    assert above
+    assert all(cell["pass"] <= 0.01 and cell["fail"] > 0.2 for cell in above)
+
+
+def test_verdicts_counted_again_with_a_planted_error_are_others() -> None:
+    tables, sizes = intervals.differences()["yarn x2"], intervals.REAL["16 of 2"]
+    usable = math.log(1.1)
+    again = intervals.judgements(tables, sizes, usable, 300, "again")
+    assert (again["fail"], again["pass"] > 0.97) == (0, True)
+    shifted = {length: table + usable - tables["256"].mean() for length, table in tables.items()}
+    assert intervals.judgements(shifted, sizes, usable, 300, "again")["pass"] < 0.1
+    hardly = ((1.0, 0.45),)  # bounds that are hardly above the mean
+    assert intervals.judgements(shifted, sizes, usable, 300, "again", hardly)["pass"] > 0.3
+    twice = ((0.25, 0.2), (1.0, 0.2))  # what a second look takes when nobody pays for it
+    assert intervals.judgements(shifted, (4,) * 16, usable, 300, "again", twice)["pass"] > 0.2
+
+
+def test_a_document_of_the_catalogue_measured_again(tmp_path: Path) -> None:
+    losses = script("catalogue_losses")
+    known = json.loads(losses.RESULT.read_text(encoding="utf-8"))
+    assert known["fingerprint"] == losses.fingerprint(), "run scripts/catalogue_losses.py"
+    manifest = json.loads(losses.MANIFEST.read_text(encoding="utf-8"))
+    entry = known["documents"][100]
+    file = CACHE / "texts" / manifest["sha256"][:16] / f"{entry['name']}.txt.xz"
+    if not file.is_file():
+        pytest.skip(f"{file} is not there; scripts/text_catalogue.py fetches the catalogue")
+    made = ropetool.apply(
+        ropetool.plan(losses.MODEL, **losses.EXTENSIONS["yarn x2"]), losses.MODEL, tmp_path / "x2"
+    ).output
+    runner = TorchRunner(made, device="cpu", dtype="float32")
+    rows = losses.rows_of(runner, entry["name"], lzma.decompress(file.read_bytes()).decode("utf-8"))
+    found = losses.losses(runner, rows, 512)
+    assert found.keys() == entry["losses"]["yarn x2"].keys()
+    for length, means in found.items():
+        assert means == pytest.approx(entry["losses"]["yarn x2"][length], abs=2e-3)
+    assert found["512"] != pytest.approx(entry["losses"][""]["256"], abs=2e-3)

@@ -98,7 +98,9 @@ def corpus(runners: dict[str, RecordedRunner]) -> Corpus:
 @pytest.fixture(scope="module")
 def figures(runners: dict[str, RecordedRunner], corpus: Corpus) -> Figures:
     lengths = sorted({length for of in SEGMENTS.values() for length in of})
-    whole = prepare_last_segment(corpus, lengths, TRAINED, context_length=None, max_ratio=1.5, segments=MANY, seed=0)
+    whole = prepare_last_segment(
+        corpus, lengths, TRAINED, context_length=None, margin=math.log(1.5), segments=MANY, seed=0
+    )
     (same,) = set(whole.chosen.values())  # the embedded documents hold the longest length
     losses = {}
     for name, wanted in SEGMENTS.items():

@@ -16,6 +16,7 @@ from ropetool.verification.results import (
     NOT_ASKED,
     NOT_RUN,
     PASS,
+    UNDECIDED,
     DistanceResult,
     DivergenceResult,
     DivergenceSpan,
@@ -33,13 +34,12 @@ def about(mean: float, reach: float = 0.01) -> Estimate:
     return Estimate(mean, mean - reach, mean + reach, reach / 2, 8, 100, 8.0, 7.0)
 
 
-def at(length: int, ratio: float = 1.1, tax: float | None = 0.1, **changes: Any) -> LengthResult:
-    within = length <= TRAINED
+def at(length: int, verdict: str = "no worse", lower: float = 1.0, upper: float = 1.1, **changes: Any) -> LengthResult:
     entry = LengthResult(
         length=length, target=about(2.5), baseline=about(2.4), target_bits=1.5, baseline_bits=1.4,
-        difference_to_truncation=about(0.1), ratio=ratio, holds=ratio <= 1.5, useful=False,
-        tax=about(tax) if within and tax is not None else None, doubling=None, segments=16, documents=8,
-        partial=False, note="",
+        difference_to_truncation=about(0.1), ratio=1.1, lower=lower, upper=upper, verdict=verdict,
+        holds=verdict in ("better", "no worse"), useful=verdict == "better", tax=None, doubling=None, segments=16,
+        documents=8, partial=False, note="",
     )  # fmt: skip
     return replace(entry, **changes)
 
@@ -48,31 +48,79 @@ def verdicts(checks: list[Any]) -> dict[str, str]:
     return {check.name: check.verdict for check in checks}
 
 
-def test_the_worst_ratio_and_the_worst_tax_decide() -> None:
-    lengths = [at(128, tax=0.2), at(256, tax=0.34), at(512, ratio=1.49)]
-    checks = gate.loss_checks(lengths, TRAINED, Limits())
-    assert verdicts(checks) == {"ratio": PASS, "tax": PASS, "useful": NOT_ASKED}
-    assert [(check.figure, check.limit) for check in checks[:2]] == [(1.49, 1.5), (0.34, 0.35)]
-    assert "512" in checks[0].detail
-    assert "256" in checks[1].detail
-    broken = [at(128), at(256, tax=0.36), at(512, ratio=1.51)]
-    assert verdicts(gate.loss_checks(broken, TRAINED, Limits())) == {"ratio": FAIL, "tax": FAIL, "useful": NOT_ASKED}
-    assert verdicts(gate.loss_checks(broken, TRAINED, Limits(max_tax=0.4)))["tax"] == PASS
+RESEARCH = Limits(grade="research")
 
 
-def test_no_baseline_has_no_tax_and_thin_texts_are_listed() -> None:
-    checks = gate.loss_checks([at(256, tax=None), at(512, partial=True)], TRAINED, Limits())
-    assert verdicts(checks) == {"ratio": PASS, "tax": NOT_ASKED, "useful": NOT_ASKED, "texts": NOT_RUN}
+def test_the_largest_upper_bound_decides() -> None:
+    lengths = [at(128, upper=1.2), at(256, upper=1.34), at(512, verdict="better", upper=0.9)]
+    ratio, useful = gate.loss_checks(lengths, TRAINED, RESEARCH)
+    assert (ratio.name, ratio.figure, ratio.limit, ratio.verdict) == ("ratio", 1.34, 1.5, PASS)
+    assert ratio.detail == "95 % upper bound, the largest, at 256 tokens"
+    assert (useful.name, useful.verdict, useful.detail) == ("useful", NOT_ASKED, "useful at 512 beyond the trained one")
+
+
+def test_what_straddles_the_limit_is_undecided_and_what_is_surely_above_fails() -> None:
+    unsure = at(512, verdict="undecided", lower=1.4, upper=1.7)
+    (ratio, _) = gate.loss_checks([at(256), unsure], TRAINED, RESEARCH)
+    assert (ratio.figure, ratio.verdict) == (1.7, UNDECIDED)
+    assert ratio.detail == "95 % upper bound, the largest, at 512 tokens; more text decides at 512"
+    worse = [at(1024, verdict="worse", lower=1.6, upper=1.9), at(2048, verdict="worse", lower=1.8, upper=2.1)]
+    (ratio, _) = gate.loss_checks([at(256), unsure, *worse], TRAINED, RESEARCH)
+    assert (ratio.figure, ratio.verdict) == (1.8, FAIL)
+    assert ratio.detail == "95 % lower bound at 2048 tokens; worse than grade research allows at 1024, 2048"
+
+
+def test_lengths_that_are_not_judged_neither_pass_nor_fail() -> None:
+    thin = at(512, verdict="not judged", lower=2.0, upper=9.0, partial=True)
+    alone = at(256, verdict="not judged", lower=None, upper=None, difference_to_truncation=None)
+    checks = gate.loss_checks([at(256), thin], TRAINED, RESEARCH)
+    assert verdicts(checks) == {"ratio": PASS, "useful": NOT_ASKED, "texts": NOT_RUN}
     assert checks[-1].detail == "too little text at 512"
+    assert verdicts(gate.loss_checks([alone, thin], TRAINED, RESEARCH))["ratio"] == NOT_RUN
 
 
-@pytest.mark.parametrize(("useful", "expected"), [((True, True), PASS), ((True, False), FAIL), ((None, True), FAIL)])
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [(("better", "better"), PASS), (("better", "no worse"), FAIL), (("not judged", "better"), FAIL)],
+)
 def test_usefulness_gates_only_where_it_is_asked_for_and_only_beyond_the_trained_length(
-    useful: tuple[bool, bool], expected: str
+    found: tuple[str, str], expected: str
 ) -> None:
-    lengths = [at(256, useful=False), at(512, useful=useful[0]), at(1024, useful=useful[1])]
+    lengths = [at(256), at(512, verdict=found[0]), at(1024, verdict=found[1])]
     assert verdicts(gate.loss_checks(lengths, TRAINED, Limits()))["useful"] == NOT_ASKED
     assert verdicts(gate.loss_checks(lengths, TRAINED, Limits(require_useful=True)))["useful"] == expected
+
+
+def gains(*means: float) -> list[gate.Evidence]:
+    return [gate.Evidence(f"gain {number}", about(mean, 0.1)) for number, mean in enumerate(means)]
+
+
+def test_publishable_and_usable_ask_for_proof_that_far_text_is_read() -> None:
+    def checked(grade: str, *means: float, context: int = 1024) -> Any:
+        return gate.reading_check(gains(*means), gate.GRADES[grade], TRAINED, context)
+
+    # A standard error of .05 with 7 degrees of freedom: 1.895 of them below the mean.
+    assert checked("usable", 0.1).verdict == checked("publishable", 0.1).verdict == PASS
+    assert checked("usable", 0.1).figure == pytest.approx(0.1 - 1.895 * 0.05, abs=1e-4)
+    assert checked("usable", 0.09).verdict == UNDECIDED  # its lower bound is -.005
+    assert checked("usable", 0.1, 0.0).verdict == UNDECIDED  # of two that were tried, one has to be surer
+    assert checked("usable", 0.0, 0.13).verdict == PASS
+    assert "gain 1" in checked("usable", 0.0, 0.13).detail
+    assert checked("usable").verdict == NOT_RUN
+    assert checked("usable", context=256).verdict == checked("research", 0.0).verdict == NOT_ASKED
+
+
+def test_only_what_was_measured_at_the_stated_context_shows_that_it_is_read() -> None:
+    far = FarResult(128, 64, 8, 8, tuple(DistanceResult(d, *[about(0.3)] * 3) for d in (128, 900)), "")
+    lengths = [at(256), at(1024, difference_to_truncation=about(-0.2))]
+    truncation, copy = gate.evidence_of_reading(lengths, far, TRAINED, 1024)
+    assert (truncation.said, truncation.gain.mean) == ("gain over truncation at 1024 tokens", 0.2)
+    assert (truncation.gain.low, truncation.gain.high) == pytest.approx((0.19, 0.21))
+    assert (copy.said, copy.gain) == ("gain from a copy 900 tokens before", about(0.3))
+    assert gate.evidence_of_reading(lengths, far, TRAINED, 2048) == []
+    near = replace(far, distances=far.distances[:1])
+    assert len(gate.evidence_of_reading(lengths, near, TRAINED, 1024)) == 1
+    assert gate.evidence_of_reading([at(1024, partial=True)], None, TRAINED, 1024) == []
 
 
 def grid(**scores: tuple[int, int]) -> RetrievalResult:
@@ -144,15 +192,15 @@ def test_a_text_known_by_heart_is_warned_of() -> None:
 @pytest.mark.parametrize(
     ("options", "where"),
     [
-        ({"max_ratio": 0.0}, "--max-ratio"),
-        ({"max_ratio": math.nan}, "--max-ratio"),
-        ({"max_tax": -1.0}, "--max-tax"),
+        ({"grade": "usefull"}, "--grade"),
+        ({"grade": ""}, "--grade"),
+        ({"max_kl": 0.0}, "--max-kl"),
         ({"max_kl": math.inf}, "--max-kl"),
         ({"min_retrieval": 1.1}, "--min-retrieval"),
         ({"min_retrieval": math.nan}, "--min-retrieval"),
     ],
 )
-def test_limits_that_are_none_are_refused(options: dict[str, float], where: str) -> None:
+def test_limits_that_are_none_are_refused(options: dict[str, Any], where: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Limits(**options)
     assert refused.value.where == where

@@ -21,7 +21,19 @@ from ropetool.verification.runners import parallel
 from ropetool.verification.scoring import Scores
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
-COMMAND = ["verify", str(DEMO), "--lengths", "64,256,300", "--suite", "quick", "--segments", "9", "--json"]
+COMMAND = [
+    "verify",
+    str(DEMO),
+    "--lengths",
+    "64,256,300",
+    "--suite",
+    "quick",
+    "--segments",
+    "9",
+    "--grade",
+    "research",
+    "--json",
+]
 MODES = (parallel.DATA, parallel.TENSOR)
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 # The command in each mode, one after the other: three processes take seconds until they have loaded torch.

@@ -212,7 +212,11 @@ def test_texts_shorter_than_a_passage_are_refused() -> None:
     [
         (SIZES, 8, ""),
         (SIZES, 7, "only 7 passages of 6 documents; a verdict needs 8 of 4"),
-        ((3000, 3000, 3000), 12, "only 9 passages of 3 documents, which tell as much as 3.0 of equal share; a verdict needs 8 of 4"),
+        (
+            (3000, 3000, 3000),
+            12,
+            "only 9 passages of 3 documents, which tell as much as 3.0 of equal share; a verdict needs 8 of 4",
+        ),
     ],
 )
 def test_few_passages_or_documents_are_noted(sizes: Sequence[int], count: int, note: str) -> None:

@@ -280,7 +280,11 @@ def test_one_document_or_short_ones_are_refused() -> None:
     [
         (SIZES, 8, ""),
         (SIZES, 6, "only 6 passages of 6 documents; a verdict needs 8 of 4"),
-        ((900, 900, 900), 9, "only 9 passages of 3 documents, which tell as much as 3.0 of equal share; a verdict needs 8 of 4"),
+        (
+            (900, 900, 900),
+            9,
+            "only 9 passages of 3 documents, which tell as much as 3.0 of equal share; a verdict needs 8 of 4",
+        ),
     ],
 )
 def test_few_passages_are_noted(sizes: Sequence[int], count: int, note: str) -> None:

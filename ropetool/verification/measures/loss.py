@@ -7,14 +7,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ropetool.rope.tables import Array
 from ropetool.verification.measures.segments import Segment, choose_segments, lacking, scored_tokens
-from ropetool.verification.results import KindResult, LengthResult
+from ropetool.verification.results import (
+    BETTER,
+    NO_WORSE,
+    NOT_JUDGED,
+    UNDECIDED,
+    WORSE,
+    Estimate,
+    KindResult,
+    LengthResult,
+)
 from ropetool.verification.scoring import Corpus, Done, Runner
-from ropetool.verification.statistics import clustered, paired_difference
+from ropetool.verification.statistics import (
+    ERROR,
+    chance_of_less,
+    chance_of_more,
+    clustered,
+    lower_bound,
+    paired_difference,
+    rejected,
+    upper_bound,
+)
 
 OTHER = "other"  # texts of no kind that is known, beside such of a known one
 Losses = Mapping[int, Array]
@@ -25,16 +43,18 @@ Losses = Mapping[int, Array]
 class LastSegment:
     """The segments of each length, those within the trained length included that the comparisons need.
 
-    asked: the lengths to report. scored: how many tokens at the end of a segment are scored.
+    asked: the lengths to report. margin: what the target may lose, in nats a token. scored: how many tokens at the end of
+    a segment are scored. error: the chance of a wrong verdict.
     """
 
     corpus: Corpus
     asked: tuple[int, ...]
     trained_length: int
     context_length: int | None
-    max_ratio: float
+    margin: float
     scored: int
     chosen: Mapping[int, tuple[Segment, ...]]
+    error: float = ERROR
     name: str = "last-segment"
 
     def rows(self, role: str) -> Mapping[int, int]:
@@ -51,14 +71,20 @@ class LastSegment:
     def result(self, target: Losses, baseline: Losses | None) -> tuple[LengthResult, ...]:
         """Return what was found at each length asked for; without a baseline the target is its own."""
         before = {longer: shorter for shorter, longer in pairwise(self.asked)}
-        return tuple(self._judge(length, before.get(length), target, baseline) for length in self.asked)
+        found = [self._compared(length, before.get(length), target, baseline) for length in self.asked]
+        return tuple(judged(found, self.margin, self.error))
+
+    def part(self, start: int, end: int | None, error: float) -> LastSegment:
+        """Return the measurement at some of the segments of each length, judged with this chance of a wrong verdict."""
+        cut = {length: segments[start:end] for length, segments in self.chosen.items()}
+        return replace(self, chosen={length: some for length, some in cut.items() if some}, error=error)
 
     def documents(self) -> tuple[str, ...]:
         """Return the names of the documents that are read."""
         used = sorted({segment.document for segments in self.chosen.values() for segment in segments})
         return tuple(self.corpus.names[index] for index in used)
 
-    def _judge(self, length: int, before: int | None, target: Losses, baseline: Losses | None) -> LengthResult:
+    def _compared(self, length: int, before: int | None, target: Losses, baseline: Losses | None) -> LengthResult:
         segments = self.chosen[length]
         documents = [segment.document for segment in segments]
         within = length <= self.trained_length
@@ -77,8 +103,11 @@ class LastSegment:
             baseline_bits=None if shown is None else self._bits_per_byte(shown, segments),
             difference_to_truncation=difference,
             ratio=ratio,
-            holds=ratio <= self.max_ratio,
-            useful=None if difference is None else difference.high < 0,
+            lower=None if difference is None else perplexity(lower_bound(difference, self.error)),
+            upper=None if difference is None else perplexity(upper_bound(difference, self.error)),
+            verdict=NOT_JUDGED,
+            holds=False,
+            useful=None,
             tax=difference if within else None,
             doubling=None if earlier is None else paired_difference(target[length], earlier, documents),
             segments=len(segments),
@@ -120,7 +149,7 @@ def prepare_last_segment(
     trained_length: int,
     *,
     context_length: int | None,
-    max_ratio: float,
+    margin: float,
     segments: int,
     seed: int,
 ) -> LastSegment:
@@ -129,7 +158,40 @@ def prepare_last_segment(
     scored = scored_tokens(trained_length, measured)
     sizes = [len(ids) for ids in corpus.tokens]
     chosen = choose_segments(sizes, measured, scored, segments, seed, len(corpus.prefix))
-    return LastSegment(corpus, tuple(lengths), trained_length, context_length, max_ratio, scored, chosen)
+    return LastSegment(corpus, tuple(lengths), trained_length, context_length, margin, scored, chosen)
+
+
+def judged(found: Sequence[LengthResult], margin: float, error: float) -> list[LengthResult]:
+    """Return the lengths with their verdicts; those without a comparison, or with thin texts, stay not judged."""
+    known = [entry for entry in found if not entry.partial and entry.difference_to_truncation is not None]
+    said = verdicts(
+        [entry.difference_to_truncation for entry in known if entry.difference_to_truncation], margin, error
+    )
+    by_length = {entry.length: verdict for entry, verdict in zip(known, said, strict=True)}
+    return [_with(entry, by_length[entry.length]) if entry.length in by_length else entry for entry in found]
+
+
+def verdicts(differences: Sequence[Estimate], margin: float, error: float = ERROR) -> list[str]:
+    """Return what the differences at some lengths come to. Units: the margin in nats a token.
+
+    That a length is worse, or better, is said where it is sure over all lengths together, by Holm's rule: among many
+    lengths one is always the worst. That all are no worse needs no such rule, for each of them has to show it.
+    """
+    worse = rejected([chance_of_less(difference, margin) for difference in differences], error)
+    better = rejected([chance_of_more(difference, 0.0) for difference in differences], error)
+    return [_verdict(*each, margin, error) for each in zip(differences, worse, better, strict=True)]
+
+
+def _verdict(difference: Estimate, worse: bool, better: bool, margin: float, error: float) -> str:
+    if worse:
+        return WORSE
+    if better:
+        return BETTER
+    return NO_WORSE if upper_bound(difference, error) <= margin else UNDECIDED
+
+
+def _with(entry: LengthResult, verdict: str) -> LengthResult:
+    return replace(entry, verdict=verdict, holds=verdict in (BETTER, NO_WORSE), useful=verdict == BETTER)
 
 
 def perplexity(loss: float) -> float:

@@ -112,9 +112,7 @@ def _extended(
     return next(filter(_spread, found), found[0])
 
 
-def _in_turns(
-    pool: Sequence[Segment], places: Sequence[Sequence[Segment]], share: int, count: int
-) -> list[Segment]:
+def _in_turns(pool: Sequence[Segment], places: Sequence[Sequence[Segment]], share: int, count: int) -> list[Segment]:
     """Return the pool and the first `share` places of each document, all first ones before any second one."""
     turns = [segment for turn in zip_longest(*(some[:share] for some in places)) for segment in turn if segment]
     return [*pool, *(segment for segment in turns[:count] if segment not in pool)]

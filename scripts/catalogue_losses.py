@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Measure the demo checkpoint and some extensions on every document of the catalogue, for what intervals are worth on real text.
+
+Writes tests/verification/catalogue_losses.json: the mean loss of 64 tokens at each of four places of each document and at
+each length, which scripts/intervals.py draws documents from. Needs the texts of scripts/text_catalogue.py; some ten minutes of
+one core. Due when the demo checkpoint, the manifest, the methods below or the runner of torch changes: the tests say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import random
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "verification"), str(ROOT)]
+
+import recorded  # noqa: E402
+
+import ropetool  # noqa: E402
+from ropetool import machine  # noqa: E402
+from ropetool.verification.catalogue import MANIFEST  # noqa: E402
+from ropetool.verification.runners.torch_runner import TorchRunner  # noqa: E402
+from ropetool.verification.scoring import ignore  # noqa: E402
+
+RESULT = ROOT / "tests" / "verification" / "catalogue_losses.json"
+MODEL = ROOT / "ropetool" / "demo" / "model"
+TRAINED, SCORED, PLACES = 256, 64, 4
+EXTENSIONS: dict[str, dict[str, Any]] = {
+    "yarn x2": {"method": "yarn", "factor": 2, "params": {"beta_fast": 8.0}},
+    "yarn x8": {"method": "yarn", "factor": 8},
+}
+
+
+def fingerprint() -> str:
+    """Return the sha256 of what the losses depend on: the runner's code, the checkpoint, the texts."""
+    digest = hashlib.sha256(recorded.fingerprint().encode() + recorded.identity(MODEL))
+    digest.update(json.loads(MANIFEST.read_text(encoding="utf-8"))["sha256"].encode())
+    digest.update(json.dumps([TRAINED, SCORED, PLACES, EXTENSIONS]).encode())
+    return digest.hexdigest()
+
+
+def rows_of(runner: TorchRunner, name: str, text: str) -> list[list[int]]:
+    """Return the rows of the longest length that end at the places of a document; shorter ones are their ends."""
+    ids = runner.tokenize(text)
+    longest = TRAINED * max(how["factor"] for how in EXTENSIONS.values())
+    ends = range(len(ids) - random.Random(name).randrange(SCORED), longest, -SCORED)
+    return [ids[end - longest : end] for end in random.Random(f"{name} places").sample(ends, PLACES)]
+
+
+def losses(runner: TorchRunner, rows: list[list[int]], longest: int) -> dict[str, list[float]]:
+    """Return the mean loss in nats of each row's scored tokens at each length."""
+    prefix = list(runner.prefix)
+    found = {}
+    for length in sorted({TRAINED, longest}):
+        cut = [[*prefix, *row[len(row) - length + len(prefix) :]] for row in rows]
+        found[str(length)] = [round(float(mean), 4) for mean in runner.score(cut, SCORED, ignore).losses.mean(axis=1)]
+    return found
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    """Return all that the file holds."""
+    manifest = json.loads(MANIFEST.read_text(encoding="utf-8"))
+    texts = machine.cache() / "texts" / manifest["sha256"][:16]
+    runners = {"": (TorchRunner(MODEL, device="cpu", dtype="float32"), TRAINED)}
+    for number, (name, how) in enumerate(EXTENSIONS.items()):
+        made = ropetool.apply(ropetool.plan(MODEL, **how), MODEL, folder / str(number)).output
+        runners[name] = (TorchRunner(made, device="cpu", dtype="float32"), TRAINED * how["factor"])
+    documents = []
+    for row in manifest["documents"]:
+        text = lzma.decompress((texts / f"{row['name']}.txt.xz").read_bytes()).decode("utf-8")
+        rows = rows_of(runners[""][0], row["name"], text)
+        found = {name: losses(runner, rows, longest) for name, (runner, longest) in runners.items()}
+        documents.append({"name": row["name"], "kind": row["kind"], "losses": found})
+        print(row["name"], flush=True)
+    return {"fingerprint": fingerprint(), "trained": TRAINED, "scored": SCORED, "documents": documents}
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="ropetool-losses-") as made:
+        found = measured(Path(made))
+    lines = ",\n".join(json.dumps(document) for document in found.pop("documents"))
+    RESULT.write_text(f'{json.dumps(found)[:-1]}, "documents": [\n{lines}\n]}}\n', encoding="utf-8")
