@@ -19,8 +19,9 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     """Refuse an option of earlier versions, and name what took its place."""
     if value is not None:
         raise click.UsageError(
-            "--max-ratio and --max-tax are gone: --grade publishable, usable or research states the limit for every "
-            "length, 1.03, 1.10 or 1.5 times the baseline's perplexity; --grade research is nearest to the old limits"
+            "--max-ratio, --max-tax and --min-retrieval are gone: --grade publishable, usable or research states the limit "
+            "for every length, 1.03, 1.10 or 1.5 times the baseline's perplexity and 0.05, 0.10 or 0.20 of the answers lost; "
+            "--grade research is nearest to the old limits"
         )
 
 
@@ -28,6 +29,10 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.argument("target", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="What to compare with. Default: the unchanged source of TARGET.")
 @click.option("--against", type=click.Path(), help="Another file of the same model: compare logits, token by token.")
+@click.option(
+    "--judge", type=click.Path(),
+    help="A model with the same tokenizer that reads the whole context: it chooses the key tokens.",
+)  # fmt: skip
 @click.option(
     "--text", "texts", type=click.Path(), multiple=True,
     help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
@@ -42,15 +47,12 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME",
     help="One measurement, alone or besides the suite: last-segment, position, far, retrieval, many-keys, variables, "
-    "yarn, llama.cpp, hf-stride; repeat for several.",
+    "needles, by-position, key-tokens, yarn, llama.cpp, hf-stride; repeat for several.",
 )  # fmt: skip
 @GRADE
 @click.option(
-    "--max-ratio", "--max-tax", "replaced", hidden=True, callback=say_grade, expose_value=False, help="Gone; --grade."
-)
-@click.option(
-    "--min-retrieval", type=float, default=0.8, show_default=True,
-    help="Share of the baseline's retrieval score that must be left beyond the trained length.",
+    "--max-ratio", "--max-tax", "--min-retrieval", "replaced", hidden=True, callback=say_grade, expose_value=False,
+    help="Gone; --grade.",
 )  # fmt: skip
 @click.option(
     "--max-kl", type=float,
@@ -64,6 +66,7 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     "--budget", type=float, metavar="MINUTES",
     help="Score more passages in a second stage where the first leaves the verdict undecided, for so long in all.",
 )  # fmt: skip
+@click.option("--trials", type=int, help="How many trials of retrieval there are at each depth. Default: the suite's.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
@@ -148,7 +151,7 @@ def measured(
     report, force = options.pop("report", None), options.pop("force", False)
     if report is not None:
         check_folder(Path(report), force=force)
-    asked = {name: options.pop(name, None) for name in ("grade", "min_retrieval", "max_kl", "require_useful")}
+    asked = {name: options.pop(name, None) for name in ("grade", "max_kl", "require_useful")}
     limits = {name: value for name, value in asked.items() if value is not None}
     tensor = options.pop("parallel", parallel.DATA) == parallel.TENSOR
     certificate = options.pop("certificate", None)

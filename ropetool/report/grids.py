@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ropetool.report.tables import Cell, Section, Table, exact, half_width, number, row
-from ropetool.verification.results import DivergenceResult, DivergenceSpan, RetrievalCell, RetrievalResult
+from ropetool.verification.results import (
+    DivergenceResult,
+    DivergenceSpan,
+    RetrievalCell,
+    RetrievalPair,
+    RetrievalResult,
+)
 
 EXPLAINED = (
     ("depth", "where the key stands, 0.00 at the front and 1.00 at the end; columns: tokens of context"),
@@ -27,6 +33,9 @@ def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: 
     ]
     rows.append(row("all", *(_share(_at(grid.cells, n)) for n in lengths)))
     rows.append(row("written", *(_share(_at(grid.cells, n), written=True) for n in lengths)))
+    differences = {pair.length: pair for pair in grid.pairs if pair.depth is None and not pair.generated}
+    if differences:
+        rows.append(row("difference", *(_difference(differences.get(n)) for n in lengths)))
     if grid.baseline:
         rows.append(row("baseline", *(_share(_at(grid.baseline, n)) for n in lengths)))
     legend = [*(EXPLAINED if explained else ()), *([("95 %", _wilson(grid))] if grid.cells else [])]
@@ -35,6 +44,10 @@ def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: 
         legend.append(
             ("baseline", f"all depths; within its trained length of {trained_length} tokens {_share(within)}")
         )
+    legend += [
+        ("difference", "right answers at that length minus those of the same keys and values within the trained length, "
+         "as a part of all, and the 95 % bounds of its true value"),
+    ] if grid.pairs else []  # fmt: skip
     legend.append(("chance", f"a blind guess is right in {number(grid.chance)} of the trials"))
     title = f"Retrieval, {grid.task}: {grid.keys} in the context, one asked for"
     table = Table(("depth", *map(str, lengths)), tuple(rows))
@@ -49,6 +62,10 @@ def _at(cells: Sequence[RetrievalCell], length: int) -> list[RetrievalCell]:
 def _share(cells: Sequence[RetrievalCell], written: bool = False) -> str:
     hits = sum(cell.generated if written else cell.hits for cell in cells)
     return f"{hits}/{sum(cell.trials for cell in cells)}" if cells else "-"
+
+
+def _difference(pair: RetrievalPair | None) -> str:
+    return "-" if pair is None else f"{pair.difference:+.2f} ({pair.lower:+.2f}..{pair.upper:+.2f})"
 
 
 def _wilson(grid: RetrievalResult) -> str:

@@ -28,6 +28,8 @@ from ropetool.verification.results import (
     UNDECIDED,
     WORSE,
     FarResult,
+    KeyTokenResult,
+    LongPassResult,
     PositionResult,
     ProtocolResult,
     VerifyResult,
@@ -51,6 +53,10 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         yield _far(result.far)
     for index, grid in enumerate(result.retrieval):
         yield retrieval_section(grid, result.trained_length, explained=index == 0)
+    if result.long_pass is not None:
+        yield _long_pass(result.long_pass)
+    if result.key_tokens is not None:
+        yield _key_tokens(result.key_tokens, result.judge)
     if result.divergence is not None:
         yield divergence_section(result.divergence, result.trained_length)
 
@@ -184,22 +190,77 @@ def _bits(value: float | None) -> str:
 
 
 def _position(found: PositionResult) -> Section:
-    rows = tuple(row(str(entry.filler), with_interval(entry.loss), change(entry.change)) for entry in found.offsets)
+    rows = tuple(
+        row(str(entry.filler), with_interval(entry.loss), change(entry.change), change(entry.difference))
+        for entry in found.offsets
+    )
     legend = [
         ("filler", "tokens of other documents in front of the passage"),
         ("loss", f"nats a token of the last {found.scored} of {found.passage} tokens (95 % interval over documents)"),
         ("change", "from no filler, paired, ± its 95 % interval; above 0: the position alone does harm"),
     ]
+    if any(entry.difference for entry in found.offsets):
+        legend.append(
+            ("difference", "from the baseline's behind the part of the filler that fits its trained length, paired")
+        )
     if found.baseline is not None:
         legend.append(("baseline", f"{with_interval(found.baseline)} without filler"))
     title = f"Position probe: {found.passages} passages of {found.documents} documents behind filler"
     notes = (found.note,) if found.note else ()
-    return Section("position", title, Table(("filler", "loss", "change"), rows), tuple(legend), notes)
+    return Section("position", title, Table(("filler", "loss", "change", "difference"), rows), tuple(legend), notes)
+
+
+def _long_pass(found: LongPassResult) -> Section:
+    rows = tuple(
+        row(
+            f"{span.start}-{span.end - 1}",
+            with_interval(span.truncated),
+            with_interval(span.loss),
+            change(span.difference),
+        )
+        for span in found.spans
+    )
+    legend = (
+        ("position", f"of the tokens in rows of {found.length}"),
+        (
+            "truncated",
+            "nats a token, of the baseline behind text of its trained length; loss: of the target in one pass",
+        ),
+        ("difference", "loss minus truncated, same tokens, ± its 95 % interval; above 0: the pass does harm there"),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("position", "truncated", "loss", "difference")
+    title = f"Loss by position: {found.places} passes of {found.documents} documents"
+    return Section("by-position", title, Table(head, rows), legend, notes)
+
+
+def _key_tokens(found: KeyTokenResult, judge: str | None) -> Section:
+    values = (found.truncated, found.loss)
+    cells = [NONE if value is None else with_interval(value) for value in values]
+    rows = (row(f"{found.tokens} of {found.scored}", *cells, change(found.gain)),)
+    by = f"chosen by {judge}" if judge else "of the farthest copies, without a judge"
+    legend = (
+        ("tokens", f"{by}, in {found.places} places of {found.documents} documents"),
+        ("truncated", f"nats a token behind the text that fits the trained length; long: behind {found.length} tokens"),
+        (
+            "gain",
+            "truncated minus long, or what the copy gives, paired, ± its 95 % interval; above 0: far text is read",
+        ),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("tokens", "truncated", "long", "gain")
+    return Section("key-tokens", "Key tokens: those that far text alone tells", Table(head, rows), legend, notes)
 
 
 def _far(found: FarResult) -> Section:
     rows = tuple(
-        row(str(entry.distance), with_interval(entry.repeated), with_interval(entry.unrelated), change(entry.gain))
+        row(
+            str(entry.distance),
+            with_interval(entry.repeated),
+            with_interval(entry.unrelated),
+            change(entry.gain),
+            change(entry.change),
+        )
         for entry in found.distances
     )
     legend = (
@@ -210,8 +271,9 @@ def _far(found: FarResult) -> Section:
         ),
         ("unrelated", "the same behind another text (95 % intervals over documents)"),
         ("gain", "repeated minus unrelated, paired, ± its 95 % interval; above 0: it is read from that far"),
+        ("change", "the gain minus the baseline's within its trained length, paired"),
     )
-    head = ("distance", "repeated", "unrelated", "gain")
+    head = ("distance", "repeated", "unrelated", "gain", "change")
     title = f"Far dependence: {found.passages} passages of {found.documents} documents"
     notes = (found.note,) if found.note else ()
     return Section("far", title, Table(head, rows), legend, notes)

@@ -27,6 +27,7 @@ from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, suites
 from ropetool.verification.gate import KL, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
+from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.results import VerifyResult
@@ -47,11 +48,13 @@ def verify_checkpoint(
     *,
     baseline: str | Path | None = None,
     against: str | Path | None = None,
+    judge: str | Path | None = None,
     texts: Sequence[str | Path] = (),
     lengths: Sequence[int] | None = None,
     suite: str | None = None,
     measures: Sequence[str] = (),
     segments: int | None = None,
+    trials: int | None = None,
     limits: Limits | None = None,
     budget: float | None = None,
     seed: int = 0,
@@ -76,7 +79,7 @@ def verify_checkpoint(
     """
     checkpoint = open_checkpoint(hub.local(target))
     target = checkpoint.path
-    chosen = suites.choose(suite, measures, segments)
+    chosen = suites.choose(suite, measures, segments, trials)
     place = None if certificate_file is None else Path(certificate_file)
     if place is not None:
         certificate.check_place(target, place)
@@ -122,6 +125,7 @@ def verify_checkpoint(
             limits=limits,
             budget=budget,
             against=pair,
+            judge=None if judge is None else open_checkpoint(hub.local(judge)).path,
             checks=checks,
             bands=_bands(found, before or found, trained, context),
             seed=seed,
@@ -174,7 +178,11 @@ def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
     """Give what shares the rows among the processes of torchrun; with a model cut over them, all compute all rows."""
     if resume:
         raise ConfigError("runs of several processes keep no journal", where="--resume", try_="without --resume")
-    yield None if tensor_parallel else lambda runner, role: runner if role == AGAINST else parallel.SharedRunner(runner)
+    yield (
+        None
+        if tensor_parallel
+        else lambda runner, role: runner if role in (AGAINST, JUDGE) else parallel.SharedRunner(runner)
+    )
 
 
 @contextmanager
@@ -196,7 +204,7 @@ def _kept(
         notes.append(f"{journal.rows} rows were kept" if journal.rows else anew)
     complete = False
     try:
-        yield lambda runner, role: runner if role == AGAINST else JournaledRunner(runner, journal, role)
+        yield lambda runner, role: runner if role in (AGAINST, JUDGE) else JournaledRunner(runner, journal, role)
         complete = True
     except KeyboardInterrupt as error:
         # For the word that follows an interruption.

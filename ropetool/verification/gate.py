@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ropetool.checkpoint.certificate import PUBLISHABLE, RESEARCH, USABLE
 from ropetool.errors import ConfigError, did_you_mean
-from ropetool.verification.measures.retrieval import count_at, score_within
 from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
@@ -25,11 +24,10 @@ from ropetool.verification.results import (
     Estimate,
     FarResult,
     LengthResult,
-    RetrievalResult,
 )  # fmt: skip
-from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, negated, rejected, wilson
+from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, negated, rejected
 
-KL = "KL"
+KL, RATIO, FAR_TEXT = "KL", "ratio", "far text"
 NOTHING_BEYOND = "no length beyond the trained one was measured"
 FORMAT_KL = 1e-4  # nats a token between two unquantised files of one model
 QUANTISED_TIMES = 2.0  # what an extension may add to the divergence of a quantisation
@@ -38,10 +36,15 @@ SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9
 
 @dataclass(frozen=True)
 class Grade:
-    """What a checkpoint is good enough for. max_ratio: of perplexities, at every length. reads_far: has to be shown."""
+    """What a checkpoint is good enough for.
+
+    max_ratio: of perplexities, at every length. max_lost: of the answers right within the trained length, as a part of
+    all asked. reads_far: that far text is read has to be shown, and that no more answers are lost.
+    """
 
     name: str
     max_ratio: float
+    max_lost: float
     reads_far: bool
 
     @property
@@ -52,7 +55,11 @@ class Grade:
 
 GRADES = {
     grade.name: grade
-    for grade in (Grade(PUBLISHABLE, 1.03, True), Grade(USABLE, 1.10, True), Grade(RESEARCH, 1.5, False))
+    for grade in (
+        Grade(PUBLISHABLE, 1.03, 0.05, True),
+        Grade(USABLE, 1.10, 0.10, True),
+        Grade(RESEARCH, 1.5, 0.20, False),
+    )
 }
 
 
@@ -61,7 +68,6 @@ class Limits:
     """What is allowed. grade: one of GRADES. max_kl: None asks for the default of the pair of files; see `kl_checks`."""
 
     grade: str = USABLE
-    min_retrieval: float = 0.8
     max_kl: float | None = None
     require_useful: bool = False
 
@@ -72,10 +78,6 @@ class Limits:
             )
         if self.max_kl is not None and not (math.isfinite(self.max_kl) and self.max_kl > 0):
             raise ConfigError(f"{self.max_kl} is not a limit; it must be finite and above 0", where="--max-kl")
-        if not 0 <= self.min_retrieval <= 1:
-            raise ConfigError(
-                f"{self.min_retrieval} is not a share of a score; it lies between 0 and 1", where="--min-retrieval"
-            )
 
     @property
     def asked(self) -> Grade:
@@ -103,21 +105,19 @@ def _ratio_check(lengths: Sequence[LengthResult], grade: Grade, sure: str) -> Ch
         (entry.upper, entry.length) for entry in lengths if entry.verdict != NOT_JUDGED and entry.upper is not None
     ]
     if not judged:
-        return Check("ratio", None, grade.max_ratio, NOT_RUN, "no length could be compared with a baseline")
+        return Check(RATIO, None, grade.max_ratio, NOT_RUN, "no length could be compared with a baseline")
     worse = {entry.length: entry.lower for entry in lengths if entry.verdict == WORSE and entry.lower is not None}
     if worse:
         length = max(worse, key=worse.__getitem__)
         places = ", ".join(map(str, worse))
         told = f"{sure} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
-        return Check("ratio", worse[length], grade.max_ratio, FAIL, told)
+        return Check(RATIO, worse[length], grade.max_ratio, FAIL, told)
     upper, length = max(judged)
     told = f"{sure} upper bound, the largest, at {length} tokens"
     straddling = [str(entry.length) for entry in lengths if entry.verdict == UNDECIDED]
     if straddling:
-        return Check(
-            "ratio", upper, grade.max_ratio, UNDECIDED, f"{told}; more text decides at {', '.join(straddling)}"
-        )
-    return Check("ratio", upper, grade.max_ratio, PASS, told)
+        return Check(RATIO, upper, grade.max_ratio, UNDECIDED, f"{told}; more text decides at {', '.join(straddling)}")
+    return Check(RATIO, upper, grade.max_ratio, PASS, told)
 
 
 def confidence(error: float) -> str:
@@ -166,7 +166,7 @@ def reading_check(
     evidence: Sequence[Evidence], grade: Grade, trained_length: int, context_length: int, error: float = ERROR
 ) -> Check:
     """Return whether far text is shown to be read at the stated context: one proof of those tried, by Holm's rule."""
-    name = "far text"
+    name = FAR_TEXT
     if not grade.reads_far:
         return Check(name, None, None, NOT_ASKED, f"grade {grade.name} does not ask for it")
     if context_length <= trained_length:
@@ -177,37 +177,6 @@ def reading_check(
     best = evidence[chances.index(min(chances))]
     told = f"{confidence(error)} lower bound of the {best.said}"
     return Check(name, lower_bound(best.gain, error), 0.0, PASS if any(rejected(chances, error)) else UNDECIDED, told)
-
-
-def retrieval_check(grid: RetrievalResult, far: FarResult | None, trained_length: int, limits: Limits) -> Check:
-    """Return the check on retrieval: the worst score beyond the trained length against the baseline's within it.
-
-    It fails when the whole interval of that score is below the limit: a few trials more or less are noise.
-    Where the baseline itself is below twice chance the grid says nothing, and far dependence stands in: copies
-    further away than the trained length must help, with the whole interval above zero.
-    """
-    name = f"retrieval, {grid.task}"
-    lengths = sorted({cell.length for cell in grid.cells if cell.length > trained_length})
-    own = score_within(grid, trained_length)
-    if not lengths or own is None:
-        return Check(name, None, None, NOT_RUN, grid.note or NOTHING_BEYOND)
-    if own >= 2 * grid.chance:
-        counts = {length: count_at(grid, length) for length in lengths}
-        upper, length = min((wilson(*counts[length])[1], length) for length in lengths)
-        limit = limits.min_retrieval * own
-        hits, trials = counts[length]
-        told = (
-            f"{hits} of {trials} right at {length} tokens, the fewest; the figure is the upper end of that share's 95 % "
-            f"interval; the baseline within {trained_length} has {own:.2f}"
-        )
-        return Check(name, upper, limit, _verdict(upper >= limit), told)
-    weak = f"the baseline has {own:.2f} where a blind guess has {grid.chance:.2f}"
-    beyond = [] if far is None else [d for d in far.distances if d.distance > trained_length]
-    if not beyond:
-        return Check(name, None, None, NOT_RUN, f"{weak}, and far dependence was not measured")
-    least = min(beyond, key=lambda entry: entry.gain.low)
-    told = f"{weak}, so far dependence: lower end of the gain at distance {least.distance}"
-    return Check(name, least.gain.low, 0.0, _verdict(least.gain.low > 0), told)
 
 
 def kl_checks(found: DivergenceResult, own: DivergenceResult | None, quantised: bool, limits: Limits) -> list[Check]:

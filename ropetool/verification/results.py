@@ -84,16 +84,23 @@ class LengthResult:
 
 @dataclass(frozen=True)
 class OffsetResult:
-    """The loss of the fixed passages behind `filler` tokens of other documents; `change` from no filler, paired."""
+    """The loss of the fixed passages behind `filler` tokens of other documents; `change` from no filler, paired.
+
+    difference: from the baseline's behind as much of it as fits the trained length, paired; None without a baseline there.
+    """
 
     filler: int
     loss: Estimate
     change: Estimate | None
+    difference: Estimate | None = None
 
 
 @dataclass(frozen=True)
 class PositionResult:
-    """The position probe: passages of `passage` tokens whose last `scored` are scored. baseline: without filler."""
+    """The position probe: passages of `passage` tokens whose last `scored` are scored. baseline: without filler.
+
+    within: the filler of which a row is as long as the trained length.
+    """
 
     passage: int
     scored: int
@@ -102,24 +109,33 @@ class PositionResult:
     offsets: tuple[OffsetResult, ...]
     baseline: Estimate | None
     note: str
+    within: int = 0
 
 
 @dataclass(frozen=True)
 class DistanceResult:
     """Next-token accuracy on a passage whose own copy (`repeated`) or another text (`unrelated`) stands `distance` before.
 
-    The scored tokens are the same; `gain` is the paired difference, repeated minus unrelated. All are parts of 1.
+    The scored tokens are the same; `gain` is the paired difference, repeated minus unrelated. change: the gain minus that
+    within the trained length, paired; None there. All are parts of 1, but for `nats`: by how much the copy lowers the loss
+    of a token, paired.
     """
 
     distance: int
     repeated: Estimate
     unrelated: Estimate
     gain: Estimate
+    change: Estimate | None = None
+    nats: Estimate | None = None
 
 
 @dataclass(frozen=True)
 class FarResult:
-    """Far dependence by distance, in tokens from a token to its copy."""
+    """Far dependence by distance, in tokens from a token to its copy.
+
+    within: the largest distance within the trained length, 0 without one. own: the baseline's gain there, or the target's
+    own without a baseline.
+    """
 
     passage: int
     scored: int
@@ -127,6 +143,8 @@ class FarResult:
     documents: int
     distances: tuple[DistanceResult, ...]
     note: str
+    within: int = 0
+    own: Estimate | None = None
 
 
 @dataclass(frozen=True)
@@ -147,14 +165,85 @@ class RetrievalCell:
 
 
 @dataclass(frozen=True)
+class RetrievalPair:
+    """The trials of a length beside their twins, the same keys and values within the trained length.
+
+    depth: None for all of them together. generated: of what greedy generation writes. hits, own: right at this length, and
+    of the twins. gained, lost: right at this length alone, and in the twin alone. difference: of the shares; lower, upper:
+    what the true one is above, and below, with 95 % confidence each.
+    """
+
+    length: int
+    depth: float | None
+    generated: bool
+    trials: int
+    hits: int
+    own: int
+    gained: int
+    lost: int
+    difference: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True)
 class RetrievalResult:
-    """The grid of one task: `keys` (the default), `many-keys` or `variables`. chance: of a blind guess."""
+    """The grid of one task: `keys` (the default), `many-keys`, `variables` or `needles`. chance: of a blind guess.
+
+    pairs: against the baseline's twins, or without a baseline the target's own.
+    """
 
     task: str
     keys: int
     chance: float
     cells: tuple[RetrievalCell, ...]
     baseline: tuple[RetrievalCell, ...]
+    note: str
+    pairs: tuple[RetrievalPair, ...] = ()
+
+
+@dataclass(frozen=True)
+class PassSpan:
+    """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
+
+    truncated: what the baseline makes of the same tokens in windows of its trained length. difference: paired.
+    """
+
+    start: int
+    end: int
+    loss: Estimate
+    truncated: Estimate
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class LongPassResult:
+    """The loss by position in passes of `length` tokens, beyond the trained length. note: why it decides little."""
+
+    length: int
+    places: int
+    documents: int
+    spans: tuple[PassSpan, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class KeyTokenResult:
+    """What the tokens cost that a judge predicts from far text alone: `tokens` of `scored`, in nats.
+
+    loss: of the target behind `length` tokens. truncated: of the baseline behind those that fit its trained length. gain:
+    the second minus the first, paired. All None where the judge chose none. Without a judge the tokens are those of the
+    farthest copies, and the gain is from the copy. note: why nothing is judged.
+    """
+
+    length: int
+    tokens: int
+    scored: int
+    places: int
+    documents: int
+    loss: Estimate | None
+    truncated: Estimate | None
+    gain: Estimate | None
     note: str
 
 
@@ -261,6 +350,9 @@ class VerifyResult:
     texts: Mapping[str, Any] | None = None
     grade: str = ""
     attainable: float | None = None
+    judge: str | None = None
+    key_tokens: KeyTokenResult | None = None
+    long_pass: LongPassResult | None = None
 
     @property
     def verdict(self) -> str:

@@ -20,20 +20,22 @@ import numpy as np
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
-from ropetool.verification import estimate, gate, suites
+from ropetool.verification import estimate, gate, reading, suites
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.divergence import diverge, divergence_rows
+from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
 from ropetool.verification.measures.loss import LastSegment, Losses, perplexity, prepare_last_segment
 from ropetool.verification.measures.position import prepare_position
 from ropetool.verification.measures.protocols import PROTOCOLS
 from ropetool.verification.measures.protocols import prepare as prepare_protocol
 from ropetool.verification.measures.repeats import prepare_far
-from ropetool.verification.measures.retrieval import prepare_retrieval
+from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner
+from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, ignore
+from ropetool.verification.shares import attainable_loss, paired_bounds
 from ropetool.verification.statistics import ERROR, attainable
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
@@ -44,6 +46,7 @@ DIVERGENCE_TOKENS = 16384  # of each model, at most, unless one row is longer
 SPREAD = 0.15  # nats, by which documents differ in what an extension costs; of the demo's, which cost much
 SPENT = (0.01, 0.04)  # chances of a wrong verdict that the first and the second stage of a run with a budget may take
 MOST_SEGMENTS = 4096
+DISAGREEING = 0.1  # share of the pairs of trials of which one alone is right; the demo's, extended four times: 0.2
 LONG_RUN = 60.0  # seconds, beyond which the estimate is told
 
 Progress = Callable[[str, int, int], None]
@@ -87,6 +90,7 @@ def verify(
     limits: Limits | None = None,
     budget: float | None = None,
     against: Pair | None = None,
+    judge: Path | None = None,
     checks: Sequence[Check] = (),
     bands: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -101,9 +105,10 @@ def verify(
 
     Without a baseline the target itself within its trained length is the baseline. Lengths beyond the trained
     length, and beyond the file's `context_length`, are measured like any other. The models are loaded one after
-    the other, but for `against`, which is open beside the target. `checks` are those made already; `wrap` may put
-    something around each runner, told its role. budget: minutes; a run that its first stage leaves undecided goes on with
-    more segments for so long, and each stage takes a part of the chance of a wrong verdict.
+    the other, but for `against`, which is open beside the target. `judge` is a model that reads all lengths and chooses
+    the key tokens. `checks` are those made already; `wrap` may put something around each runner, told its role. budget:
+    minutes; a run whose losses its first stage leaves undecided goes on with more segments for so long, and each stage takes
+    a part of the chance of a wrong verdict.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
     CheckpointError if a checkpoint cannot be read or its logits are not finite.
@@ -112,12 +117,16 @@ def verify(
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
     _check(lengths, trained_length, suite.segments)
-    suite = _shown_far(suite, limits, max(lengths) > trained_length, len(texts))
+    _check_count("--trials", suite.trials, 1)
+    suite = _shown_reading(suite, limits, max(lengths) > trained_length, len(texts))
     paths = {TARGET: target}
     if baseline is not None and baseline.resolve() != target.resolve():
         paths[BASELINE] = baseline
     if against is not None:
         paths[AGAINST] = against.other
+    if judge is not None:
+        _check_judge(judge, paths, suite)
+        paths[JUDGE] = judge
     notes: list[str] = []
 
     def make(path: Path) -> Runner:
@@ -129,7 +138,9 @@ def verify(
         around = runners if wrap is None else {role: wrap(made, role) for role, made in runners.items()}
         tell("reading the texts", 0, 0)
         corpus = read_corpus(texts, runners, paths)
-        measurements = _prepared(suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed)
+        measurements = _prepared(
+            suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None
+        )
         more = (
             None
             if budget is None
@@ -138,7 +149,7 @@ def verify(
                 corpus,
                 runners[TARGET],
                 measurements,
-                [role for role in paths if role != AGAINST],
+                [role for role in paths if role in (TARGET, BASELINE)],
                 budget,
                 limits,
                 seed,
@@ -152,14 +163,28 @@ def verify(
         if say is not None:
             if able is not None:
                 say(_told(able, limits))
-            _estimate(runners[TARGET], measurements, corpus, [role for role in paths if role != AGAINST], say)
+            for line in _told_of_answers(measurements, limits):
+                say(line)
+            _estimate(
+                runners[TARGET], measurements, corpus, [role for role in paths if role in (TARGET, BASELINE)], say
+            )
         raw = _measure_each(around, measurements, tell)
         found = {m.name: m.result(raw[TARGET][m.name], raw.get(BASELINE, {}).get(m.name)) for m in measurements}
+        if suites.KEY_TOKENS in suite.measures:
+            found[suites.KEY_TOKENS] = of_copies(found.get(suites.FAR), trained_length)
+        long_pass = next((m for m in measurements if isinstance(m, LongPass)), None)
+        if long_pass is not None and judge is not None:
+            tell("the judge: key tokens", 0, 0)
+            said = long_pass.run(around[JUDGE], JUDGE, ignore)
+            found[suites.KEY_TOKENS] = long_pass.key_tokens(
+                raw[TARGET][long_pass.name], raw.get(BASELINE, {}).get(long_pass.name), said
+            )
         error = ERROR if budget is None else SPENT[0]
-        judge = partial(
+        decide = partial(
             _judged, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
         )
-        if more is not None and any(check.verdict == UNDECIDED for check in judge(found, error=error)):
+        straddling = {check.name for check in decide(found, error=error) if check.verdict == UNDECIDED}
+        if more is not None and straddling & {gate.RATIO, gate.FAR_TEXT}:
             rest, error = more.part(suite.segments, None, SPENT[1]), SPENT[1]
             again = _measure_each(around, [rest], tell)
             joined = {role: _joined(raw[role][more.name], again[role][more.name]) for role in again}
@@ -192,25 +217,40 @@ def verify(
         protocols=tuple(found[name] for name in PROTOCOLS if name in found),
         position=found.get(suites.POSITION),
         far=found.get(suites.FAR),
-        retrieval=tuple(found[n] for n in (suites.RETRIEVAL, suites.MANY_KEYS, suites.VARIABLES) if n in found),
+        retrieval=tuple(found[n] for n in suites.RETRIEVALS if n in found),
         divergence=divergence,
         bands=bands,
         checks=(
-            *checks, *judge(found, divergence, own, against, error=error),
+            *checks, *decide(found, divergence, own, against, error=error),
         ),
         runtime=around[TARGET].description,
         notes=(*notes, *([warning] if warning else [])),
         grade=limits.grade,
         attainable=able,
+        judge=None if judge is None else hub.name_of(judge),
+        key_tokens=found.get(suites.KEY_TOKENS),
+        long_pass=None if long_pass is None else found[long_pass.name],
     )  # fmt: skip
 
 
-def _shown_far(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
-    """Return the suite with far dependence where its grade asks for proof that far text is read, and texts allow it."""
-    wanted = limits.asked.reads_far and beyond and documents > 1 and suite.name != suites.CUSTOM
-    if not wanted or suites.FAR in suite.measures:
+def _check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
+    """Raise ConfigError for a judge that judges itself, or nothing."""
+    if suites.KEY_TOKENS not in suite.measures:
+        raise ConfigError("no key tokens are measured", where="--judge", try_="--measure key-tokens or --suite full")
+    for role, path in paths.items():
+        if path.resolve() == judge.resolve():
+            raise ConfigError(f"it is the {role} itself", where="--judge", try_="another model with the same tokenizer")
+
+
+def _shown_reading(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
+    """Return the suite with what its grade asks for as proof that far text is read: copies, if texts allow it, and answers.
+
+    Single measurements that were asked for stay alone.
+    """
+    if not limits.asked.reads_far or not beyond or suite.name == suites.CUSTOM:
         return suite
-    return replace(suite, measures=(*suite.measures, suites.FAR))
+    proofs = [*([suites.FAR] if documents > 1 else []), suites.RETRIEVAL]
+    return replace(suite, measures=(*suite.measures, *(name for name in proofs if name not in suite.measures)))
 
 
 def _affordable(
@@ -269,6 +309,21 @@ def _told(able: float, limits: Limits) -> str:
     )
 
 
+def _told_of_answers(measurements: Sequence[Measurement], limits: Limits) -> list[str]:
+    """Return what can be decided with these trials, where answers have to be shown, as a sentence for each task."""
+    grade = limits.asked
+    found = [m for m in measurements if isinstance(m, Retrieval) and m.contexts]
+    if not grade.reads_far:
+        return []
+    counts = {m.name: len(m.contexts[max(m.contexts)]) for m in found}
+    return [
+        f"{name}: {trials} trials show that no more than {paired_bounds(0, 0, trials)[1]:.2f} of the answers are lost where "
+        f"every pair agrees, and {attainable_loss(trials, DISAGREEING):.2f} where one in {1 / DISAGREEING:.0f} does not; "
+        f"grade {grade.name} asks for {grade.max_lost:.2f}"
+        for name, trials in counts.items()
+    ]
+
+
 def _prepared(
     suite: Suite,
     corpus: Corpus,
@@ -278,6 +333,7 @@ def _prepared(
     context_length: int | None,
     limits: Limits,
     seed: int,
+    judged: bool,
 ) -> list[Measurement]:
     """Return the measurements of the suite, their rows chosen. Raises: ConfigError if the texts are too short."""
     made: list[Measurement] = []
@@ -292,16 +348,21 @@ def _prepared(
         elif name == suites.POSITION:
             made.append(prepare_position(corpus, lengths, trained_length, count=suite.passages, seed=seed))
         elif name == suites.FAR:
-            made.append(prepare_far(corpus, lengths, trained_length, count=suite.passages, seed=seed))
+            made.append(prepare_far(corpus, lengths, trained_length, count=suite.passages, seed=seed, ends=suite.ends))
+        elif name in (suites.BY_POSITION, suites.KEY_TOKENS):
+            wanted = name == suites.BY_POSITION or judged
+            if wanted and lengths[-1] > trained_length and not any(isinstance(m, LongPass) for m in made):
+                made.append(prepare_long_pass(corpus, lengths[-1], trained_length, count=suite.segments, seed=seed))
         elif name in PROTOCOLS:
             made.append(prepare_protocol(name, corpus, [n for n in lengths if n >= trained_length] or lengths[-1:]))
         else:
             task = "keys" if name == suites.RETRIEVAL else name
             made.append(
                 prepare_retrieval(
-                    task, corpus, target.tokenize, lengths, trained_length, trials=suite.trials, seed=seed
+                    task, corpus, target.tokenize, lengths[-1:] if suite.ends else lengths, trained_length,
+                    trials=suite.trials, seed=seed,
                 )
-            )
+            )  # fmt: skip
     return made
 
 
@@ -392,11 +453,21 @@ def _judged(
     if suites.LAST_SEGMENT in found:
         lengths = found[suites.LAST_SEGMENT]
         evidence = gate.evidence_of_reading(lengths, found.get(suites.FAR), trained_length, context_length)
+        key_tokens = found.get(suites.KEY_TOKENS)
+        if key_tokens is not None and key_tokens.gain is not None and not key_tokens.note:
+            evidence.append(gate.Evidence(f"gain on {key_tokens.tokens} key tokens", key_tokens.gain))
         checks += gate.loss_checks(lengths, trained_length, limits, error)
         checks.append(gate.reading_check(evidence, limits.asked, trained_length, context_length, error))
-    for name in (suites.RETRIEVAL, suites.MANY_KEYS, suites.VARIABLES):
+    if found.get(suites.KEY_TOKENS) is not None:
+        checks.append(reading.key_tokens_check(found[suites.KEY_TOKENS]))
+    if suites.POSITION in found:
+        checks.append(reading.position_check(found[suites.POSITION], limits.asked))
+    if suites.FAR in found:
+        checks.append(reading.copies_check(found[suites.FAR], limits.asked))
+    for name in suites.RETRIEVALS:
         if name in found:
-            checks.append(gate.retrieval_check(found[name], found.get(suites.FAR), trained_length, limits))
+            copies = suites.FAR in found
+            checks += reading.retrieval_checks(found[name], limits.asked, trained_length, copies)
     if divergence is not None and against is not None:
         checks += gate.kl_checks(divergence, own, against.quantised, limits)
     return checks

@@ -12,33 +12,39 @@ from ropetool.errors import ConfigError, did_you_mean
 from ropetool.verification.measures.protocols import PROTOCOLS
 
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
-MANY_KEYS, VARIABLES = "many-keys", "variables"
-MEASURES = (LAST_SEGMENT, POSITION, FAR, RETRIEVAL, MANY_KEYS, VARIABLES, *PROTOCOLS)
+MANY_KEYS, VARIABLES, NEEDLES = "many-keys", "variables", "needles"
+BY_POSITION, KEY_TOKENS = "by-position", "key-tokens"
+RETRIEVALS = (RETRIEVAL, MANY_KEYS, VARIABLES, NEEDLES)
+MEASURES = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS, BY_POSITION, KEY_TOKENS, *PROTOCOLS)
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What is measured. segments: places scored at each length; passages: of the probes; trials: of each grid cell."""
+    """What is measured. segments: places scored at each length; passages: of the probes; trials: of each depth.
+
+    ends: far dependence and retrieval are measured at the trained and the longest length alone.
+    """
 
     name: str
     measures: tuple[str, ...]
     segments: int
     passages: int
     trials: int
+    ends: bool = False
 
 
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite("quick", (LAST_SEGMENT,), segments=16, passages=8, trials=2),
-        Suite("standard", (LAST_SEGMENT, POSITION, FAR, RETRIEVAL), segments=32, passages=16, trials=4),
-        Suite("full", MEASURES, segments=64, passages=32, trials=10),
+        Suite("quick", (LAST_SEGMENT,), segments=16, passages=8, trials=5, ends=True),
+        Suite("standard", (LAST_SEGMENT, POSITION, FAR, RETRIEVAL), segments=32, passages=16, trials=20),
+        Suite("full", MEASURES, segments=64, passages=32, trials=40),
     )
 }
 CUSTOM = "custom"
 
 
-def choose(name: str | None, measures: Sequence[str], segments: int | None) -> Suite:
+def choose(name: str | None, measures: Sequence[str], segments: int | None, trials: int | None = None) -> Suite:
     """Return the suite of that name with more measurements, or without a name the measurements alone.
 
     Without either it is the standard suite. Raises: ConfigError for an unknown name.
@@ -54,4 +60,5 @@ def choose(name: str | None, measures: Sequence[str], segments: int | None) -> S
     if measures:
         wanted = {*(base.measures if name else ()), *measures}
         base = replace(base, name=name or CUSTOM, measures=tuple(m for m in MEASURES if m in wanted))
-    return base if segments is None else replace(base, segments=segments)
+    base = base if segments is None else replace(base, segments=segments)
+    return base if trials is None else replace(base, trials=trials)

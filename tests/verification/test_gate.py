@@ -23,8 +23,6 @@ from ropetool.verification.results import (
     Estimate,
     FarResult,
     LengthResult,
-    RetrievalCell,
-    RetrievalResult,
 )  # fmt: skip
 
 TRAINED = 256
@@ -123,44 +121,6 @@ def test_only_what_was_measured_at_the_stated_context_shows_that_it_is_read() ->
     assert gate.evidence_of_reading([at(1024, partial=True)], None, TRAINED, 1024) == []
 
 
-def grid(**scores: tuple[int, int]) -> RetrievalResult:
-    def cell(length: int, hits: int) -> RetrievalCell:
-        return RetrievalCell(length, 0.5, hits, 0, 10, 0.0, 1.0)
-
-    cells = tuple(cell(int(length[1:]), target) for length, (target, _) in scores.items())
-    own = tuple(cell(int(length[1:]), base) for length, (_, base) in scores.items() if int(length[1:]) <= TRAINED)
-    return RetrievalResult("keys", 8, 0.125, cells, own, "")
-
-
-def test_retrieval_beyond_is_held_against_the_baseline_within() -> None:
-    check = gate.retrieval_check(grid(n256=(9, 10), n512=(9, 0), n1024=(8, 0)), None, TRAINED, Limits())
-    assert (check.verdict, check.limit) == (PASS, 0.8)
-    assert check.figure == pytest.approx(0.9433, abs=1e-4)  # Wilson's upper end of 8 of 10
-    assert "8 of 10 right at 1024 tokens" in check.detail
-    # 3 of 10 reach .603: below .8 of 10 of 10, above .8 of 7 of 10
-    assert gate.retrieval_check(grid(n256=(9, 10), n512=(3, 0)), None, TRAINED, Limits()).verdict == FAIL
-    assert gate.retrieval_check(grid(n256=(9, 7), n512=(3, 0)), None, TRAINED, Limits()).verdict == PASS
-    assert (
-        gate.retrieval_check(grid(n256=(9, 7), n512=(3, 0)), None, TRAINED, Limits(min_retrieval=0.9)).verdict == FAIL
-    )
-    assert gate.retrieval_check(grid(n256=(9, 10)), None, TRAINED, Limits()).verdict == NOT_RUN
-
-
-def test_where_the_baseline_guesses_far_dependence_stands_in() -> None:
-    blind = grid(n256=(2, 2), n512=(1, 0))
-
-    def far(*gains: float) -> FarResult:
-        distances = (128, 512, 1024)
-        return FarResult(
-            128, 64, 8, 8,
-            tuple(DistanceResult(d, about(0.4), about(0.3), about(g)) for d, g in zip(distances, gains, strict=True)), "",
-        )  # fmt: skip
-
-    assert gate.retrieval_check(blind, far(-1.0, 0.02, 0.03), TRAINED, Limits()).verdict == PASS
-    assert gate.retrieval_check(blind, far(1.0, 0.02, 0.009), TRAINED, Limits()).verdict == FAIL
-    assert gate.retrieval_check(blind, None, TRAINED, Limits()).verdict == NOT_RUN
-
-
 def spans(within: float, beyond: float | None) -> DivergenceResult:
     def span(mean: float) -> DivergenceSpan:
         return DivergenceSpan(0, 1, about(mean), mean, mean, mean, 1.0, 0.1, 100)
@@ -196,8 +156,6 @@ def test_a_text_known_by_heart_is_warned_of() -> None:
         ({"grade": ""}, "--grade"),
         ({"max_kl": 0.0}, "--max-kl"),
         ({"max_kl": math.inf}, "--max-kl"),
-        ({"min_retrieval": 1.1}, "--min-retrieval"),
-        ({"min_retrieval": math.nan}, "--min-retrieval"),
     ],
 )
 def test_limits_that_are_none_are_refused(options: dict[str, Any], where: str) -> None:

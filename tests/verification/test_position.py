@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -132,9 +133,9 @@ def test_filler_of_the_own_document_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_baseline_gets_the_same_passages_within_the_trained_length() -> None:
     measurement = probe()
-    (length,) = measurement.rows(BASELINE)
-    assert length == 1 + SIZE <= TRAINED
-    assert rows_of(measurement, BASELINE) == {length: rows_of(measurement)[length]}
+    assert list(measurement.rows(BASELINE)) == [1 + SIZE, TRAINED]
+    assert rows_of(measurement, BASELINE) == {length: rows_of(measurement)[length] for length in (1 + SIZE, TRAINED)}
+    assert list(probe(lengths=[1024]).rows(BASELINE)) == [1 + SIZE, TRAINED]  # measured though nobody asked for it
 
 
 def test_the_seed_chooses_passages_and_filler() -> None:
@@ -159,6 +160,27 @@ def judged(reach: float, baseline: float | None = math.inf) -> PositionResult:
     measurement = probe()
     own = None if baseline is None else measurement.run(Fake(baseline), BASELINE, ignore)
     return measurement.result(measurement.run(Fake(reach), TARGET, ignore), own)
+
+
+@pytest.mark.parametrize(
+    ("reach", "own", "differences"),
+    [
+        (math.inf, math.inf, [0, 0, 0, 0]),
+        (512, math.inf, [0, 0, 0, 3]),
+        (math.inf, 200, [0, -3, -3, -3]),  # of a baseline that pays within its trained length
+        (200, 200, [0, 0, 0, 0]),
+    ],
+)
+def test_the_difference_is_from_the_baselines_behind_what_fits_its_trained_length(
+    reach: float, own: float, differences: list[float]
+) -> None:
+    found = judged(reach, own)
+    assert found.within == TRAINED - 1 - SIZE
+    for offset, difference in zip(found.offsets, differences, strict=True):
+        assert offset.difference is not None
+        assert offset.difference.mean == pytest.approx(difference, abs=1e-12)
+    alone = judged(reach, None)
+    assert [offset.difference is None for offset in alone.offsets] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("reach", "changes"), [(math.inf, [0, 0, 0]), (512, [0, 0, 3]), (255, [3, 3, 3])])
@@ -248,6 +270,17 @@ def test_filler_is_one_stretch_where_a_document_is_long_enough() -> None:
         starts.add(found[0])
     assert {document(start) for start in starts} == {0, 1, 3, 4, 5}
     assert len(starts) > 30
+
+
+def test_filler_is_of_the_same_kind_first() -> None:
+    corpus = replace(make_corpus(), kinds=("prose", "code", "prose", "code", "code", "prose"))
+    for seed in range(20):
+        rng = random.Random(seed)
+        assert {document(token) for token in text_of_others(corpus, 1, 900, rng)} <= {3, 4}
+        assert {document(token) for token in text_of_others(corpus, None, 900, rng, kind="prose")} <= {0, 2, 5}
+        assert {document(token) for token in text_of_others(corpus, 1, 900, rng, kind="prose")} <= {3, 4}
+        more = text_of_others(corpus, 1, 5000, rng)  # the others follow where it has too few
+        assert {document(token) for token in more[:1000]} <= {3, 4} < {document(token) for token in more}
 
 
 def test_any_document_may_serve_where_none_is_the_own_one() -> None:

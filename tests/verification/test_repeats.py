@@ -158,10 +158,17 @@ def test_text_of_the_own_document_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
         check_rows(far())
 
 
-def test_only_the_target_is_asked() -> None:
+def test_the_baseline_gets_the_distances_within_its_trained_length() -> None:
     measurement = far()
-    assert measurement.rows(BASELINE) == {}
-    assert measurement.run(Copier(), BASELINE, ignore) == {}
+    assert measurement.within == TRAINED // 2
+    assert measurement.rows(BASELINE) == {1 + TRAINED: 12}
+    assert list(measurement.run(Copier(), BASELINE, ignore)) == [TRAINED // 2]
+    assert far(distances=[1000, 300]).rows(BASELINE) == {}
+
+
+def test_the_ends_alone_can_be_asked_for() -> None:
+    assert far(ends=True).distances == (128, 1919)
+    assert far(lengths=[256], ends=True).distances == (128,)
 
 
 def test_the_seed_chooses() -> None:
@@ -250,6 +257,23 @@ def test_who_reads_nothing_gains_nothing() -> None:
         assert entry.gain.low < 0.02
     covered = [entry.gain.low <= 0 <= entry.gain.high for entry in found.distances]
     assert sum(covered) >= 4
+
+
+@pytest.mark.parametrize(("sees", "own", "changes"), [(600, 10**6, [0, 0, -1, -1]), (10**6, 1, [1, 1, 1, 1])])
+def test_the_change_is_from_the_baselines_gain_within_its_trained_length(
+    sees: int, own: int, changes: list[float]
+) -> None:
+    measurement = far()
+    target = measurement.run(Copier(sees), TARGET, ignore)
+    found = measurement.result(target, measurement.run(Copier(own), BASELINE, ignore))
+    assert found.own is not None
+    assert (found.within, found.own.mean) == (128, float(own > 1))
+    assert found.distances[0].change is None
+    assert [entry.change and entry.change.mean for entry in found.distances[1:]] == changes
+    alone = measurement.result(target, None)  # its own gain is 1
+    assert [entry.change and entry.change.mean for entry in alone.distances[1:]] == [
+        change - (own == 1) for change in changes
+    ]
 
 
 def test_the_gain_is_paired() -> None:

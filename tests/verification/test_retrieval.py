@@ -20,13 +20,12 @@ from ropetool.verification.measures.retrieval import (
     WORDS,
     Context,
     Retrieval,
-    count_at,
     prepare_retrieval,
-    score_within,
     single_tokens,
 )
-from ropetool.verification.results import RetrievalCell, RetrievalResult
+from ropetool.verification.results import RetrievalResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Predictions, Scores, ignore
+from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson
 
 TRAINED = 512
@@ -82,9 +81,9 @@ def prepared(
 
 
 PAIR = re.compile(r"\n\[ (\w+) (\w+) ]\n")
-VALUE = re.compile(r"\nThe secret word of (\w+) is (\w+)\.\n")
+VALUE = re.compile(r"\sThe secret word of (\w+) is (\w+)\.")
 LINK = re.compile(r"\nThe secret word of (\w+) is that of (\w+)\.\n")
-ASKED = re.compile(r"\n(?:\[|The secret word of) (\w+)(?: is)?$")
+ASKED = re.compile(r"[\n ](?:\[|The secret word of) (\w+)(?: is)?$")
 
 
 class Reader:
@@ -127,8 +126,11 @@ class Blind(Reader):
 
 
 def hits(found: RetrievalResult) -> dict[int, float]:
-    counts = {length: count_at(found, length) for length in sorted({cell.length for cell in found.cells})}
-    return {length: right / trials for length, (right, trials) in counts.items()}
+    shares = {}
+    for length in sorted({cell.length for cell in found.cells}):
+        cells = [cell for cell in found.cells if cell.length == length]
+        shares[length] = sum(cell.hits for cell in cells) / sum(cell.trials for cell in cells)
+    return shares
 
 
 def judged(
@@ -201,6 +203,25 @@ def test_all_values_stand_once_in_the_context_and_the_asked_one_where_it_says(
     measurement = prepared(task, vocabulary, make_corpus(vocabulary, prefix), seed=seed)
     assert list(measurement.contexts) == [512, 1024, 2048]
     check(measurement, vocabulary, prefix)
+
+
+def test_needles_stand_between_sentences_of_prose() -> None:
+    """No sentence is cut, the shares of the filler are met as near as its sentences allow, and code is left out."""
+    vocabulary = Vocabulary()
+    prose = "the rope turns far. near it lies a pair.\nwhich is read? " * 40
+    texts = ["x = y " * 400, prose, "z = w " * 400, prose]
+    tokens = tuple(np.array(vocabulary.tokenize(text), dtype=np.int64) for text in texts)
+    corpus = Corpus(("a", "b", "c", "d"), tokens, tokens, (BOS,), ("code", "prose", "code", "prose"))
+    found = prepared("needles", vocabulary, corpus).contexts
+    for context in found[1024]:
+        text = vocabulary.text(context.row)
+        assert "=" not in text
+        starts = [match.start() for match in VALUE.finditer(text)]
+        assert len(starts) == 8
+        assert all(start == 0 or text[start - 1] in ".?\n" for start in starts)
+        asked = ASKED.findall(text)[0]
+        place = next(m.start() for m in VALUE.finditer(text) if m.group(1) == asked) / len(text)
+        assert abs(place - context.depth) < 0.1
 
 
 def test_every_candidate_is_asked_for() -> None:
@@ -283,7 +304,7 @@ def test_the_baseline_gets_the_same_contexts_within_the_trained_length() -> None
 # --- the figures
 
 
-@pytest.mark.parametrize(("task", "keys"), [("keys", 8), ("many-keys", 32), ("variables", 4)])
+@pytest.mark.parametrize(("task", "keys"), [("keys", 8), ("many-keys", 32), ("variables", 4), ("needles", 8)])
 def test_who_reads_all_is_always_right(task: str, keys: int) -> None:
     found = judged(task=task)
     assert hits(found) == {512: 1, 1024: 1, 2048: 1}
@@ -353,23 +374,42 @@ def test_the_baseline_is_shown_within_the_trained_length() -> None:
     seeing, blind = Reader(vocabulary), Blind(vocabulary)
     found = measurement.result(measurement.run(seeing, TARGET, ignore), measurement.run(blind, BASELINE, ignore))
     assert {cell.length for cell in found.baseline} == {512}
-    assert score_within(found, TRAINED) == sum(cell.hits for cell in found.baseline) / 20 < 0.5
+    assert sum(cell.hits for cell in found.baseline) < 10
     alone = measurement.result(measurement.run(seeing, TARGET, ignore), None)
     assert alone.baseline == alone.cells[:5]
-    assert score_within(alone, TRAINED) == 1
 
 
-def test_scores_are_shares_over_all_depths() -> None:
-    def cell(length: int, depth: float, right: int) -> RetrievalCell:
-        return RetrievalCell(length, depth, right, 0, 10, 0.0, 1.0)
+@pytest.mark.parametrize("task", TASKS)
+def test_each_trial_has_a_twin_within_the_trained_length(task: str) -> None:
+    """The same sentences, question and answer, the asked one behind the same share of the filler."""
+    vocabulary = Vocabulary()
+    measurement = prepared(task, vocabulary)
+    for contexts in zip(*measurement.contexts.values(), strict=True):
+        assert [len(context.row) for context in contexts] == [512, 1024, 2048]
+        assert len({(context.depth, context.candidates, context.answer) for context in contexts}) == 1
+        read = [sentences(context, vocabulary) for context in contexts]
+        assert read[0] == read[1] == read[2]
 
-    grid = RetrievalResult(
-        "keys", 8, 0.125, (cell(512, 0, 3), cell(512, 1, 8), cell(1024, 0, 1)), (cell(256, 0, 9), cell(512, 0, 4)), ""
+
+def test_pairs_count_what_one_of_two_twins_alone_has_right() -> None:
+    vocabulary = Vocabulary()
+    measurement = prepared(vocabulary=vocabulary, trials=8)
+    seeing, short = Reader(vocabulary), Reader(vocabulary, sees=700)
+    target, own = measurement.run(short, TARGET, ignore), measurement.run(seeing, BASELINE, ignore)
+    found = {(pair.length, pair.depth): pair for pair in measurement.result(target, own).pairs if pair.generated}
+    assert [found[512, None].lost, found[512, None].gained, found[512, None].trials] == [0, 0, 40]
+    front, end = found[2048, 0.0], found[2048, 1.0]
+    assert (front.lost, front.gained, front.hits, front.own, front.difference) == (8, 0, 0, 8, -1.0)
+    assert (end.lost, end.gained, end.hits, end.own, end.difference) == (0, 0, 8, 8, 0.0)
+    assert (front.lower, front.upper) == paired_bounds(0, 8, 8)
+    back = measurement.result(
+        measurement.run(seeing, TARGET, ignore), measurement.run(Blind(vocabulary), BASELINE, ignore)
     )
-    assert count_at(grid, 512) == (11, 20)
-    assert count_at(grid, 1024) == (1, 10)
-    assert score_within(grid, 512) == 0.9
-    assert score_within(grid, 128) is None
+    (pair,) = (pair for pair in back.pairs if (pair.length, pair.depth, pair.generated) == (1024, None, True))
+    assert (pair.gained, pair.lost, pair.hits, pair.own) == (40, 0, 40, 0)
+    alone = measurement.result(target, None).pairs
+    assert {pair.length for pair in alone} == {1024, 2048}
+    assert prepared(lengths=[64, 128]).result({}, {}).pairs == ()
 
 
 # --- words
@@ -421,7 +461,6 @@ def test_a_vocabulary_with_hardly_any_words_is_noted(task: str, known: int, need
     found = judged(task=task, split=WORDS[known:])
     assert found.cells == found.baseline == ()
     assert found.note == f"the vocabulary has {known} common words as one token, and {needed} are needed"
-    assert score_within(found, TRAINED) is None
 
 
 def test_lengths_that_do_not_hold_the_sentences_are_left_out_and_noted() -> None:
@@ -447,5 +486,5 @@ def test_texts_that_are_too_few_are_repeated_and_none_are_refused() -> None:
 
 def test_the_measurement_is_named_after_its_task() -> None:
     assert [prepared(task, lengths=[TRAINED], trials=1).name for task in TASKS] == [
-        "retrieval", "many-keys", "variables",
+        "retrieval", "many-keys", "variables", "needles",
     ]  # fmt: skip

@@ -60,16 +60,27 @@ def passages(corpus: Corpus, size: int, filler: int, count: int, seed: int) -> t
 
 
 def text_of_others(
-    corpus: Corpus, document: int | None, count: int, rng: random.Random, without: Collection[int] = ()
+    corpus: Corpus,
+    document: int | None,
+    count: int,
+    rng: random.Random,
+    without: Collection[int] = (),
+    kind: str = "",
 ) -> tuple[int, ...]:
     """Return `count` tokens of other documents: one stretch of one of them, and where it ends the next one's start.
 
-    Tokens of `without` are left out. Where the documents are too short for the count, they are repeated.
+    Documents of the same kind come first, that of the document or the one named: code behind verses is predicted worse
+    than code behind code, however far away positions reach. Tokens of `without` are left out. Where the documents are too
+    short for the count, they are repeated.
 
     Raises: ConfigError if nothing is left.
     """
-    others = [tokens for index, tokens in enumerate(corpus.tokens) if index != document and len(tokens)]
-    rng.shuffle(others)
+    wanted = corpus.kinds[document] if corpus.kinds and document is not None else kind
+    chosen = [index for index, tokens in enumerate(corpus.tokens) if index != document and len(tokens)]
+    rng.shuffle(chosen)
+    if corpus.kinds and wanted:
+        chosen.sort(key=lambda index: corpus.kinds[index] != wanted)
+    others = [corpus.tokens[index] for index in chosen]
     start = rng.randrange(max(1, len(others[0]) - count + 1)) if others else 0
     pieces = [others[0][start:], *others[1:], others[0][:start]] if others else []
     found: list[int] = []

@@ -18,12 +18,16 @@ from ropetool.verification.statistics import clustered, paired_difference
 
 @dataclass(frozen=True)
 class PositionProbe:
-    """The passages, and the filler lengths; the target meets all of them, the baseline only none."""
+    """The passages, and the filler lengths; the target meets all of them, the baseline those within its trained length.
+
+    within: the filler of which a row is as long as the trained length.
+    """
 
     corpus: Corpus
     passages: tuple[Passage, ...]
     size: int
     fillers: tuple[int, ...]
+    within: int
     name: str = "position"
 
     @property
@@ -42,13 +46,20 @@ class PositionProbe:
         }
 
     def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> PositionResult:
-        """Return the loss behind each filler, and its change from none."""
+        """Return the loss behind each filler, its change from none, and from the baseline's within the trained length.
+
+        Without a baseline the target is its own, beyond the trained length.
+        """
         documents = [passage.document for passage in self.passages]
+        reference = target if baseline is None else baseline
         offsets = tuple(
             OffsetResult(
                 filler,
                 clustered(losses, documents),
                 None if filler == 0 else paired_difference(losses, target[0], documents),
+                None
+                if baseline is None and filler <= self.within
+                else paired_difference(losses, reference[min(filler, self.within)], documents),
             )
             for filler, losses in target.items()
         )
@@ -61,10 +72,11 @@ class PositionProbe:
             offsets,
             own,
             thin(documents),
+            self.within,
         )
 
     def _fillers(self, role: str) -> tuple[int, ...]:
-        return self.fillers if role == TARGET else (0,)
+        return tuple(filler for filler in self.fillers if role == TARGET or filler <= self.within)
 
     def _length(self, filler: int) -> int:
         return len(self.corpus.prefix) + filler + self.size
@@ -79,12 +91,16 @@ def prepare_position(
 ) -> PositionProbe:
     """Return the probe with rows that are exactly as long as the lengths that hold a passage, and one without filler.
 
+    The trained length is one of them where it is not beyond all lengths.
+
     Raises: ConfigError if the texts are too few or too short.
     """
     size = passage_length(trained_length, max(lengths) - len(corpus.prefix))
-    rest = sorted({0, *(length - len(corpus.prefix) - size for length in lengths)})
+    measured = {*lengths, min(trained_length, max(lengths))}
+    rest = sorted({0, *(length - len(corpus.prefix) - size for length in measured)})
     fillers = tuple(filler for filler in rest if filler >= 0)
-    return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers)
+    within = max(filler for filler in fillers if filler <= max(0, trained_length - len(corpus.prefix) - size))
+    return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers, within)
 
 
 def thin(documents: Sequence[int]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
@@ -19,12 +21,16 @@ from ropetool.verification.statistics import clustered, paired_difference
 
 @dataclass(frozen=True)
 class FarDependence:
-    """The passages, and the distances from a token to its copy; only the target is asked."""
+    """The passages, and the distances from a token to its copy; the baseline gets those within its trained length.
+
+    within: the largest of those distances, 0 without any; the prefix does not count.
+    """
 
     corpus: Corpus
     passages: tuple[Passage, ...]
     size: int
     distances: tuple[int, ...]
+    within: int
     name: str = "far"
 
     @property
@@ -33,36 +39,52 @@ class FarDependence:
         return self.size // 2
 
     def rows(self, role: str) -> Mapping[int, int]:
-        if role != TARGET:
-            return {}
-        return {len(self.corpus.prefix) + distance + self.size: 2 * len(self.passages) for distance in self.distances}
+        front = len(self.corpus.prefix) + self.size
+        return {front + distance: 2 * len(self.passages) for distance in self._distances(role)}
 
     def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Array]:
-        """Return by distance whether each token was the likeliest. Shapes: (2, passages, scored), repeated first."""
-        if role != TARGET:
-            return {}
+        """Return by distance whether each token was the likeliest, and what it cost.
+
+        Shapes: (2, 2, passages, scored), hits before losses, and repeated before unrelated. Units: nats.
+        """
         found = {}
-        for distance in self.distances:
+        for distance in self._distances(role):
             rows = [self._row(p, p.tokens, distance) for p in self.passages]
             rows += [self._row(p, p.unrelated, distance) for p in self.passages]
-            hits = runner.score(rows, self.scored, done).hits
-            found[distance] = hits.astype(float).reshape(2, len(self.passages), self.scored)
+            scores = runner.score(rows, self.scored, done)
+            both = np.stack([scores.hits.astype(float), scores.losses])
+            found[distance] = both.reshape(2, 2, len(self.passages), self.scored)
         return found
 
     def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> FarResult:
-        """Return both accuracies and the gain at each distance."""
+        """Return both accuracies and the gain at each distance, and what it is less than that within the trained length.
+
+        That is the baseline's, or without one the target's own, at the largest distance there.
+        """
         documents = [passage.document for passage in self.passages]
+        gains = {distance: hits[0] - hits[1] for distance, (hits, _) in target.items()}
+        own = None
+        if self.within:
+            hits, _ = (target if baseline is None else baseline)[self.within]
+            own = hits[0] - hits[1]
         distances = tuple(
             DistanceResult(
                 distance,
-                clustered(repeated, documents),
-                clustered(unrelated, documents),
-                paired_difference(repeated, unrelated, documents),
+                clustered(hits[0], documents),
+                clustered(hits[1], documents),
+                clustered(gains[distance], documents),
+                None if own is None or distance <= self.within else paired_difference(gains[distance], own, documents),
+                paired_difference(losses[1], losses[0], documents),
             )
-            for distance, (repeated, unrelated) in target.items()
+            for distance, (hits, losses) in target.items()
         )
-        note = thin(documents)
-        return FarResult(self.size, self.scored, len(self.passages), len(set(documents)), distances, note)
+        return FarResult(
+            self.size, self.scored, len(self.passages), len(set(documents)), distances, thin(documents),
+            self.within, None if own is None else clustered(own, documents),
+        )  # fmt: skip
+
+    def _distances(self, role: str) -> list[int]:
+        return [distance for distance in self.distances if role == TARGET or distance <= self.within]
 
     def _row(self, passage: Passage, front: Sequence[int], distance: int) -> list[int]:
         between = distance - self.size
@@ -77,8 +99,11 @@ def prepare_far(
     count: int,
     seed: int,
     distances: Sequence[int] | None = None,
+    ends: bool = False,
 ) -> FarDependence:
     """Return the measurement at distances that double from half the trained length and end on the longest length.
+
+    ends: the shortest and the longest alone.
 
     Raises: ConfigError if the texts are too few or too short, or a distance is shorter than a passage.
     """
@@ -87,8 +112,11 @@ def prepare_far(
     if distances is None:
         doubling = (trained_length // 2 << n for n in range(32))
         distances = [*(distance for distance in doubling if distance < room - size), room - size]
+        distances = sorted({distances[0], distances[-1]}) if ends else distances
     if min(distances) < size:
         raise ConfigError(
             f"a copy {min(distances)} tokens before a passage of {size} would overlap it", where="distances"
         )
-    return FarDependence(corpus, passages(corpus, size, max(distances) - size, count, seed), size, tuple(distances))
+    within = max((distance for distance in distances if distance + size <= trained_length), default=0)
+    chosen = passages(corpus, size, max(distances) - size, count, seed)
+    return FarDependence(corpus, chosen, size, tuple(distances), within)

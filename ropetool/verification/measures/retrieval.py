@@ -7,8 +7,9 @@ one token, so the likelihoods of all values can be compared. Knows nothing of fi
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.verification.measures.fillers import text_of_others
-from ropetool.verification.results import RetrievalCell, RetrievalResult
+from ropetool.verification.results import RetrievalCell, RetrievalPair, RetrievalResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FEWEST = 3  # candidates, below which a guess is right too often
+PROSE = "prose"  # a kind of text in the catalogue
 MOST_OF_CONTEXT = 0.5  # what the sentences may take; the rest is filler
 # Common words: all are one token in the vocabularies of Llama 3, Qwen2 and GPT-2, 37 are in the 2048 of the demo.
 WORDS = """
@@ -41,7 +44,10 @@ voice wall war water way week west wheel white wife wind window wine winter woma
 
 @dataclass(frozen=True)
 class Task:
-    """What is hidden and asked for: `keys` at most of `{key}` and `{value}`, each followed by `hops` other names."""
+    """What is hidden and asked for: `keys` at most of `{key}` and `{value}`, each followed by `hops` other names.
+
+    in_prose: each statement stands between two sentences of prose, where the texts have any.
+    """
 
     name: str
     keys: int
@@ -49,6 +55,7 @@ class Task:
     question: str
     hop: str = ""
     hops: int = 0
+    in_prose: bool = False
 
     @property
     def words(self) -> int:
@@ -65,6 +72,7 @@ TASKS = {
             "variables", 4, "\nThe secret word of {key} is {value}.\n", "\nThe secret word of {key} is",
             hop="\nThe secret word of {key} is that of {value}.\n", hops=1,
         ),
+        Task("needles", 8, " The secret word of {key} is {value}.", " The secret word of {key} is", in_prose=True),
     )
 }  # fmt: skip
 
@@ -114,11 +122,27 @@ class Retrieval:
         within = {length: found for length, found in own.items() if length <= self.trained_length}
         candidates = min((len(c.candidates) for of in self.contexts.values() for c in of), default=self.task.keys)
         return RetrievalResult(
-            self.task.name, candidates, 1 / candidates, self._cells(target), self._cells(within), self.note
-        )
+            self.task.name, candidates, 1 / candidates, self._cells(target), self._cells(within), self.note,
+            self._pairs(target, baseline),
+        )  # fmt: skip
 
     def _lengths(self, role: str) -> list[int]:
         return [length for length in self.contexts if role == TARGET or length <= self.trained_length]
+
+    def _pairs(
+        self, target: Mapping[int, npt.NDArray[np.bool_]], baseline: Mapping[int, npt.NDArray[np.bool_]] | None
+    ) -> tuple[RetrievalPair, ...]:
+        """Return each length beside its twins, all depths together and each alone, chosen answers and written ones."""
+        twins = (target if baseline is None else baseline).get(self.trained_length)
+        if twins is None:
+            return ()
+        depths = np.array([context.depth for context in self.contexts[self.trained_length]])
+        found = []
+        for length, rows in target.items():
+            for depth in (None, *DEPTHS) if baseline is not None or length > self.trained_length else ():
+                here = depths >= 0 if depth is None else depths == depth
+                found += [_pair(length, depth, bool(i), rows[here, i], twins[here, i]) for i in (0, 1)]
+        return tuple(found)
 
     def _cells(self, found: Mapping[int, npt.NDArray[np.bool_]]) -> tuple[RetrievalCell, ...]:
         cells = []
@@ -142,8 +166,9 @@ def prepare_retrieval(
 ) -> Retrieval:
     """Return the contexts of the task: `trials` for each depth, at the trained length and all longer ones.
 
-    Keys and values are words of one token each. A length that does not hold the sentences beside as much filler is left
-    out, and so are all where the vocabulary has too few such words, with a note.
+    A trial has the same keys and values at every length, the asked one behind the same share of the filler, so that it
+    has a twin within the trained length. Keys and values are words of one token each. A length that does not hold the
+    sentences beside as much filler is left out, and so are all where the vocabulary has too few such words, with a note.
 
     Raises: ConfigError if there is no text.
     """
@@ -156,7 +181,7 @@ def prepare_retrieval(
     keys = min((maker.keys for maker in makers.values()), default=0)
     contexts = {
         length: tuple(
-            maker.make(keys, depth, random.Random(f"{seed} {task} {length} {depth} {trial}"))
+            maker.make(keys, depth, random.Random(f"{seed} {task} {depth} {trial}"))
             for depth in DEPTHS
             for trial in range(trials)
         )
@@ -180,6 +205,26 @@ def single_tokens(task: Task, tokenize: Callable[[str], list[int]]) -> dict[str,
     return {word: token for word, token in found.items() if uses[token] == 1}
 
 
+def _nearest(places: Sequence[int], wanted: int) -> int:
+    """Return which of some places in order is the nearest to the one wanted."""
+    after = bisect_left(places, wanted)
+    return min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - wanted))
+
+
+def sentence_ends(tokenize: Callable[[str], list[int]]) -> frozenset[int]:
+    """Return the tokens that a sentence may end with."""
+    return frozenset(tokenize(f"it{mark}")[-1] for mark in (".", "?", "!", ".\n", "\n"))
+
+
+def _pair(
+    length: int, depth: float | None, generated: bool, here: npt.NDArray[np.bool_], twins: npt.NDArray[np.bool_]
+) -> RetrievalPair:
+    hits, own, trials = int(here.sum()), int(twins.sum()), len(here)
+    gained, lost = int((here & ~twins).sum()), int((twins & ~here).sum())
+    bounds = paired_bounds(gained, lost, trials)
+    return RetrievalPair(length, depth, generated, trials, hits, own, gained, lost, (hits - own) / trials, *bounds)
+
+
 def _note(task: Task, words: int, left_out: Sequence[str]) -> str:
     """Return why lengths are missing, if some are."""
     if left_out and words < FEWEST * task.words:
@@ -200,6 +245,7 @@ class _Maker:
     ) -> None:
         self._task, self._corpus, self._tokenize, self._length = task, corpus, tokenize, length
         self._words = words
+        self._ends = sentence_ends(tokenize) if task.in_prose else frozenset()
         one = len(tokenize(task.statement.format(key="it", value="it")))
         one += task.hops * len(tokenize(task.hop.format(key="it", value="it")))
         self.keys = min(task.keys, int(length * MOST_OF_CONTEXT) // one, len(words) // task.words)
@@ -226,34 +272,21 @@ class _Maker:
             last.append(chain[-1])
         question = tokenize(task.question.format(key=last[asked]))
         room = self._length - len(self._corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
-        filler = text_of_others(self._corpus, None, room, rng, {self._words[word] for word in words})
-        row = [*self._corpus.prefix, *_woven(filler, placed), *question]
+        kind = PROSE if task.in_prose else ""
+        filler = text_of_others(self._corpus, None, room, rng, {self._words[word] for word in words}, kind)
+        row = [*self._corpus.prefix, *_woven(filler, placed, self._ends), *question]
         return Context(depth, tuple(row), tuple(self._words[value] for value in values), asked)
 
 
-def _woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]]) -> list[int]:
-    """Return the filler with each sentence behind its share of it."""
+def _woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends: Collection[int] = ()) -> list[int]:
+    """Return the filler with each sentence behind its share of it, or behind the nearest of the tokens `ends`."""
     row: list[int] = []
     start = 0
+    breaks = [at + 1 for at, token in enumerate(filler) if token in ends]
+    breaks = [0, *breaks] if breaks else []
     for depth, sentence in sorted(placed, key=lambda entry: entry[0]):
         end = round(depth * len(filler))
+        end = _nearest(breaks, end) if breaks else end
         row += [*filler[start:end], *sentence]
         start = end
     return [*row, *filler[start:]]
-
-
-def count_at(grid: RetrievalResult, length: int) -> tuple[int, int]:
-    """Return the right answers over all depths of a length, and the trials."""
-    cells = [cell for cell in grid.cells if cell.length == length]
-    return sum(cell.hits for cell in cells), sum(cell.trials for cell in cells)
-
-
-def score_within(grid: RetrievalResult, trained_length: int) -> float | None:
-    """Return the baseline's share of right answers at its best length within the trained one; None without any."""
-    hits: Counter[int] = Counter()
-    trials: Counter[int] = Counter()
-    for cell in grid.baseline:
-        if cell.length <= trained_length:
-            hits[cell.length] += cell.hits
-            trials[cell.length] += cell.trials
-    return max((hits[length] / trials[length] for length in trials), default=None)
