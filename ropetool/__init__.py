@@ -29,7 +29,7 @@ _HOMES = {
     "apply": ("ropetool.plans.applying", "apply"),
     "diff": ("ropetool.comparison", "compare"),
     "export": ("ropetool.gguf_export", "export_checkpoint"),
-    "verify": ("ropetool.verification.checkpoints", "verify_checkpoint"),
+    "verify": ("ropetool.gguf_export.verifying", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),
 }
 

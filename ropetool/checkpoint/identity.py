@@ -96,6 +96,11 @@ def settings_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if not _is_left_out(key)}
 
 
+def is_of_positions(key: str) -> bool:
+    """Return whether the decoded tables speak for this key."""
+    return key in _DECODED or any(word in key for word in _DECODED_WORDS)
+
+
 def settings_of_gguf(values: Mapping[str, Value], architecture: str) -> dict[str, Value]:
     """Return the keys of an architecture that change what is computed besides positions, without its name."""
     prefix = f"{architecture}."
@@ -104,7 +109,7 @@ def settings_of_gguf(values: Mapping[str, Value], architecture: str) -> dict[str
 
 
 def _is_left_out(key: str) -> bool:
-    return key in _WITHOUT_MEANING or key in _DECODED or any(word in key for word in _DECODED_WORDS)
+    return key in _WITHOUT_MEANING or is_of_positions(key)
 
 
 # --- bytes

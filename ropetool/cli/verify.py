@@ -34,6 +34,19 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="A model with the same tokenizer that reads the whole context: it chooses the key tokens.",
 )  # fmt: skip
 @click.option(
+    "--trained-length", type=int, metavar="N",
+    help="What the model was trained on before any extension. Default: as the record or the baseline says.",
+)  # fmt: skip
+@click.option(
+    "--stated", type=(str, str), multiple=True, metavar="KEY VALUE",
+    help="A key of a TARGET without a record that is meant as it is, though the method would give another; as-is for any "
+    "value. Repeat for several.",
+)  # fmt: skip
+@click.option("--finetuned", is_flag=True, help="Its weights were trained: tell how they differ, and do not judge it.")
+@click.option(
+    "--strict", is_flag=True, help="Fail for what changes no number too: templates, names, generation config."
+)
+@click.option(
     "--text", "texts", type=click.Path(), multiple=True,
     help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
 )  # fmt: skip
@@ -90,8 +103,9 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 def verify_command(target: str, as_json: bool, **options: Any) -> int:
     """Measure what a longer context does, and judge it.
 
-    First the output is read back and its rotation compared with the runtime's, without a text. Then the same last
-    tokens are scored behind ever longer contexts, and their perplexity is held against the baseline's, beyond the trained
+    First the output is read back and its rotation compared with the runtime's, without a text: against its record, or
+    without one against the extension that it says it is, made of the baseline again. Then the same last tokens are
+    scored behind ever longer contexts, and their perplexity is held against the baseline's, beyond the trained
     length against that on the text cut to it: no more than 1.03 times that for --grade publishable, 1.10 for usable, 1.5
     for research, by bounds of 95 % confidence. The first two also ask for proof that far text is read. The standard suite
     adds the position probe, far dependence and retrieval, the full one published perplexity protocols and harder retrieval.
@@ -141,11 +155,12 @@ def measured(
     again: what goes on after an interruption; empty where nothing does.
     """
     from ropetool.cli.progress import bar
+    from ropetool.gguf_export.verifying import verify_checkpoint
     from ropetool.plans.serving import serving_lines
     from ropetool.report.html import check_folder, write_report
     from ropetool.runtimes.inspection import inspect
-    from ropetool.verification.checkpoints import verify_checkpoint
     from ropetool.verification.gate import Limits
+    from ropetool.verification.readback.claimed import Terms
     from ropetool.verification.runners import parallel
 
     report, force = options.pop("report", None), options.pop("force", False)
@@ -153,12 +168,16 @@ def measured(
         check_folder(Path(report), force=force)
     asked = {name: options.pop(name, None) for name in ("grade", "max_kl", "require_useful")}
     limits = {name: value for name, value in asked.items() if value is not None}
+    terms = Terms(
+        stated=dict(options.pop("stated", ())),
+        **{name: options.pop(name) for name in ("trained_length", "finetuned", "strict") if name in options},
+    )
     tensor = options.pop("parallel", parallel.DATA) == parallel.TENSOR
     certificate = options.pop("certificate", None)
     try:
         with bar(shown=parallel.rank() == 0) as progress:
             result = verify_checkpoint(
-                target, limits=Limits(**limits), tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
+                target, limits=Limits(**limits), terms=terms, tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
             )  # fmt: skip
     except KeyboardInterrupt as error:

@@ -25,12 +25,13 @@ from ropetool.plans.plan import BAKE
 from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, suites
-from ropetool.verification.gate import KL, Limits
+from ropetool.verification.gate import KL, NOTHING_BEYOND, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.readback.claimed import ExportedKeys, Terms
 from ropetool.verification.readback.comparing import read_back, same_tables
-from ropetool.verification.results import VerifyResult
+from ropetool.verification.results import NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
 from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -64,6 +65,8 @@ def verify_checkpoint(
     resume: bool = False,
     certificate_file: str | Path | None = None,
     full_hash: bool = False,
+    terms: Terms | None = None,
+    exported_keys: ExportedKeys | None = None,
     command: str = "",
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -72,8 +75,10 @@ def verify_checkpoint(
 
     Without a suite and measures it is the standard one. Without a baseline, the source that the target was made from
     serves if it is unchanged, otherwise the target's own figures within its trained length. Without texts, those of
-    the package serve. A run of a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command
-    line that asked for it.
+    the package serve. terms: what is said of a target without a record, and of its trained length. Without a baseline and a
+    record, or without lengths beyond the trained one up to the stated context, the verdict is partial at best. A run of
+    a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command line that asked
+    for it.
 
     Raises: CheckpointError, ConfigError.
     """
@@ -88,12 +93,15 @@ def verify_checkpoint(
     original = None if source is None else open_checkpoint(source)
     other = open_checkpoint(hub.local(against)) if against is not None else None
     found = inspection.inspect_checkpoint(checkpoint)
+    terms = terms or Terms()
     context, trained = _lengths_of(found, checkpoint)
     before = None if original is None else inspection.inspect_checkpoint(original)
     if original is not None and before is not None:
-        trained = min(trained, _lengths_of(before, original)[1])
+        known = _lengths_of(before, original)[1]
+        trained = known if found.made is None else min(trained, known)
         if checkpoint.runtime != original.runtime:
             notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
+    trained = terms.trained_length or trained
     asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
     documents = (
         catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
@@ -101,7 +109,10 @@ def verify_checkpoint(
         else default_documents(max(asked, default=0))
     )
     marked = certificate.fingerprint(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
-    checks = [*read_back(checkpoint, original), check_rotation(checkpoint)]
+    checks = [
+        *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
+        *_yardsticks(found.made is not None or original is not None, asked, trained, context),
+    ]  # fmt: skip
     pair = None
     if other is not None:
         checks.append(same_tables(checkpoint, other))
@@ -141,6 +152,24 @@ def verify_checkpoint(
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
+
+
+def _yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:
+    """Return what is missing to judge a longer context: something to hold it against, and lengths that reach it."""
+    missing = []
+    if not known:
+        why = "neither a record nor a baseline says what it was before: --baseline SOURCE"
+        missing.append(Check("yardstick", None, None, NOT_RUN, why))
+    longest = max(lengths, default=0)
+    if longest <= trained:
+        beyond = (
+            "" if context > trained else f", and it states no longer context than the {trained} that it was trained on"
+        )
+        missing.append(Check("lengths", None, None, NOT_RUN, f"{NOTHING_BEYOND}{beyond}"))
+    elif longest < context:
+        why = f"the longest measured is {longest}, and a context of {context} is stated"
+        missing.append(Check("lengths", None, None, NOT_RUN, why))
+    return missing
 
 
 class _Open:

@@ -106,7 +106,7 @@ def test_the_export_of_the_baked_one_has_the_perplexities_of_the_other(folder: P
 
 
 def test_the_certificate_of_a_baked_one_is_against_the_original(folder: Path) -> None:
-    found = verify_checkpoint(folder / "baked", suite="quick", segments=8, lengths=[64, 256, 512], limits=RESEARCH)
+    found = verify_checkpoint(folder / "baked", suite="quick", segments=8, lengths=[64, 256, 2048], limits=RESEARCH)
     assert found.verdict == "pass"
     assert found.baseline is not None
     assert Path(found.baseline).name == DEMO.name  # and not that of the extended one, which it was baked from
@@ -160,7 +160,7 @@ def test_a_record_that_names_itself_as_its_source_ends_there(folder: Path) -> No
 
 def test_a_baked_one_against_the_other_is_judged_by_its_logits(folder: Path) -> None:
     found = verify_checkpoint(
-        folder / "baked", against=folder / "extended", suite="quick", segments=8, lengths=[64, 256, 512],
+        folder / "baked", against=folder / "extended", suite="quick", segments=8, lengths=[64, 256, 2048],
         certificate_file=folder / "against.json", limits=RESEARCH,
     )  # fmt: skip
     checks = {check.name: check for check in found.checks}

@@ -18,7 +18,7 @@ from ropetool.checkpoint import provenance
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 pytestmark = pytest.mark.usefixtures("short_texts")
-QUICK = ["--suite", "quick", "--segments", "8", "--lengths", "512", "--grade", "research"]
+QUICK = ["--suite", "quick", "--segments", "8", "--lengths", "1024", "--grade", "research"]
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_export_shows_the_check_after_writing(models: Path, tmp_path: Path, colu
     assert any(line.startswith("comparing the logits") and " tokens" in line for line in shown.drawn)
 
 
-SUITE = ["--suite", "quick", "--lengths", "64,256", "--segments", "8", "--grade", "research"]
+SUITE = ["--suite", "quick", "--lengths", "64,1024", "--segments", "8", "--grade", "research"]
 
 
 @pytest.mark.parametrize("columns", [60, 120])

@@ -26,10 +26,10 @@ QUICK = ["--suite", "quick", "--segments", "8", "--grade", "research"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the demo checkpoint, and that extended eight times."""
+    """A folder with the demo checkpoint, and that extended twice, so that 512 tokens are all of its context."""
     made = tmp_path_factory.mktemp("verify")
     shutil.copytree(DEMO, made / "model")
-    ropetool.apply(ropetool.plan(made / "model", "yarn", factor=8), made / "model", made / "extended")
+    ropetool.apply(ropetool.plan(made / "model", "yarn", factor=2), made / "model", made / "extended")
     return made
 
 
@@ -72,26 +72,26 @@ def test_a_checkpoint_of_others_is_certified_where_it_is_asked(folder: Path) -> 
 
 
 def test_a_narrower_run_leaves_a_wider_certificate_and_card_but_a_failing_one_does_not(folder: Path) -> None:
-    ropetool.apply(ropetool.plan("model", "yarn", factor=8), "model", "wide")
+    ropetool.apply(ropetool.plan("model", "yarn", factor=2), "model", "wide")
     first = run("verify", "wide", *QUICK, "--lengths", "64,256,512", "--json").json
     assert first["certificate"] == {"file": "wide/ropetool.json", "written": True, "kept": ""}
-    assert first["extension"] == {"method": "yarn", "factor": 8.0, "params": {}}
+    assert first["extension"] == {"method": "yarn", "factor": 2.0, "params": {}}
     record, card = (folder / "wide" / name for name in ("ropetool.json", "README.md"))
     before = record.read_bytes(), card.read_bytes()
 
     done = run("verify", "wide", *QUICK, "--lengths", "64,256", "--json")
-    assert (done.code, done.json["certificate"]["written"]) == (0, False)
+    assert (done.code, done.json["certificate"]["written"]) == (1, False)
     why = done.json["certificate"]["kept"]
     assert (
-        "it is wider: lengths 512 besides; to replace it: `ropetool verify wide --suite quick --grade research --lengths 64,256,512`"
-        in why
+        "it is wider: all of it ran, lengths 512 besides; to replace it: "
+        "`ropetool verify wide --suite quick --grade research --lengths 64,256,512`" in why
     )
     assert f"Note: {why}" in done.err.splitlines()
     assert (record.read_bytes(), card.read_bytes()) == before
 
-    assert run("verify", "wide", *QUICK, "--lengths", "256", "--grade", "publishable").code == 3
+    assert run("verify", "wide", *QUICK, "--lengths", "256,512", "--require-useful").code == 3
     made = read_object(record)[1]["certificate"]
-    assert (made["verdict"], made["lengths"], made["baseline"]) == ("fail", [256], "model")
+    assert (made["verdict"], made["lengths"], made["baseline"]) == ("fail", [256, 512], "model")
     assert "it **failed**" in card.read_text()
 
 
@@ -141,7 +141,7 @@ def test_an_interrupted_run_goes_on(folder: Path) -> None:
 
 def test_a_journal_that_cannot_serve_is_no_reason_to_stop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A damaged one is begun anew, one that cannot be had is in memory alone; both are said."""
-    arguments = ["verify", "extended", *QUICK, "--lengths", "256", "--seed", "7", "--resume", "--json"]
+    arguments = ["verify", "extended", *QUICK, "--lengths", "256,512", "--seed", "7", "--resume", "--json"]
     places: list[Path] = []
     begun = Journal._begun
 
@@ -167,7 +167,7 @@ def test_a_journal_that_cannot_serve_is_no_reason_to_stop(folder: Path, monkeypa
 
 
 def test_a_report_is_written_beside_the_result(folder: Path) -> None:
-    found = run("verify", "extended", *QUICK, "--lengths", "64,256", "--report", "report")
+    found = run("verify", "extended", *QUICK, "--lengths", "64,512", "--report", "report")
     assert found.code == 0, found.err
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     assert "extended, trained at 256" in page

@@ -28,7 +28,7 @@ from ropetool.verification.texts import Document, embedded_documents
 pytest.importorskip("llama_cpp")
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
-LENGTHS = [256, 1024]
+LENGTHS = [256, 2048]
 TOLERANCE = 2e-4  # of the largest logit, in float32
 
 
@@ -67,7 +67,8 @@ def test_perplexities_are_those_of_the_checkpoint(
     wanted = verified(folder / "extended", folder / "model", LENGTHS)
     assert perplexities(found) == pytest.approx(perplexities(wanted), rel=1e-3)
     assert [entry.baseline for entry in found.lengths] == [entry.baseline for entry in wanted.lengths]
-    assert (found.verdict, found.trained_length) == ("pass", 256)
+    assert (found.verdict, found.trained_length) == (wanted.verdict, 256)
+    assert found.verdict != "fail"
     assert found.runtime.startswith("llama-cpp-python")
     forgotten = verified(folder / "forgotten.gguf", folder / "model", LENGTHS[-1:])
     assert forgotten.verdict == "fail"

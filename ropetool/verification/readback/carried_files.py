@@ -5,7 +5,6 @@ Knows which parts a plan changes, and nothing of what they mean.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,15 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.tensor_bytes import BUFFER, Compared
+from ropetool.checkpoint.tensor_bytes import Compared
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT, Directory, Edit, apply_edits, limits_of, parse_object, read_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.regular import open_regular
+from ropetool.files.regular import same_content
 from ropetool.plans.applying import LEFT_BEHIND
+from ropetool.verification.readback.keys import is_read
 
-TOKENIZER_FILES = (names.TOKENIZER_JSON, "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
-TOKENIZER_KEYS = "tokenizer."
 SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are follows from the plan
 
 
@@ -33,27 +31,16 @@ def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit
     """Return which files of the target are not the source's with the plan's edits.
 
     Left out: weights, pickles, the record of ropetool, and README, which anyone may rewrite. Files that only the
-    target has count where a tokenizer would read them.
+    target has count where a program would read them.
     """
     theirs, ours = _carried(source), _carried(target)
-    added = [name for name in TOKENIZER_FILES if name in ours and name not in theirs]
+    added = [name for name in ours if name not in theirs and is_read(name)]
     differences = [f"{name} is additional" for name in added]
     for name, path in theirs.items():
         reason = _file_difference(ours.get(name), path, edits_of_file(edits, name))
         if reason:
             differences.append(f"{name}{reason}")
     return Compared(len(theirs) + len(added), tuple(differences))
-
-
-def compare_tokenizers(target: Path, source: Path) -> Compared:
-    """Return which of the files that give tokens their ids are not the source's."""
-    found = [name for name in TOKENIZER_FILES if (target / name).exists() or (source / name).exists()]
-    differences = [
-        f"{name} differs"
-        for name in found
-        if not ((target / name).is_file() and (source / name).is_file() and _equal(target / name, source / name))
-    ]
-    return Compared(len(found), tuple(differences))
 
 
 def _carried(files: Directory) -> dict[str, Path]:
@@ -74,25 +61,13 @@ def _file_difference(found: Path | None, source: Path, edits: Sequence[Edit]) ->
     if found is None:
         return " is missing"
     if not edits:
-        return "" if _equal(found, source) else " differs"
+        return "" if same_content(found, source) else " differs"
     try:
         wanted = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
     except PlanMismatch:
         return ": the plan's edits do not fit the file that it is compared with"
     difference = _value_difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
     return f": {difference}" if difference else ""
-
-
-def _equal(a: Path, b: Path) -> bool:
-    if os.path.samefile(a, b):
-        return True
-    if a.stat().st_size != b.stat().st_size:
-        return False
-    with open_regular(a) as first, open_regular(b) as second:
-        while part := first.read(BUFFER):
-            if part != second.read(len(part)):
-                return False
-    return True
 
 
 def _value_difference(wanted: Any, found: Any, name: str) -> str:
@@ -111,15 +86,10 @@ def _value_difference(wanted: Any, found: Any, name: str) -> str:
 # --- GGUF
 
 
-def compare_keys(
-    target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence[FileEdit], prefix: str = ""
-) -> Compared:
-    """Return which metadata keys of the target are not the source's with the plan's edits.
-
-    prefix: compares only the keys that begin so.
-    """
+def compare_keys(target: GgufCheckpoint, source: GgufCheckpoint, edits: Sequence[FileEdit]) -> Compared:
+    """Return which metadata keys of the target are not the source's with the plan's edits."""
     wanted, found = source.edited(edits).values, target.values
-    keys = [k for k in dict.fromkeys([*wanted, *found]) if k.startswith(prefix) and not k.startswith(SPLIT_KEYS)]
+    keys = [k for k in dict.fromkeys([*wanted, *found]) if not k.startswith(SPLIT_KEYS)]
     differences = []
     for key in keys:
         if key not in found or key not in wanted:

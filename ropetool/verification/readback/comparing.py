@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,14 +16,12 @@ from typing import TypeVar
 
 from ropetool import names
 from ropetool.checkpoint import certificate, provenance
-from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.checkpoint.provenance import EXPORT, Provenance
 from ropetool.checkpoint.tensor_bytes import Compared, compare_tensors
-from ropetool.errors import CheckpointError, LossyExport, PlanMismatch, RopetoolError
+from ropetool.errors import CheckpointError, LossyExport, RopetoolError
 from ropetool.files import hub
 from ropetool.plans.plan import Plan
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
@@ -31,18 +29,26 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.verification.readback.carried_files import (
-    TOKENIZER_KEYS,
     compare_files,
     compare_keys,
-    compare_tokenizers,
+)
+from ropetool.verification.readback.claimed import (
+    FILES,
+    TABLES,
+    WEIGHTS,
+    ExportedKeys,
+    Terms,
+    read_back_claim,
+    read_back_rest,
 )
 from ropetool.verification.readback.table_parity import compare_tables
+from ropetool.verification.readback.weights import Named
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
-from ropetool.weights import baked_bytes, by_tensor, without_residual
+from ropetool.weights import without_residual
 
 T = TypeVar("T")
 Open = Callable[["Path | Checkpoint"], Checkpoint]
-TABLES, WEIGHTS, FILES, SAME_TABLES = "tables", "weights", "files", certificate.SAME_TABLES
+SAME_TABLES = certificate.SAME_TABLES
 NO_RECORD = f"no {names.PROVENANCE_JSON} says how it was made"
 
 
@@ -51,23 +57,28 @@ class Origin:
     """What a target is compared with.
 
     source: the checkpoint that its provenance names, as it was then. same_format: that, or else the baseline, where it
-    has the target's format. gates: whether a difference from `same_format` is a defect; without provenance it may be
-    meant. words: what `same_format` is called, or why there is none.
+    has the target's format. words: what `same_format` is called, or why there is none.
     """
 
     source: Path | None
     same_format: Path | Checkpoint | None
-    gates: bool
     words: str
 
 
-def read_back(target: Path | Checkpoint, baseline: Path | Checkpoint | None = None) -> list[Check]:
+def read_back(
+    target: Path | Checkpoint,
+    baseline: Path | Checkpoint | None = None,
+    terms: Terms | None = None,
+    exported_keys: ExportedKeys | None = None,
+) -> list[Check]:
     """Return the checks of tables, weights and files.
 
-    Without provenance nothing says what the target should be: then only the baseline of the same format is compared,
-    and what differs informs and does not gate. What cannot be read fails, with the reason.
+    Without provenance the target is held against what it says that it is, made of the baseline again; with neither,
+    nothing says what it should be. An export is held against what `exported_keys` gives of its source, or against a
+    baseline of its format. What cannot be read fails, with the reason.
 
-    Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's.
+    Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's, ConfigError for terms that the
+    target does not have.
     """
     known = {source.path: source for source in (target, baseline) if not isinstance(source, (Path, NoneType))}
 
@@ -77,10 +88,23 @@ def read_back(target: Path | Checkpoint, baseline: Path | Checkpoint | None = No
 
     path = _path(target, opened)
     made = provenance.record(path)
+    terms = terms or Terms()
+    if made is None and baseline is not None and _is_judged_by(target, baseline, opened):
+        try:
+            return read_back_claim(opened(target), opened(baseline), terms, exported_keys)
+        except CheckpointError as error:
+            return [Check(name, None, None, FAIL, error.without_folders()) for name in (TABLES, WEIGHTS, FILES)]
     plan = Plan.from_json(made.plan, str(provenance.place(path))) if made is not None and made.plan else None
     origin = _origin(target, made, baseline, opened)
+    tables = _readable(TABLES, lambda: _tables(opened(target), made, plan, origin, opened))
+    if made is not None and made.kind == EXPORT:  # its record says what it should rotate by
+        alike = baseline if baseline is not None and _alike(target, baseline, opened) else origin.source
+        baked = (plan is not None and plan.bakes) or (made.export or {}).get("bakes")
+        if alike is not None and not (baked and alike is origin.source):
+            rest = read_back_rest(opened(target), opened(alike), opened(alike), terms, None, exported_keys)
+            return [tables, *rest]
     return [
-        _readable(TABLES, lambda: _tables(opened(target), made, plan, origin, opened)),
+        tables,
         _readable(WEIGHTS, lambda: _weights(opened(target), plan, origin, opened)),
         _readable(FILES, lambda: _files(opened(target), plan, origin, opened)),
     ]
@@ -144,29 +168,35 @@ def _path(source: Path | Checkpoint, opened: Open) -> Path:
         return source
 
 
+def _is_judged_by(target: Path | Checkpoint, baseline: Path | Checkpoint, opened: Open) -> bool:
+    """Return whether the one can be made of the other: of one format, or a GGUF file of a directory."""
+    return _alike(target, baseline, opened) or not _path(target, opened).is_dir()
+
+
+def _alike(target: Path | Checkpoint, other: Path | Checkpoint, opened: Open) -> bool:
+    """Return whether both are of one format."""
+    return _path(target, opened).is_dir() == _path(other, opened).is_dir()
+
+
 def _origin(
     target: Path | Checkpoint, made: Provenance | None, baseline: Path | Checkpoint | None, opened: Open
 ) -> Origin:
-    alike = baseline
-    if baseline is not None and _path(target, opened).is_dir() != _path(baseline, opened).is_dir():
-        alike = None
+    alike = baseline if baseline is not None and _alike(target, baseline, opened) else None
     if made is None:
-        return Origin(
-            None, alike, False, "the baseline's" if alike else f"{NO_RECORD}, nor is there a baseline like it"
-        )
+        return Origin(None, None, f"{NO_RECORD}, nor is there a baseline that it can be made of")
     source = Path(made.source)
     state = provenance.source_problem(made)
     if made.kind == EXPORT:
         words = "exported from another format: the logits of the two files say whether it is the same model"
-        return Origin(None if state else source, alike, False, "the baseline's" if alike else words)
+        return Origin(None if state else source, None, words)
     if not state:
-        return Origin(source, source, True, "the source's")
+        return Origin(source, source, "the source's")
     words = (
         f"those of the baseline, for the source {hub.name_of(source)} {state}"
         if alike
         else f"the source {hub.name_of(source)} {state}"
     )
-    return Origin(None, alike, True, words)
+    return Origin(None, alike, words)
 
 
 def _readable(name: str, check: Callable[[], Check]) -> Check:
@@ -257,68 +287,27 @@ def _weights(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open
     if origin.same_format is None:
         return Check(WEIGHTS, None, None, NOT_ASKED, origin.words)
     source = opened(origin.same_format)
-    found = compare_tensors(target.stored, source.stored, _named(plan, origin, source))
+    found = compare_tensors(target.stored, source.stored, {} if plan is None else Named(plan, source))
     if not found.total:
         return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
-    baked = ", with what the plan bakes" if plan is not None and plan.tensors and origin.gates else ""
-    return _compared(WEIGHTS, found, f"tensors equal {origin.words}{baked}", origin)
-
-
-def _named(plan: Plan | None, origin: Origin, source: Checkpoint) -> Mapping[str, bytes]:
-    """Return what the tensors that the plan names must hold; of baked ones each is computed when it is asked for."""
-    return {} if plan is None or not origin.gates else Named(plan, source)
-
-
-class Named(Mapping[str, bytes]):
-    """The tensors that a plan names, and what each must hold: a vector, or the source's numbers times the plan's.
-
-    Raises: PlanMismatch for a tensor that the source does not have.
-    """
-
-    def __init__(self, plan: Plan, source: Checkpoint) -> None:
-        self._vectors = patch_of(plan.edits).tensors if plan.format == "gguf" else {}
-        self._changes, self._bake_dtype = by_tensor(plan.tensors), plan.bake_dtype
-        self._stored = source.stored if self._changes else {}
-
-    def __getitem__(self, name: str) -> bytes:
-        if name in self._vectors:
-            return self._vectors[name].astype("<f4").tobytes()
-        change = self._changes[name]
-        if name not in self._stored:
-            raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
-        return baked_bytes(name, self._stored[name], change, self._bake_dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter({**self._vectors, **self._changes})
-
-    def __len__(self) -> int:
-        return len({**self._vectors, **self._changes})
+    baked = ", with what the plan bakes" if plan is not None and plan.tensors else ""
+    return _compared(WEIGHTS, found, f"tensors equal {origin.words}{baked}")
 
 
 def _files(target: Checkpoint, plan: Plan | None, origin: Origin, opened: Open) -> Check:
     if origin.same_format is None:
         return Check(FILES, None, None, NOT_ASKED, origin.words)
-    source, edits = opened(origin.same_format), _edits(plan, origin)
+    source, edits = opened(origin.same_format), () if plan is None else plan.edits
     if isinstance(target, HfCheckpoint) and isinstance(source, HfCheckpoint):
-        if origin.gates:
-            things, found = "files equal", compare_files(target.directory, source.directory, edits)
-        else:
-            things, found = "files of the tokenizer equal", compare_tokenizers(target.path, source.path)
+        things, found = "files equal", compare_files(target.directory, source.directory, edits)
     else:
         assert isinstance(target, GgufCheckpoint)
         assert isinstance(source, GgufCheckpoint)
-        things = "keys equal" if origin.gates else "keys of the tokenizer equal"
-        found = compare_keys(target, source, edits, "" if origin.gates else TOKENIZER_KEYS)
+        things, found = "keys equal", compare_keys(target, source, edits)
     but = ", but for the plan's edits" if edits else ""
-    return _compared(FILES, found, f"{things} {origin.words}{but}", origin)
+    return _compared(FILES, found, f"{things} {origin.words}{but}")
 
 
-def _edits(plan: Plan | None, origin: Origin) -> tuple[FileEdit, ...]:
-    """Return what the plan changed on the way from the origin; an exported plan's edits belong to another format."""
-    return plan.edits if plan is not None and origin.gates else ()
-
-
-def _compared(name: str, found: Compared, things: str, origin: Origin) -> Check:
-    different = FAIL if origin.gates else NOT_ASKED
+def _compared(name: str, found: Compared, things: str) -> Check:
     count = float(len(found.differences))
-    return Check(name, count, 0.0, different if found.differences else PASS, found.sentence(things))
+    return Check(name, count, 0.0, FAIL if found.differences else PASS, found.sentence(things))

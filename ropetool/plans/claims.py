@@ -1,0 +1,299 @@
+"""What extension of a source a checkpoint without a record is, read from its own keys, and that extension made again.
+
+Reads two checkpoints, of one format or a GGUF file and the directory that it was converted from, and asks the search for a
+plan; compares decoded tables, no bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.edits import METADATA, FileEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.errors import ConfigError, RopetoolError
+from ropetool.escaping import command, number
+from ropetool.files.hf import ABSENT
+from ropetool.files.hf.jsontext import shown
+from ropetool.plans.basis import CURRENT, ORIGINAL, Request, find_start
+from ropetool.plans.formats import Format, format_of
+from ropetool.plans.plan import Plan
+from ropetool.plans.search import make_plan
+from ropetool.rope import methods
+from ropetool.rope.methods import Goal
+from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes.decoded import decoded
+
+AS_IS = "as-is"  # of a stated key: whatever the target says
+LONGROPE, ABF, LENGTH = "longrope", "abf", "length"
+_NAMED = ("yarn", "linear", "dynamic", "llama3")  # rope types that are a method
+LISTS = (names.LONG_FACTOR, names.SHORT_FACTOR)
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """An extension of a source as a target states it, made again.
+
+    words: what it is, as in "yarn x4". expected: the source after it; the source itself where nothing was extended.
+    edits: what makes the one of the other. contexts: the lengths that may be stated: the extension's, and the source's,
+    which published recipes leave in place. taken: parameters that were taken from the target, for no formula gives them.
+    """
+
+    words: str
+    expected: Checkpoint
+    edits: tuple[FileEdit, ...]
+    plan: Plan | None
+    contexts: tuple[int, ...]
+    taken: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """A method with what a command line would say besides: exactly one of factor and target_length."""
+
+    method: str
+    factor: float | None = None
+    target_length: int | None = None
+    params: Mapping[str, Any] | None = None
+
+
+def claim_of(
+    target: Checkpoint,
+    source: Checkpoint,
+    *,
+    stated: Mapping[str, str] | None = None,
+    trained_length: int | None = None,
+) -> Claim:
+    """Return what the target says it is made of the source by, that made again with our planner.
+
+    The method's own parameters alone count: others that the target states are not followed, and so show as
+    differences, unless `stated` names the key, with its value in JSON or "as-is". trained_length: of the source, where
+    its files do not say it.
+
+    Raises: ConfigError for a stated key that the target does not have or has another value for; RopetoolError where
+    either is not read, or no plan makes what is claimed.
+    """
+    ours, theirs = (decoded(target.runtime, each).understood(each.where, each.stated_in) for each in (target, source))
+    if target.format != source.format:
+        ours = _named_alike(ours, theirs)
+    found = _unchanged(ours, theirs, source) or _extended(target, ours, theirs, source, trained_length)
+    edits = (*found.edits, *_overlay(target, found.expected, stated or {}))
+    taken = tuple(key for key in found.taken if key not in (stated or {}))
+    return replace(found, expected=source.edited(edits), edits=edits, taken=taken)
+
+
+def _named_alike(ours: RopeSet, theirs: RopeSet) -> RopeSet:
+    """Return a reading under the other's names of its kinds of layers and its order of channels, as far as layers agree."""
+    entries = {}
+    for name, entry in ours.entries.items():
+        same = next((other for other, found in theirs.entries.items() if set(found.layers) == set(entry.layers)), name)
+        layout = theirs.entries[same].layout if same in theirs.entries else entry.layout
+        entries[same] = replace(entry, layout=layout)
+    return replace(ours, entries=entries)
+
+
+def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | None:
+    """Return the claim of a target with the source's tables: nothing, or another stated context alone."""
+    kept = replace(theirs, max_position_embeddings=ours.max_position_embeddings)
+    if kept.differences(ours):
+        return None
+    context = ours.max_position_embeddings
+    if context == theirs.max_position_embeddings:
+        return Claim("no extension", source, (), None, (context,))
+    wish = _Wish(LENGTH, target_length=context)
+    if context < theirs.max_position_embeddings:  # no plan shortens
+        return Claim("no extension", source, (), None, (theirs.max_position_embeddings,))
+    plan = _planned(source, wish, None, None, None, ())
+    return Claim(
+        f"a stated context of {context} tokens and nothing else",
+        source.edited(plan.edits),
+        plan.edits,
+        plan,
+        (context,),
+    )
+
+
+def _extended(
+    target: Checkpoint, ours: RopeSet, theirs: RopeSet, source: Checkpoint, trained_length: int | None
+) -> Claim:
+    """Return the first claim that gives the target's table, or else the one that its rope type names."""
+    crossed = target.format != source.format
+    style_of = None if crossed else _style(target)
+    readers = (target.runtime,) if crossed else ()
+    form = format_of(source, style_of)
+    wanted = ours.entries[names.FULL_ATTENTION]
+    tries = [(wish, reading) for wish in _wishes(wanted, ours, theirs, trained_length) for reading in _readings(theirs)]
+    fitting = [(w, r) for w, r in tries if _gives(form, theirs, w, r, trained_length, wanted)]
+    errors: list[RopetoolError] = []
+    for wish, reading in [*fitting, *tries]:
+        try:
+            plan = _planned(source, wish, reading, trained_length, style_of, readers)
+        except RopetoolError as error:
+            errors.append(error)
+            continue
+        contexts = (plan.max_position_embeddings, theirs.max_position_embeddings)
+        taken = tuple(key for key in LISTS if key in (wish.params or {}))
+        return Claim(_words(plan, wish), source.edited(plan.edits), plan.edits, plan, contexts, taken)
+    raise (
+        errors[0]
+        if errors
+        else ConfigError(
+            "its tables are not the baseline's, and no method that is known makes them of it", where=target.where
+        )
+    )
+
+
+def _style(target: Checkpoint) -> str | None:
+    if isinstance(target, GgufCheckpoint):
+        return None
+    return style.read(target.config, target.family, target.where).style
+
+
+def _wishes(wanted: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None) -> Iterator[_Wish]:
+    """Yield what may have been asked for: the method that the rope type names, or any where it names none.
+
+    Lists, vectors and a larger base name no method: a table that a formula gives may stand in them.
+    """
+    context = ours.max_position_embeddings
+    before = trained_length or theirs.original_max_position_embeddings or theirs.max_position_embeddings
+    factors = [f for f in dict.fromkeys([wanted.factor, context / before]) if f is not None and f > 1]
+    if wanted.rope_type in _NAMED:
+        for factor in factors:
+            yield _Wish(wanted.rope_type, factor)
+            if wanted.rope_type == "dynamic":
+                yield _Wish(wanted.rope_type, factor, params={"curve": "transformers"})
+        return
+    if wanted.rope_type == "default" and wanted.rope_theta is not None and context > before:
+        yield _Wish("ntk", target_length=context)
+        yield _Wish(ABF, target_length=context, params={names.ROPE_THETA: wanted.rope_theta})
+    for factor in factors:
+        for method in sorted(set(methods.names()) - {ABF, LENGTH, LONGROPE}):
+            yield _Wish(method, factor)
+    if wanted.rope_type == LONGROPE and all(key in wanted.params for key in LISTS):
+        yield _Wish(LONGROPE, target_length=context, params={key: wanted.params[key] for key in LISTS})
+
+
+def _readings(theirs: RopeSet) -> tuple[str | None, ...]:
+    return (None,) if theirs.entries[names.FULL_ATTENTION].unscaled else (ORIGINAL, CURRENT)
+
+
+def _gives(
+    form: Format, theirs: RopeSet, wish: _Wish, reading: str | None, trained_length: int | None, wanted: LayerRope
+) -> bool:
+    """Return whether the method gives the target's table; nothing is searched for."""
+    method = methods.get(wish.method)
+    try:
+        request = Request(wish.method, wish.factor, wish.target_length, reading, trained_length)
+        start = find_start(form, theirs, request)
+        goal = Goal.make(start.source.length, wish.factor, wish.target_length)
+        derived = method.derive(start.source, goal, method.params(dict(wish.params or {})))
+    except RopetoolError:
+        return False
+    return wanted.table is not None and derived.table.agrees(wanted.table)
+
+
+def _planned(
+    source: Checkpoint,
+    wish: _Wish,
+    reading: str | None,
+    trained_length: int | None,
+    config_style: str | None,
+    readers: Sequence[str],
+) -> Plan:
+    return make_plan(
+        source.path, wish.method, factor=wish.factor, target_length=wish.target_length, reading=reading,
+        params=wish.params, original_length=trained_length, config_style=config_style, for_runtimes=readers,
+    )  # fmt: skip
+
+
+def _words(plan: Plan, wish: _Wish) -> str:
+    if wish.method == ABF:
+        return f"abf with rope_theta {number((wish.params or {})[names.ROPE_THETA])}"
+    return f"{plan.method} x{number(plan.factor)} of {plan.trained_length} tokens"
+
+
+# --- keys that are said to be meant
+
+
+def _overlay(target: Checkpoint, expected: Checkpoint, stated: Mapping[str, str]) -> list[FileEdit]:
+    """Return the edits that give the expected checkpoint the target's value of each key that is said to be meant.
+
+    Raises: ConfigError unless the target has the key, and with that value.
+    """
+    if stated and target.format != expected.format:
+        raise ConfigError(
+            "keys of a GGUF file cannot be put into the directory that it is held against", where="--stated",
+            try_="--baseline with the GGUF file that it was made from",
+        )  # fmt: skip
+    edits = []
+    for key, text in stated.items():
+        places = list(_places(target, key))
+        if not places:
+            raise ConfigError(
+                f"{shown(key)} is said to be meant, and the target's {target.stated_in} does not state it",
+                where="--stated", try_=command("ropetool", "inspect", target.path),
+            )  # fmt: skip
+        for path, value in places:
+            if text != AS_IS and _parsed(text) != value:
+                raise ConfigError(
+                    f"{key} {text} is said to be meant, and the target states {shown(value)}",
+                    where="--stated", try_=f"--stated {key} {AS_IS}, if that is meant",
+                )  # fmt: skip
+            edits.append(_edit(target, expected, path))
+    return [edit for edit in edits if edit.old != edit.new]
+
+
+def _places(target: Checkpoint, key: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield where the target states a key, however deep, and its value; in a GGUF with or without its prefix."""
+    if isinstance(target, HfCheckpoint):
+        yield from _within(target.config, key, ())
+        return
+    for name in (key, f"{target.name}.{key}"):
+        if name in target.values:
+            value: Any = target.values[name].decode()
+            yield (name,), value.tolist() if hasattr(value, "tolist") else value
+
+
+def _within(found: Mapping[str, Any], key: str, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name, value in found.items():
+        if name == key:
+            yield (*path, name), value
+        if isinstance(value, Mapping):
+            yield from _within(value, key, (*path, name))
+
+
+def _edit(target: Checkpoint, expected: Checkpoint, path: tuple[str, ...]) -> FileEdit:
+    if isinstance(target, HfCheckpoint) and isinstance(expected, HfCheckpoint):
+        return FileEdit(names.CONFIG_JSON, path, _at(expected.config, path), _at(target.config, path))
+    assert isinstance(target, GgufCheckpoint)
+    assert isinstance(expected, GgufCheckpoint)
+    old, new = (plain_value(each.values.get(path[0])) for each in (expected, target))
+    return FileEdit(METADATA, path, old, new)
+
+
+def _at(config: Mapping[str, Any], path: Sequence[str]) -> Any:
+    """Return the value at a path, ABSENT where there is none. Raises: ConfigError where no object would hold it."""
+    found: Any = config
+    for depth, name in enumerate(path):
+        if not isinstance(found, Mapping) or (name not in found and depth < len(path) - 1):
+            raise ConfigError(
+                f"{'.'.join(path)} is said to be meant, and the extension made again has no {'.'.join(path[:depth + 1])}",
+                where="--stated", try_="state the keys of the claim alone",
+            )  # fmt: skip
+        found = found.get(name, ABSENT)
+    return found
+
+
+def _parsed(text: str) -> Any:
+    """Return a value as JSON has it, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

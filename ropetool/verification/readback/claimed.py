@@ -1,0 +1,206 @@
+"""Readback without a record: the extension that the target says it is, made of the baseline again, and both compared.
+
+Reads files alone and runs no model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.checkpoint.tensor_bytes import Compared
+from ropetool.errors import ConfigError, RopetoolError
+from ropetool.files.hf import ABSENT
+from ropetool.files.hf.jsontext import shown
+from ropetool.plans.claims import AS_IS, Claim, claim_of
+from ropetool.plans.plan import Plan
+from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE
+from ropetool.runtimes.decoded import decoded
+from ropetool.verification.readback import keys
+from ropetool.verification.readback.table_parity import compare_tables
+from ropetool.verification.readback.weights import compare_weights
+from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
+
+TABLES, WEIGHTS, FILES, DRESS = "tables", "weights", "files", "dress"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a user says of a target beside its files.
+
+    stated: keys that are meant as they are, with the value in JSON or "as-is". trained_length: of the model before any
+    extension. finetuned: its weights were trained, so that they are told and not judged. strict: what changes no number
+    fails too.
+    """
+
+    stated: Mapping[str, str] = field(default_factory=dict)
+    trained_length: int | None = None
+    finetuned: bool = False
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        length = self.trained_length
+        if length is not None and not 2 <= length <= MAX_LENGTH:
+            raise ConfigError(
+                f"{length} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
+                where="--trained-length",
+            )
+
+
+ExportedKeys = Callable[[Path], GgufCheckpoint]
+"""Returns the keys that a directory is exported with, and no tensors."""
+
+
+def read_back_claim(
+    target: Checkpoint, source: Checkpoint, terms: Terms, exported_keys: ExportedKeys | None = None
+) -> list[Check]:
+    """Return the checks of tables, weights and files of a target that no record speaks for, against its baseline.
+
+    exported_keys: makes what a GGUF file is held against whose baseline is a directory.
+    Raises: ConfigError for a stated key that the target does not have.
+    """
+    claim: Claim | None = None
+    try:
+        claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
+        tables = _tables(target, claim)
+    except RopetoolError as error:
+        if error.where == "--stated":
+            raise
+        tables = Check(TABLES, None, TABLE_TOLERANCE, FAIL, error.without_folders())
+    expected = source if claim is None else claim.expected
+    return [tables, *read_back_rest(target, source, expected, terms, claim.plan if claim else None, exported_keys)]
+
+
+def read_back_rest(
+    target: Checkpoint,
+    source: Checkpoint,
+    expected: Checkpoint,
+    terms: Terms,
+    plan: Plan | None,
+    exported_keys: ExportedKeys | None,
+) -> list[Check]:
+    """Return the checks of weights, files and dress. expected: the source after the extension that `plan` makes."""
+    weights = _weights(target, source, plan, terms)
+    if target.format != expected.format and exported_keys is None:
+        return [weights, Check(FILES, None, None, NOT_ASKED, "its keys were not made again")]
+    said = _said(target, expected, exported_keys)
+    return [weights, _files(said), *_dress(said, terms)]
+
+
+# --- tables
+
+
+def _tables(target: Checkpoint, claim: Claim) -> Check:
+    """Return whether the target rotates as what it claims to be does, and states a length that goes with it."""
+    reading = decoded(target.runtime, target).understood(target.where, target.stated_in)
+    wanted = decoded(target.runtime, claim.expected).understood(target.where, target.stated_in)
+    alike = target.format == claim.expected.format
+    figure, reason = compare_tables(wanted, reading, same_layout=alike)
+    if reason:
+        by = "; ".join(_keys_apart(target, claim.expected)) if alike else ""
+        reason = f"not what {claim.words} gives: {reason}{f', by {by}' if by else ''}"
+    elif reading.max_position_embeddings not in claim.contexts:
+        told = " or ".join(map(str, dict.fromkeys(claim.contexts)))
+        reason = f"a context of {reading.max_position_embeddings} is stated, and {claim.words} goes with {told}"
+    shown_figure = figure if math.isfinite(figure) else None
+    if reason:
+        return Check(TABLES, shown_figure, TABLE_TOLERANCE, FAIL, reason)
+    if claim.taken:
+        keys_taken = " ".join(f"--stated {key} {AS_IS}" for key in claim.taken)
+        why = f"{claim.words}: no formula gives its lists, so they cannot be made again; {keys_taken} says that they are meant"
+        return Check(TABLES, None, TABLE_TOLERANCE, NOT_RUN, why)
+    words = f"what {claim.words} gives of the baseline" if claim.edits else f"the baseline's: {claim.words}"
+    return Check(TABLES, shown_figure, TABLE_TOLERANCE, PASS, words)
+
+
+def _keys_apart(target: Checkpoint, expected: Checkpoint) -> list[str]:
+    """Return the rope keys that the two state otherwise, with both values."""
+    ours, theirs = _rope_keys(target), _rope_keys(expected)
+    found = []
+    for key in dict.fromkeys([*theirs, *ours]):
+        one, other = theirs.get(key, ABSENT), ours.get(key, ABSENT)
+        if one != other:
+            found.append(f"{key} {_named(other)} instead of {_named(one)}")
+    return found
+
+
+def _named(value: object) -> str:
+    if isinstance(value, (list, tuple)) and len(value) > 8:
+        return f"{len(value)} numbers"
+    return "none" if value is ABSENT else shown(value)
+
+
+def _rope_keys(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return the keys of positions by name; those of a kind of layers that is not the full one with its name in front."""
+    if isinstance(checkpoint, GgufCheckpoint):
+        words = ("rope.", "attention.temperature")
+        front = f"{checkpoint.name}."
+        return {
+            key.removeprefix(front): keys.plain(value)
+            for key, value in checkpoint.values.items()
+            if key.startswith(front) and any(word in key for word in words)
+        }
+    assert isinstance(checkpoint, HfCheckpoint)
+    found: dict[str, object] = {}
+    read = style.read(checkpoint.config, checkpoint.family, checkpoint.where)
+    for kind, entry in read.keys.items():
+        front = "" if kind == names.FULL_ATTENTION else f"{kind}."
+        every = {names.ROPE_TYPE: entry.rope_type, names.ROPE_THETA: entry.rope_theta, **entry.params}
+        found |= {f"{front}{key}": value for key, value in every.items() if value is not None}
+    return found
+
+
+# --- weights, files
+
+
+def _weights(target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: Terms) -> Check:
+    try:
+        found = compare_weights(target, source, plan)
+    except RopetoolError as error:
+        return Check(WEIGHTS, None, None, FAIL, error.without_folders())
+    if not found.total:
+        return Check(WEIGHTS, None, None, NOT_ASKED, "neither has any weights")
+    if not found.differences:
+        return Check(WEIGHTS, 0.0, 0.0, PASS, found.sentence("tensors equal the baseline's"))
+    verdict = NOT_ASKED if terms.finetuned else FAIL
+    meant = "" if terms.finetuned else "; --finetuned says that they were trained"
+    return Check(
+        WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence("tensors equal the baseline's") + meant
+    )
+
+
+def _said(target: Checkpoint, expected: Checkpoint, exported_keys: ExportedKeys | None) -> keys.Said | RopetoolError:
+    try:
+        if isinstance(target, HfCheckpoint) and isinstance(expected, HfCheckpoint):
+            return keys.of_directories(target, expected)
+        assert isinstance(target, GgufCheckpoint)
+        if isinstance(expected, HfCheckpoint):
+            assert exported_keys is not None
+            expected = exported_keys(expected.path)
+        return keys.of_models(target, expected)
+    except RopetoolError as error:
+        return error
+
+
+def _files(said: keys.Said | RopetoolError) -> Check:
+    if isinstance(said, RopetoolError):
+        return Check(FILES, None, None, FAIL, said.without_folders())
+    found = Compared(said.count, said.wrong)
+    things = "settings and files say what the baseline's do"
+    return Check(FILES, float(len(said.wrong)), 0.0, FAIL if said.wrong else PASS, found.sentence(things))
+
+
+def _dress(said: keys.Said | RopetoolError, terms: Terms) -> list[Check]:
+    """Return the check of what changes no number, where there is something to say."""
+    if isinstance(said, RopetoolError) or not said.dress:
+        return []
+    verdict = FAIL if terms.strict else NOT_ASKED
+    meant = "" if terms.strict else "; --strict judges it too"
+    return [Check(DRESS, float(len(said.dress)), 0.0, verdict, "; ".join(said.dress) + meant)]

@@ -1,0 +1,125 @@
+"""The numbers of two checkpoints, tensor by tensor: equal, rounded to another type, or changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.checkpoint.tensor_bytes import Compared, StoredTensor, compare_tensors
+from ropetool.comparison import compare
+from ropetool.comparison.reading import Matrix
+from ropetool.comparison.relations import REQUANTISED, ROUNDING
+from ropetool.errors import PlanMismatch
+from ropetool.plans.plan import Plan
+from ropetool.weights import baked_bytes, by_tensor
+
+# Frequencies in tensors of their own: the decoded tables speak for them.
+TABLES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Root mean square error of a type as a part of that of the numbers, measured with ggml's quantiser on 64 rows of 2,048
+# numbers after Student's t with 4 degrees of freedom: tails as heavy as those of any trained matrix. Gaussian numbers and
+# the embedded model's have 0.74 to 0.96 of it.
+TYPE_ERROR = {
+    "Q8_0": 0.0074, "Q6_K": 0.0226, "Q5_K": 0.0434, "Q5_1": 0.0410, "Q5_0": 0.0569, "Q4_K": 0.0867, "Q4_1": 0.0851,
+    "Q4_0": 0.1133, "IQ4_NL": 0.0923, "IQ4_XS": 0.0936, "MXFP4": 0.1318, "Q3_K": 0.1783, "IQ3_S": 0.1638,
+    "IQ3_XXS": 0.2060, "Q2_K": 0.3034, "IQ2_S": 0.3139,
+}  # fmt: skip
+ALLOWED = 1.25  # times that: an importance matrix trades error of some numbers for that of others
+
+
+class Named(Mapping[str, bytes]):
+    """The tensors that a plan names, and what each must hold: a vector, or the source's numbers times the plan's.
+
+    Raises: PlanMismatch for a tensor that the source does not have.
+    """
+
+    def __init__(self, plan: Plan, source: Checkpoint) -> None:
+        self._vectors = patch_of(plan.edits).tensors if plan.format == "gguf" else {}
+        self._changes, self._bake_dtype = by_tensor(plan.tensors), plan.bake_dtype
+        self._stored = source.stored if self._changes else {}
+
+    def __getitem__(self, name: str) -> bytes:
+        if name in self._vectors:
+            return self._vectors[name].astype("<f4").tobytes()
+        change = self._changes[name]
+        if name not in self._stored:
+            raise PlanMismatch("the plan bakes into it, and the source does not have it", where=name)
+        return baked_bytes(name, self._stored[name], change, self._bake_dtype)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._vectors, **self._changes})
+
+    def __len__(self) -> int:
+        return len({**self._vectors, **self._changes})
+
+
+def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -> Compared:
+    """Return which tensors of the target are not the source's, with what the plan puts into them.
+
+    A tensor of another type is held against the rounding of both types. Tables in tensors are left out.
+    Raises: CorruptFile.
+    """
+    if target.format != source.format:
+        return _converted(target, source)
+    ours, theirs = (_without_tables(each.stored) for each in (target, source))
+    named = {} if plan is None else {name: data for name, data in Named(plan, source).items() if name not in TABLES}
+    other_type = {
+        name for name in ours.keys() & theirs.keys() - named.keys()
+        if ours[name].dtype != theirs[name].dtype and ours[name].shape == theirs[name].shape
+    }  # fmt: skip
+    alike = [{name: each[name] for name in each if name not in other_type} for each in (ours, theirs)]
+    found = compare_tensors(alike[0], alike[1], named)
+    rounded = [f"{name} {problem}" for name in sorted(other_type) if (problem := _rounding(ours[name], theirs[name]))]
+    return Compared(found.total + len(other_type), (*found.differences, *rounded))
+
+
+def _converted(target: Checkpoint, source: Checkpoint) -> Compared:
+    """Return which tensors of a GGUF file are not those of the directory that it was converted from."""
+    found = [each for each in compare(source.path, target.path).tensors if each.name not in TABLES]
+    problems = []
+    for each in found:
+        relation = each.relation
+        if relation.kind == REQUANTISED:
+            problem = _beyond_rounding(relation.rms, relation.dtypes[1], relation.dtypes[0])
+        else:
+            problem = f"is {relation.kind} {relation.detail or each.reason}".rstrip() if each.differs else ""
+        if problem:
+            problems.append(f"{each.other or each.name} {problem}")
+    return Compared(len(found), tuple(problems))
+
+
+def _without_tables(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    return {name: tensor for name, tensor in stored.items() if name not in TABLES}
+
+
+def _rounding(found: StoredTensor, wanted: StoredTensor) -> str:
+    """Return why a tensor is not the other one rounded to its type, empty where it may be."""
+    ours, theirs = Matrix((found,)), Matrix((wanted,))
+    types = f"{found.dtype} instead of {wanted.dtype}"
+    if not (ours.is_readable and theirs.is_readable):
+        return f"is {types}, of which one is not decoded, so its numbers were not compared"
+    squares = size = 0.0
+    for part in theirs.chunks():
+        a, b = theirs.read(*part), ours.read(*part)
+        squares += float(((a - b) ** 2).sum())
+        size += float((a**2).sum())
+    error = math.sqrt(squares / size) if size else math.inf if squares else 0.0
+    return _beyond_rounding(error, found.dtype, wanted.dtype)
+
+
+def _beyond_rounding(error: float, found: str, wanted: str) -> str:
+    """Return what is wrong with a tensor of another type that is so far off, as a part of the numbers' root mean square."""
+    limit = math.hypot(_type_error(found), _type_error(wanted))
+    return (
+        ""
+        if error <= limit
+        else f"is {found} instead of {wanted}, and {error:.2g} apart, where the types allow {limit:.2g}"
+    )
+
+
+def _type_error(dtype: str) -> float:
+    """Return how far from the numbers a type may be, as a part of their root mean square."""
+    if dtype in ROUNDING:
+        return 2.0 ** -ROUNDING[dtype][0]  # half a step of the last digit
+    return ALLOWED * TYPE_ERROR.get(dtype, 0.0)
