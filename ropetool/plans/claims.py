@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.edits import METADATA, FileEdit
@@ -28,13 +30,19 @@ from ropetool.plans.plan import Plan
 from ropetool.plans.search import make_plan
 from ropetool.rope import methods
 from ropetool.rope.methods import Goal
-from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet
 from ropetool.runtimes.decoded import decoded
 
 AS_IS = "as-is"  # of a stated key: whatever the target says
 LONGROPE, ABF, LENGTH = "longrope", "abf", "length"
 _NAMED = ("yarn", "linear", "dynamic", "llama3")  # rope types that are a method
 LISTS = (names.LONG_FACTOR, names.SHORT_FACTOR)
+# Of the pairs of a table in lists, this part must be a method's for the others to be called wrong. Lists that were searched
+# for share hardly a number with any formula.
+NEARLY = 0.75
+# Published configs state llama3's factor apart from the context: Llama 3.1 has 8 and sixteen times its original length, Llama
+# 3.2 has 32 and sixteen times, EXAONE 3.5 has 8 and four times.
+LLAMA3_REACH = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +138,10 @@ def _extended(
     form = format_of(source, style_of)
     wanted = ours.entries[names.FULL_ATTENTION]
     tries = [(wish, reading) for wish in _wishes(wanted, ours, theirs, trained_length) for reading in _readings(theirs)]
-    fitting = [(w, r) for w, r in tries if _gives(form, theirs, w, r, trained_length, wanted)]
+    shares = [_share(form, theirs, wish, reading, trained_length, wanted) for wish, reading in tries]
+    # Lists that are taken from the target always fit, so that they come last.
+    order = sorted(range(len(tries)), key=lambda at: (tries[at][0].method == LONGROPE, -shares[at]))
+    fitting = [tries[at] for at in order if shares[at] >= NEARLY]
     errors: list[RopetoolError] = []
     for wish, reading in [*fitting, *tries]:
         try:
@@ -138,7 +149,9 @@ def _extended(
         except RopetoolError as error:
             errors.append(error)
             continue
-        contexts = (plan.max_position_embeddings, theirs.max_position_embeddings)
+        contexts: tuple[int, ...] = (plan.max_position_embeddings, theirs.max_position_embeddings)
+        if wish.method == "llama3" and ours.max_position_embeddings <= LLAMA3_REACH * plan.max_position_embeddings:
+            contexts = (*contexts, ours.max_position_embeddings)
         taken = tuple(key for key in LISTS if key in (wish.params or {}))
         return Claim(_words(plan, wish), source.edited(plan.edits), plan.edits, plan, contexts, taken)
     raise (
@@ -184,10 +197,13 @@ def _readings(theirs: RopeSet) -> tuple[str | None, ...]:
     return (None,) if theirs.entries[names.FULL_ATTENTION].unscaled else (ORIGINAL, CURRENT)
 
 
-def _gives(
+def _share(
     form: Format, theirs: RopeSet, wish: _Wish, reading: str | None, trained_length: int | None, wanted: LayerRope
-) -> bool:
-    """Return whether the method gives the target's table; nothing is searched for."""
+) -> float:
+    """Return which part of the pairs of the target's table the method gives: 1 for all; nothing is searched for.
+
+    A table that one rope type states by a formula is that formula's or it is not; in lists single pairs may be wrong.
+    """
     method = methods.get(wish.method)
     try:
         request = Request(wish.method, wish.factor, wish.target_length, reading, trained_length)
@@ -195,8 +211,19 @@ def _gives(
         goal = Goal.make(start.source.length, wish.factor, wish.target_length)
         derived = method.derive(start.source, goal, method.params(dict(wish.params or {})))
     except RopetoolError:
-        return False
-    return wanted.table is not None and derived.table.agrees(wanted.table)
+        return 0.0
+    if wanted.table is None:
+        return 0.0
+    if derived.table.agrees(wanted.table):
+        return 1.0
+    if wanted.rope_type != LONGROPE or derived.table.rule is not None:
+        return 0.0
+    pairs = [
+        (derived.table.at(length).inv_freq, wanted.table.at(length).inv_freq) for length in (1, goal.target_length)
+    ]
+    if any(ours.shape != theirs.shape for ours, theirs in pairs):
+        return 0.0
+    return min(float(np.isclose(ours, theirs, rtol=TABLE_TOLERANCE, atol=0).mean()) for ours, theirs in pairs)
 
 
 def _planned(

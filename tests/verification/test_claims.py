@@ -116,6 +116,12 @@ HONEST: dict[str, tuple[str, tuple[Plant, ...]]] = {
             "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
             "original_max_position_embeddings": 256}),),
     ),
+    "llama3 whose context is twice what its factor says, as Llama 3.1's": (
+        "llama3 x4 of 256 tokens",
+        (config(max_position_embeddings=2048, rope_scaling={
+            "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256}),),
+    ),
     "another base": ("abf with rope_theta 40000", (config(rope_theta=40000.0, max_position_embeddings=1024),)),
     "ntk": ("ntk x4 of 256 tokens", (config(rope_theta=10000.0 * 4 ** (64 / 62), max_position_embeddings=1024),)),
     "nothing": ("no extension", ()),
@@ -156,6 +162,10 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
     "epsilon": (config(rms_norm_eps=1e-4), "files", "rms_norm_eps is 0.0001 instead of 1e-05"),
     "activation": (config(hidden_act="gelu"), "files", 'hidden_act is "gelu" instead of "silu"'),
     "end of text": (config(eos_token_id=77), "files", "eos_token_id is 77 instead of 1"),
+    "a longer context and nothing else": (
+        config(max_position_embeddings=1024), "tables", "a context of 1024 is stated, and nothing was done for it",
+    ),
+    "another class": (config(model_type="gemma"), "files", 'model_type is "gemma" instead of "llama"'),
     "a key that the class fills in otherwise": (
         config(attention_bias=True), "files", "attention_bias is true instead of false",
     ),
@@ -204,6 +214,16 @@ def test_what_is_stated_to_be_meant_passes_and_must_be_there(third_party: Callab
         verdicts(beta_slow="1")
 
 
+def test_a_longer_context_alone_is_meant_where_something_says_so(third_party: Callable[..., Path]) -> None:
+    target = third_party(config(max_position_embeddings=1024))
+    said = [
+        Terms(), Terms(trained_length=512), Terms(trained_length=1024), Terms(finetuned=True),
+        Terms(stated={"max_position_embeddings": "1024"}),
+    ]  # fmt: skip
+    verdicts = [read_back(target, DEMO, terms)[0].verdict for terms in said]
+    assert verdicts == ["fail", "fail", "pass", "pass", "pass"]
+
+
 def test_lists_cannot_be_made_again_and_count_when_they_are_stated(third_party: Callable[..., Path]) -> None:
     lists = {"short_factor": [1.0] * 32, "long_factor": [1.0 + 0.1 * pair for pair in range(32)]}
     scaling = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 256, **lists}
@@ -213,6 +233,23 @@ def test_lists_cannot_be_made_again_and_count_when_they_are_stated(third_party: 
     assert "cannot be made again; --stated long_factor as-is --stated short_factor as-is" in tables.detail
     stated = Terms(stated=dict.fromkeys(lists, "as-is"))
     assert read_back(target, DEMO, stated)[0].verdict == "pass"
+
+
+def test_lists_that_are_a_method_s_but_for_a_pair_are_that_method_with_a_defect(
+    third_party: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Lists of a method without a rope type of its own; they are read from a config of ropetool's and written by hand."""
+    made = ropetool.apply(ropetool.plan(DEMO, "mixed-ntk", factor=4), DEMO, tmp_path / "made").output
+    scaling = json.loads((made / "config.json").read_text())["rope_scaling"]
+    honest = third_party(config(rope_scaling=scaling, max_position_embeddings=1024))
+    tables = read_back(honest, DEMO)[0]
+    assert (tables.verdict, "mixed-ntk x4" in tables.detail) == ("pass", True)
+    for pair in (2, 31):
+        wrong = [value * (1.5 if at == pair else 1) for at, value in enumerate(scaling["long_factor"])]
+        target = third_party(config(rope_scaling={**scaling, "long_factor": wrong}, max_position_embeddings=1024))
+        tables = read_back(target, DEMO)[0]
+        assert tables.verdict == "fail"
+        assert "not what mixed-ntk x4 of 256 tokens gives" in tables.detail
 
 
 def test_trained_weights_are_told_and_dress_is_judged_only_strictly(third_party: Callable[..., Path]) -> None:

@@ -19,9 +19,9 @@ from ropetool.checkpoint.tensor_bytes import Compared
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.plans.claims import AS_IS, Claim, claim_of
+from ropetool.plans.claims import AS_IS, LENGTH, Claim, claim_of
 from ropetool.plans.plan import Plan
-from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE
+from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes.decoded import decoded
 from ropetool.verification.readback import keys
 from ropetool.verification.readback.table_parity import compare_tables
@@ -69,7 +69,7 @@ def read_back_claim(
     claim: Claim | None = None
     try:
         claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
-        tables = _tables(target, claim)
+        tables = _tables(target, claim, terms)
     except RopetoolError as error:
         if error.where == "--stated":
             raise
@@ -97,7 +97,7 @@ def read_back_rest(
 # --- tables
 
 
-def _tables(target: Checkpoint, claim: Claim) -> Check:
+def _tables(target: Checkpoint, claim: Claim, terms: Terms) -> Check:
     """Return whether the target rotates as what it claims to be does, and states a length that goes with it."""
     reading = decoded(target.runtime, target).understood(target.where, target.stated_in)
     wanted = decoded(target.runtime, claim.expected).understood(target.where, target.stated_in)
@@ -109,6 +109,11 @@ def _tables(target: Checkpoint, claim: Claim) -> Check:
     elif reading.max_position_embeddings not in claim.contexts:
         told = " or ".join(map(str, dict.fromkeys(claim.contexts)))
         reason = f"a context of {reading.max_position_embeddings} is stated, and {claim.words} goes with {told}"
+    elif _only_says_more(reading, claim, terms):
+        reason = (
+            f"a context of {reading.max_position_embeddings} is stated, and nothing was done for it: the tables are the "
+            f"baseline's; --finetuned says that it was trained, --trained-length N that the baseline was"
+        )
     shown_figure = figure if math.isfinite(figure) else None
     if reason:
         return Check(TABLES, shown_figure, TABLE_TOLERANCE, FAIL, reason)
@@ -118,6 +123,15 @@ def _tables(target: Checkpoint, claim: Claim) -> Check:
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_RUN, why)
     words = f"what {claim.words} gives of the baseline" if claim.edits else f"the baseline's: {claim.words}"
     return Check(TABLES, shown_figure, TABLE_TOLERANCE, PASS, words)
+
+
+def _only_says_more(reading: RopeSet, claim: Claim, terms: Terms) -> bool:
+    """Return whether a model that rotates states a longer context than its baseline and does not claim anything for it."""
+    if claim.plan is None or claim.plan.method != LENGTH or terms.finetuned:
+        return False
+    meant = any(key.rpartition(".")[2] in (names.MAX_POSITION_EMBEDDINGS, "context_length") for key in terms.stated)
+    trained = terms.trained_length is not None and terms.trained_length >= reading.max_position_embeddings
+    return not (meant or trained) and any(entry.table is not None for entry in reading.entries.values())
 
 
 def _keys_apart(target: Checkpoint, expected: Checkpoint) -> list[str]:

@@ -213,7 +213,10 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
     if made is None:
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, NO_RECORD)
     if made.kind == EXPORT and origin.source is not None:
-        return dataclasses.replace(same_tables(target, opened(origin.source)), name=TABLES)
+        exported_from = opened(origin.source)
+        return _same_context(
+            dataclasses.replace(same_tables(target, exported_from), name=TABLES), target, exported_from
+        )
     if plan is None:
         reason = "exported from a checkpoint that is gone or has changed, and without a plan"
         return Check(TABLES, None, TABLE_TOLERANCE, NOT_ASKED, reason)
@@ -225,6 +228,17 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
     reasons = [f"{name}: {reason}" for name, (_, reason) in zip(wanted, results, strict=True) if reason]
     agreed = f"{', '.join(wanted)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
     return _table_check(TABLES, figure, reasons[0] if reasons else "", agreed)
+
+
+def _same_context(tables: Check, target: Checkpoint, source: Checkpoint) -> Check:
+    """Return the check of an export's tables, failed where the file states another context than what it was made of."""
+    found, wanted = (_first_reading(each).rope for each in (target, source))
+    if tables.verdict != PASS or found is None or wanted is None:
+        return tables
+    contexts = found.max_position_embeddings, wanted.max_position_embeddings
+    if contexts[0] == contexts[1]:
+        return tables
+    return dataclasses.replace(tables, verdict=FAIL, detail=f"context {contexts[0]} instead of {contexts[1]}")
 
 
 def _agreed(plan: Plan, origin: Origin) -> str:

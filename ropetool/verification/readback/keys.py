@@ -49,7 +49,7 @@ _CLASS_KEYS = (
     "local_files_only", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id",
     names.MODEL_MAX_LENGTH,
 )  # fmt: skip
-_JUDGED = (names.MODEL_TYPE, "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
+_JUDGED = ("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
 # How a file is cut and rounded, which its tensors say themselves, and what we wrote of it.
 _GGUF_ASIDE = ("split.", "quantize.", "general.file_type", "general.quantization_version", PREFIX)
 _GGUF_DRESS = (
@@ -75,10 +75,12 @@ def of_directories(target: HfCheckpoint, expected: HfCheckpoint) -> Said:
     """
     ours, theirs = (_files(each.path) for each in (target, expected))
     others = sorted({*ours, *theirs} - {names.CONFIG_JSON})
+    unread = sorted(path.name for path in target.path.glob("*.safetensors") if path not in target.directory.weights)
     wrong: list[str] = []
     dress: list[str] = []
     found = chain(
         _config(target, expected),
+        ((f"{name} is additional: weights that not every program leaves out", True) for name in unread),
         *(_file(name, ours.get(name), theirs.get(name), theirs.get(names.TOKENIZER_CONFIG_JSON)) for name in others),
     )
     for text, matters in found:
@@ -138,6 +140,9 @@ def _config(target: HfCheckpoint, expected: HfCheckpoint) -> Iterator[tuple[str,
 
     A key that only one of them states changes nothing where the class of transformers fills in the same, or has no such key.
     """
+    kinds = [each.config.get(names.MODEL_TYPE) for each in (target, expected)]
+    if kinds[0] != kinds[1]:  # another class, which may leave out whole tensors without a word
+        yield f"{names.CONFIG_JSON}: {names.MODEL_TYPE} is {_named(kinds[0])} instead of {_named(kinds[1])}", True
     ours, theirs = (_settings(each.config) for each in (target, expected))
     for key in dict.fromkeys([*theirs, *ours]):
         one, other = theirs.get(key), ours.get(key)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared, StoredTensor, compare_tensors
 from ropetool.comparison import compare
@@ -63,6 +64,7 @@ def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -
     if target.format != source.format:
         return _converted(target, source)
     ours, theirs = (_without_tables(each.stored) for each in (target, source))
+    ours = {name: tensor for name, tensor in ours.items() if name in theirs or not _is_tied_head(name, target, ours)}
     named = {} if plan is None else {name: data for name, data in Named(plan, source).items() if name not in TABLES}
     other_type = {
         name for name in ours.keys() & theirs.keys() - named.keys()
@@ -72,6 +74,16 @@ def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -
     found = compare_tensors(alike[0], alike[1], named)
     rounded = [f"{name} {problem}" for name in sorted(other_type) if (problem := _rounding(ours[name], theirs[name]))]
     return Compared(found.total + len(other_type), (*found.differences, *rounded))
+
+
+def _is_tied_head(name: str, target: Checkpoint, stored: Mapping[str, StoredTensor]) -> bool:
+    """Return whether a tensor is the embedding once more, which some programs store although the head is tied to it."""
+    if not isinstance(target, HfCheckpoint) or target.config.get("tie_word_embeddings") is not True:
+        return False
+    if not name.endswith("lm_head.weight"):
+        return False
+    found = [tensor for other, tensor in stored.items() if other.endswith("embed_tokens.weight")]
+    return len(found) == 1 and not compare_tensors({name: stored[name]}, {name: found[0]}).differences
 
 
 def _converted(target: Checkpoint, source: Checkpoint) -> Compared:
