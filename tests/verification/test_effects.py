@@ -204,7 +204,7 @@ def test_other_text_in_front_breaks_the_unchanged_model_far_more_than_yarn(
     measurement = prepare_position(corpus, [1024], TRAINED, count=12, seed=0)
 
     def changed(name: str) -> Estimate:
-        none, behind = measurement.result(measurement.run(runners[name], TARGET, ignore), None).offsets
+        none, *_, behind = measurement.result(measurement.run(runners[name], TARGET, ignore), None).offsets
         assert (none.filler, behind.filler, none.change) == (0, 895, None)
         assert behind.change is not None
         return behind.change
