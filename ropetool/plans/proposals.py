@@ -49,9 +49,10 @@ def proposals(found: Inspection, target: int) -> list[Proposal]:
         for step in ways
         if arch is None or arch.vectors or step.reading != CURRENT
     ]
-    return list({way.line or way.refusal: way for way in reversed(tried)}.values())[
-        ::-1
-    ]  # of two that are one the first
+    distinct: dict[str, Proposal] = {}
+    for way in tried:
+        distinct.setdefault(way.line or way.refusal, way)
+    return list(distinct.values())
 
 
 def _tried(found: Inspection, request: Request, step: Step, attention_factor: str = "auto") -> Proposal:

@@ -71,7 +71,7 @@ class PositionProbe:
             len(set(documents)),
             offsets,
             own,
-            thin(documents),
+            lacking(documents, "passages"),
             self.within,
         )
 
@@ -101,8 +101,3 @@ def prepare_position(
     fillers = tuple(filler for filler in rest if filler >= 0)
     within = max(filler for filler in fillers if filler <= max(0, trained_length - len(corpus.prefix) - size))
     return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers, within)
-
-
-def thin(documents: Sequence[int]) -> str:
-    """Return a note where passages of these documents are too few for their intervals to be trusted."""
-    return lacking(documents, "passages")

@@ -13,7 +13,7 @@ import numpy as np
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
-from ropetool.verification.measures.position import thin
+from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import DistanceResult, FarResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
 from ropetool.verification.statistics import clustered, paired_difference
@@ -79,7 +79,7 @@ class FarDependence:
             for distance, (hits, losses) in target.items()
         )
         return FarResult(
-            self.size, self.scored, len(self.passages), len(set(documents)), distances, thin(documents),
+            self.size, self.scored, len(self.passages), len(set(documents)), distances, lacking(documents, "passages"),
             self.within, None if own is None else clustered(own, documents),
         )  # fmt: skip
 

@@ -5,9 +5,8 @@ Knows which parts a plan changes, and nothing of what they mean.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.edits import FileEdit, edits_of_file
@@ -15,11 +14,10 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import Compared
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf.codec import shown as quoted
-from ropetool.files.hf import ABSENT, Directory, Edit, apply_edits, limits_of, parse_object, read_object
-from ropetool.files.hf.jsontext import shown
+from ropetool.files.hf import Directory, Edit, apply_edits, limits_of, parse_object, read_object
 from ropetool.files.regular import same_content
 from ropetool.plans.applying import LEFT_BEHIND
-from ropetool.verification.readback.keys import is_read
+from ropetool.verification.readback.keys import difference, is_read
 
 SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are follows from the plan
 
@@ -66,21 +64,8 @@ def _file_difference(found: Path | None, source: Path, edits: Sequence[Edit]) ->
         wanted = apply_edits(read_object(source)[0], edits, str(source), limits_of(source.name))
     except PlanMismatch:
         return ": the plan's edits do not fit the file that it is compared with"
-    difference = _value_difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
-    return f": {difference}" if difference else ""
-
-
-def _value_difference(wanted: Any, found: Any, name: str) -> str:
-    """Return the first value that differs in two parsed JSON files, by its dotted name."""
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key in dict.fromkeys([*wanted, *found]):
-            inner = f"{name}.{key}" if name else str(key)
-            difference = _value_difference(wanted.get(key, ABSENT), found.get(key, ABSENT), inner)
-            if difference:
-                return difference
-        return ""
-    same = type(wanted) is type(found) and wanted == found
-    return "" if same else f"{name} is {shown(found)} instead of {shown(wanted)}"
+    apart = difference(parse_object(wanted, str(source), limits_of(source.name)), read_object(found)[1], "")
+    return f": {apart}" if apart else ""
 
 
 # --- GGUF

@@ -142,13 +142,15 @@ def _config(target: HfCheckpoint, expected: HfCheckpoint) -> Iterator[tuple[str,
     """
     kinds = [each.config.get(names.MODEL_TYPE) for each in (target, expected)]
     if kinds[0] != kinds[1]:  # another class, which may leave out whole tensors without a word
-        yield f"{names.CONFIG_JSON}: {names.MODEL_TYPE} is {_named(kinds[0])} instead of {_named(kinds[1])}", True
+        yield f"{names.CONFIG_JSON}: {names.MODEL_TYPE} is {shown(kinds[0])} instead of {shown(kinds[1])}", True
     ours, theirs = (_settings(each.config) for each in (target, expected))
     for key in dict.fromkeys([*theirs, *ours]):
         one, other = theirs.get(key), ours.get(key)
         if one == other and type(one) is type(other):
             continue
-        text = f"{names.CONFIG_JSON}: {key} is {_named(ours.get(key, ABSENT))} instead of {_named(theirs.get(key, ABSENT))}"
+        text = (
+            f"{names.CONFIG_JSON}: {key} is {shown(ours.get(key, ABSENT))} instead of {shown(theirs.get(key, ABSENT))}"
+        )
         if one is not None and other is not None:
             yield text, True
             continue
@@ -157,7 +159,7 @@ def _config(target: HfCheckpoint, expected: HfCheckpoint) -> Iterator[tuple[str,
             yield f"{text}; what the class fills in is not known without transformers", False
         elif key in _JUDGED or (key in fills and fills[key] != (other if one is None else one)):
             filled = (
-                f", for which {target.config.get(names.MODEL_TYPE)} fills in {_named(fills[key])}"
+                f", for which {target.config.get(names.MODEL_TYPE)} fills in {shown(fills[key])}"
                 if key in fills
                 else ""
             )
@@ -183,10 +185,6 @@ def class_defaults(model_type: str) -> Mapping[str, Any] | None:
         made = known[model_type]()
         found: dict[str, Any] = json.loads(made.get_text_config().to_json_string(use_diff=False))
     return found
-
-
-def _named(value: Any) -> str:
-    return "absent" if value is ABSENT else shown(value)
 
 
 # --- the other files of a directory
@@ -257,9 +255,13 @@ def _pairs(value: Any) -> Any:
 
 
 def difference(wanted: Any, found: Any, name: str) -> str:
-    """Return the first place where two parsed values differ, with both, empty where they are equal."""
+    """Return the first place where two parsed values differ, with both, empty where they are equal.
+
+    name: of the value, put in front of the place; empty for a whole file.
+    """
     if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        pairs = ((f"{name}.{key}", wanted.get(key, ABSENT), found.get(key, ABSENT)) for key in {**wanted, **found})
+        front = f"{name}." if name else ""
+        pairs = ((f"{front}{key}", wanted.get(key, ABSENT), found.get(key, ABSENT)) for key in {**wanted, **found})
     elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
         pairs = ((f"{name}[{index}]", *each) for index, each in enumerate(zip(wanted, found, strict=True)))
     elif isinstance(wanted, list) and isinstance(found, list):
@@ -267,5 +269,5 @@ def difference(wanted: Any, found: Any, name: str) -> str:
     elif type(wanted) is type(found) and wanted == found:
         return ""
     else:
-        return f"{name} is {_named(found)} instead of {_named(wanted)}"
+        return f"{name} is {shown(found)} instead of {shown(wanted)}"
     return next((text for text in (difference(a, b, place) for place, a, b in pairs) if text), "")
