@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from ropetool.runtimes import engine_formulas as engine  # noqa: E402
 from ropetool.runtimes import mlx_lm, mlx_vlm  # noqa: E402
 from ropetool.runtimes.base import Refuses  # noqa: E402
 from ropetool.runtimes.hf_formulas import mscale_of  # noqa: E402
+from ropetool.runtimes.mlx_files import Table  # noqa: E402
 
 PROBE = ROOT / "tests/oracle/mlx_engine_probe.py"
 FOLDER = ROOT / "ropetool/families/engine_files"
@@ -45,8 +47,10 @@ TRAINED, CONTEXT, LENGTH = 32, 48, 64  # the last beyond the context, for dynami
 STATED = (0.75, 0.875, 0.625)  # shares of a head that no model has by itself
 SHARES = (*STATED, 0.5, 0.25, 1.0, 0.2, 0.4, 0.8)
 REMOVED = "removed"  # in place of a value: the key is taken away
-DECODERS: dict[str, Any] = {"mlx-lm": mlx_lm, "mlx-vlm": mlx_vlm}
-FIRST = {"mlx-lm": "0.32.0", "mlx-vlm": ""}
+TABLES: dict[str, Table] = {
+    "mlx-lm": partial(mlx_lm.table, first=mlx_lm.NEWER),
+    "mlx-vlm": mlx_vlm.table,
+}
 FULL, SLIDING = names.FULL_ATTENTION, names.SLIDING_ATTENTION
 
 MISTRAL = {
@@ -633,7 +637,7 @@ def _table(subject: Subject, keys: Mapping[str, Any], channels: int) -> RopeTabl
     part = {names.MAX_POSITION_EMBEDDINGS: CONTEXT}
     keys = {k: v for k, v in keys.items() if k != names.LEGACY_TYPE}
     try:
-        found: RopeTable = DECODERS[subject.program].table(keys, base, part, CONTEXT, FIRST[subject.program])
+        found: RopeTable = TABLES[subject.program](keys, base, part, CONTEXT)
     except Refuses:
         return None
     return found
@@ -837,7 +841,7 @@ def models() -> dict[str, Any]:
     """Return the model files of each program, and which types it runs by the file of another."""
     site = next(Path(PYTHON).parents[1].glob("lib/python*/site-packages"))
     found = {}
-    for program in DECODERS:
+    for program in TABLES:
         folder = site / program.replace("-", "_")
         body = ast.parse((folder / "utils.py").read_text(encoding="utf-8")).body
         tables = [
@@ -857,7 +861,7 @@ def by_hand(program: str, model_type: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="TYPE", default=[])
-    parser.add_argument("--program", choices=sorted(DECODERS))
+    parser.add_argument("--program", choices=sorted(TABLES))
     parser.add_argument("--record", action="store_true", help="write what tests compare with instead")
     options = parser.parse_args()
     import transformers
@@ -866,10 +870,10 @@ def main() -> int:
     (FOLDER / "mlx_models.json").write_text(json.dumps(models(), indent=1) + "\n", encoding="utf-8")
     ask = Asker()
     if options.record:
-        for program in [options.program] if options.program else sorted(DECODERS):
+        for program in [options.program] if options.program else sorted(TABLES):
             record(program, options.only, ask)
         return 0
-    for program in [options.program] if options.program else sorted(DECODERS):
+    for program in [options.program] if options.program else sorted(TABLES):
         file = FOLDER / f"{program.replace('-', '_')}.json"
         written = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         found = dict(written) if options.only else {}

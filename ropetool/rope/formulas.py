@@ -91,6 +91,11 @@ def blend(inv_freq: Array, kept: Array, factor: float) -> Array:
     return inv_freq * (kept + (1 - kept) / factor)
 
 
+def with_share(inv_freq: Array, share: float) -> Array:
+    """Return the table of which only this share of the pairs turns, the fastest ones; the others stand still."""
+    return np.where(np.arange(inv_freq.size) < int(2 * inv_freq.size * share // 2), inv_freq, 0.0)
+
+
 def geometric(inv_freq: Array, rope_theta: float) -> tuple[float, float] | None:
     """Return base and factor if the table is a base's, all pairs divided by one factor; the stated base if it fits.
 

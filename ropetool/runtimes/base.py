@@ -7,6 +7,7 @@ decode(view), or RELEASES and decode(view, first) where releases of the program 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -24,6 +25,11 @@ class Releases:
         """Return whether a version lies within; 0.25.1 is within 0.24 to 0.25."""
         asked, last = numbers(version), numbers(self.last)
         return numbers(self.first) <= asked and asked[: len(last)] <= last
+
+
+def last_of(releases: Sequence[Releases], first: str) -> str:
+    """Return the last release of the stretch that begins with `first`."""
+    return next(stretch.last for stretch in releases if stretch.first == first)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ropetool import names
+from ropetool import families, names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.families import Family
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
@@ -25,8 +26,8 @@ from ropetool.runtimes import hf_formulas, transformers
 from ropetool.runtimes.base import NotKnown, Refuses
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
-SECTIONS = "mrope_section"  # with it positions come in three rows, which not every class of table takes
-SECTIONED = ("default", "yarn")  # the types whose tables of vLLM and SGLang do
+# With mrope_section positions come in three rows, which tables of other types do not take.
+SECTIONED = ("default", "yarn")
 # Names that both load with their family's own config class: transformers_utils/config.py, utils/hf_transformers/common.py.
 LOADED_AS_FAMILY = ("kimi_k2",)
 PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
@@ -42,7 +43,7 @@ def scanned(engine: str, part: str = "architectures") -> dict[str, dict[str, Any
 
 def architecture(view: HfCheckpoint) -> str:
     """Return the class that a config names, which is what engines go by; its family's where it names none."""
-    stated = view.config.get("architectures")
+    stated = view.config.get(names.ARCHITECTURES)
     first = stated[0] if isinstance(stated, list) and stated else None
     return first if isinstance(first, str) else view.family.architecture
 
@@ -50,6 +51,13 @@ def architecture(view: HfCheckpoint) -> str:
 def loaded_as_family(view: HfCheckpoint) -> bool:
     """Return whether vLLM and SGLang know a config's model_type for another name of its family, and run its class."""
     return view.family.name in LOADED_AS_FAMILY and architecture(view) == view.family.architecture
+
+
+def family_of(architecture: str) -> Family | None:
+    """Return the family written by hand whose class this is, None where there is none."""
+    return next(
+        (family for family in map(families.get, families.handwritten()) if family.architecture == architecture), None
+    )
 
 
 def section(view: HfCheckpoint) -> Mapping[str, Any]:
@@ -111,6 +119,14 @@ def loaded_keys(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
     return found
 
 
+def check_sections(program: str, keys: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise NotKnown where rope keys of a layer type state mrope_section beside a type whose table is not made for it."""
+    if any(names.MROPE_SECTION in own and own[names.ROPE_TYPE] not in SECTIONED for own in keys.values()):
+        raise NotKnown(
+            f"{program} counts positions by {names.MROPE_SECTION}, which only its default and yarn tables are made for"
+        )
+
+
 def number(keys: Mapping[str, Any], key: str, default: float | None = None) -> float:
     """Return a number of the rope keys.
 
@@ -154,6 +170,12 @@ def llama3_table(keys: Mapping[str, Any], base: Array, length: int, **defaults: 
     return RopeTable.fixed(blend(base, kept_share_by_turns(Source(base, length), high, low), factor))
 
 
+def softmax_multiplier(keys: Mapping[str, Any]) -> float:
+    """Return the square of DeepSeek's mscale, which multiplies the whole score; 1 without mscale_all_dim."""
+    all_dim = keys.get(names.MSCALE_ALL_DIM, 0)
+    return hf_formulas.mscale_of(number(keys, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
+
+
 def longrope_scale(context: int, length: int) -> float:
     """Return sqrt(1 + ln s / ln L) of the ratio s of the two lengths, whatever factor the file states; 1 up to s = 1."""
     ratio = context / length
@@ -173,17 +195,30 @@ def divided(base: Array, keys: Mapping[str, Any], key: str) -> Array:
     return table
 
 
-def two_lists(short: Regime, long: Regime) -> RopeTable:
-    """Return the table of a short and a long list, one regime where they are alike."""
-    if short.agrees(replace(long, up_to=short.up_to), 0.0):
-        return RopeTable((long,))
-    return RopeTable((short, long))
+def longrope_table(keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
+    """Return longrope's table of a short list up to `length` and a long one, a single regime where they are alike.
+
+    Each with the mscale that is stated for it, or the factor of the two lengths.
+    """
+    scale = longrope_scale(context, length)
+    short, long = (scale if keys.get(key) is None else float(keys[key]) for key in ("short_mscale", "long_mscale"))
+    first = Regime(divided(base, keys, names.SHORT_FACTOR), short)
+    last = Regime(divided(base, keys, names.LONG_FACTOR), long)
+    return RopeTable((last,) if first.agrees(last, 0.0) else (replace(first, up_to=length), last))
 
 
 def without_window(entry: LayerRope, context: int) -> LayerRope:
     """Return the entry for a program that does not slide; a window as wide as the context hides nothing and stays."""
     hides = entry.sliding_window is not None and entry.sliding_window < context
     return replace(entry, sliding_window=None) if hides else entry
+
+
+def windowed(entry: LayerRope, context: int, *, slides: bool = True, wider: bool) -> LayerRope:
+    """Return the entry with the window of a program: none where it does not slide, one token more where it is wider."""
+    entry = entry if slides else without_window(entry, context)
+    if wider and entry.sliding_window is not None:
+        return replace(entry, sliding_window=entry.sliding_window + 1)
+    return entry
 
 
 def filled(entry: LayerRope, keys: Mapping[str, Any], table: RopeTable, context: int, **changes: Any) -> LayerRope:

@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import engines
 from ropetool.families.engines import Exllamav3
+from ropetool.rope.formulas import with_share
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, Temperature, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes.base import NotKnown, Refuses
@@ -47,7 +46,8 @@ def decode(view: HfCheckpoint) -> RopeSet:
             entries[kind] = entry
             continue
         keys, stated = _kind_keys(part, kind, view.family.rope_group(kind), facts)
-        entries[kind] = _layer(view, _windowed(entry, context, facts), keys, stated, context, facts)
+        entry = engine.windowed(entry, context, slides=facts.window, wider=facts.wider_window)
+        entries[kind] = _layer(view, replace(entry, layout=facts.layout), keys, stated, context, facts)
     return RopeSet(entries, context, entries[names.FULL_ATTENTION].original_max_position_embeddings)
 
 
@@ -102,13 +102,6 @@ def _inside(near: Mapping[str, Any], base: float) -> dict[str, Any]:
     return {names.ROPE_TYPE: rope_type, names.ROPE_THETA: float(near.get(names.ROPE_THETA, base))}
 
 
-def _windowed(entry: LayerRope, context: int, facts: Exllamav3) -> LayerRope:
-    entry = replace(entry if facts.window else engine.without_window(entry, context), layout=facts.layout)
-    if facts.wider_window and entry.sliding_window is not None:
-        return replace(entry, sliding_window=entry.sliding_window + 1)
-    return entry
-
-
 def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
     """Return the scaling keys with the type under rope_type and the base."""
     found: Mapping[str, Any] = next((part[key] for key in (SCALING, PARAMETERS) if part.get(key) is not None), {})
@@ -138,16 +131,14 @@ def _layer(
     temperature = Temperature(float(grows), length) if grows else None
     if not mla:
         return engine.filled(entry, keys, table, context, temperature=temperature)
-    all_dim = keys.get(names.MSCALE_ALL_DIM, 0) if keys[names.ROPE_TYPE] != "default" else 0
-    softmax = mscale_of(engine.number(keys, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
+    softmax = engine.softmax_multiplier(keys) if keys[names.ROPE_TYPE] != "default" else 1.0
     return engine.filled(entry, keys, table, context, softmax_multiplier=softmax, temperature=temperature)
 
 
 def _proportional(stated: Mapping[str, Any], keys: Mapping[str, Any], head_dim: int) -> RopeTable:
     """Return the table of whole heads whose slower pairs stand still; a factor does not reach it."""
-    base = engine.base_table(keys, head_dim)
-    turning = int(engine.number(stated, names.PARTIAL_ROTARY_FACTOR, 1.0) * head_dim // 2)
-    return RopeTable.fixed(np.where(np.arange(base.size) < turning, base, 0.0))
+    share = engine.number(stated, names.PARTIAL_ROTARY_FACTOR, 1.0)
+    return RopeTable.fixed(with_share(engine.base_table(keys, head_dim), share))
 
 
 def _narrowed(view: HfCheckpoint, entry: LayerRope, part: Mapping[str, Any]) -> LayerRope:

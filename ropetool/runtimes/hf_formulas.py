@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from ropetool import names
 from ropetool.families import Family
 from ropetool.rope import arithmetic
-from ropetool.rope.formulas import Source, blend, dynamic_table, kept_share_by_dims, kept_share_by_turns, logn_factor
+from ropetool.rope.formulas import (
+    Source,
+    blend,
+    dynamic_table,
+    kept_share_by_dims,
+    kept_share_by_turns,
+    logn_factor,
+    with_share,
+)
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, Temperature, is_number
 from ropetool.runtimes.base import NotKnown, Refuses
 
@@ -153,8 +159,7 @@ def _proportional(r: Resolved, base: Array) -> RopeTable:
     share = r.params.get(names.PARTIAL_ROTARY_FACTOR, 1.0)
     if not is_number(share) or not 0 < share <= 1:
         raise Refuses(f"a partial_rotary_factor of {share} is not a share of a head")
-    turning = np.arange(base.size) < int(share * r.rotary_dim // 2)
-    return RopeTable.fixed(np.where(turning, base, 0.0) / (1.0 if r.factor is None else r.factor))
+    return RopeTable.fixed(with_share(base, share) / (1.0 if r.factor is None else r.factor))
 
 
 def _yarn_attention_factor(params: Mapping[str, Any], factor: float) -> float:

@@ -16,7 +16,6 @@ from ropetool.families.engines import MlxFile, MlxReading
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes.base import NotKnown, Refuses
-from ropetool.runtimes.hf_formulas import mscale_of
 
 Keys = Mapping[str, Any]
 Table = Callable[[Keys, Array, Keys, int], RopeTable]  # of rope keys, the base table, the config and its context
@@ -49,7 +48,7 @@ def decode(view: HfCheckpoint, program: str, table: Table) -> RopeSet:
             entries[kind] = entry
             continue
         reading = facts.readings.get(kind, facts.readings[names.FULL_ATTENTION])
-        keys = _keys(part, reading, facts, family.rope_group(kind))
+        keys = _keys(part, reading, facts)
         shaped = entry if facts.window else engine.without_window(entry, context)
         shaped = _narrowed(shaped, part, facts)
         base = engine.base_table(keys, shaped.rotary_dim)
@@ -83,7 +82,7 @@ def at(part: Keys, place: str) -> Any:
     return found
 
 
-def _keys(part: Keys, reading: MlxReading, facts: MlxFile, group: str) -> dict[str, Any]:
+def _keys(part: Keys, reading: MlxReading, facts: MlxFile) -> dict[str, Any]:
     """Return the scaling keys that count, with the type under rope_type and the base.
 
     Raises: Refuses where the model file stops.
@@ -132,10 +131,7 @@ def _narrowed(entry: LayerRope, part: Keys, facts: MlxFile) -> LayerRope:
 
 
 def _softmax(keys: Keys, facts: MlxFile) -> float:
-    all_dim = keys.get(names.MSCALE_ALL_DIM, 0)
-    if not facts.scaled_score or not all_dim or keys[names.ROPE_TYPE] == "default":
-        return 1.0
-    return mscale_of(engine.number(keys, names.FACTOR), all_dim) ** 2
+    return engine.softmax_multiplier(keys) if facts.scaled_score and keys[names.ROPE_TYPE] != "default" else 1.0
 
 
 def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:

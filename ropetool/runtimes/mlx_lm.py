@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import MlxLm
-from ropetool.rope.formulas import dynamic_table
+from ropetool.rope.formulas import dynamic_table, with_share
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_files
@@ -99,7 +97,7 @@ def _layer(
     if keys[names.ROPE_TYPE] == "longrope":
         changes["layout"] = "half"  # its class knows no other
     if model.mla and scaling is not None:
-        changes["softmax_multiplier"] = _softmax(scaling)
+        changes["softmax_multiplier"] = engine.softmax_multiplier(scaling)
     rotated = table(keys, engine.base_table(keys, entry.rotary_dim), part, context, first)
     return engine.filled(entry, keys, rotated, context, **changes)
 
@@ -109,11 +107,6 @@ def _typed(scaling: Mapping[str, Any] | None, theta: float) -> dict[str, Any]:
     keys = dict(scaling or {})
     rope_type = keys.pop(names.LEGACY_TYPE, None) or keys.get(names.ROPE_TYPE, "default")
     return {**keys, names.ROPE_TYPE: rope_type, THETA: theta}
-
-
-def _softmax(scaling: Mapping[str, Any]) -> float:
-    all_dim = scaling.get(names.MSCALE_ALL_DIM, 0)
-    return mscale_of(engine.number(scaling, names.FACTOR), all_dim) ** 2 if all_dim else 1.0
 
 
 def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: str) -> RopeTable:
@@ -142,9 +135,8 @@ def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context
 
 def _proportional(keys: Mapping[str, Any], base: Array) -> RopeTable:
     """Return the table of heads whose slower pairs stand still."""
-    turning = int(2 * base.size * engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0)) // 2
-    kept = np.where(np.arange(base.size) < turning, base, 0.0)
-    return RopeTable.fixed(kept / engine.number(keys, names.FACTOR, 1.0))
+    turning = with_share(base, engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0))
+    return RopeTable.fixed(turning / engine.number(keys, names.FACTOR, 1.0))
 
 
 def _yarn(keys: Mapping[str, Any], base: Array) -> RopeTable:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.rope.tables import Array, Regime, RopeSet, RopeTable
+from ropetool.rope.tables import Array, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_files, mlx_lm
 from ropetool.runtimes.base import Refuses
@@ -29,7 +29,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
     return mlx_files.decode(view, NAME, table)
 
 
-def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int, first: str = "") -> RopeTable:
+def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context: int) -> RopeTable:
     """Return the table. Source: initialize_rope; it differs from that of mlx-lm in two types.
 
     Raises: Refuses where it stops with an error.
@@ -38,17 +38,8 @@ def table(keys: Mapping[str, Any], base: Array, part: Mapping[str, Any], context
     if rope_type == "dynamic":
         raise Refuses("ValueError: Unsupported RoPE type dynamic")
     if rope_type == "longrope":
-        return _longrope(keys, base, context)
+        # The long list serves as soon as a call reaches beyond the trained length.
+        return engine.longrope_table(
+            keys, base, context, int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
+        )
     return mlx_lm.table(keys, base, part, context, mlx_lm.NEWER)
-
-
-def _longrope(keys: Mapping[str, Any], base: Array, context: int) -> RopeTable:
-    """Return both lists: the long one as soon as a call reaches beyond the trained length."""
-    length = int(engine.number(keys, names.ORIGINAL_MAX_POSITION_EMBEDDINGS))
-    scale = engine.longrope_scale(context, length)
-    scales = (keys.get("short_mscale"), keys.get("long_mscale"))
-    short, long = (scale if own is None else float(own) for own in scales)
-    return engine.two_lists(
-        Regime(engine.divided(base, keys, names.SHORT_FACTOR), short, up_to=length),
-        Regime(engine.divided(base, keys, names.LONG_FACTOR), long),
-    )

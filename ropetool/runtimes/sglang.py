@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropetool import families, names
+from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Sglang
 from ropetool.rope.formulas import ntk_stretch
-from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, last_of, numbers
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "sglang"
@@ -44,10 +44,7 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     if facts is None:
         facts = _scanned(view, first) if own else _inside(view, first)
     given = engine.loaded_keys(view)
-    if any(engine.SECTIONS in keys and keys[names.ROPE_TYPE] not in engine.SECTIONED for keys in given.values()):
-        raise NotKnown(
-            f"SGLang counts positions by {engine.SECTIONS}, which only its default and yarn tables are made for"
-        )
+    engine.check_sections("SGLang", given)
     context = _context(view, given)
     if facts.on_transformers:
         return replace(transformers.decode(view), max_position_embeddings=context)
@@ -65,7 +62,7 @@ def _scanned(view: HfCheckpoint, first: str) -> Sglang:
     found = engine.scanned(NAME).get(architecture, {})
     if "facts" not in found or architecture != view.family.architecture:
         raise NotKnown(f"how SGLang runs {view.family.name} is not known")
-    _be_there(architecture, found, first)
+    _check_all_have(architecture, found, first)
     return Sglang(**found["facts"])
 
 
@@ -78,11 +75,11 @@ def _inside(view: HfCheckpoint, first: str) -> Sglang:
     found = engine.scanned(NAME, "wrappers").get(outer)
     if found is None or names.ARCHITECTURES not in view.config:
         raise NotKnown(f"how SGLang runs {view.family.name} is not known")
-    _be_there(outer, found, first)
+    _check_all_have(outer, found, first)
     if "facts" in found:
         return Sglang(**found["facts"])
     inner = view.family.architecture if found["text"] == "*" else found["text"]
-    known = next((family for family in map(families.get, families.handwritten()) if family.architecture == inner), None)
+    known = engine.family_of(inner)
     if known is not None and known.sglang is not None:
         return known.sglang
     facts = engine.scanned(NAME).get(inner, {}).get("facts")
@@ -91,11 +88,11 @@ def _inside(view: HfCheckpoint, first: str) -> Sglang:
     return Sglang(**facts)
 
 
-def _be_there(architecture: str, found: Mapping[str, Any], first: str) -> None:
-    """Raises: NotKnown where releases of a stretch lack a model: there transformers' own code may take it."""
-    last = next(releases.last for releases in RELEASES if releases.first == first)
+def _check_all_have(architecture: str, found: Mapping[str, Any], first: str) -> None:
+    """Raise NotKnown where releases of a stretch lack a model: there transformers' own code may take it."""
     since = found.get("since", "0")
     if numbers(since) > numbers(first):
+        last = last_of(RELEASES, first)
         raise NotKnown(f"{architecture} is in SGLang from {since} on, not in all of {first} to {last}")
 
 
@@ -112,10 +109,7 @@ def _context(view: HfCheckpoint, given: Mapping[str, Mapping[str, Any]]) -> int:
 
 def _layer(view: HfCheckpoint, facts: Sglang, entry: LayerRope, keys: dict[str, Any], first: str) -> LayerRope:
     context = int(engine.section(view).get(names.MAX_POSITION_EMBEDDINGS, view.family.default_max_position_embeddings))
-    if not facts.window:
-        entry = engine.without_window(entry, context)
-    elif facts.wider_window and entry.sliding_window is not None:
-        entry = replace(entry, sliding_window=entry.sliding_window + 1)
+    entry = engine.windowed(entry, context, slides=facts.window, wider=facts.wider_window)
     if not facts.scaling:
         keys = {names.ROPE_TYPE: "default", names.ROPE_THETA: keys[names.ROPE_THETA]}
     if facts.whole_base:
@@ -197,13 +191,8 @@ def _dynamic(keys: Mapping[str, Any], base: Array, factor: float) -> RopeTable:
 def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int, length: int) -> RopeTable:
     if entry.layout != "half":
         raise Refuses("ValueError: longrope only supports neox_style")
-    scale = engine.longrope_scale(context, length)
-    short, long = (scale if keys.get(key) is None else float(keys[key]) for key in ("short_mscale", "long_mscale"))
     # A call takes the long list where a position is above the length, so one of length + 1 tokens takes the short one.
-    return engine.two_lists(
-        Regime(engine.divided(base, keys, names.SHORT_FACTOR), short, up_to=length),
-        Regime(engine.divided(base, keys, names.LONG_FACTOR), long),
-    )
+    return engine.longrope_table(keys, base, context, length)
 
 
 def _mla(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int) -> LayerRope:

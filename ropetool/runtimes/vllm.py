@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ropetool import families, names
+from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import Vllm
 from ropetool.rope import arithmetic
-from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+from ropetool.rope.formulas import with_share
+from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import transformers
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, last_of, numbers
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "vllm"
@@ -55,10 +56,7 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     if facts is None:
         facts = _scanned(view, first)
     given = engine.loaded_keys(view)
-    if any(engine.SECTIONS in keys and keys[names.ROPE_TYPE] not in engine.SECTIONED for keys in given.values()):
-        raise NotKnown(
-            f"vLLM counts positions by {engine.SECTIONS}, which only its default and yarn tables are made for"
-        )
+    engine.check_sections("vLLM", given)
     if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
         found = _on_transformers(view)
         return replace(found, max_position_embeddings=_derived(view, given, first))
@@ -84,7 +82,7 @@ def _scanned(view: HfCheckpoint, first: str) -> Vllm:
         raise NotKnown(f"how vLLM runs {view.family.name} is not known")
     if not found:
         raise Refuses(f"ValueError: Model architectures ['{architecture}'] are not supported")
-    last = next(releases.last for releases in RELEASES if releases.first == first)
+    last = last_of(RELEASES, first)
     since, until = found.get("since", "0"), found.get("until", "9999")
     backend = found.get("on_transformers", "")
     if backend and numbers(backend)[:2] <= numbers(first):
@@ -122,14 +120,14 @@ def _inside(view: HfCheckpoint, first: str) -> Vllm:
     found = engine.scanned(NAME, "wrappers").get(outer)
     if found is None or names.ARCHITECTURES not in view.config:
         raise unknown
-    last = next(releases.last for releases in RELEASES if releases.first == first)
+    last = last_of(RELEASES, first)
     since, until = (numbers(found.get(key, far))[:2] for key, far in (("since", "0"), ("until", "9999")))
     if since > numbers(last) or until < numbers(first):
         raise Refuses(f"ValueError: {outer} is in vLLM {found.get('since', '0')} to {found.get('until', 'now')}")
     if since > numbers(first):
         raise NotKnown(f"{outer} is in vLLM from {found['since']} on, not in all of {first} to {last}")
     inner = view.family.architecture if found["text"] == "*" else found["text"]
-    known = next((family for family in map(families.get, families.handwritten()) if family.architecture == inner), None)
+    known = engine.family_of(inner)
     if known is not None and known.vllm is not None:
         return known.vllm
     return _read(engine.scanned(NAME).get(inner, NOT_RUN), view)
@@ -177,8 +175,8 @@ def _layer(
         keys = {**{k: v for k, v in keys.items() if k in GPT_OSS_KEYS}, names.ROPE_TYPE: "yarn"}
         for key in (names.BETA_FAST, names.BETA_SLOW, names.FACTOR, names.ORIGINAL_MAX_POSITION_EMBEDDINGS):
             engine.number(keys, key)
-    if entry.sliding_window is not None and facts.wider_window and numbers(facts.wider_window) <= numbers(first):
-        entry = replace(entry, sliding_window=entry.sliding_window + 1)
+    wider = bool(facts.wider_window) and numbers(facts.wider_window) <= numbers(first)
+    entry = engine.windowed(entry, context, wider=wider)
     if facts.made_half and keys[names.ROPE_TYPE] == "longrope":
         entry = replace(entry, layout="half")
     entry = _narrowed(view, entry, keys)
@@ -227,10 +225,8 @@ def _table(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: int,
 
 def _proportional(entry: LayerRope, keys: Mapping[str, Any]) -> Array:
     """Return the table of a whole head of whose pairs a share turns; a factor is not looked at."""
-    turning = int(entry.head_dim * engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0)) // 2
-    table = arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), entry.head_dim)
-    table[turning:] = 0.0
-    return table
+    base = arithmetic.base_inv_freq(float(keys[names.ROPE_THETA]), entry.head_dim)
+    return with_share(base, engine.number(keys, names.PARTIAL_ROTARY_FACTOR, 1.0))
 
 
 def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -> float:
@@ -264,13 +260,7 @@ def _longrope(entry: LayerRope, keys: Mapping[str, Any], base: Array, context: i
     if entry.layout != "half":
         raise Refuses("ValueError: longrope only supports neox_style")
     length = int(keys[names.ORIGINAL_MAX_POSITION_EMBEDDINGS])
-    scale = engine.longrope_scale(context, length)
-    short, long = (scale if keys.get(key) is None else float(keys[key]) for key in ("short_mscale", "long_mscale"))
-    table = engine.two_lists(
-        Regime(engine.divided(base, keys, names.SHORT_FACTOR), short, up_to=length),
-        Regime(engine.divided(base, keys, names.LONG_FACTOR), long),
-    )
-    return table, max(context, length)
+    return engine.longrope_table(keys, base, context, length), max(context, length)
 
 
 def _mla(entry: LayerRope, keys: dict[str, Any], context: int, first: str) -> tuple[LayerRope, int]:
