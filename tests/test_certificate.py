@@ -19,12 +19,11 @@ from gguf_making import model as gguf_model
 from making import safetensors, snapshot, write_model
 
 import ropetool
-from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import (
     Certificate,
     State,
     check_place,
-    fingerprint,
     kept,
     read,
     remedy,
@@ -33,6 +32,7 @@ from ropetool.checkpoint.certificate import (
     wider,
     write,
 )
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, OutputError
 
 PASSED = {"name": "ratio", "figure": 1.25, "limit": 1.5, "verdict": "pass", "detail": "at 2048"}
@@ -47,7 +47,7 @@ def made(path: Path, **changes: Any) -> Certificate:
     full = changes.get("full_hash", True)
     passing = Certificate(
         "pass", "quick", 2048, (PASSED, INFORMS), "ab12", {"ropetool": "0.1.0", "runtime": "transformers 5.23.0 on cpu"},
-        "ropetool verify model-yarn-4x --suite quick", "2026-01-02T03:04:05+00:00", fingerprint(path, full), full, texts=TEXTS,
+        "ropetool verify model-yarn-4x --suite quick", "2026-01-02T03:04:05+00:00", fingerprints.of(path, full), full, texts=TEXTS,
     )  # fmt: skip
     return replace(passing, **changes)
 
@@ -68,7 +68,7 @@ def large(directory: Path) -> Path:
 def full(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether all bytes are to count; if not, as of a model that is too large for it."""
     if request.param == "samples":
-        monkeypatch.setattr(certificate, "ALL_BELOW", 0)
+        monkeypatch.setattr(fingerprints, "ALL_BELOW", 0)
     return bool(request.param == "all bytes")
 
 
@@ -101,7 +101,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def test_the_form_tells_samples_from_all_bytes(full: bool, output: Path) -> None:
-    form, _, digits = fingerprint(output, full).partition(":")
+    form, _, digits = fingerprints.of(output, full).partition(":")
     assert (form, len(digits), set(digits) <= set("0123456789abcdef")) == ("bytes" if full else "blocks", 64, True)
 
 
@@ -109,17 +109,17 @@ def test_a_copy_elsewhere_has_the_same(full: bool, output: Path, gguf_output: Pa
     elsewhere = tmp_path / "elsewhere"
     shutil.copytree(output, elsewhere / "renamed")
     os.utime(elsewhere / "renamed" / "config.json", (1, 1))
-    assert fingerprint(elsewhere / "renamed", full) == fingerprint(output, full)
+    assert fingerprints.of(elsewhere / "renamed", full) == fingerprints.of(output, full)
     shutil.copyfile(gguf_output, elsewhere / "renamed.gguf")
-    assert fingerprint(elsewhere / "renamed.gguf", full) == fingerprint(gguf_output, full)
+    assert fingerprints.of(elsewhere / "renamed.gguf", full) == fingerprints.of(gguf_output, full)
 
 
 def test_what_decides_nothing_does_not_count(output: Path) -> None:
-    before = fingerprint(output)
+    before = fingerprints.of(output)
     (output / "README.md").write_text("changed")
     (output / "ropetool.json").write_text((output / "ropetool.json").read_text().replace("512", "513"))
     (output / "assets" / "license.txt").unlink()
-    assert fingerprint(output) == before
+    assert fingerprints.of(output) == before
 
 
 SHARD = "model-00002-of-00002.safetensors"
@@ -149,9 +149,9 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_decides_the_computation_counts(change: str, full: bool, output: Path) -> None:
-    before = fingerprint(output, full)
+    before = fingerprints.of(output, full)
     CHANGES[change](output)
-    assert fingerprint(output, full) != before
+    assert fingerprints.of(output, full) != before
 
 
 def test_a_byte_between_the_samples_is_seen_by_the_full_one_alone(
@@ -163,19 +163,19 @@ def test_a_byte_between_the_samples_is_seen_by_the_full_one_alone(
     size = weights.stat().st_size
     start = size - 9_000_000
     stretch = (9_000_000 - 65536) / 65
-    monkeypatch.setattr(certificate, "ALL_BELOW", 0)
-    sampled, full = fingerprint(source), fingerprint(source, full=True)
+    monkeypatch.setattr(fingerprints, "ALL_BELOW", 0)
+    sampled, full = fingerprints.of(source), fingerprints.of(source, full=True)
 
     def seen(at: int) -> tuple[bool, bool]:
         flip(weights, at)
-        found = fingerprint(source) != sampled, fingerprint(source, full=True) != full
+        found = fingerprints.of(source) != sampled, fingerprints.of(source, full=True) != full
         flip(weights, at)
         return found
 
     middle = start + round(32 * stretch)
     assert seen(10) == seen(start) == seen(size - 1) == seen(middle + 30_000) == (True, True)
     assert seen(middle + 100_000) == (False, True)
-    assert (fingerprint(source), fingerprint(source, full=True)) == (sampled, full)
+    assert (fingerprints.of(source), fingerprints.of(source, full=True)) == (sampled, full)
 
 
 def test_the_blocks_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +191,13 @@ def test_the_blocks_are_those_of_the_file(tmp_path: Path, monkeypatch: pytest.Mo
     for number in range(66):
         begin = number * (len(data) - 65536) // 65
         digest.update(data[begin : begin + 65536])
-    monkeypatch.setattr(certificate, "ALL_BELOW", 0)
-    assert fingerprint(source) == f"blocks:{digest.hexdigest()}"
-    assert certificate._as_then(source, f"sampled:{64 * '0'}") == f"sampled:{digest.hexdigest()}"
+    monkeypatch.setattr(fingerprints, "ALL_BELOW", 0)
+    assert fingerprints.of(source) == f"blocks:{digest.hexdigest()}"
+    assert fingerprints.of_form(open_checkpoint(source), "sampled") == f"sampled:{digest.hexdigest()}"
     whole = hashlib.sha256()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
         whole.update(f"{name}\0{(source / name).stat().st_size}\0".encode() + (source / name).read_bytes())
-    assert fingerprint(source, full=True) == f"bytes:{whole.hexdigest()}"
+    assert fingerprints.of(source, full=True) == f"bytes:{whole.hexdigest()}"
 
 
 @pytest.mark.parametrize("at", [0.001, 0.2, 0.4, 0.6, 0.8, 0.999])
@@ -217,10 +217,10 @@ def test_a_zeroed_range_anywhere_in_a_small_file_makes_it_stale(at: float, tmp_p
 
 def test_what_is_only_sampled_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = large(tmp_path / "model")
-    assert certificate.unbound(source, fingerprint(source)) == 0
+    assert fingerprints.unbound(source, fingerprints.of(source)) == 0
     assert certificate.reach(made(source).to_json()) == ""
-    monkeypatch.setattr(certificate, "ALL_BELOW", 9_000_000)
-    missing = certificate.unbound(source, fingerprint(source))
+    monkeypatch.setattr(fingerprints, "ALL_BELOW", 9_000_000)
+    missing = fingerprints.unbound(source, fingerprints.of(source))
     size = (source / "model.safetensors").stat().st_size
     assert missing == size - 66 * 65536
     sampled = made(source, full_hash=False, unbound=missing)
@@ -233,7 +233,7 @@ def test_what_is_only_sampled_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("form", ["sampled", "sha256"])
 def test_one_of_an_earlier_form_is_compared_by_its_own_rule(form: str, output: Path) -> None:
     """Generation settings and templates did not count then."""
-    printed = certificate._as_then(output, f"{form}:")
+    printed = fingerprints.of_form(open_checkpoint(output), form)
     write(output, made(output, full_hash=form == "sha256", fingerprint=printed))
     (output / "generation_config.json").write_text('{"temperature": 2}')
     assert state(output).name == "passed"
@@ -264,37 +264,37 @@ def test_a_huge_file_costs_no_more_than_its_samples(tmp_path: Path, monkeypatch:
     with (source / "model.safetensors").open("wb") as file:  # a file with holes: it takes no room
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + size)
-    monkeypatch.setattr(certificate.hashlib, "sha256", Counting)
-    assert fingerprint(source).startswith("blocks:")
+    monkeypatch.setattr(fingerprints.hashlib, "sha256", Counting)
+    assert fingerprints.of(source).startswith("blocks:")
     assert 66 * 65536 < Counting.total < 66 * 65536 + 10_000
 
 
 def test_every_shard_of_a_gguf_counts(tmp_path: Path) -> None:
     first = gguf_model(tmp_path / "m.gguf", shards=2)
     second = first.with_name("m-00002-of-00002.gguf")
-    seen = {fingerprint(first), fingerprint(second)}
+    seen = {fingerprints.of(first), fingerprints.of(second)}
     assert len(seen) == 1
     for path in (first, second):
         flip(path, path.stat().st_size - 1)
-        seen.add(fingerprint(first))
+        seen.add(fingerprints.of(first))
     assert len(seen) == 3
 
 
 def test_a_key_of_a_gguf_counts(gguf_output: Path) -> None:
-    before = fingerprint(gguf_output)
+    before = fingerprints.of(gguf_output)
     reader = gguf.GGUFReader(gguf_output, "r+")
     reader.fields["llama.rope.scaling.factor"].parts[-1][0] = 4.5
     reader.data.flush()
-    assert fingerprint(gguf_output) != before
+    assert fingerprints.of(gguf_output) != before
 
 
 def test_what_is_no_checkpoint_has_none(tmp_path: Path) -> None:
     with pytest.raises(NotACheckpoint, match="does not exist"):
-        fingerprint(tmp_path / "nothing")
+        fingerprints.of(tmp_path / "nothing")
     broken = large(tmp_path / "model")
     (broken / "model.safetensors").write_bytes(b"x")
     with pytest.raises(CorruptFile, match="1 bytes long"):
-        fingerprint(broken)
+        fingerprints.of(broken)
 
 
 # --- the file
@@ -594,13 +594,13 @@ def test_how_far_it_reaches(output: Path) -> None:
 
 def test_a_fingerprint_that_looks_at_nothing_would_be_seen(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: weights that do not count. The tests above are not blind to it."""
-    honest = certificate._parts
+    honest = fingerprints._parts
     monkeypatch.setattr(
-        certificate, "_parts", lambda path, form: (p for p in honest(path, form) if "safetensors" not in p[0])
+        fingerprints, "_parts", lambda path, form: (p for p in honest(path, form) if "safetensors" not in p[0])
     )
-    before = fingerprint(output)
+    before = fingerprints.of(output)
     CHANGES["a weight"](output)
-    assert fingerprint(output) == before
+    assert fingerprints.of(output) == before
 
 
 def test_no_extension_takes_over_the_certificate_of_its_source(output: Path, gguf_output: Path, tmp_path: Path) -> None:

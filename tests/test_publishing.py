@@ -18,7 +18,7 @@ from making import run, write_model
 from markdown_it import MarkdownIt
 
 import ropetool
-from ropetool.checkpoint import certificate
+from ropetool.checkpoint import certificate, fingerprints
 from ropetool.checkpoint.certificate import Certificate
 from ropetool.errors import CheckpointError
 from ropetool.plans import model_card
@@ -233,7 +233,7 @@ def certify(path: Path) -> None:
         {},
         "ropetool verify",
         certificate.now(),
-        certificate.fingerprint(path),
+        fingerprints.of(path),
         True,
     )
     certificate.write(path, found)

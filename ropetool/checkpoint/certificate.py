@@ -6,21 +6,19 @@ Kept in the provenance file, or in a file of its own for a checkpoint of others.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from ropetool import escaping, names
-from ropetool.checkpoint import identity, provenance
-from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.opening import Checkpoint, first_file, open_checkpoint
+from ropetool.checkpoint import fingerprints, provenance
+from ropetool.checkpoint.opening import first_file
 from ropetool.errors import CheckpointError, CorruptFile, OutputError
-from ropetool.files.hf import ABSENT, Edit, apply_edits, read_header, read_optional_object
+from ropetool.files.hf import ABSENT, Edit, apply_edits, read_optional_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.output import Rule, check_output
 from ropetool.files.transaction import staged
@@ -33,36 +31,6 @@ SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
 PUBLISHABLE, USABLE, RESEARCH = "publishable", "usable", "research"
 GRADES = (RESEARCH, USABLE, PUBLISHABLE)  # from the weakest; before there were grades, what passed was of the first
 SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
-
-BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
-ALL_BELOW = 2 * 10**9  # bytes of weights, all of which count; SHA-256 reads that much in 1 to 8 seconds
-# What decides the tokens; transformers reads the last four beside an older tokenizer.
-_TOKENS = (
-    names.CONFIG_JSON, names.SAFETENSORS_INDEX_JSON, names.TOKENIZER_JSON, names.TOKENIZER_CONFIG_JSON,
-    "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json",
-)  # fmt: skip
-# What else a program reads that runs the model: how it generates, what a prompt becomes, code of its own.
-_READ = (
-    "generation_config.json", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
-    "processor_config.json", "preprocessor_config.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model",
-    "*.tiktoken", "tekken.json", "*.py",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a fingerprint is over: names of files, and whether all bytes of the weights or samples of them."""
-
-    files: tuple[str, ...]
-    full: bool
-
-
-# By the word in front of the digest. The first two are of earlier versions, whose certificates are still compared by them.
-FORMS = {
-    "sampled": Form(_TOKENS, full=False), "sha256": Form(_TOKENS, full=True),
-    "blocks": Form((*_TOKENS, *_READ), full=False), "bytes": Form((*_TOKENS, *_READ), full=True),
-}  # fmt: skip
-_FINGERPRINT = re.compile(rf"({'|'.join(FORMS)}):[0-9a-f]{{64}}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +82,7 @@ class Certificate:
 
 @dataclass(frozen=True)
 class State:
-    """What a certificate is worth now: none, stale, failed, partial or passed; and a sentence why."""
+    """What a certificate is worth now: none, stale, failed, partial, undecided or passed; and a sentence why."""
 
     name: str
     why: str
@@ -126,42 +94,6 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-# --- the checkpoint's bytes
-
-
-def fingerprint(source: Path | Checkpoint, full: bool = False) -> str:
-    """Return a digest of what a program reads that runs the model; a copy elsewhere has the same.
-
-    It is over config, tokenizer, templates, generation settings, code, and all bytes of the weights where those are of less
-    than `ALL_BELOW`, or with `full`. Of longer ones it takes the size of each file, the header and blocks spread evenly
-    over the data; the form, `bytes:...` or `blocks:...`, tells which.
-
-    Raises: CheckpointError for files that are broken or cannot be read.
-    """
-    checkpoint = open_checkpoint(source)
-    return _digest(checkpoint, "bytes" if full or sum(_weight_bytes(checkpoint)) < ALL_BELOW else "blocks")
-
-
-def sampled(checkpoint: Checkpoint) -> str:
-    """Return the fingerprint over samples of the weights, however few they are: what a run is known by.
-
-    Raises: CheckpointError.
-    """
-    return _digest(checkpoint, "blocks")
-
-
-def is_full(fingerprint: str) -> bool:
-    """Return whether a fingerprint is over all bytes."""
-    return FORMS[fingerprint.partition(":")[0]].full
-
-
-def unbound(source: Path | Checkpoint, fingerprint: str) -> int:
-    """Return how many bytes of the weights a fingerprint does not read. Raises: CheckpointError."""
-    if is_full(fingerprint):
-        return 0
-    return sum(max(0, size - (BLOCKS + 2) * identity.BLOCK) for size in _weight_bytes(open_checkpoint(source)))
-
-
 def reach(certificate: Mapping[str, Any]) -> str:
     """Return in words what a certificate does not bind, empty where it binds every byte."""
     missing = certificate.get("unbound")
@@ -171,37 +103,6 @@ def reach(certificate: Mapping[str, Any]) -> str:
     return (
         f"the fingerprint reads samples of the weights, and {much} of them could change unseen; --full-hash reads all"
     )
-
-
-def _as_then(source: Path | Checkpoint, fingerprint: str) -> str:
-    """Return the fingerprint as it is now, in the form of an earlier one. Raises: CheckpointError."""
-    return _digest(open_checkpoint(source), fingerprint.partition(":")[0])
-
-
-def _digest(checkpoint: Checkpoint, form: str) -> str:
-    digest = hashlib.sha256()
-    for label, file, data_start in _parts(checkpoint, FORMS[form]):
-        identity.feed(digest, file, None if FORMS[form].full else data_start, BLOCKS, label=label)
-    return f"{form}:{digest.hexdigest()}"
-
-
-def _parts(checkpoint: Checkpoint, form: Form) -> Iterator[tuple[str, Path, int | None]]:
-    """Yield the files by the name under which they count, and where the data of a weight file begins."""
-    if isinstance(checkpoint, GgufCheckpoint):
-        for number, header in enumerate(checkpoint.files):
-            yield f"gguf {number}", header.path, header.data_start  # the name of a GGUF file decides nothing
-        return
-    path = checkpoint.path
-    found = {str(file.relative_to(path)): file for pattern in form.files for file in sorted(path.glob(pattern))}
-    yield from ((name, file, None) for name, file in found.items() if file.is_file())
-    yield from ((file.name, file, read_header(file).data_start) for file in checkpoint.directory.weights)
-
-
-def _weight_bytes(checkpoint: Checkpoint) -> list[int]:
-    """Return the size of each file of weights."""
-    if isinstance(checkpoint, GgufCheckpoint):
-        return [header.path.stat().st_size for header in checkpoint.files]
-    return [file.stat().st_size for file in checkpoint.directory.weights]
 
 
 # --- the file
@@ -250,7 +151,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
         except OutputError:
             if read_optional_object(file) == found:
                 raise
-        if _as_then(path, certificate.fingerprint) != certificate.fingerprint:
+        if not fingerprints.holds(path, certificate.fingerprint):
             raise OutputError(
                 "was written anew by another command while this certificate was made, of the files that were there",
                 where=str(file), try_=escaping.command("ropetool", "verify", path, "--suite", certificate.suite),
@@ -273,12 +174,11 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
         held = None
     if held is None:
         return ""
-    now = _as_then(path, held.fingerprint)
-    more = wider(held, new) if held.fingerprint == now else ""
+    more = wider(held, new) if fingerprints.holds(path, held.fingerprint) else ""
     if not more:
         return ""
-    words: list[str | Path] = ["ropetool", "verify", path, "--suite", max(held.suite, new.suite, key=_rank)]
-    words += _asking(max(held.grade, new.grade, key=_grade))
+    words: list[str | Path] = ["ropetool", "verify", path, "--suite", _higher(SUITES, held.suite, new.suite)]
+    words += _asking(_higher(GRADES, held.grade, new.grade))
     if held.lengths:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
     if held.baseline is not None and new.baseline is None:
@@ -298,9 +198,9 @@ def wider(held: Certificate, new: Certificate) -> str:
         more.append("all of it ran")
     if held.verdict == PASS and new.verdict == UNDECIDED:
         more.append(f"it passed, at grade {held.grade}")
-    if held.verdict == PASS and _grade(held.grade) > _grade(new.grade):
+    if held.verdict == PASS and _rank(GRADES, held.grade) > _rank(GRADES, new.grade):
         more.append(f"grade {held.grade} and not {new.grade}")
-    if _rank(held.suite) > _rank(new.suite):
+    if _rank(SUITES, held.suite) > _rank(SUITES, new.suite):
         more.append(f"the {held.suite} suite and not the {new.suite} one")
     besides = sorted({*held.lengths} - {*new.lengths})
     if besides and len({*held.lengths}) > len({*new.lengths}):
@@ -314,12 +214,13 @@ def wider(held: Certificate, new: Certificate) -> str:
     return ", ".join(more)
 
 
-def _rank(suite: str) -> int:
-    return SUITES.index(suite) if suite in SUITES else -1
+def _rank(order: Sequence[str], name: str) -> int:
+    """Return the place of a suite or a grade in its order; that of a later version, which is not known, is below all."""
+    return order.index(name) if name in order else -1
 
 
-def _grade(name: str) -> int:
-    return GRADES.index(name) if name in GRADES else -1
+def _higher(order: Sequence[str], *names: str) -> str:
+    return max(names, key=lambda name: _rank(order, name))
 
 
 def _names(found: Certificate) -> set[str]:
@@ -347,7 +248,7 @@ def state(path: Path, place: Path | None = None) -> State:
     found = read(path, place)
     if found is None:
         return State(NONE, "no verification of it is on record")
-    if _as_then(path, found.fingerprint) != found.fingerprint:
+    if not fingerprints.holds(path, found.fingerprint):
         if place is not None:
             raise CheckpointError(
                 f"it is the certificate of another model than {path}, or of this one before a change",
@@ -450,7 +351,7 @@ def _contradiction(data: Mapping[str, Any]) -> str:
     if not 0 <= data["longest"] <= MAX_LENGTH:
         return f"longest is {shown(data['longest'])}"
     printed = data["fingerprint"]
-    if not _FINGERPRINT.fullmatch(printed) or is_full(printed) != data["full_hash"]:
+    if not fingerprints.PATTERN.fullmatch(printed) or fingerprints.is_full(printed) != data["full_hash"]:
         return f"fingerprint is {shown(data['fingerprint'])}, and full_hash {shown(data['full_hash'])}"
     return ""
 

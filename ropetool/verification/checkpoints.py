@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import __version__, names
-from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -108,7 +108,7 @@ def verify_checkpoint(
         if texts
         else default_documents(max(asked, default=0))
     )
-    marked = certificate.fingerprint(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
+    marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
         *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
         *_yardsticks(found.made is not None or original is not None, asked, trained, context),
@@ -225,7 +225,7 @@ def _kept(
     notes: list[str],
 ) -> Iterator[Wrap]:
     """Give what keeps the figures of each runner on disk until the run is complete."""
-    prints = [certificate.sampled(each) if each else "" for each in (target, baseline)]
+    prints = [fingerprints.sampled(each) if each else "" for each in (target, baseline)]
     journal = Journal(" ".join([*prints, fingerprint(documents), device, dtype]), resume=resume)
     if resume:
         why = journal.lost or journal.problem
@@ -267,11 +267,11 @@ def _certified(
         command=model_card.portable(command),
         made=certificate.now(),
         fingerprint=marked,
-        full_hash=certificate.is_full(marked),
+        full_hash=fingerprints.is_full(marked),
         lengths=tuple(entry.length for entry in result.lengths),
         baseline=result.baseline,
         texts=result.texts,
-        unbound=certificate.unbound(target, marked),
+        unbound=fingerprints.unbound(target, marked),
         grade=result.grade,
     )
     reach = certificate.reach(found.to_json())

@@ -13,7 +13,7 @@ import pytest
 from making import Done, run
 
 import ropetool
-from ropetool.checkpoint import certificate
+from ropetool.checkpoint import certificate, fingerprints
 from ropetool.checkpoint.certificate import Certificate
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -126,7 +126,7 @@ def whole(target: Path, **changed: Any) -> dict[str, Any]:
     """Return a passing certificate of the target, with some keys changed."""
     found = Certificate(
         "pass", "quick", 1024, (CHECK,), "t", {"torch": "2"}, "ropetool verify", certificate.now(),
-        certificate.fingerprint(target), full_hash=True, lengths=(1024,),
+        fingerprints.of(target), full_hash=True, lengths=(1024,),
     )  # fmt: skip
     return {**found.to_json(), **changed}
 

@@ -18,7 +18,7 @@ from gguf_making import model as gguf_model
 from making import config_of, run, snapshot
 
 import ropetool
-from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
 from ropetool.cli import verify
 from ropetool.errors import ConfigError
@@ -68,7 +68,7 @@ class Verifier:
         check = {"name": "ratio", "figure": 1.2, "limit": 1.5, "verdict": CHECK[self.verdict], "detail": ""}
         found = Certificate(
             self.verdict, suite, self.longest, (check,), "", {}, "ropetool extend", certificate.now(),
-            certificate.fingerprint(target), True,
+            fingerprints.of(target), True,
         )  # fmt: skip
         certificate.write(target, found)
         return Result(self.verdict, EXIT[self.verdict] if self.exit_code is None else self.exit_code)

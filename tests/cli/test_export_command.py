@@ -13,7 +13,7 @@ import pytest
 from making import run
 
 import ropetool
-from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
 from ropetool.plans.serving import gguf_lines
 
@@ -36,7 +36,7 @@ def certify(path: Path, verdict: str = "pass", longest: int = 1024) -> None:
     """Give the output a certificate of one check with this verdict."""
     check = {"name": "ratio", "figure": 1.2, "limit": 1.5, "verdict": verdict, "detail": ""}
     overall = "partial" if verdict == "not run" else verdict
-    print_ = certificate.fingerprint(path)
+    print_ = fingerprints.of(path)
     certificate.write(
         path,
         Certificate(overall, "quick", longest, (check,), "", {}, "ropetool verify", certificate.now(), print_, True),

@@ -17,7 +17,7 @@ from torturing.scenes import EXTEND
 
 
 def records(folder: Path) -> Iterator[Reader]:
-    from ropetool.checkpoint import certificate, provenance
+    from ropetool.checkpoint import certificate, fingerprints, provenance
     from ropetool.plans import model_card
     from torturing.commands import run
 
@@ -25,7 +25,7 @@ def records(folder: Path) -> Iterator[Reader]:
     run((*EXTEND, "-o", "made", "--copy"), folder).expect(0)
     stated = certificate.Certificate(
         "pass", "quick", 2048, ({"name": "loss", "figure": 1.0, "limit": 2.0, "verdict": "pass", "detail": "x"},), "0" * 64,
-        {"torch": "2"}, "ropetool verify made", certificate.now(), certificate.fingerprint(made), True,
+        {"torch": "2"}, "ropetool verify made", certificate.now(), fingerprints.of(made), True,
     )  # fmt: skip
     record = made / "ropetool.json"
     data = json.loads(record.read_text())
