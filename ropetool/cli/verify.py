@@ -60,7 +60,7 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME",
     help="One measurement, alone or besides the suite: last-segment, position, far, retrieval, many-keys, variables, "
-    "needles, by-position, key-tokens, yarn, llama.cpp, hf-stride; repeat for several.",
+    "needles, by-position, key-tokens, effective-length, yarn, llama.cpp, hf-stride; repeat for several.",
 )  # fmt: skip
 @GRADE
 @click.option(
@@ -108,7 +108,8 @@ def verify_command(target: str, as_json: bool, **options: Any) -> int:
     scored behind ever longer contexts, and their perplexity is held against the baseline's, beyond the trained
     length against that on the text cut to it: no more than 1.03 times that for --grade publishable, 1.10 for usable, 1.5
     for research, by bounds of 95 % confidence. The first two also ask for proof that far text is read. The standard suite
-    adds the position probe, far dependence and retrieval, the full one published perplexity protocols and harder retrieval.
+    adds the position probe, far dependence and retrieval, the full one published perplexity protocols, harder retrieval
+    and the effective length.
     Exit code 3 when a check fails, 1 when one could not run or the texts decide too little.
 
     \b

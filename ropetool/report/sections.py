@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ropetool.report.grids import divergence_section, retrieval_section
+from ropetool.report.predicting import effective_length_section
 from ropetool.report.tables import (
     BAD,
     GOOD,
@@ -57,6 +58,8 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         yield _long_pass(result.long_pass)
     if result.key_tokens is not None:
         yield _key_tokens(result.key_tokens, result.judge)
+    if result.effective_length is not None:
+        yield effective_length_section(result.effective_length, result.trained_length)
     if result.divergence is not None:
         yield divergence_section(result.divergence, result.trained_length)
 

@@ -16,6 +16,7 @@ from ropetool.verification.results import (
     PASS,
     UNDECIDED,
     Check,
+    EffectiveLengthResult,
     FarResult,
     KeyTokenResult,
     PositionResult,
@@ -132,6 +133,24 @@ def key_tokens_check(found: KeyTokenResult) -> Check:
         f"the mean is {found.gain.mean:.2f}"
     )
     return Check(name, lower_bound(found.gain), 0.0, NOT_ASKED, told)
+
+
+def effective_length_check(found: EffectiveLengthResult, context_length: int) -> Check:
+    """Return the line on the effective length beside the stated context, which informs."""
+    name = "effective length"
+    if found.longest is None or found.own is None:
+        return Check(name, None, None, NOT_ASKED, found.note)
+    reached = found.steps[-1].length
+    longest, surely, possibly = (
+        _length(n, found.steps[0].length) for n in (found.longest, found.surely, found.possibly)
+    )
+    more = " or more" if found.possibly == reached else ""
+    told = f"tokens up to which {found.kept:g} of a score of {found.own:.2f} is kept: {longest}; surely {surely}, at most {possibly}{more}"
+    return Check(name, float(found.longest), float(context_length), NOT_ASKED, told)
+
+
+def _length(length: int | None, first: int) -> str:
+    return str(length) if length else f"less than {first}"
 
 
 def position_check(found: PositionResult, grade: Grade) -> Check:

@@ -203,6 +203,53 @@ class RetrievalResult:
 
 
 @dataclass(frozen=True)
+class EffectiveLengthTask:
+    """One task. chance: of a blind guess. own: right answers of the trained length; hits: the target's at each length."""
+
+    name: str
+    chance: float
+    own: int
+    hits: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class EffectiveLengthStep:
+    """The score at one length: the share of right answers over all tasks, 0 for a blind guesser and 1 for all of them.
+
+    ratio: to that of the same trials at the trained length. lower, upper: what the true one is above, and below, with 95 %
+    confidence each. verdict: `no worse` where the lower bound is what has to be kept or more, `worse` where the ratio is
+    surely below over all lengths together, else `undecided`.
+    """
+
+    length: int
+    score: float
+    ratio: float
+    lower: float
+    upper: float
+    verdict: str
+
+
+@dataclass(frozen=True)
+class EffectiveLengthResult:
+    """The longest length that, like every shorter one measured, keeps `kept` of the score at the trained length.
+
+    trials: of each task. own: that score, the baseline's where there is one. longest: by the ratios; surely: by their lower
+    bounds; possibly: the longest before one that is surely worse. 0: not even the first; all None where nothing is judged,
+    which note explains.
+    """
+
+    kept: float
+    tasks: tuple[EffectiveLengthTask, ...]
+    trials: int
+    own: float | None
+    steps: tuple[EffectiveLengthStep, ...]
+    longest: int | None
+    surely: int | None
+    possibly: int | None
+    note: str
+
+
+@dataclass(frozen=True)
 class PassSpan:
     """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
 
@@ -353,6 +400,7 @@ class VerifyResult:
     judge: str | None = None
     key_tokens: KeyTokenResult | None = None
     long_pass: LongPassResult | None = None
+    effective_length: EffectiveLengthResult | None = None
 
     @property
     def verdict(self) -> str:

@@ -31,6 +31,7 @@ from ropetool.verification.measures.protocols import PROTOCOLS
 from ropetool.verification.measures.protocols import prepare as prepare_protocol
 from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
+from ropetool.verification.measures.ruler import TIMES, prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -230,6 +231,7 @@ def verify(
         judge=None if judge is None else hub.name_of(judge),
         key_tokens=found.get(suites.KEY_TOKENS),
         long_pass=None if long_pass is None else found[long_pass.name],
+        effective_length=found.get(suites.EFFECTIVE_LENGTH),
     )  # fmt: skip
 
 
@@ -353,6 +355,12 @@ def _prepared(
             wanted = name == suites.BY_POSITION or judged
             if wanted and lengths[-1] > trained_length and not any(isinstance(m, LongPass) for m in made):
                 made.append(prepare_long_pass(corpus, lengths[-1], trained_length, count=suite.segments, seed=seed))
+        elif name == suites.EFFECTIVE_LENGTH:
+            made.append(
+                prepare_effective_length(
+                    corpus, target.tokenize, lengths, trained_length, trials=TIMES * suite.trials, seed=seed
+                )
+            )
         elif name in PROTOCOLS:
             made.append(prepare_protocol(name, corpus, [n for n in lengths if n >= trained_length] or lengths[-1:]))
         else:
@@ -468,6 +476,8 @@ def _judged(
         if name in found:
             copies = suites.FAR in found
             checks += reading.retrieval_checks(found[name], limits.asked, trained_length, copies)
+    if suites.EFFECTIVE_LENGTH in found:
+        checks.append(reading.effective_length_check(found[suites.EFFECTIVE_LENGTH], context_length))
     if divergence is not None and against is not None:
         checks += gate.kl_checks(divergence, own, against.quantised, limits)
     return checks

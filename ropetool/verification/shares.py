@@ -8,9 +8,13 @@ Source: T. Tango, Statistics in Medicine 17 (1998) 891.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 ONE_SIDED = 1.6448536269514722  # of a normal variable, with 5 % above
 POWERFUL = 0.8416212335729143  # the same with 20 % above
+ADDED = 0.5  # trials, to each of four numbers
+MOST_RATIO = 10.0
 STEPS = 60  # of a bisection of 2: to a float's last digit
 
 
@@ -22,9 +26,11 @@ def paired_bounds(gained: int, lost: int, trials: int) -> tuple[float, float]:
     if not trials:
         return -1.0, 1.0
     mean = (gained - lost) / trials
-    return _crossing(gained, lost, trials, -1.0, mean, ONE_SIDED), _crossing(
-        gained, lost, trials, mean, 1.0, -ONE_SIDED
-    )
+
+    def score(difference: float) -> float:
+        return _score(gained, lost, trials, difference)
+
+    return _crossing(score, -1.0, mean, ONE_SIDED), _crossing(score, mean, 1.0, -ONE_SIDED)
 
 
 def chance_of_so_few(gained: int, lost: int, trials: int, difference: float) -> float:
@@ -43,11 +49,11 @@ def attainable_loss(trials: int, disagreeing: float) -> float:
     return min(1.0, max(least, (ONE_SIDED + POWERFUL) * math.sqrt(disagreeing / trials)))
 
 
-def _crossing(gained: int, lost: int, trials: int, low: float, high: float, wanted: float) -> float:
-    """Return the difference between the two at which the score, which falls, is the one wanted."""
+def _crossing(score: Callable[[float], float], low: float, high: float, wanted: float) -> float:
+    """Return the value between the two at which the score, which falls, is the one wanted."""
     for _ in range(STEPS):
         middle = (low + high) / 2
-        if _score(gained, lost, trials, middle) > wanted:
+        if score(middle) > wanted:
             low = middle
         else:
             high = middle
@@ -68,3 +74,55 @@ def _score(gained: int, lost: int, trials: int, difference: float) -> float:
     if variance <= 0:
         return math.copysign(math.inf, excess) if excess else 0.0
     return excess / math.sqrt(variance)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Trials by who has them right: both, the first one alone, the other one alone, neither."""
+
+    both: int
+    gained: int
+    lost: int
+    neither: int
+
+    @property
+    def trials(self) -> int:
+        """All of them."""
+        return self.both + self.gained + self.lost + self.neither
+
+
+def paired_ratio(pairs: Pairs, chance: float) -> float:
+    """Return the first one's share of right answers over the other one's, both above what a guesser gets."""
+    first, other = pairs.both + pairs.gained, pairs.both + pairs.lost
+    return (first - chance * pairs.trials) / (other - chance * pairs.trials)
+
+
+def ratio_bounds(pairs: Pairs, chance: float) -> tuple[float, float]:
+    """Return what the true ratio is above, and below, with 95 % confidence each; 0 and MOST_RATIO at the ends.
+
+    By Fieller's rule: the ratios at which (first - chance) - ratio (other - chance) is 1.645 of its standard errors from 0.
+    Half a trial is added to each of the four numbers, so that pairs that all agree do not make a point of the interval.
+    Source: E. C. Fieller, J. R. Stat. Soc. B 16 (1954) 175; Agresti and Min, Statistics in Medicine 24 (2005) 729.
+    """
+    found = paired_ratio(pairs, chance)
+
+    def score(ratio: float) -> float:
+        return _ratio_score(pairs, chance, ratio)
+
+    middle = min(max(found, 0.0), MOST_RATIO)
+    return _crossing(score, 0.0, middle, ONE_SIDED), _crossing(score, middle, MOST_RATIO, -ONE_SIDED)
+
+
+def chance_of_so_low(pairs: Pairs, chance: float, ratio: float) -> float:
+    """Return the one-sided p value of the hypothesis that the true ratio is at least this one."""
+    return (1 + math.erf(_ratio_score(pairs, chance, ratio) / math.sqrt(2))) / 2
+
+
+def _ratio_score(pairs: Pairs, chance: float, ratio: float) -> float:
+    """Return (first - chance) - ratio (other - chance), in standard errors of what it would be here."""
+    counts = [count + ADDED for count in (pairs.both, pairs.gained, pairs.lost, pairs.neither)]
+    values = [value - (1 - ratio) * chance for value in (1 - ratio, 1.0, -ratio, 0.0)]
+    total = sum(counts)
+    mean = sum(count * value for count, value in zip(counts, values, strict=True)) / total
+    square = sum(count * value * value for count, value in zip(counts, values, strict=True)) / total
+    return mean / math.sqrt((square - mean * mean) / total)

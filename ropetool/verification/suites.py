@@ -13,9 +13,9 @@ from ropetool.verification.measures.protocols import PROTOCOLS
 
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
 MANY_KEYS, VARIABLES, NEEDLES = "many-keys", "variables", "needles"
-BY_POSITION, KEY_TOKENS = "by-position", "key-tokens"
+BY_POSITION, KEY_TOKENS, EFFECTIVE_LENGTH = "by-position", "key-tokens", "effective-length"
 RETRIEVALS = (RETRIEVAL, MANY_KEYS, VARIABLES, NEEDLES)
-MEASURES = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS, BY_POSITION, KEY_TOKENS, *PROTOCOLS)
+MEASURES = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS, BY_POSITION, KEY_TOKENS, EFFECTIVE_LENGTH, *PROTOCOLS)
 
 
 @dataclass(frozen=True)

@@ -274,11 +274,11 @@ class _Maker:
         room = self._length - len(self._corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
         kind = PROSE if task.in_prose else ""
         filler = text_of_others(self._corpus, None, room, rng, {self._words[word] for word in words}, kind)
-        row = [*self._corpus.prefix, *_woven(filler, placed, self._ends), *question]
+        row = [*self._corpus.prefix, *woven(filler, placed, self._ends), *question]
         return Context(depth, tuple(row), tuple(self._words[value] for value in values), asked)
 
 
-def _woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends: Collection[int] = ()) -> list[int]:
+def woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends: Collection[int] = ()) -> list[int]:
     """Return the filler with each sentence behind its share of it, or behind the nearest of the tokens `ends`."""
     row: list[int] = []
     start = 0

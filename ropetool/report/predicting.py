@@ -1,0 +1,49 @@
+"""Measures that predict use, as tables with legends: effective length. Measures and judges nothing."""
+
+from __future__ import annotations
+
+from ropetool.report.tables import BAD, NONE, WARN, Cell, Section, Table, number, row
+from ropetool.verification.results import NO_WORSE, UNDECIDED, WORSE, EffectiveLengthResult
+
+TONES = {NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD}
+
+
+def effective_length_section(found: EffectiveLengthResult, trained_length: int) -> Section:
+    """Return the right answers of each task by length, their score, and how it compares with the trained length's."""
+    lengths = sorted({length for task in found.tasks for length in task.hits})
+    steps = {step.length: step for step in found.steps}
+    compared = [steps.get(length) for length in lengths]
+    rows = [
+        row(task.name, f"{task.chance:.2f}", str(task.own), *(str(task.hits[length]) for length in lengths))
+        for task in found.tasks
+    ]
+    if found.steps:
+        score = number(found.own or 0.0)
+        rows += [
+            row("score", NONE, score, *(NONE if s is None else number(s.score) for s in compared)),
+            row("ratio", NONE, NONE, *(NONE if s is None else number(s.ratio) for s in compared)),
+            row("95 % bounds", NONE, NONE, *(NONE if s is None else f"{s.lower:.2f}..{s.upper:.2f}" for s in compared)),
+            row("verdict", NONE, NONE, *(NONE if s is None else Cell(s.verdict, TONES[s.verdict]) for s in compared)),
+        ]
+    legend = (
+        ("task", f"right answers of {found.trials} trials by length in tokens; the same trials at every length"),
+        ("chance", "the share that a blind guesser has right"),
+        ("own", f"those at the trained length of {trained_length} tokens, the baseline's where there is one"),
+        ("score", "the share of right answers over all tasks, 0 for a guesser and 1 for all"),
+        ("ratio", f"to the score at the trained length; no worse: surely {found.kept:g} or more; worse: surely less"),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("task", "chance", "own", *map(str, lengths))
+    title = f"Effective length: {_length(found)}"
+    return Section("effective-length", title, Table(head, tuple(rows), words=(0,)), legend, notes)
+
+
+def _length(found: EffectiveLengthResult) -> str:
+    if found.longest is None:
+        return "not judged"
+    first = found.steps[0].length
+    likely, surely, possibly = (
+        str(n) if n else f"less than {first}" for n in (found.longest, found.surely, found.possibly)
+    )
+    more = " or more" if found.possibly == found.steps[-1].length else ""
+    return f"{likely} tokens (95 %: {surely} to {possibly}{more})"

@@ -1,0 +1,306 @@
+"""Effective length: seven tasks after RULER, each trial made at the trained length and beyond, judged by likelihood.
+
+Nothing is sampled: one word of an answer is asked for behind those before it, and held against other words. Each trial has a
+twin at the trained length, so scores are compared trial by trial. Knows nothing of files or verdicts.
+Source: Hsieh et al., RULER: What's the real context size of your long-context language models?, arXiv 2404.06654, section 3.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.verification.measures.fillers import text_of_others
+from ropetool.verification.measures.retrieval import MOST_OF_CONTEXT, WORDS, Context, woven
+from ropetool.verification.results import (
+    NO_WORSE,
+    UNDECIDED,
+    WORSE,
+    EffectiveLengthResult,
+    EffectiveLengthStep,
+    EffectiveLengthTask,
+)
+from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
+from ropetool.verification.statistics import rejected
+
+NAME = "effective-length"
+KEPT = 0.9  # of the score at the trained length
+WEAK = 0.2  # score at the trained length, below which nothing is judged
+TIMES = 2  # trials of a task for each that the suite has of retrieval at a depth
+
+PAIR, WORD, GIVEN, ASKED = "\n[ {} {} ]\n", "\n[ {} ]\n", "\n[ {} {} ]", "\n[ {}"
+KEYS, QUERIES, VALUES, OTHERS = 8, 4, 4, 8
+LINKS, CHAINS = 3, 4
+OFTEN, SELDOM, MANY, FEW = 3, 9, 5, 1  # words of which many copies stand there, and few
+RANKED, MOST, RANKS = 3, 6, 10  # of ten words the first stands there six times, the others 6 / rank, at least once
+
+Hits = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What stands in the context, and what is asked for behind it.
+
+    chains: sentences, those of one chain in this order. right: the word that goes on; wrong: those it is held against.
+    """
+
+    chains: tuple[tuple[str, ...], ...]
+    question: str
+    right: str
+    wrong: tuple[str, ...]
+
+
+def _single(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return one key with its value, held against words that stand nowhere: it is found by what it looks like."""
+    key, value, *others = words
+    return Trial(_pairs([key], [value]), ASKED.format(key), value, tuple(others))
+
+
+def _multi_key(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return several keys with their values, one asked for."""
+    keys, values = words[:KEYS], words[KEYS:]
+    return Trial(_pairs(keys, values), ASKED.format(keys[0]), values[0], tuple(values[1:]))
+
+
+def _multi_query(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return the same with several asked for in turn, and the answers before one of them given."""
+    keys, values, last = words[:KEYS], words[KEYS:], rng.randrange(QUERIES)
+    given = "".join(map(GIVEN.format, keys[:last], values[:last]))
+    wrong = (*values[:last], *values[last + 1 :])
+    return Trial(_pairs(keys, values), given + ASKED.format(keys[last]), values[last], wrong)
+
+
+def _multi_value(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return a key with several values among keys with one, and some of its values given."""
+    key, own, rest = words[0], words[1 : 1 + VALUES], words[1 + VALUES :]
+    keys, values, last = rest[:OTHERS], rest[OTHERS:], rng.randrange(VALUES)
+    stated = (*_pairs([key] * VALUES, own), *_pairs(keys, values))
+    given = "".join(GIVEN.format(key, value) for value in own[:last])
+    return Trial(stated, given + ASKED.format(key), own[last], tuple(values))
+
+
+def _variables(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return chains of names, each leading to the next one, and one of them followed up to some link."""
+    chains = [words[start : start + LINKS + 1] for start in range(0, len(words), LINKS + 1)]
+    stated = tuple(tuple(map(PAIR.format, chain, chain[1:])) for chain in chains)
+    chain, last = chains[0], rng.randrange(LINKS)
+    given = "".join(map(GIVEN.format, chain[:last], chain[1:]))
+    wrong = tuple(name for other in chains[1:] for name in other[1:])
+    return Trial(stated, given + ASKED.format(chain[last]), chain[last + 1], wrong)
+
+
+def _common(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return some words of which many copies stand there, one of them asked for, among words with few."""
+    return _counted(words, [MANY] * OFTEN + [FEW] * SELDOM, OFTEN, rng)
+
+
+def _frequent(words: Sequence[str], rng: random.Random) -> Trial:
+    """Return words whose numbers fall with their rank, as in texts; one of the first is asked for."""
+    return _counted(words, [max(1, MOST // rank) for rank in range(1, RANKS + 1)], RANKED, rng)
+
+
+def _counted(words: Sequence[str], counts: Sequence[int], asked: int, rng: random.Random) -> Trial:
+    said = tuple((WORD.format(word),) for word, count in zip(words, counts, strict=True) for _ in range(count))
+    last = rng.randrange(asked)
+    given = "".join(WORD.rstrip().format(word) for word in words[:last])
+    return Trial(said, f"{given}\n[", words[last], tuple(words[asked:]))
+
+
+def _pairs(keys: Sequence[str], values: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    return tuple((PAIR.format(key, value),) for key, value in zip(keys, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Task:
+    """words: how many different ones a trial takes, in random order. make: a trial of them."""
+
+    name: str
+    words: int
+    make: Callable[[Sequence[str], random.Random], Trial]
+
+
+TASKS = (
+    Task("single", 2 + KEYS, _single),
+    Task("multi-key", 2 * KEYS, _multi_key),
+    Task("multi-value", 1 + VALUES + 2 * OTHERS, _multi_value),
+    Task("multi-query", 2 * KEYS, _multi_query),
+    Task("variables", CHAINS * (LINKS + 1), _variables),
+    Task("common words", OFTEN + SELDOM, _common),
+    Task("frequent words", RANKS, _frequent),
+)
+
+
+@dataclass(frozen=True)
+class EffectiveLength:
+    """The contexts of each length, task by task; the right word is the last candidate. The baseline gets the shortest ones.
+
+    contexts: by length and by the name of a task.
+    """
+
+    contexts: Mapping[int, Mapping[str, tuple[Context, ...]]]
+    trained_length: int
+    note: str
+    name: str = NAME
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {length: sum(map(len, self.contexts[length].values())) for length in self._lengths(role)}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Hits]:
+        """Return by length whether the right word was the likeliest. Shapes: (tasks, trials)."""
+        return {
+            length: np.array([_hits(runner, of_task, done) for of_task in self.contexts[length].values()])
+            for length in self._lengths(role)
+        }
+
+    def result(self, target: Mapping[int, Hits], baseline: Mapping[int, Hits] | None) -> EffectiveLengthResult:
+        """Return the score of each length beside that of the trained one, and the longest that keeps enough of it."""
+        twins = (target if baseline is None else baseline).get(self.trained_length)
+        if twins is None:
+            return EffectiveLengthResult(KEPT, (), 0, None, (), None, None, None, self.note)
+        of_tasks = self.contexts[self.trained_length]
+        chances = [1 / len(contexts[0].candidates) for contexts in of_tasks.values()]
+        tasks = tuple(
+            EffectiveLengthTask(name, guess, int(own.sum()), {n: int(hits[i].sum()) for n, hits in target.items()})
+            for i, (name, guess, own) in enumerate(zip(of_tasks, chances, twins, strict=True))
+        )
+        chance = float(np.mean(chances))
+        score = (float(twins.mean()) - chance) / (1 - chance)
+        pairs = {
+            n: _beside(hits, twins) for n, hits in target.items() if baseline is not None or n > self.trained_length
+        }
+        note = self._weakness(score, pairs) or self.note
+        steps = _steps(pairs, chance) if not self._weakness(score, pairs) else ()
+        return EffectiveLengthResult(KEPT, tasks, twins.shape[1], score, steps, *_longest(steps), note)
+
+    def _weakness(self, score: float, lengths: Collection[int]) -> str:
+        """Return why there is nothing to judge; empty where there is."""
+        if score < WEAK:
+            return f"the score within {self.trained_length} tokens is {score:.2f}; below {WEAK:g} nothing is judged"
+        return "" if any(n > self.trained_length for n in lengths) else "no length beyond the trained one was measured"
+
+    def _lengths(self, role: str) -> list[int]:
+        return [length for length in self.contexts if role == TARGET or length == self.trained_length]
+
+
+def _hits(runner: Runner, contexts: Sequence[Context], done: Done) -> Hits:
+    made = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done)
+    found: Hits = made.log_probs.argmax(axis=1) == np.array([c.answer for c in contexts])
+    return found
+
+
+def _beside(hits: Hits, twins: Hits) -> Pairs:
+    return Pairs(
+        int((hits & twins).sum()), int((hits & ~twins).sum()), int((~hits & twins).sum()), int((~hits & ~twins).sum())
+    )
+
+
+def _steps(found: Mapping[int, Pairs], chance: float) -> tuple[EffectiveLengthStep, ...]:
+    """Return each length with its ratio: no worse, worse by Holm's rule over the lengths, or undecided."""
+    lengths = sorted(found)
+    worse = rejected([chance_of_so_low(found[length], chance, KEPT) for length in lengths])
+    steps = []
+    for length, sure in zip(lengths, worse, strict=True):
+        pairs, (lower, upper) = found[length], ratio_bounds(found[length], chance)
+        score = ((pairs.both + pairs.gained) / pairs.trials - chance) / (1 - chance)
+        verdict = WORSE if sure else NO_WORSE if lower >= KEPT else UNDECIDED
+        steps.append(EffectiveLengthStep(length, score, paired_ratio(pairs, chance), lower, upper, verdict))
+    return tuple(steps)
+
+
+def _longest(steps: Sequence[EffectiveLengthStep]) -> tuple[int | None, int | None, int | None]:
+    """Return the longest length that, like all before it, keeps enough: by its ratio, surely, and not surely not.
+
+    0: not even the first. The second tries one length after the other and stops at the first that does not show it, so
+    its chance of being too long is that of a single bound.
+    """
+    if not steps:
+        return None, None, None
+    rules: list[Callable[[EffectiveLengthStep], bool]] = [
+        lambda step: step.ratio >= KEPT, lambda step: step.verdict == NO_WORSE, lambda step: step.verdict != WORSE,
+    ]  # fmt: skip
+    likely, surely, possibly = (max((s.length for s in takewhile(rule, steps)), default=0) for rule in rules)
+    return likely, surely, possibly
+
+
+def prepare_effective_length(
+    corpus: Corpus,
+    tokenize: Callable[[str], list[int]],
+    lengths: Sequence[int],
+    trained_length: int,
+    *,
+    trials: int,
+    seed: int,
+) -> EffectiveLength:
+    """Return the contexts of all tasks, `trials` of each at the trained length and at all longer ones.
+
+    A trial has the same words, sentences and question at every length, each sentence behind the same share of the filler.
+    A task that takes more words of one token than the vocabulary has, or more than half of the trained length, is left out.
+
+    Raises: ConfigError if there is no text.
+    """
+    words = single_tokens(tokenize)
+    wanted = [length for length in sorted({trained_length, *lengths}) if trained_length <= length <= max(lengths)]
+    made: dict[int, dict[str, tuple[Context, ...]]] = {length: {} for length in wanted}
+    left_out = []
+    for task in TASKS:
+        seeds = [f"{seed} {task.name} {trial}" for trial in range(trials)]
+        drawn = [_drawn(task, list(words), random.Random(each)) for each in seeds] if len(words) >= task.words else []
+        sizes = [sum(len(tokenize(sentence)) for chain in trial.chains for sentence in chain) for trial in drawn]
+        if not drawn or max(sizes) > trained_length * MOST_OF_CONTEXT:
+            left_out.append(task.name)
+            continue
+        for length in wanted:
+            made[length][task.name] = tuple(
+                _context(trial, corpus, tokenize, words, length, random.Random(each))
+                for trial, each in zip(drawn, seeds, strict=True)
+            )
+    note = f"left out, for want of room or of words of one token: {', '.join(left_out)}" if left_out else ""
+    return EffectiveLength({length: tasks for length, tasks in made.items() if tasks}, trained_length, note)
+
+
+def single_tokens(tokenize: Callable[[str], list[int]]) -> dict[str, int]:
+    """Return the words that are the same one token wherever a sentence or a question has one, and their tokens."""
+    front = tokenize(ASKED.format("").rstrip())
+    frame = {*front, *tokenize(WORD.format("it")), *tokenize(PAIR.format("it", "it"))}
+    found = {}
+    for word in WORDS:
+        ids = tokenize(ASKED.format(word))
+        places = [tokenize(PAIR.format(word, word)), tokenize(WORD.format(word)), tokenize(GIVEN.format("it", word))]
+        if ids[:-1] == front and ids[-1] not in frame and [row.count(ids[-1]) for row in places] == [2, 1, 1]:
+            found[word] = ids[-1]
+    uses = Counter(found.values())  # the token for unknown words stands for many
+    return {word: token for word, token in found.items() if uses[token] == 1}
+
+
+def _drawn(task: Task, words: Sequence[str], rng: random.Random) -> Trial:
+    return task.make(rng.sample(words, task.words), rng)
+
+
+def _context(
+    trial: Trial,
+    corpus: Corpus,
+    tokenize: Callable[[str], list[int]],
+    words: Mapping[str, int],
+    length: int,
+    rng: random.Random,
+) -> Context:
+    """Return a row of this length: the sentences anywhere in the filler, which has none of the words that are asked for."""
+    placed = []
+    for chain in trial.chains:
+        places = sorted(rng.random() for _ in chain)
+        placed += list(zip(places, map(tokenize, chain), strict=True))
+    question = tokenize(trial.question)
+    room = length - len(corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
+    said = {token for _, ids in placed for token in ids}
+    candidates = [words[word] for word in (*trial.wrong, trial.right)]
+    unwanted = {*candidates, *(said & set(words.values()))}
+    filler = text_of_others(corpus, None, room, rng, unwanted)
+    row = (*corpus.prefix, *woven(filler, placed), *question)
+    return Context(0.0, row, tuple(candidates), len(candidates) - 1)
