@@ -210,9 +210,17 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, allow_nan=False))
 
 
-def show(text: str) -> None:
-    """Print lines that are ready for a terminal on stdout; what a terminal would obey in them is shown as an escape."""
-    click.echo(visible(text), nl=False)
+def show(text: str, *, colour: bool = False) -> None:
+    """Print lines that are ready for a terminal on stdout; what a terminal would obey in them is shown as an escape.
+
+    colour: the lines have colours of ours, and all else in them is escaped already.
+    """
+    click.echo(text if colour else visible(text), nl=False)
+
+
+def in_colour() -> bool:
+    """Return whether stdout takes colours: a terminal that knows them, whose user has not set NO_COLOR."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def terminal_width() -> int | None:

@@ -99,15 +99,14 @@ def _verify(source: Path, target: Path, *, kept: bool) -> VerifyResult:
 def _verify_strictly(source: Path, target: Path, larger: VerifyResult) -> VerifyResult:
     from ropetool.cli.verify import measured
     from ropetool.report.demonstrated import stricter_section
-    from ropetool.report.gate import verdict_sentence
+    from ropetool.report.verdict import summary
     from ropetool.report.verified import section_text
 
     options = ["--suite", "quick", "--lengths", ",".join(map(str, SHORTER)), "--grade", GRADE]
     click.echo(f"$ {command('ropetool', 'verify', target.name, *options)}")
     result = measured(target, baseline=source, lengths=SHORTER, suite="quick", grade=GRADE, again="")
     title = f"yarn, factor {FACTOR} with beta_fast {BETA_FAST:g}, against the unextended model"
-    show(f"{section_text(stricter_section(title, result, larger))}\n")
-    show(f"{result.verdict}: {escaped(verdict_sentence(result))}\n\n")
+    show(f"{escaped(summary(result))}\n{section_text(stricter_section(title, result, larger))}\n")
     return result
 
 

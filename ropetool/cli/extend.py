@@ -246,8 +246,10 @@ class _Chain:
         found: dict[str, Any] = {}
         code = 0
         if self.suite is not None:
+            from ropetool.report.verdict import verify_json
+
             result = _verified(output, self.suite, self.grade, as_json)
-            code, found["verification"] = result.exit_code, result.to_json()
+            code, found["verification"] = result.exit_code, verify_json(result)
         if self.export is not None and code == 0:
             found["export"] = self._exported(output, self.export, as_json)
         elif self.export is not None:

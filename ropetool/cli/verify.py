@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import command_line, local_source, notes, print_json, show
+from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.options import GRADE, Lengths
 from ropetool.escaping import command
 
@@ -99,8 +99,9 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="Bind the certificate to all bytes of weights of 2 GB and more too, not to samples.",
 )
 @click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
+@click.option("--explain", is_flag=True, help="Say below each table what its columns mean.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def verify_command(target: str, as_json: bool, **options: Any) -> int:
+def verify_command(target: str, as_json: bool, explain: bool, **options: Any) -> int:
     """Measure what a longer context does, and judge it.
 
     First the output is read back and its rotation compared with the runtime's, without a text: against its record, or
@@ -122,10 +123,10 @@ def verify_command(target: str, as_json: bool, **options: Any) -> int:
     if extra:
         line = command("ropetool", "verify", target, "--baseline", extra[0])
         raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
-    return run_verify(local_source(target), as_json=as_json, **options).exit_code
+    return run_verify(local_source(target), as_json=as_json, explain=explain, **options).exit_code
 
 
-def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> VerifyResult:
+def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **options: Any) -> VerifyResult:
     """Verify, print the result and its notes, write the report asked for, and return the result."""
     from ropetool.verification.runners import parallel
 
@@ -139,11 +140,14 @@ def run_verify(target: Path, *, as_json: bool = False, **options: Any) -> Verify
             parallel.leave()
     if parallel.rank() == 0:
         if as_json:
-            print_json(result.to_json())
+            from ropetool.report.verdict import verify_json
+
+            print_json(verify_json(result))
         else:
             from ropetool.report.verified import verify_text
 
-            show(verify_text(result))
+            colour = in_colour()
+            show(verify_text(result, width=terminal_width(), colour=colour, explained=explain), colour=colour)
         notes(list(result.notes))
     return result
 

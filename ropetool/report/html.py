@@ -16,11 +16,11 @@ from ropetool.errors import MissingDependency, OutputError
 from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
 from ropetool.report import charts, drawing
-from ropetool.report.gate import gate_section, verdict_sentence
+from ropetool.report.gate import gate_section
 from ropetool.report.grids import bands_section
 from ropetool.report.sections import sections
 from ropetool.report.tables import TONES, Section
-from ropetool.report.verified import title
+from ropetool.report.verdict import summary
 from ropetool.verification.results import VerifyResult
 
 PAGE = "index.html"
@@ -118,9 +118,8 @@ def render(result: VerifyResult, command: str = "", serving: Sequence[str] = ())
     page = _page(
         result=result,
         generator=f"{GENERATOR} {__version__}",
-        title=title(result),
         tone=TONES[result.verdict],
-        sentence=verdict_sentence(result),
+        sentence=summary(result).partition(": ")[2],
         facts=[*_facts(result, command), *(("served by", line) for line in serving)],
         sections=[(section, _of(section, vectors)) for section in shown],
     )

@@ -197,6 +197,8 @@ def _position(found: PositionResult) -> Section:
         row(str(entry.filler), with_interval(entry.loss), change(entry.change), change(entry.difference))
         for entry in found.offsets
     )
+    if found.baseline is not None:
+        rows = (*rows, row("baseline", with_interval(found.baseline), NONE, NONE))
     legend = [
         ("filler", "tokens of other documents in front of the passage"),
         ("loss", f"nats a token of the last {found.scored} of {found.passage} tokens (95 % interval over documents)"),
@@ -207,7 +209,7 @@ def _position(found: PositionResult) -> Section:
             ("difference", "from the baseline's behind the part of the filler that fits its trained length, paired")
         )
     if found.baseline is not None:
-        legend.append(("baseline", f"{with_interval(found.baseline)} without filler"))
+        legend.append(("baseline", "without filler"))
     title = f"Position probe: {found.passages} passages of {found.documents} documents behind filler"
     notes = (found.note,) if found.note else ()
     return Section("position", title, Table(("filler", "loss", "change", "difference"), rows), tuple(legend), notes)

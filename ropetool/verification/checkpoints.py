@@ -22,6 +22,7 @@ from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.plans import model_card
 from ropetool.plans.plan import BAKE
+from ropetool.rope import methods
 from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, suites
@@ -148,7 +149,7 @@ def verify_checkpoint(
             wrap=wrap,
         )
     read = catalogue.described(documents, bundled=not texts)
-    result = replace(result, notes=(*notes, *result.notes), extension=_extension(target), texts=read)
+    result = replace(result, notes=(*notes, *result.notes), extension=_extension(target, found), texts=read)
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
@@ -312,11 +313,19 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
     return None
 
 
-def _extension(target: Path) -> dict[str, Any] | None:
-    """Return method, factor and parameters of what made the target longer, bakes aside; None where no record says it."""
+def _extension(target: Path, found: Inspection) -> dict[str, Any] | None:
+    """Return method, factor and parameters of what made the target longer, as its record says, bakes aside.
+
+    Without one, what its own keys state, with None for the parameters; None where they state no extension.
+    """
     plans = (made.plan for made in provenance.lineage(target))
     plan = next((plan for plan in plans if plan and plan.get("method") != BAKE), None)
-    return None if plan is None else {key: plan.get(key) for key in ("method", "factor", "params")}
+    if plan is not None:
+        return {key: plan.get(key) for key in ("method", "factor", "params")}
+    stated = next((entry for entry in found.rope.entries.values() if entry.table), None) if found.rope else None
+    if stated is None or stated.rope_type not in methods.names():
+        return None
+    return {"method": stated.rope_type, "factor": stated.factor, "params": None}
 
 
 def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None) -> Pair:

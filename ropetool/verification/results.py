@@ -367,7 +367,8 @@ class VerifyResult:
     """All measurements, what was compared on what, and the checks. `baseline` is None when the target is its own.
 
     certificate: `file`, whether it was `written`, and why an earlier one was `kept` in its place; None where there is
-    none to write. extension: method, factor and params of what made the target longer, as its record has them. texts:
+    none to write. extension: method, factor and params of what made the target longer, as its record has them, or without
+    one as its keys state them, params then None. texts:
     what was read, as `verification.catalogue` describes it; None where the caller brought its own documents. grade: what
     was asked of it. attainable: the smallest ratio that these texts were likely to tell from 1, before the run.
     """

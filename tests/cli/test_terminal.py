@@ -86,8 +86,12 @@ SUITE = ["--suite", "quick", "--lengths", "64,1024", "--segments", "8", "--grade
 )
 def test_verify(extended: Path, tmp_path: Path, arguments: list[str], columns: int) -> None:
     output = [tmp_path / "output"] if arguments[-1] == "-o" else []
-    shown = on_terminal(*arguments, *output, cwd=extended, columns=columns)
+    plain = {"NO_COLOR": "1"} if columns == 60 else {}
+    shown = on_terminal(*arguments, *output, cwd=extended, columns=columns, environment=plain)
     well(shown)
+    assert ("\x1b[1;32mpass\x1b[0m: " in shown.written) == (not plain)
+    assert any("─" * 20 in line for line in shown.screen)
+    assert not any(mark in line for line in shown.broken for mark in ("─", "pass", "length", "│", "Trained"))
     assert any(line.startswith("target") and " tokens/s" in line for line in shown.drawn)
 
 

@@ -44,15 +44,21 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
 def test_a_passing_suite_is_certified_and_a_failing_one_too(folder: Path) -> None:
     found = run("verify", "extended", *QUICK, "--lengths", "256,512")
     assert found.code == 0, found.err
-    assert found.out.splitlines()[-1].startswith("pass: 5 of 5 checks passed for grade research")
+    assert found.out.startswith(
+        "pass: extended (yarn, factor 2), measured up to 512 tokens against model, is good enough for grade research; "
+    )
+    assert "nats a token saved on the baseline" not in found.out
     made = read_object(folder / "extended" / "ropetool.json")[1]["certificate"]
     assert (made["verdict"], made["suite"], made["longest"], made["grade"]) == ("pass", "quick", 512, "research")
     assert made["command"] == "ropetool verify extended --suite quick --segments 8 --grade research --lengths 256,512"
     assert not list((folder / "cache" / "verify").glob("*.sqlite"))  # a complete run leaves nothing behind
 
-    found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--require-useful")
+    found = run("verify", "extended", *QUICK, "--lengths", "256,512", "--require-useful", "--explain")
     assert found.code == 3
-    assert "useful at no length beyond the trained one" in found.out.splitlines()[-1]
+    assert found.out.splitlines()[0].endswith(
+        "reading more than 256 tokens does not help at every length; next: a smaller factor."
+    )
+    assert "nats a token saved on the baseline" in found.out
     assert read_object(folder / "extended" / "ropetool.json")[1]["certificate"]["verdict"] == "fail"
 
 
@@ -60,6 +66,9 @@ def test_a_checkpoint_of_others_is_certified_where_it_is_asked(folder: Path) -> 
     found = run("verify", "model", *QUICK, "--lengths", "64,256", "--certificate", "model.json", "--json")
     assert found.code == 1, found.err
     assert json.loads(found.out)["verdict"] == "partial"  # it is compared with itself
+    assert json.loads(found.out)["summary"].startswith(
+        "partial: model, measured up to 256 tokens by itself, cannot be "
+    )
     assert json.loads(found.out)["extension"] is None
     assert json.loads((folder / "model.json").read_text())["certificate"]["longest"] == 256
     assert not (folder / "model" / "ropetool.json").exists()
@@ -170,7 +179,7 @@ def test_a_report_is_written_beside_the_result(folder: Path) -> None:
     found = run("verify", "extended", *QUICK, "--lengths", "64,512", "--report", "report")
     assert found.code == 0, found.err
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
-    assert "extended, trained at 256" in page
+    assert "extended (yarn, factor 2), measured up to 512 tokens against model, is good enough" in page
     assert (folder / "report" / "loss.png").read_bytes().startswith(b"\x89PNG")
     found = run("verify", "extended", *QUICK, "--report", "model")
     assert found.code == 1

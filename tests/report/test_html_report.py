@@ -148,6 +148,8 @@ def expected(result: VerifyResult) -> dict[str, float]:
     for o in result.position.offsets if result.position else ():
         at = f"position {o.filler}"
         found |= {f"{at} filler": o.filler, f"{at} loss": o.loss.mean, f"{at} change": o.change and o.change.mean}
+    if result.position and result.position.baseline:
+        found["position baseline loss"] = result.position.baseline.mean
     for d in result.far.distances if result.far else ():
         at = f"far {d.distance}"
         found |= {f"{at} distance": d.distance, f"{at} repeated": d.repeated.mean, f"{at} unrelated": d.unrelated.mean,
@@ -254,7 +256,7 @@ def test_what_was_not_measured_has_none(name: str, files: dict[str, bytes]) -> N
 def test_the_head_says_what_was_compared_and_how(files: dict[str, bytes]) -> None:
     text = " ".join(" ".join(parsed(files["index.html"].decode()).text).split())
     for part in (
-        "pass : 6 of 6 checks passed for grade research; useful at 1024",
+        "pass : demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf, is good",
         "target demo-yarn-8x baseline demo against demo-yarn-8x.gguf suite full",
         "transformers 5.23.0, torch 2.13.0, cpu, float32",
         "command ropetool verify demo-yarn-8x --suite full",

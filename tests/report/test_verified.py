@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import sample
 
+from ropetool.report.gate import gate_section
+from ropetool.report.sections import sections
+from ropetool.report.verdict import summary
 from ropetool.report.verified import WIDTH, verify_text
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
@@ -18,12 +22,59 @@ def test_the_whole_text(name: str) -> None:
     assert verify_text(sample.SAMPLES[name]()) == (SNAPSHOTS / f"{name}.txt").read_text(encoding="utf-8")
 
 
+def test_the_whole_text_with_legends_on_a_narrow_terminal() -> None:
+    found = verify_text(sample.full(), width=60, explained=True)
+    assert found == (SNAPSHOTS / "full-60-explained.txt").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", sample.SAMPLES)
-def test_no_line_but_the_verdict_is_wider_than_the_terminal_and_nothing_is_cut_off(name: str) -> None:
-    *lines, verdict = verify_text(sample.SAMPLES[name]()).splitlines()
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+@pytest.mark.parametrize("explained", [False, True])
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_cut_off(name: str, width: int, explained: bool) -> None:
+    result = sample.SAMPLES[name]()
+    text = verify_text(result, width=width, explained=explained)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    said = " ".join(text.split())
+    wide = verify_text(result, width=100_000, explained=explained)
+    plot = set("●○◉┊·│└─")
+    assert {word for word in wide.split() if not plot & set(word)} <= set(text.split()), "words are lost"
+    assert said.startswith(summary(result))
+
+
+@pytest.mark.parametrize("name", sample.SAMPLES)
+def test_without_a_terminal_the_verdict_is_one_line_and_tables_get_120_columns(name: str) -> None:
+    verdict, *lines = verify_text(sample.SAMPLES[name]()).splitlines()
+    assert verdict == summary(sample.SAMPLES[name]())
     assert max(map(len, lines)) <= WIDTH
-    assert verdict.startswith(("pass: ", "fail: "))
-    assert "…" not in "".join(lines)
+
+
+@pytest.mark.parametrize("name", sample.SAMPLES)
+def test_legends_stand_below_their_tables_on_request_alone(name: str) -> None:
+    result = sample.SAMPLES[name]()
+    shown = [gate_section(result), *sections(result)]
+    terms = {(term, " ".join(text.split())) for section in shown for term, text in section.legend}
+    plain, explained = (" ".join(verify_text(result, explained=asked).split()) for asked in (False, True))
+    assert terms
+    assert [text for _, text in terms if text in plain] == []
+    assert [text for term, text in terms if f"{term} {text}" not in explained] == []
+    assert plain.endswith("--report.")
+    assert "--explain" not in explained
+
+
+def test_notes_are_findings_and_always_shown() -> None:
+    assert verify_text(sample.failing()).count("note  2048: too little text: 3 segments of 1 document") == 1
+
+
+def test_checks_that_decide_the_verdict_come_first() -> None:
+    lines = verify_text(sample.failing()).splitlines()
+    gate = lines[lines.index("Gate, suite standard, grade research") :]
+    names = [
+        line.split()[0]
+        for line in gate[gate.index(next(x for x in gate if "──" in x)) + 1 : gate.index("", 3)]
+        if line[1] != " "
+    ]
+    assert names == ["weights", "rotation", "ratio", "retrieval,", "KL", "far", "useful"]
 
 
 HEADLINES = {
@@ -46,29 +97,13 @@ def test_only_what_was_measured_is_shown(field: str) -> None:
 def test_a_result_without_any_measurement_still_has_its_checks() -> None:
     bare = replace(sample.minimal(), lengths=())
     lines = verify_text(bare).splitlines()
-    assert [line for line in lines if line][1] == "Gate, suite quick, grade research"
-    assert lines[-1] == "pass: 2 of 2 checks passed for grade research"
-
-
-def test_what_did_not_run_is_listed() -> None:
-    checks = [*sample.CHECKS[:2], *(replace(c, figure=None, verdict="not run") for c in sample.CHECKS[2:4])]
-    text = verify_text(replace(sample.full(), checks=tuple(checks)))
-    assert text.endswith(
-        "\npartial: not run: ratio, far text; 2 of 4 checks passed for grade research; useful at 1024\n"
-    )
-
-
-def test_what_is_undecided_is_listed() -> None:
-    unsure = replace(sample.CHECKS[2], figure=1.61, verdict="undecided")
-    text = verify_text(replace(sample.full(), checks=(*sample.CHECKS[:2], unsure)))
-    assert text.endswith(
-        "\nundecided: more text decides ratio; 2 of 3 checks passed for grade research; useful at 1024\n"
-    )
+    assert [line for line in lines if line][3] == "Gate, suite quick, grade research"
+    assert lines[0] == "pass: demo-yarn-8x (yarn, factor 8), measured by itself, is good enough for grade research."
 
 
 def test_a_figure_just_above_its_limit_does_not_look_equal_to_it() -> None:
     above = replace(sample.CHECKS[2], figure=1.50007, verdict="fail")
-    assert "ratio 1.5001, limit 1.5" in verify_text(replace(sample.full(), checks=(above,)))
+    assert " ratio  1.5001    1.5  fail " in verify_text(replace(sample.full(), checks=(above,)))
 
 
 def test_the_gains_have_the_sign_of_a_gain() -> None:
@@ -81,19 +116,44 @@ def test_the_gains_have_the_sign_of_a_gain() -> None:
 def test_the_baseline_of_a_grid_counts_within_its_trained_length_alone() -> None:
     (grid, *_) = sample.full().retrieval
     more = replace(grid, baseline=(*grid.baseline, sample.cell(512, 0.5, 3)))
-    text = verify_text(replace(sample.full(), retrieval=(more,)))
+    text = verify_text(replace(sample.full(), retrieval=(more,)), explained=True)
     assert " baseline  75/80   3/16      -      -" in text.splitlines()
     assert "baseline  all depths; within its trained length of 256 tokens 75/80" in text
 
 
 def test_colour_only_where_it_is_asked_for() -> None:
     assert "\x1b[" not in verify_text(sample.full())
-    assert "\x1b[1;32mpass\x1b[0m: 6 of 6" in verify_text(sample.full(), colour=True)
-    assert "\x1b[1;31mfail\x1b[0m: weights" in verify_text(sample.failing(), colour=True)
+    assert verify_text(sample.full(), colour=True).startswith("\x1b[1;32mpass\x1b[0m: demo-yarn-8x")
+    assert verify_text(sample.failing(), colour=True).startswith("\x1b[1;31mfail\x1b[0m: demo-yarn-8x")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", verify_text(sample.full(), colour=True, width=60))
+    assert plain == verify_text(sample.full(), width=60)
 
 
 def test_names_are_text_not_markup() -> None:
-    assert "[red]x[/red], trained" in verify_text(replace(sample.full(), target="[red]x[/red]"))
+    assert verify_text(replace(sample.full(), target="[red]x[/red]")).startswith("pass: [red]x[/red] (yarn")
+
+
+HOSTILE = "m\x1b[2J\x1b]0;owned\x07\npass: all is well\u202e"
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("explained", [False, True])
+def test_a_hostile_name_neither_ends_a_line_nor_reaches_the_terminal(colour: bool, explained: bool) -> None:
+    full = sample.full()
+    result = replace(
+        full, target=HOSTILE, baseline=HOSTILE, against=HOSTILE, suite=HOSTILE, runtime=HOSTILE, grade=HOSTILE,
+        extension={"method": HOSTILE, "factor": 2.0, "params": {}},
+        checks=(replace(sample.CHECKS[0], name=HOSTILE, detail=HOSTILE, verdict="fail"),),
+        divergence=replace(sample.divergence(), reference=HOSTILE, note=HOSTILE),
+        retrieval=(replace(full.retrieval[0], task=HOSTILE, note=HOSTILE),),
+        lengths=(replace(full.lengths[0], note=HOSTILE), *full.lengths[1:]),
+    )  # fmt: skip
+    for width in (None, 60):
+        text = verify_text(result, width=width, colour=colour, explained=explained)
+        ours = re.sub(r"\x1b\[[0-9;]*m", "", text)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", ours)
+        assert not any(line.startswith("pass") for line in ours.splitlines())
+        assert "m\\x1b[2J\\x1b]0;owned\\x07\\npass:" in ours
 
 
 def test_figures_of_another_size_stay_whole() -> None:

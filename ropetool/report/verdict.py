@@ -1,0 +1,245 @@
+"""The verdict of a verification as one sentence, for a reader who knows none of its checks. Judges nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ropetool.report.tables import exact
+from ropetool.verification.gate import GRADES
+from ropetool.verification.results import (
+    FAIL,
+    NOT_RUN,
+    PARTIAL,
+    PASS,
+    SCHEMA,
+    UNDECIDED,
+    WORSE,
+    Check,
+    VerifyResult,
+)
+from ropetool.verification.suites import CUSTOM
+
+DETAIL = 160  # characters of a check's detail that the sentence has room for; its line in the gate has all
+TEXTS = "--text with more documents"
+LARGER = {"quick": "--suite standard", "standard": "--suite full"}  # which has more passages; the full one has most
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a verdict of a check says of the checkpoint, and the next step; {names} are those of `_values`."""
+
+    said: str
+    step: str = ""
+
+
+# By the name of the check up to its first comma, or up to a space; what is not here is told by its figures.
+WORDS: Mapping[str, Mapping[str, Words]] = {
+    "tables": {
+        FAIL: Words("its positions are not what its record or its method gives ({detail})", "{mend}"),
+        NOT_RUN: Words("its positions could not be made again ({detail})"),
+    },
+    "weights": {FAIL: Words("its weights are not those of its source ({detail})", "{mend}")},
+    "files": {FAIL: Words("its other files are not those of its source ({detail})", "{mend}")},
+    "dress": {FAIL: Words("it differs from its source where no number is computed ({detail})", "without --strict")},
+    "rotation": {
+        FAIL: Words("the program that runs it does not rotate as its files say ({detail})", "ropetool inspect TARGET"),
+        NOT_RUN: Words("its rotation could not be computed ({detail})"),
+    },
+    "same tables": {FAIL: Words("the two files do not give the same positions ({detail})", "make the one again")},
+    "yardstick": {NOT_RUN: Words("nothing says what it was before it was extended", "--baseline SOURCE")},
+    "lengths": {NOT_RUN: Words("{detail}", "{reach}")},
+    "texts": {NOT_RUN: Words("{detail}", "--text with more or longer documents")},
+    "ratio": {
+        FAIL: Words(
+            "its perplexity at {worse} tokens is surely more than {limit} times what {reference} has without the longer "
+            "context",
+            "{milder}",
+        ),
+        UNDECIDED: Words(
+            "these texts are too few to tell whether its perplexity at {unsure} tokens is within {limit} times what "
+            "{reference} has without the longer context",
+            TEXTS,
+        ),
+        NOT_RUN: Words("its perplexity could not be compared with anything", "--baseline SOURCE"),
+    },
+    "useful": {FAIL: Words("reading more than {trained} tokens does not help at every length", "{milder}")},
+    "far text": {
+        UNDECIDED: Words("these texts do not show that it uses what stands more than {trained} tokens back", TEXTS),
+        NOT_RUN: Words("{detail}", "--lengths up to {context}"),
+    },
+    "copies": {
+        FAIL: Words("a passage read before surely helps it less from afar than within {trained} tokens", "{milder}"),
+        UNDECIDED: Words(
+            "too few passages tell whether one read before helps it as much from afar as within {trained} tokens",
+            "{larger}",
+        ),
+        NOT_RUN: Words("whether it finds copies from afar was not measured ({detail})", "{larger}"),
+    },
+    "position": {
+        FAIL: Words("it surely predicts a passage worse when long text stands before it", "{milder}"),
+        UNDECIDED: Words(
+            "too few passages tell whether it predicts one worse when long text stands before it", "{larger}"
+        ),
+        NOT_RUN: Words("what a far position costs was not measured ({detail})", "{larger}"),
+    },
+    "retrieval": {
+        FAIL: Words("it surely answers fewer questions from long text than from {trained} tokens", "{milder}"),
+        UNDECIDED: Words(
+            "too few trials tell whether it answers as well from long text as from {trained} tokens",
+            "--trials {trials}",
+        ),
+        NOT_RUN: Words("whether it finds answers in long text was not measured ({detail})"),
+    },
+    "KL": {
+        FAIL: Words("its predictions differ more from those of {against} than rounding explains", "{wider}"),
+        UNDECIDED: Words("these texts do not tell whether it predicts as {against} does", TEXTS),
+        NOT_RUN: Words("its predictions could not be compared ({detail})"),
+    },
+}
+PLAIN: Mapping[str, str] = {FAIL: "{name} is not within its limit", UNDECIDED: "{name} is not decided",
+                            NOT_RUN: "{name} could not be measured"}  # fmt: skip
+STEPS: Mapping[str, str] = {UNDECIDED: "{larger}"}
+DECIDING: Mapping[str, str] = {FAIL: FAIL, PARTIAL: NOT_RUN, UNDECIDED: UNDECIDED}
+OTHERS: Mapping[str, tuple[str, str]] = {
+    FAIL: ("1 more check fails", "{count} more checks fail"),
+    NOT_RUN: ("1 more did not run", "{count} more did not run"),
+    UNDECIDED: ("1 more is undecided", "{count} more are undecided"),
+}
+
+
+def summary(result: VerifyResult) -> str:
+    """Return what was verified, and how good it is; where it did not pass, the check that decides and the next step."""
+    said = f"{result.verdict}: {_subject(result)} {_judgement(result)}"
+    if result.verdict == PASS:
+        return f"{said}{_worth(result)}."
+    decisive = _with(result.checks, DECIDING[result.verdict])
+    others = [
+        words.format(count=count)
+        for verdict, (one, several) in OTHERS.items()
+        for count in [len(_with(result.checks, verdict)) - (verdict == DECIDING[result.verdict])]
+        for words in [one if count == 1 else several]
+        if count
+    ]
+    # What fails is mended one by one; of what is missing every piece is needed.
+    steps = dict.fromkeys(_step(result, check) for check in (decisive[:1] if result.verdict == FAIL else decisive))
+    following = [step for step in steps if step]
+    return (
+        f"{said}: {_reason(result, decisive[0])}"
+        f"{f'; {_listed(others)}' if others else ''}{f'; next: {_listed(following)}' if following else ''}."
+    )
+
+
+def verify_json(result: VerifyResult) -> dict[str, Any]:
+    """Return what --json prints of a verification."""
+    plain = result.to_json()
+    return {"schema": SCHEMA, "verdict": plain["verdict"], "summary": summary(result), **plain}
+
+
+def _subject(result: VerifyResult) -> str:
+    made = result.extension or {}
+    factor = f", factor {made['factor']:g}" if made.get("factor") else ""
+    method = f" ({made['method']}{factor})" if made.get("method") else ""
+    against = [name for name in (result.baseline, result.against) if name]
+    longest = max((entry.length for entry in result.lengths), default=0)
+    reach = f" up to {longest} tokens" if longest else ""
+    return f"{result.target}{method}, measured{reach} {f'against {_listed(against)}' if against else 'by itself'},"
+
+
+def _judgement(result: VerifyResult) -> str:
+    whole = result.suite != CUSTOM and bool(result.grade)
+    grade = f"grade {result.grade}" if whole else "what was measured, which alone makes no grade"
+    return {
+        PASS: f"is good enough for {grade}" if whole else f"passes {grade}",
+        FAIL: f"fails for {grade}" if whole else "fails",
+        PARTIAL: "cannot be judged in full",
+        UNDECIDED: f"may or may not be good enough for {grade}" if whole else "is left undecided",
+    }[result.verdict]
+
+
+def _worth(result: VerifyResult) -> str:
+    """Return whether the longer context is better than text that is cut, which a pass alone does not say."""
+    beyond = [entry for entry in result.lengths if entry.length > result.trained_length and entry.useful is not None]
+    if not beyond:
+        return ""
+    useful = [entry.length for entry in beyond if entry.useful]
+    if not useful:
+        return f"; that it gains by reading more than {result.trained_length} tokens was not shown"
+    return f"; it gains by reading {_of_lengths(useful)} tokens instead of {result.trained_length}"
+
+
+def _reason(result: VerifyResult, check: Check) -> str:
+    words = _words(check)
+    if words is not None:
+        return words.said.format_map(_values(result, check))
+    figures = (
+        "" if check.figure is None or check.limit is None else f"{exact(check.figure)}, limit {exact(check.limit)}"
+    )
+    found = "; ".join(part for part in (figures, _cut(check.detail)) if part)
+    return f"{PLAIN[check.verdict].format(name=check.name)}{f' ({found})' if found else ''}"
+
+
+def _step(result: VerifyResult, check: Check) -> str:
+    words = _words(check)
+    step = STEPS.get(check.verdict, "") if words is None else words.step
+    return step.format_map(_values(result, check))
+
+
+def _words(check: Check) -> Words | None:
+    kind = check.name.partition(",")[0]
+    known = WORDS.get(kind) or WORDS.get(kind.partition(" ")[0]) or {}
+    return known.get(check.verdict)
+
+
+def _values(result: VerifyResult, check: Check) -> dict[str, str]:
+    """Return what the words of a check may name."""
+    # twice as many as there were; 20, as the standard suite has, where there were none
+    trials = 2 * max((cell.trials for grid in result.retrieval for cell in grid.cells), default=10)
+    recorded = result.extension is not None and result.extension.get("params") is not None
+    lengths = f"{result.trained_length},{result.context_length}"
+    return {
+        "name": check.name,
+        "detail": _cut(check.detail),
+        "limit": exact(check.limit),
+        "trained": str(result.trained_length),
+        "context": str(result.context_length),
+        "reference": result.baseline or "it",
+        "against": result.against or "the other file",
+        "worse": _of_lengths(entry.length for entry in result.lengths if entry.verdict == WORSE) or "some",
+        "unsure": _of_lengths(entry.length for entry in result.lengths if entry.verdict == UNDECIDED) or "some",
+        "trials": str(trials),
+        "larger": LARGER.get(result.suite, TEXTS),
+        "mend": "extend its source again" if recorded else "mend it, or --stated KEY VALUE where that is meant",
+        "reach": f"--lengths {lengths}" if result.context_length > result.trained_length else "ropetool extend TARGET",
+        "milder": f"a smaller factor{_lower_grade(result)}",
+        "wider": "make the one again, in a type with more bits",
+    }  # fmt: skip
+
+
+def _lower_grade(result: VerifyResult) -> str:
+    """Return the grade whose limit of the ratio is surely kept, where a lower one is."""
+    uppers = [entry.upper for entry in result.lengths if entry.upper is not None]
+    if result.grade not in GRADES or not uppers:
+        return ""
+    asked = GRADES[result.grade]
+    lower = (g.name for g in GRADES.values() if g.max_ratio > asked.max_ratio and max(uppers) <= g.max_ratio)
+    found = next(lower, "")
+    return f" or --grade {found}" if found else ""
+
+
+def _with(checks: Iterable[Check], verdict: str) -> list[Check]:
+    return [check for check in checks if check.verdict == verdict]
+
+
+def _cut(text: str) -> str:
+    return textwrap.shorten(text, DETAIL, placeholder=" ...")
+
+
+def _of_lengths(lengths: Iterable[int]) -> str:
+    return _listed([str(length) for length in lengths])
+
+
+def _listed(items: list[str]) -> str:
+    return " and ".join([part for part in (", ".join(items[:-1]), *items[-1:]) if part])

@@ -1,0 +1,161 @@
+"""The verdict as one sentence: what it names first, and which next step it gives, for every verdict and every check."""
+
+from __future__ import annotations
+
+import string
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import sample
+
+from ropetool.report.verdict import WORDS, summary, verify_json
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
+
+SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"
+
+
+def said(*checks: tuple[str, str] | tuple[str, str, str], **changes: Any) -> str:
+    """Return the sentence of a result with checks of these names and verdicts, and details."""
+    made = tuple(Check(name, None, None, given, *(more or ("",))) for name, given, *more in checks)
+    return summary(replace(sample.full(), checks=made, **changes))
+
+
+def straddling(result: VerifyResult) -> Any:
+    return tuple(replace(entry, verdict="undecided") if entry.length > 512 else entry for entry in result.lengths)
+
+
+def test_a_pass_says_what_was_verified_for_which_grade_and_whether_the_context_is_worth_it() -> None:
+    gains = f"pass: {SUBJECT} is good enough for grade research; it gains by reading 1024 tokens instead of 256."
+    assert summary(sample.full()) == gains
+    useless = tuple(replace(entry, useful=False) for entry in sample.full().lengths)
+    assert summary(replace(sample.full(), lengths=useless)) == (
+        f"pass: {SUBJECT} is good enough for grade research; that it gains by reading more than 256 tokens was not shown."
+    )
+    several = tuple(replace(entry, useful=True) for entry in sample.full().lengths)
+    assert "it gains by reading 512, 1024 and 2048 tokens instead of 256" in summary(
+        replace(sample.full(), lengths=several)
+    )
+
+
+def test_single_measurements_make_no_grade() -> None:
+    assert said(("rotation", PASS), suite="custom", lengths=()) == (
+        "pass: demo-yarn-8x (yarn, factor 8), measured against demo and demo-yarn-8x.gguf, passes what was measured, which "
+        "alone makes no grade."
+    )
+    assert "fails: " in said(("rotation", FAIL, "x"), suite="custom")
+    assert "is left undecided: " in said(("position", UNDECIDED), suite="custom")
+
+
+@pytest.mark.parametrize(
+    ("extension", "words"),
+    [
+        (None, "demo-yarn-8x, measured"),
+        ({"method": "abf", "factor": None, "params": {}}, "demo-yarn-8x (abf), measured"),
+        ({"method": "yarn", "factor": 2.5, "params": None}, "demo-yarn-8x (yarn, factor 2.5), measured"),
+    ],
+)
+def test_method_and_factor_are_named_as_far_as_they_are_known(extension: Any, words: str) -> None:
+    assert said(("rotation", PASS), extension=extension).startswith(f"pass: {words} ")
+
+
+def test_a_failure_names_the_first_check_that_fails_counts_the_others_and_gives_a_step() -> None:
+    assert summary(sample.failing()) == (
+        f"fail: {SUBJECT} fails for grade research: its weights are not those of its source (2 of 38 tensors differ: "
+        "model.layers.2.self_attn.q_proj.weight in row 7, model.norm.weight in 256 values); 3 more checks fail and 1 more "
+        "did not run; next: extend its source again."
+    )
+    unrecorded = replace(sample.failing(), extension=None)
+    assert summary(unrecorded).endswith("next: mend it, or --stated KEY VALUE where that is meant.")
+
+
+def test_a_ratio_that_fails_names_lengths_limit_and_what_it_is_compared_with() -> None:
+    ratio = replace(sample.CHECKS[2], figure=5.1e172, verdict=FAIL)
+    text = summary(replace(sample.failing(), checks=(ratio,)))
+    assert text.endswith(
+        "fails for grade research: its perplexity at 512 and 1024 tokens is surely more than 1.5 times what demo has without "
+        "the longer context; next: a smaller factor."
+    )
+
+
+def test_a_lower_grade_is_a_step_only_where_its_limit_is_kept() -> None:
+    ratio = replace(sample.CHECKS[2], figure=1.2, limit=1.03, verdict=FAIL)
+    strict = replace(sample.full(), grade="publishable", checks=(ratio,))
+    assert summary(strict).endswith("; next: a smaller factor or --grade research.")
+    mild = tuple(replace(entry, upper=1.08) for entry in sample.full().lengths)
+    assert summary(replace(strict, lengths=mild)).endswith("; next: a smaller factor or --grade usable.")
+    assert summary(replace(strict, lengths=sample.failing().lengths)).endswith("; next: a smaller factor.")
+
+
+def test_what_is_partial_names_what_is_missing_and_every_step() -> None:
+    text = said(
+        ("yardstick", NOT_RUN, "x"), ("lengths", NOT_RUN, "only 512 were measured"), baseline=None, against=None
+    )
+    assert text == (
+        "partial: demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens by itself, cannot be judged in full: nothing says "
+        "what it was before it was extended; 1 more did not run; next: --baseline SOURCE and --lengths 256,2048."
+    )
+    unextended = said(("lengths", NOT_RUN, "it states no longer context"), context_length=256)
+    assert unextended.endswith("it states no longer context; next: ropetool extend TARGET.")
+
+
+def test_undecided_losses_want_documents_and_undecided_answers_want_trials() -> None:
+    """More text does not decide what too few trials leave open, nor the other way round."""
+    lengths = straddling(sample.full())
+    text = said(("ratio", UNDECIDED), lengths=lengths, grade="usable")
+    assert "grade usable: these texts are too few to tell whether its perplexity at 1024 and 2048 tokens" in text
+    assert text.endswith("next: --text with more documents.")
+    answers = said(("retrieval, keys", UNDECIDED), ("retrieval, keys, written", UNDECIDED))
+    assert "too few trials tell whether it answers as well from long text as from 256 tokens" in answers
+    assert answers.endswith("; 1 more is undecided; next: --trials 32.")  # there were 16
+    passages = said(("position", UNDECIDED), suite="quick")
+    assert passages.endswith("next: --suite standard.")
+    assert said(("copies", UNDECIDED), suite="standard").endswith("next: --suite full.")
+    assert said(("copies", UNDECIDED), suite="full").endswith("next: --text with more documents.")
+    every = said(("ratio", UNDECIDED), ("retrieval, keys", UNDECIDED), ("position", UNDECIDED), suite="quick")
+    assert every.endswith("; 2 more are undecided; next: --text with more documents, --trials 32 and --suite standard.")
+
+
+def test_a_fail_goes_before_what_is_missing_and_that_before_what_is_undecided() -> None:
+    checks = [("position", UNDECIDED), ("yardstick", NOT_RUN), ("rotation", FAIL, "off"), ("tables", PASS)]
+    starts = []
+    while checks[1:]:
+        starts.append(said(*checks).partition(":")[0])  # type: ignore[arg-type]
+        checks = [
+            one for one in checks if one[1] != {"fail": FAIL, "partial": NOT_RUN, "undecided": UNDECIDED}[starts[-1]]
+        ]
+    assert starts == ["fail", "partial", "undecided"]
+    assert "; 1 more did not run and 1 more is undecided; " in said(
+        ("position", UNDECIDED), ("yardstick", NOT_RUN), ("rotation", FAIL, "off")
+    )
+
+
+def test_a_check_without_words_is_told_by_its_figures() -> None:
+    unknown = Check("new measure", 512.0, 2048.0, FAIL, "lower bound of a thing")
+    text = summary(replace(sample.full(), checks=(unknown,)))
+    assert "new measure is not within its limit (512, limit 2048; lower bound of a thing)" in text
+    assert said(("new measure", UNDECIDED)).endswith("new measure is not decided; next: --text with more documents.")
+
+
+def test_a_long_detail_is_cut_to_a_sentence() -> None:
+    text = said(("files", FAIL, "key " * 500))
+    assert len(text) < 500
+    assert "key ...)" in text
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_every_word_of_every_check_can_be_said(name: str) -> None:
+    for given, words in WORDS[name].items():
+        text = said((name, given, "the detail"))
+        named = [field for _, field, _, _ in string.Formatter().parse(words.said + words.step) if field]
+        assert "{" not in text
+        assert words.said.partition("{")[0] in text
+        assert ("the detail" in text) == ("detail" in named)
+        assert ("; next: " in text) == bool(words.step)
+
+
+def test_the_sentence_is_in_the_json_behind_the_verdict() -> None:
+    data = verify_json(sample.failing())
+    assert list(data)[:3] == ["schema", "verdict", "summary"]
+    assert (data["verdict"], data["summary"]) == ("fail", summary(sample.failing()))
+    assert {key: data[key] for key in sample.failing().to_json()} == sample.failing().to_json()
