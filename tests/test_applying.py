@@ -17,7 +17,7 @@ from making import config_of, snapshot, write_config, write_model
 import ropetool
 from ropetool.checkpoint import provenance
 from ropetool.errors import CheckpointError, MissingFile, OutputError, PlanMismatch
-from ropetool.plans.search import Plan
+from ropetool.plans.plan import Plan
 
 SHARD = "model-00001-of-00002.safetensors"
 CARRIED = {

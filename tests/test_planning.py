@@ -16,7 +16,7 @@ from making import TOKENIZER_CONFIG, config_of, run, write_config, write_model
 import ropetool
 from ropetool.errors import AmbiguousRope, ConfigError, InvalidRope, LossyExport
 from ropetool.escaping import words
-from ropetool.plans.search import Plan
+from ropetool.plans.plan import Plan
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
 LLAMA3 = {

@@ -229,7 +229,7 @@ def test_a_runtime_that_is_not_known_is_said_so(tmp_path: Path) -> None:
 # --- plans
 
 
-def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) -> ropetool.plans.search.Plan:
+def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) -> ropetool.plans.plan.Plan:
     path = tmp_path / family
     if not path.exists():
         data = peers.config(family, "v4", None)
@@ -239,7 +239,7 @@ def plan(tmp_path: Path, family: str, method: str, *asked: str, **options: Any) 
     return ropetool.plan(path, method, factor=4, for_runtimes=list(asked), **options)
 
 
-def kept(made: ropetool.plans.search.Plan) -> list[str]:
+def kept(made: ropetool.plans.plan.Plan) -> list[str]:
     return [candidate.name for candidate in made.candidates if not candidate.rejected]
 
 

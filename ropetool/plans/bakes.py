@@ -13,21 +13,19 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint import provenance
-from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnknownName, did_you_mean
 from ropetool.escaping import command
 from ropetool.families.rows import K
 from ropetool.files import hub
+from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT
 from ropetool.plans.formats import Format, GgufFormat, HfFormat, adapter_notes
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.presumed import presumed, remarks, with_rows
-from ropetool.plans.search import new_dissenters
 from ropetool.plans.targets import tables_of
-from ropetool.rope.tables import RopeSet
-from ropetool.runtimes import collapse_releases, display_ranges, inspection
+from ropetool.runtimes import inspection
 from ropetool.weights import Bake, Bakeable, TensorEdit, bakeable, bakes, described, marks, weight_files
 from ropetool.weights.fold_targets import FoldTargets
 
@@ -169,9 +167,9 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
         raise ConfigError(f"{recipe.name} with these options changes nothing", where=str(path))
     edits = (*made.edits, *target.other_edits(made.tensors))
     read = form.read(checkpoint.runtime, edits).understood(checkpoint.where, checkpoint.stated_in)
-    notes = (
+    said = (
         *(remarks(target.targets) if bare else form.notes()), *_still_notes(chosen), *made.notes, *adapter_notes(path),
-        *_other_readers(form, edits, read),
+        *notes.of_readers_of_bake(form, edits, read),
     )  # fmt: skip
     words, tensors = (with_rows(made.tensors), ()) if bare else (_words(made.tensors), made.tensors)
     softmax = read.entries[names.FULL_ATTENTION].softmax_multiplier if names.FULL_ATTENTION in read.entries else 1.0
@@ -179,7 +177,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
     return Plan(
         checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": recipe.name, **chosen.stated()}, CURRENT, trained,
         read.max_position_embeddings, (checkpoint.runtime,), form.style, tables_of(read), softmax, edits, (),
-        notes, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity(),
+        said, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity(),
     )  # fmt: skip
 
 
@@ -240,17 +238,6 @@ def _check_not_done(path: Path, what: str, options: BakeOptions) -> None:
                 f"its {names.PROVENANCE_JSON} says that {what} is baked in already, from {made.source}",
                 where=str(path), try_=f"{command('ropetool', 'diff', Path(made.source), path)}, which shows what it holds",
             )  # fmt: skip
-
-
-def _other_readers(form: Format, edits: Sequence[FileEdit], read: RopeSet) -> list[str]:
-    """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
-    runtime = form.checkpoint.runtime
-    return [
-        f"{', '.join(display_ranges(others))} would read the output otherwise than {runtime}, though not the source: {reason}. "
-        f"Extend the unscaled model with `{' '.join(f'--for {name}' for name in collapse_releases([runtime, *others]))}` instead: "
-        "then the weights take what their keys cannot say"
-        for reason, others in new_dissenters(form, edits, read, runtime).items()
-    ]  # fmt: skip
 
 
 def _still_notes(options: BakeOptions) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from ropetool.checkpoint.opening import opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.escaping import command
 from ropetool.files import hub
+from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
-from ropetool.plans.formats import Baking, Format, adapter_notes, format_of
+from ropetool.plans.formats import Baking, Format, format_of
 from ropetool.plans.plan import Plan, Tried
 from ropetool.plans.refusals import Alternative, lossy, lossy_gguf, reasons
 from ropetool.plans.targets import tables_of
@@ -62,9 +63,10 @@ def make_plan(
     form = format_of(checkpoint, config_style)
     wanted = wanted or (form.checkpoint.runtime,)
     request = Request(chosen.name, factor, target_length, reading, original_length, as_type)
-    decoded = _read(form, wanted, request, dict(params or {}), attention_factor)
-    kind = _LengthSearch if chosen.keeps_tables else _Search
-    search = kind(form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope)
+    decoded = _decoded_source(form, wanted, request, dict(params or {}), attention_factor)
+    search = _search_for(request)(
+        form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope
+    )
     goal, target = search.goal, search.target
     candidates = search.candidates()
     kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, wanted))
@@ -78,15 +80,15 @@ def make_plan(
         wider = format_of(checkpoint, names.BOTH) if form.style == names.V5 else form
         return _serves(wider, search.candidates(wider), target, several)
 
-    notes = (
-        *notes_as, *form.notes(), *search.notes, *_window_notes(target),
-        *_bake_notes(form, kept.baking), *_other_readers(form, edits, kept.read, wanted, serves),
+    said = (
+        *notes_as, *form.notes(), *search.notes, *notes.of_windows(target),
+        *notes.of_baking(form, kept.baking), *notes.of_other_readers(form, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
         form.checkpoint.format, form.checkpoint.name, chosen.name, goal.factor, search.stated(attention_factor),
         search.reading, search.trained_length, context, wanted, form.style,
         tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, (*retyped, *edits), tuple(tried),
-        notes, _suffix(chosen, goal, target_length, search.typed),
+        said, _suffix(chosen, goal, target_length, search.typed),
         kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity(),
     )  # fmt: skip
 
@@ -122,7 +124,7 @@ class _Search:
         self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
         self.reading, self.trained_length = start.reading, start.trained_length
-        self.notes = (*start.notes, *_length_notes(decoded, self.target), *self.derived.notes)
+        self.notes = (*start.notes, *notes.of_shorter_context(decoded, self.target), *self.derived.notes)
 
     def _own_values(self, method: Method) -> dict[str, Any]:
         """Return the parameters that the source states for this method, which are to hold on: it was trained with them.
@@ -174,8 +176,9 @@ class _Search:
         wanted = other.runtimes or self.wanted
         try:
             form = format_of(self.form.checkpoint, other.style) if other.style else self.form
-            kind = _LengthSearch if methods.get(other.request.method).keeps_tables else _Search
-            search = kind(form, self.decoded, wanted, other.request, dict(other.params), other.attention_factor)
+            search = _search_for(other.request)(
+                form, self.decoded, wanted, other.request, dict(other.params), other.attention_factor
+            )
             return _serves(form, search.candidates(), search.target, wanted)
         except RopetoolError:
             return False
@@ -204,7 +207,7 @@ class _LengthSearch(_Search):
         made = form.checkpoint.record
         self.reading = UNSCALED if entry.unscaled and made is None else CURRENT
         self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
-        self.notes = _unchanged_notes(decoded, self.target)
+        self.notes = notes.of_kept_tables(decoded, self.target)
         if form.absent_context(self.goal.target_length):
             self.notes = (f"the file stated no context and was not loaded: it states {self.goal.target_length} now",)
 
@@ -216,6 +219,10 @@ class _LengthSearch(_Search):
             f"no file states {self.target.max_position_embeddings} tokens and keeps its tables: {reasons(tried)}",
             where=self.form.checkpoint.where,
         )
+
+
+def _search_for(request: Request) -> type[_Search]:
+    return _LengthSearch if methods.get(request.method).keeps_tables else _Search
 
 
 def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | None) -> Derived:
@@ -249,12 +256,12 @@ def _names(asked: str, file_format: str) -> list[str]:
     return [runtime.name for runtime in runtimes.all_of(asked, file_format)]
 
 
-def _read(
+def _decoded_source(
     form: Format, wanted: Sequence[str], request: Request, params: dict[str, Any], attention_factor: str | float
 ) -> RopeSet:
     """Return what the first runtime computes from the source.
 
-    Raises: as _decode; where it does not read the source, with a command that works, which another one reads it for.
+    Raises: as _decode; with a command that works, where that runtime does not read the source and transformers does.
     """
     try:
         return _decode(form, wanted[0], request)
@@ -282,9 +289,10 @@ def _read(
 def _would_serve_from(form: Format, reader: str, asked: Alternative) -> bool:
     """Return whether a request could be written from what another runtime reads of the source."""
     try:
-        kind = _LengthSearch if methods.get(asked.request.method).keeps_tables else _Search
         decoded = _decode(form, reader, asked.request)
-        search = kind(form, decoded, asked.runtimes, asked.request, dict(asked.params), asked.attention_factor)
+        search = _search_for(asked.request)(
+            form, decoded, asked.runtimes, asked.request, dict(asked.params), asked.attention_factor
+        )
     except RopetoolError:
         return False
     return search.would_serve(asked)
@@ -368,17 +376,6 @@ def _serves(form: Format, candidates: Sequence[Candidate], target: RopeSet, want
     return any(_attempt(form, candidate, target, wanted)[0] for candidate in candidates)
 
 
-def _bake_notes(form: Format, baking: Baking) -> tuple[str, ...]:
-    """Say what only a checkpoint with weights can carry, and what no longer fits weights that change."""
-    if not baking.words:
-        return ()
-    if baking.tensors:
-        return adapter_notes(form.checkpoint.path)
-    return (
-        f"the weights are not here, and would take {'; '.join(baking.words)}: with them the same command writes it",
-    )
-
-
 def _objection(form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> str:
     """Return why this encoding does not serve, or an empty string: read it back as every runtime would."""
     reasons = ((runtime, form.read(runtime, edits).objection(target)) for runtime in wanted)
@@ -394,92 +391,6 @@ def _target(decoded: RopeSet, kinds: Sequence[str], derived: Derived, trained_le
         decoded, entries={**decoded.entries, **changed},
         max_position_embeddings=derived.max_position_embeddings, original_max_position_embeddings=trained_length,
     )  # fmt: skip
-
-
-def _length_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
-    present, new = decoded.max_position_embeddings, target.max_position_embeddings
-    return (f"the new context of {new} tokens is below the present one of {present}",) if new < present else ()
-
-
-def _unchanged_notes(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
-    """Say what a longer context comes to where nothing else changes."""
-    before, after = decoded.max_position_embeddings, target.max_position_embeddings
-    full = decoded.entries[names.FULL_ATTENTION]
-    if after <= before:
-        means = "" if after == before else f"tokens beyond {after} are refused by whoever goes by the file"
-    elif full.table is None:
-        means = "its full-attention layers do not rotate, so nothing but the stated context ends at its present length"
-    else:
-        means = (
-            f"nothing is interpolated: beyond {before} tokens pairs turn further than the file says that they were trained "
-            "to, which serves a model that was trained longer than it says"
-        )
-    stated = f"is stated as {after} instead of {before}" if after != before else f"stays {after}"
-    return (f"the context {stated}, and every table stays as it is", *([means] if means else []))
-
-
-def _window_notes(target: RopeSet) -> tuple[str, ...]:
-    notes = []
-    for entry in target.entries.values():
-        window = entry.sliding_window
-        if window is not None and len(target.entries) == 1 and window < target.max_position_embeddings:
-            notes.append(
-                f"the layers that rotate attend within chunks of {window} tokens, so no distance that a table turns is longer"
-                if entry.chunked
-                else f"the sliding window is on: each layer looks back {window} tokens at most, whatever the context of "
-                f"{target.max_position_embeddings}"
-            )
-    return tuple(notes)
-
-
-def dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]) -> dict[str, list[str]]:
-    """Return what runtimes besides `wanted` would compute otherwise from the output, and which ones."""
-    alike: dict[str, list[str]] = {}
-    for runtime in (r.name for r in runtimes.for_format(form.checkpoint.format) if r.name not in wanted):
-        found = form.read(runtime, edits)
-        reason = found.objection(target) if found.known else ""
-        if reason:
-            alike.setdefault(reason, []).append(runtime)
-    return alike
-
-
-def new_dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, runtime: str) -> dict[str, list[str]]:
-    """Return the same beside one runtime, without those that disagree with it on the source already."""
-    before = form.read(runtime).rope
-    known = dissenters(form, (), before, (runtime,)).values() if before is not None else ()
-    old = {name for those in known for name in those}
-    new = {
-        reason: [name for name in those if name not in old]
-        for reason, those in dissenters(form, edits, target, (runtime,)).items()
-    }
-    return {reason: others for reason, others in new.items() if others}
-
-
-def _other_readers(
-    form: Format,
-    edits: Sequence[FileEdit],
-    target: RopeSet,
-    wanted: Sequence[str],
-    serves: Callable[[Sequence[str]], bool],
-) -> tuple[str, ...]:
-    """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
-    notes = []
-    for reason, others in dissenters(form, edits, target, wanted).items():
-        both = "--config-style both " if form.style == names.V5 else ""
-        asked = runtimes.collapse_releases([*wanted, *others])
-        named = runtimes.collapse_releases(others)
-        whom = "them" if len(named) > 1 else "it"
-        step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
-        does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
-        notes.append(
-            f"{', '.join(named)} would {does.replace('stops', 'stop', 1)}; "
-            + (
-                step
-                if serves([*wanted, *others])
-                else f"no single file serves {whom} and {', '.join(runtimes.collapse_releases(wanted))}"
-            )
-        )
-    return tuple(notes)
 
 
 def _suffix(method: Method, goal: Goal, target_length: int | None, params: Any) -> str:

@@ -12,7 +12,7 @@ from making import config_of, run, snapshot, write_config, write_model
 from terminals import on_terminal
 
 import ropetool
-from ropetool.plans.search import Plan
+from ropetool.plans.plan import Plan
 
 YARN = ("--method", "yarn", "--factor", "4")
 

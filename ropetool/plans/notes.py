@@ -1,0 +1,124 @@
+"""The notes of a plan: what a user should know of an output that no key of it says, a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ropetool import names, runtimes
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.plans.formats import Baking, Format, adapter_notes
+from ropetool.rope.tables import RopeSet
+
+
+def of_shorter_context(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
+    """Say where the new context is below the present one."""
+    present, new = decoded.max_position_embeddings, target.max_position_embeddings
+    return (f"the new context of {new} tokens is below the present one of {present}",) if new < present else ()
+
+
+def of_kept_tables(decoded: RopeSet, target: RopeSet) -> tuple[str, ...]:
+    """Say what a longer context comes to where nothing else changes."""
+    before, after = decoded.max_position_embeddings, target.max_position_embeddings
+    full = decoded.entries[names.FULL_ATTENTION]
+    if after <= before:
+        means = "" if after == before else f"tokens beyond {after} are refused by whoever goes by the file"
+    elif full.table is None:
+        means = "its full-attention layers do not rotate, so nothing but the stated context ends at its present length"
+    else:
+        means = (
+            f"nothing is interpolated: beyond {before} tokens pairs turn further than the file says that they were trained "
+            "to, which serves a model that was trained longer than it says"
+        )
+    stated = f"is stated as {after} instead of {before}" if after != before else f"stays {after}"
+    return (f"the context {stated}, and every table stays as it is", *([means] if means else []))
+
+
+def of_windows(target: RopeSet) -> tuple[str, ...]:
+    """Say what limits how far layers look back, whatever the context."""
+    notes = []
+    for entry in target.entries.values():
+        window = entry.sliding_window
+        if window is not None and len(target.entries) == 1 and window < target.max_position_embeddings:
+            notes.append(
+                f"the layers that rotate attend within chunks of {window} tokens, so no distance that a table turns is longer"
+                if entry.chunked
+                else f"the sliding window is on: each layer looks back {window} tokens at most, whatever the context of "
+                f"{target.max_position_embeddings}"
+            )
+    return tuple(notes)
+
+
+def of_baking(form: Format, baking: Baking) -> tuple[str, ...]:
+    """Say what only a checkpoint with weights can carry, and what no longer fits weights that change."""
+    if not baking.words:
+        return ()
+    if baking.tensors:
+        return adapter_notes(form.checkpoint.path)
+    return (
+        f"the weights are not here, and would take {'; '.join(baking.words)}: with them the same command writes it",
+    )
+
+
+def of_other_readers(
+    form: Format,
+    edits: Sequence[FileEdit],
+    target: RopeSet,
+    wanted: Sequence[str],
+    serves: Callable[[Sequence[str]], bool],
+) -> tuple[str, ...]:
+    """Say which runtimes that were not asked for would compute something else from the output, a note for each reason."""
+    notes = []
+    for reason, others in _dissenters(form, edits, target, wanted).items():
+        both = "--config-style both " if form.style == names.V5 else ""
+        asked = runtimes.collapse_releases([*wanted, *others])
+        named = runtimes.collapse_releases(others)
+        whom = "them" if len(named) > 1 else "it"
+        step = f"{both}{' '.join(f'--for {name}' for name in asked)} asks for a file that serves {whom} too"
+        does = reason if reason.startswith("stops with ") else f"compute something else: {reason}"
+        notes.append(
+            f"{', '.join(named)} would {does.replace('stops', 'stop', 1)}; "
+            + (
+                step
+                if serves([*wanted, *others])
+                else f"no single file serves {whom} and {', '.join(runtimes.collapse_releases(wanted))}"
+            )
+        )
+    return tuple(notes)
+
+
+def of_readers_of_bake(form: Format, edits: Sequence[FileEdit], read: RopeSet) -> tuple[str, ...]:
+    """Say which runtimes would ask for a factor that they did not disagree on before, a note for each reason."""
+    runtime, notes = form.checkpoint.runtime, []
+    for reason, others in _new_dissenters(form, edits, read, runtime).items():
+        asked = " ".join(f"--for {name}" for name in runtimes.collapse_releases([runtime, *others]))
+        notes.append(
+            f"{', '.join(runtimes.display_ranges(others))} would read the output otherwise than {runtime}, though not the "
+            f"source: {reason}. Extend the unscaled model with `{asked}` instead: then the weights take what their keys "
+            "cannot say"
+        )
+    return tuple(notes)
+
+
+def _dissenters(
+    form: Format, edits: Sequence[FileEdit], target: RopeSet, wanted: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return what runtimes besides `wanted` would compute otherwise from the output, and which ones."""
+    alike: dict[str, list[str]] = {}
+    for runtime in (r.name for r in runtimes.for_format(form.checkpoint.format) if r.name not in wanted):
+        found = form.read(runtime, edits)
+        reason = found.objection(target) if found.known else ""
+        if reason:
+            alike.setdefault(reason, []).append(runtime)
+    return alike
+
+
+def _new_dissenters(form: Format, edits: Sequence[FileEdit], target: RopeSet, runtime: str) -> dict[str, list[str]]:
+    """Return the same beside one runtime, without those that disagree with it on the source already."""
+    before = form.read(runtime).rope
+    known = _dissenters(form, (), before, (runtime,)).values() if before is not None else ()
+    old = {name for those in known for name in those}
+    new = {
+        reason: [name for name in those if name not in old]
+        for reason, those in _dissenters(form, edits, target, (runtime,)).items()
+    }
+    return {reason: others for reason, others in new.items() if others}
