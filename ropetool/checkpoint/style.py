@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint import layer_lists
+from ropetool.checkpoint import config_numbers, layer_lists
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.families import Family
 from ropetool.files.hf.jsontext import ABSENT, Edit, shown
-from ropetool.rope.tables import LARGEST, MAX_LENGTH, SMALLEST, is_number
-
-MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
-MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
+from ropetool.rope.tables import is_number
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     `type` and `rope_type`, or the two styles, disagree.
     """
     part = section(config, family, where)
-    _check_numbers(part, family, where)
+    config_numbers.check_sizes(part, family, context_key(part, family), where)
     layer_lists.check(part, family, where)
     parameters, scaling = part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING)
     if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
@@ -98,7 +95,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
 def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, RopeKeys]:
     scaling = part.get(names.ROPE_SCALING)
     outer, local_key = theta_keys(family)
-    theta = _theta(part.get(outer), f"{where}: {outer}")
+    theta = config_numbers.base(part.get(outer), f"{where}: {outer}")
     keys = _keys({} if scaling is None else scaling, f"{where}: rope_scaling")
     if any(isinstance(value, Mapping) for value in keys.params.values()):
         raise InvalidRope("it is nested, and rope_scaling is read flat", where=f"{where}: rope_scaling")
@@ -106,7 +103,7 @@ def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, R
     if names.SLIDING_ATTENTION in family.rope_entries:
         local = part.get(local_key)
         entries[names.SLIDING_ATTENTION] = RopeKeys(
-            rope_theta=_theta(local, f"{where}: {local_key}") if family.has_local_base else theta
+            rope_theta=config_numbers.base(local, f"{where}: {local_key}") if family.has_local_base else theta
         )
     return entries
 
@@ -151,123 +148,12 @@ def _keys(data: Any, where: str) -> RopeKeys:
         )
     params = {k: v for k, v in data.items() if k not in (names.ROPE_TYPE, names.LEGACY_TYPE, names.ROPE_THETA)}
     for key, value in params.items():
-        _check_param(key, value, f"{where}.{key}")
-    return RopeKeys(str(rope_type), _theta(data.get(names.ROPE_THETA), f"{where}.rope_theta"), params)
+        config_numbers.check_param(key, value, f"{where}.{key}")
+    return RopeKeys(str(rope_type), config_numbers.base(data.get(names.ROPE_THETA), f"{where}.rope_theta"), params)
 
 
 def _canonical(rope_type: Any) -> Any:
     return names.ROPE_TYPE_ALIASES.get(rope_type, rope_type) if isinstance(rope_type, str) else rope_type
-
-
-def _theta(value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    if not is_number(value) or value <= 1 or _is_beyond(value, LARGEST):
-        raise InvalidRope(
-            f"{shown(value)} is not a base; it is a finite number above 1, up to {LARGEST:g}", where=where
-        )
-    return float(value)
-
-
-def _check_numbers(part: Mapping[str, Any], family: Family, where: str) -> None:
-    """Raise InvalidRope unless the lengths and sizes that the object states are whole numbers within bounds."""
-    context = context_key(part, family)
-    for key in (context, names.ORIGINAL_MAX_POSITION_EMBEDDINGS, family.window_key):
-        if key == family.window_key and _is_whole(part.get(key), 0, 0) and _window_is_off(part, family):
-            continue
-        # null stands for "none" in the other two; a model without a context there is not.
-        if part.get(key) is not None or (key in part and key == context):
-            _check_length(part[key], f"{where}: {key}")
-    sizes = (
-        names.NUM_HIDDEN_LAYERS, names.NUM_ATTENTION_HEADS, names.NUM_KEY_VALUE_HEADS, names.HIDDEN_SIZE,
-        names.KV_LORA_RANK, family.pattern_key, family.head_dim_key, names.NO_ROPE_LAYER_INTERVAL,
-    )  # fmt: skip
-    for key in sizes:
-        value = part.get(key)
-        own = family.size_keys.get(key, key)
-        if value is None and key == names.NUM_HIDDEN_LAYERS and key in part:
-            raise InvalidRope("null is no number of layers", where=f"{where}: {own if own in part else key}")
-        if key == family.pattern_key and family.pattern_letters and _is_letters(value):
-            continue
-        most = MAX_LAYERS if key == names.NUM_HIDDEN_LAYERS else MAX_SIZE
-        if value is not None and not _is_whole(value, 1, most):
-            raise InvalidRope(
-                f"{shown(value)} is not a whole number from 1 to {most}",
-                where=f"{where}: {own if own in part else key}",
-            )
-    for key in (family.partial_rotary_key, family.rotary_dim_key, names.PARTIAL_ROTARY_FACTOR):
-        if part.get(key) is not None:
-            _check_share(part[key], f"{where}: {key}")
-
-
-def _check_share(value: Any, where: str) -> None:
-    if not is_number(value):
-        raise InvalidRope(f"{shown(value)} is not a number: it says how much of each head rotates", where=where)
-
-
-def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
-    """Return whether the family's switch is off; transformers 5 itself then saves the window of a qwen2_moe as 0."""
-    switched = family.sliding_window not in ("never", "always", "alternate")
-    return switched and part.get(family.sliding_window) is not True
-
-
-def _is_letters(value: Any) -> bool:
-    """Return whether this is a pattern in letters: L for a local layer, G for a global one, as in LLLG."""
-    return isinstance(value, str) and bool(value) and set(value) <= {"L", "G"}
-
-
-def _is_whole(value: Any, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _check_length(value: Any, where: str) -> None:
-    if not _is_whole(value, 2, MAX_LENGTH):
-        raise InvalidRope(
-            f"{shown(value)} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where=where
-        )
-
-
-_POSITIVE = {
-    names.FACTOR, names.ATTENTION_FACTOR, "attn_factor", names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
-}  # fmt: skip
-_NOT_NEGATIVE = {
-    names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,
-}  # fmt: skip
-LARGEST_DIVISOR = 1e30  # of one pair, which then stands still; divisors are not multiplied by each other
-_LISTS = {names.SHORT_FACTOR, names.LONG_FACTOR}
-
-
-def _is_beyond(value: Any, largest: float) -> bool:
-    """Return whether this is a number above 0 whose square or product would be none."""
-    return is_number(value) and value > 0 and not SMALLEST <= value <= largest
-
-
-def _check_param(key: str, value: Any, where: str) -> None:
-    if value is None:
-        return  # transformers takes null for "not given", where a key may be left out
-    if key in _POSITIVE | _NOT_NEGATIVE | _LISTS:
-        values, largest = (value, LARGEST_DIVISOR) if isinstance(value, list) else ([value], LARGEST)
-        beyond = next((v for v in values if _is_beyond(v, largest)), None)
-        if beyond is not None:
-            raise InvalidRope(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {largest:g}", where=where)
-    if key in _POSITIVE and not (is_number(value) and value > 0):
-        raise InvalidRope(f"{shown(value)} is not a finite number above 0", where=where)
-    if key in _NOT_NEGATIVE and not (is_number(value) and value >= 0):
-        raise InvalidRope(f"{shown(value)} is not a finite number of at least 0", where=where)
-    if key == names.ORIGINAL_MAX_POSITION_EMBEDDINGS:
-        _check_length(value, where)
-    if key == names.PARTIAL_ROTARY_FACTOR:
-        _check_share(value, where)
-    if key == names.MROPE_SECTION and not (
-        isinstance(value, list) and value and all(_is_whole(n, 0, MAX_SIZE) for n in value)
-    ):
-        raise InvalidRope(
-            f"{shown(value)} is not a list of whole numbers, the pairs that turn by each axis", where=where
-        )
-    if key == names.TRUNCATE and not isinstance(value, bool):
-        raise InvalidRope(f"{shown(value)} is neither true nor false", where=where)
-    if key in _LISTS and not (isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)):
-        raise InvalidRope("it is a list of finite numbers above 0, one per rotary pair", where=where)
 
 
 def _refuse_other_theta(part: Mapping[str, Any], v5: Mapping[str, RopeKeys], family: Family, where: str) -> None:

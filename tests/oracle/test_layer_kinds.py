@@ -109,7 +109,7 @@ WRONG = [
     ("afmoe", {"global_attn_every_n_layers": 0}, "not a whole number"),
     *((name, {"layer_types": value}, "") for name in ("qwen3", "lfm2", "gemma3_text", "granitemoehybrid", "olmo3")
       for value in ("abc", [FULL], 5, [5] * 4, ["zzz"] * 4)),
-    ("qwen3", {"num_hidden_layers": None}, "no number of layers"),
+    ("qwen3", {"num_hidden_layers": None}, "null is not a whole number"),
 ]  # fmt: skip
 SAYS_NOTHING = [
     ("lfm2", {"full_attn_idxs": [99]}, "no layer of the model"),

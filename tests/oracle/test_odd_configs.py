@@ -204,6 +204,6 @@ def test_a_number_of_layers_of_null_is_refused_by_the_key_that_states_it(tmp_pat
         "model_type": "exaone", "hidden_size": 64, "num_attention_heads": 4, "num_layers": None,
         "max_position_embeddings": 512, "rope_theta": 1e4,
     }  # fmt: skip
-    with pytest.raises(ConfigError, match="null is no number of layers") as error:
+    with pytest.raises(ConfigError, match="null is not a whole number from 1 to") as error:
         inspection.inspect(write(tmp_path / "exaone", config))
     assert (error.value.where or "").endswith(": num_layers")
