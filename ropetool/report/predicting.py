@@ -1,11 +1,18 @@
-"""Measures that predict use, as tables with legends: effective length. Measures and judges nothing."""
+"""Measures that predict use, as tables with legends: effective length and many-shot learning. Measures and judges nothing."""
 
 from __future__ import annotations
 
-from ropetool.report.tables import BAD, NONE, WARN, Cell, Section, Table, number, row
-from ropetool.verification.results import NO_WORSE, UNDECIDED, WORSE, EffectiveLengthResult
+from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, change, number, row, with_interval
+from ropetool.verification.results import (
+    BETTER,
+    NO_WORSE,
+    UNDECIDED,
+    WORSE,
+    EffectiveLengthResult,
+    ManyShotResult,
+)
 
-TONES = {NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD}
+TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, "": ""}
 
 
 def effective_length_section(found: EffectiveLengthResult, trained_length: int) -> Section:
@@ -47,3 +54,30 @@ def _length(found: EffectiveLengthResult) -> str:
     )
     more = " or more" if found.possibly == found.steps[-1].length else ""
     return f"{likely} tokens (95 %: {surely} to {possibly}{more})"
+
+
+def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:
+    """Return what the label of a word costs behind as many shots as each length holds."""
+    rows = tuple(
+        row(
+            str(entry.length), str(entry.shots), f"{entry.seen:.2f}", f"{entry.hits}/{found.trials}",
+            with_interval(entry.loss), change(entry.gain), Cell(entry.verdict or NONE, TONES[entry.verdict]),
+        )
+        for entry in found.lengths
+    )  # fmt: skip
+    legend = [
+        (
+            "shots",
+            "words with one of four arbitrary labels, other text between them; the last one's label is asked for",
+        ),
+        ("shown", "the share of trials whose word is among the shots: what can be known"),
+        ("right", "how often the right label was the likeliest of the four"),
+        ("loss", "nats of the right label among the four (95 % interval over trials); a guess costs 1.386"),
+        ("gain", f"over the shots of the trained length of {trained_length} tokens, paired, ± its 95 % interval"),
+    ]
+    if found.own is not None:
+        legend.append(("own", f"{with_interval(found.own)} behind those, the baseline's where there is one"))
+    notes = (found.note,) if found.note else ()
+    head = ("length", "shots", "shown", "right", "loss", "gain", "verdict")
+    title = "Many-shot learning: do more examples help?"
+    return Section("many-shot", title, Table(head, rows), tuple(legend), notes)

@@ -19,6 +19,7 @@ from ropetool.verification.results import (
     EffectiveLengthResult,
     FarResult,
     KeyTokenResult,
+    ManyShotResult,
     PositionResult,
     RetrievalPair,
     RetrievalResult,
@@ -147,6 +148,19 @@ def effective_length_check(found: EffectiveLengthResult, context_length: int) ->
     more = " or more" if found.possibly == reached else ""
     told = f"tokens up to which {found.kept:g} of a score of {found.own:.2f} is kept: {longest}; surely {surely}, at most {possibly}{more}"
     return Check(name, float(found.longest), float(context_length), NOT_ASKED, told)
+
+
+def many_shot_check(found: ManyShotResult) -> Check:
+    """Return the line on learning from the shots of the longest length, which informs."""
+    name = "many-shot"
+    last = found.lengths[-1] if found.lengths else None
+    if last is None or last.gain is None:
+        return Check(name, None, None, NOT_ASKED, found.note)
+    told = (
+        f"95 % lower bound of the gain of {last.shots} shots over those that the trained length holds, nats a label; "
+        f"the mean is {last.gain.mean:.2f}"
+    )
+    return Check(name, lower_bound(last.gain), 0.0, NOT_ASKED, told)
 
 
 def _length(length: int | None, first: int) -> str:

@@ -250,6 +250,34 @@ class EffectiveLengthResult:
 
 
 @dataclass(frozen=True)
+class ManyShotLength:
+    """What the label of a word costs behind all shots that a length holds, in nats among four labels.
+
+    seen: the share of trials whose word is among the shots. hits: how often the right label was the likeliest. gain: the
+    loss behind the trained length's shots, the baseline's where there is one, minus the target's here, paired by trial; None
+    where nothing is judged. verdict: `better` or `worse` where that is sure over all lengths together, else `undecided`.
+    """
+
+    length: int
+    shots: int
+    seen: float
+    hits: int
+    loss: Estimate
+    gain: Estimate | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class ManyShotResult:
+    """Many-shot learning in context. own: the loss behind the shots of the trained length, None where there is none."""
+
+    trials: int
+    own: Estimate | None
+    lengths: tuple[ManyShotLength, ...]
+    note: str
+
+
+@dataclass(frozen=True)
 class PassSpan:
     """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
 
@@ -402,6 +430,7 @@ class VerifyResult:
     key_tokens: KeyTokenResult | None = None
     long_pass: LongPassResult | None = None
     effective_length: EffectiveLengthResult | None = None
+    many_shot: ManyShotResult | None = None
 
     @property
     def verdict(self) -> str:

@@ -26,12 +26,13 @@ from ropetool.verification.gate import Limits
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
 from ropetool.verification.measures.loss import LastSegment, Losses, perplexity, prepare_last_segment
+from ropetool.verification.measures.many_shot import prepare_many_shot
 from ropetool.verification.measures.position import prepare_position
 from ropetool.verification.measures.protocols import PROTOCOLS
 from ropetool.verification.measures.protocols import prepare as prepare_protocol
 from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
-from ropetool.verification.measures.ruler import TIMES, prepare_effective_length
+from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -232,6 +233,7 @@ def verify(
         key_tokens=found.get(suites.KEY_TOKENS),
         long_pass=None if long_pass is None else found[long_pass.name],
         effective_length=found.get(suites.EFFECTIVE_LENGTH),
+        many_shot=found.get(suites.MANY_SHOT),
     )  # fmt: skip
 
 
@@ -358,8 +360,12 @@ def _prepared(
         elif name == suites.EFFECTIVE_LENGTH:
             made.append(
                 prepare_effective_length(
-                    corpus, target.tokenize, lengths, trained_length, trials=TIMES * suite.trials, seed=seed
+                    corpus, target.tokenize, lengths, trained_length, trials=suite.task_trials, seed=seed
                 )
+            )
+        elif name == suites.MANY_SHOT:
+            made.append(
+                prepare_many_shot(corpus, target.tokenize, lengths, trained_length, trials=suite.lessons, seed=seed)
             )
         elif name in PROTOCOLS:
             made.append(prepare_protocol(name, corpus, [n for n in lengths if n >= trained_length] or lengths[-1:]))
@@ -478,6 +484,8 @@ def _judged(
             checks += reading.retrieval_checks(found[name], limits.asked, trained_length, copies)
     if suites.EFFECTIVE_LENGTH in found:
         checks.append(reading.effective_length_check(found[suites.EFFECTIVE_LENGTH], context_length))
+    if suites.MANY_SHOT in found:
+        checks.append(reading.many_shot_check(found[suites.MANY_SHOT]))
     if divergence is not None and against is not None:
         checks += gate.kl_checks(divergence, own, against.quantised, limits)
     return checks

@@ -13,9 +13,10 @@ from ropetool.verification.measures.protocols import PROTOCOLS
 
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
 MANY_KEYS, VARIABLES, NEEDLES = "many-keys", "variables", "needles"
-BY_POSITION, KEY_TOKENS, EFFECTIVE_LENGTH = "by-position", "key-tokens", "effective-length"
+BY_POSITION, KEY_TOKENS = "by-position", "key-tokens"
+EFFECTIVE_LENGTH, MANY_SHOT = "effective-length", "many-shot"
 RETRIEVALS = (RETRIEVAL, MANY_KEYS, VARIABLES, NEEDLES)
-MEASURES = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS, BY_POSITION, KEY_TOKENS, EFFECTIVE_LENGTH, *PROTOCOLS)
+MEASURES = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS, BY_POSITION, KEY_TOKENS, EFFECTIVE_LENGTH, MANY_SHOT, *PROTOCOLS)
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,16 @@ class Suite:
     passages: int
     trials: int
     ends: bool = False
+
+    @property
+    def task_trials(self) -> int:
+        """How many trials each task of the effective length has."""
+        return 2 * self.trials
+
+    @property
+    def lessons(self) -> int:
+        """How many trials of many-shot learning there are."""
+        return 4 * self.trials
 
 
 SUITES = {

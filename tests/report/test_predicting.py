@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropetool.report.predicting import effective_length_section
+from ropetool.report.predicting import effective_length_section, many_shot_section
 from ropetool.report.verified import section_text
 from ropetool.verification.results import (
+    BETTER,
     NO_WORSE,
     UNDECIDED,
     EffectiveLengthResult,
     EffectiveLengthStep,
     EffectiveLengthTask,
+    Estimate,
+    ManyShotLength,
+    ManyShotResult,
 )
 
 FOUND = EffectiveLengthResult(
@@ -52,3 +56,16 @@ def test_what_is_not_judged_shows_no_number() -> None:
 def test_a_length_that_does_not_reach_the_first_one_is_said_so() -> None:
     none = replace(FOUND, longest=0, surely=0, possibly=256)
     assert "less than 256 tokens (95 %: less than 256 to 256)" in section_text(effective_length_section(none, 256))
+
+
+def test_many_shot_learning_stands_by_length_beside_what_can_be_known() -> None:
+    loss, gain = (Estimate(mean, mean - 0.5, mean + 0.5, 0.25, 80, 80, 80.0, 79.0) for mean in (1.5, 0.8))
+    lengths = (
+        ManyShotLength(256, 15, 0.4, 38, loss, None, ""),
+        ManyShotLength(512, 31, 0.69, 51, loss, gain, BETTER),
+    )
+    text = section_text(many_shot_section(ManyShotResult(80, loss, lengths, ""), 256))
+    assert "51/80  1.500 (1.000 to 2.000)  +0.800 ± 0.500   better" in text
+    assert "38/80" in text
+    unsaid = section_text(many_shot_section(ManyShotResult(0, None, (), "no words"), 256))
+    assert "no words" in unsaid

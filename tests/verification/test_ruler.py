@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from word_reading import Blind, Reader, Vocabulary, make_corpus
 
 from ropetool.verification.measures import ruler
 from ropetool.verification.measures.retrieval import WORDS, Context
 from ropetool.verification.measures.ruler import TASKS, EffectiveLength, prepare_effective_length, single_tokens
 from ropetool.verification.reading import effective_length_check
 from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE, EffectiveLengthResult
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Predictions, Scores, ignore
+from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
 
 TRAINED, LENGTHS = 512, [128, 512, 1024, 2048]
-PIECES = re.compile(r" ?[A-Za-z]+|\s|[^\sA-Za-z]| (?=[^A-Za-z])")
 STATED, COUNTED = re.compile(r"\[ (\w+) (\w+) ]"), re.compile(r"\[ (\w+) ]")
 ASKED = re.compile(r"\n\[(?: (\w+))?$")
-
-
-class Vocabulary:
-    """Words with the space in front of them, line ends and signs as ids, and back. split: words of two tokens."""
-
-    def __init__(self, split: Sequence[str] = ()) -> None:
-        self.ids, self.split = {"<bos>": 0}, set(split)
-
-    def tokenize(self, text: str) -> list[int]:
-        pieces: list[str] = []
-        for piece in PIECES.findall(text):
-            pieces += [piece[:-1], f"+{piece[-1]}"] if piece.strip() in self.split else [piece]
-        return [self.ids.setdefault(piece, len(self.ids)) for piece in pieces]
-
-    def text(self, ids: Sequence[int]) -> str:
-        pieces = {token: piece for piece, token in self.ids.items()}
-        return "".join(pieces[token] for token in ids)
-
-
-def make_corpus(vocabulary: Vocabulary) -> Corpus:
-    """Documents whose every third word is one of those that the tasks are made of."""
-    tokens = []
-    for index in range(6):
-        rng = random.Random(f"text {index}")
-        words = [rng.choice(WORDS) if rng.random() < 0.3 else rng.choice("abcdefghij") * 2 for _ in range(900)]
-        tokens.append(np.array(vocabulary.tokenize("".join(f" {word}" for word in words))[:900], dtype=np.int64))
-    return Corpus(tuple("abcdef"), tuple(tokens), tuple(np.ones_like(t) for t in tokens), (0,))
 
 
 def prepared(
@@ -69,38 +41,12 @@ def answer(text: str, candidates: Sequence[str]) -> str | None:
     return max(counts, key=counts.__getitem__) if counts else None
 
 
-class Reader:
-    """Answers by what stands in the last tokens of a row, and guesses where it sees nothing."""
-
-    prefix: tuple[int, ...] = ()
-    description = "a reader"
-
-    def __init__(self, vocabulary: Vocabulary, sees: int = 10**9) -> None:
-        self.vocabulary, self.sees, self.rng = vocabulary, sees, np.random.default_rng(0)
-
-    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done) -> Scores:
-        raise AssertionError
-
-    def predict(self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done) -> Predictions:
-        found = self.rng.uniform(-9, -8, size=(len(rows), len(candidates[0])))
-        for index, (row, few) in enumerate(zip(rows, candidates, strict=True)):
-            words = [self.vocabulary.text([token]).strip() for token in few]
-            seen = self.answer(self.vocabulary.text(row[max(0, len(row) - self.sees) :]), words)
-            if seen is not None:
-                found[index, words.index(seen)] = -1.0
-        done(sum(map(len, rows)))
-        return Predictions(found, np.zeros(len(rows), dtype=np.int64))
-
+class Careful(Reader):
     def answer(self, text: str, words: Sequence[str]) -> str | None:
         return answer(text, words)
 
 
-class Blind(Reader):
-    def answer(self, text: str, words: Sequence[str]) -> str | None:
-        return None
-
-
-class Tied(Reader):
+class Tied(Careful):
     """Finds every word equally likely."""
 
     def predict(self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done) -> Predictions:
@@ -192,7 +138,7 @@ def test_a_task_without_words_or_room_is_left_out_and_named() -> None:
 
 
 def test_a_reader_of_the_whole_context_keeps_its_score_everywhere() -> None:
-    result = measured(Reader)
+    result = measured(Careful)
     assert result.own == 1.0
     assert [step.ratio for step in result.steps] == [1.0, 1.0]
     assert [step.verdict for step in result.steps] == [NO_WORSE, NO_WORSE]
@@ -204,14 +150,14 @@ def test_a_reader_of_the_whole_context_keeps_its_score_everywhere() -> None:
 @pytest.mark.parametrize(("sees", "longest"), [(1024, 1024), (512, 512)])
 def test_what_lies_beyond_the_sight_does_not_count(sees: int, longest: int) -> None:
     """Beside a baseline that reads its trained length, so that this one is a step too."""
-    result = measured(Reader, sees, baseline=Reader)
+    result = measured(Careful, sees, baseline=Careful)
     assert (result.longest, result.surely, result.possibly) == (longest,) * 3
     assert [step.length for step in result.steps] == [512, 1024, 2048]
     assert [step.verdict for step in result.steps] == [NO_WORSE if n <= longest else WORSE for n in (512, 1024, 2048)]
 
 
 def test_a_target_that_reads_less_than_its_baseline_at_the_trained_length_has_none() -> None:
-    result = measured(Reader, 256, baseline=Reader)
+    result = measured(Careful, 256, baseline=Careful)
     assert (result.longest, result.surely, result.possibly) == (0, 0, 0)
     assert "less than 512" in effective_length_check(result, 2048).detail
 
@@ -231,7 +177,7 @@ def test_a_model_that_answers_nothing_within_its_length_is_not_judged(reader: ty
 def test_without_a_longer_length_there_is_nothing_to_say() -> None:
     vocabulary = Vocabulary()
     measurement = prepared(vocabulary, lengths=[256, TRAINED])
-    result = measurement.result(measurement.run(Reader(vocabulary), TARGET, ignore), None)
+    result = measurement.result(measurement.run(Careful(vocabulary), TARGET, ignore), None)
     assert (result.longest, result.note) == (None, "no length beyond the trained one was measured")
 
 
@@ -245,7 +191,7 @@ def test_a_hole_ends_the_effective_length(monkeypatch: pytest.MonkeyPatch) -> No
     """What holds again behind a length that does not is not reached."""
     vocabulary = Vocabulary()
     measurement = prepared(vocabulary)
-    found = dict(measurement.run(Reader(vocabulary), TARGET, ignore))
+    found = dict(measurement.run(Careful(vocabulary), TARGET, ignore))
     found[1024] = np.zeros_like(found[1024])
     result = measurement.result(found, None)
     assert [step.verdict for step in result.steps] == [WORSE, NO_WORSE]

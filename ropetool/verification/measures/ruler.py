@@ -33,7 +33,6 @@ from ropetool.verification.statistics import rejected
 NAME = "effective-length"
 KEPT = 0.9  # of the score at the trained length
 WEAK = 0.2  # score at the trained length, below which nothing is judged
-TIMES = 2  # trials of a task for each that the suite has of retrieval at a depth
 
 PAIR, WORD, GIVEN, ASKED = "\n[ {} {} ]\n", "\n[ {} ]\n", "\n[ {} {} ]", "\n[ {}"
 KEYS, QUERIES, VALUES, OTHERS = 8, 4, 4, 8

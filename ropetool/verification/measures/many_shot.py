@@ -1,0 +1,177 @@
+"""Many-shot learning in context: words with arbitrary labels, as many as the context holds, and the label of one word asked for.
+
+A shorter row is the end of the longer one, so a length differs from the trained one by its further shots alone. Knows nothing of
+files or verdicts.
+Source: Agarwal et al., Many-shot in-context learning, arXiv 2404.11018.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.rope.tables import Array
+from ropetool.verification.measures.fillers import text_of_others
+from ropetool.verification.measures.ruler import ASKED, PAIR, single_tokens
+from ropetool.verification.results import BETTER, UNDECIDED, WORSE, ManyShotLength, ManyShotResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.statistics import (
+    chance_of_less,
+    chance_of_more,
+    clustered,
+    paired_difference,
+    rejected,
+    wilson,
+)
+
+NAME = "many-shot"
+LABELS = 4
+MOST_WORDS = 128  # that have labels
+FEWEST_WORDS = 12
+SEEN = 2  # words for each shot that the trained length holds, so that more shots have more to say
+TEXT = 1.0  # of other text between shots, at least, as a part of a shot
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One row of the longest length, without the prefix. labels: tokens, the right one last. seen: where the word's shots begin."""
+
+    row: tuple[int, ...]
+    labels: tuple[int, ...]
+    seen: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ManyShot:
+    """The lessons, whose ends are the rows of each length; the baseline gets those of the trained length.
+
+    step: tokens from one shot to the next.
+    """
+
+    lessons: tuple[Lesson, ...]
+    lengths: tuple[int, ...]
+    prefix: tuple[int, ...]
+    trained_length: int
+    step: int
+    note: str
+    name: str = NAME
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {length: len(self.lessons) for length in self._lengths(role)}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, Array]:
+        """Return by length what the right label costs among the labels, in nats, and whether it was the likeliest.
+
+        Shapes: (2, lessons).
+        """
+        labels = [lesson.labels for lesson in self.lessons]
+        found = {}
+        for length in self._lengths(role):
+            rows = [(*self.prefix, *lesson.row[-self._room(length) :]) for lesson in self.lessons]
+            logits = runner.predict(rows, labels, done).log_probs
+            top = logits.max(axis=1)
+            losses = top + np.log(np.exp(logits - top[:, None]).sum(axis=1)) - logits[:, -1]
+            found[length] = np.stack([losses, logits.argmax(axis=1) == LABELS - 1])
+        return found
+
+    def result(self, target: Mapping[int, Array], baseline: Mapping[int, Array] | None) -> ManyShotResult:
+        """Return the loss of the label at each length, and its gain over the trained length's shots alone."""
+        own = (target if baseline is None else baseline).get(self.trained_length)
+        if own is None:
+            return ManyShotResult(0, None, (), self.note)
+        trials = range(len(self.lessons))
+        seen = self._seen(self.trained_length)
+        hits = int(own[1, seen].sum())
+        compared = [length for length in self.lengths if baseline is not None or length > self.trained_length]
+        note = ""
+        if wilson(hits, int(seen.sum()))[0] <= 1 / LABELS:
+            note = (
+                f"within {self.trained_length} tokens {hits} of {int(seen.sum())} labels are right whose word was shown"
+            )
+        elif not any(length > self.trained_length for length in compared):
+            note = "no length beyond the trained one was measured"
+        gains = {} if note else {n: paired_difference(own[0], target[n][0], trials) for n in compared}
+        better = rejected([chance_of_less(gain, 0.0) for gain in gains.values()])
+        worse = rejected([chance_of_more(gain, 0.0) for gain in gains.values()])
+        said = [BETTER if up else WORSE if down else UNDECIDED for up, down in zip(better, worse, strict=True)]
+        verdicts = dict(zip(gains, said, strict=True))
+        lengths = tuple(
+            ManyShotLength(
+                n, self._room(n) // self.step, float(self._seen(n).mean()), int(target[n][1].sum()),
+                clustered(target[n][0], trials), gains.get(n), verdicts.get(n, ""),
+            )
+            for n in self.lengths
+        )  # fmt: skip
+        return ManyShotResult(len(trials), clustered(own[0], trials), lengths, note)
+
+    def _lengths(self, role: str) -> list[int]:
+        return [length for length in self.lengths if role == TARGET or length == self.trained_length]
+
+    def _room(self, length: int) -> int:
+        return length - len(self.prefix)
+
+    def _seen(self, length: int) -> Array:
+        """Return of which lessons a row of this length shows the word that is asked for."""
+        return np.array(
+            [any(at >= len(lesson.row) - self._room(length) for at in lesson.seen) for lesson in self.lessons]
+        )
+
+
+def prepare_many_shot(
+    corpus: Corpus,
+    tokenize: Callable[[str], list[int]],
+    lengths: Sequence[int],
+    trained_length: int,
+    *,
+    trials: int,
+    seed: int,
+) -> ManyShot:
+    """Return the lessons: words drawn with putting back, twice as many different ones as the trained length has shots.
+
+    Raises: ConfigError if there is no text.
+    """
+    tokens = single_tokens(tokenize)
+    wanted = tuple(n for n in sorted({trained_length, *lengths}) if trained_length <= n <= max(lengths))
+    size = len(tokenize(PAIR.format("it", "it")))
+    shots = int(min(MOST_WORDS / SEEN, trained_length / (size * (1 + TEXT)), (len(tokens) - LABELS) / SEEN))
+    if shots * SEEN < FEWEST_WORDS or not wanted:
+        few = f"{SEEN * max(0, shots)} words of one token have room, and {FEWEST_WORDS} are needed"
+        return ManyShot((), (), corpus.prefix, trained_length, 1, few)
+    step = trained_length // shots
+    lessons = tuple(
+        _lesson(corpus, tokenize, tokens, wanted[-1] - len(corpus.prefix), shots * SEEN, step, random.Random(f"{seed} {NAME} {trial}"))
+        for trial in range(trials)
+    )  # fmt: skip
+    return ManyShot(lessons, wanted, corpus.prefix, trained_length, step, "")
+
+
+def _lesson(
+    corpus: Corpus,
+    tokenize: Callable[[str], list[int]],
+    tokens: Mapping[str, int],
+    room: int,
+    count: int,
+    step: int,
+    rng: random.Random,
+) -> Lesson:
+    """Return a row of `room` tokens: shots of `count` words with one of four labels each, other text between them."""
+    chosen = rng.sample(list(tokens), count + LABELS)
+    words, labels = chosen[:count], chosen[count:]
+    asked = rng.choice(words)
+    of_words = dict(zip(words, labels * count, strict=False))
+    question = tokenize(ASKED.format(asked))
+    filler = text_of_others(corpus, None, room, rng, {tokens[word] for word in chosen})
+    row, seen = question, []
+    while len(row) < room:
+        word = rng.choice(words)
+        shot = tokenize(PAIR.format(word, of_words[word]))
+        if word == asked:
+            seen.append(room - len(row) - len(shot))
+        between = max(0, step - len(shot))
+        row = [*filler[len(row) : len(row) + between], *shot, *row]
+    right = of_words[asked]
+    ordered = (*(tokens[label] for label in labels if label != right), tokens[right])
+    return Lesson(tuple(row[-room:]), ordered, tuple(at for at in seen if at >= 0))
