@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/oracle"), str(ROOT / "scripts")]
 
 import exllama_models_probe as probe  # noqa: E402
-import mlx_files  # noqa: E402 - small configs
+from engine_files import recording, small_models  # noqa: E402
 
 from ropetool import families, names  # noqa: E402
 from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
@@ -74,7 +74,7 @@ STYLES = {"NEOX": "half", "GPTJ": "interleaved"}
 
 def small(model_type: str, known: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return a small config of a type as published ones are, and where its text model's part is."""
-    config, path = mlx_files.small(model_type)
+    config, path = small_models.small(model_type)
     architecture = next(iter(config["architectures"] or ()), None) or ""
     whole = architecture.replace("ForCausalLM", "ForConditionalGeneration")
     config["architectures"] = [whole if path and whole in known else architecture]
@@ -84,7 +84,7 @@ def small(model_type: str, known: Mapping[str, Any]) -> tuple[dict[str, Any], li
     part |= MORE.get(model_type, {})
     config |= AROUND.get(model_type, {})
     config |= {
-        k: v for k, v in part.items() if model_type in mlx_files.FLAT and k not in ("model_type", "architectures")
+        k: v for k, v in part.items() if model_type in small_models.FLAT and k not in ("model_type", "architectures")
     }
     if part.get("head_dim") is None:
         part["head_dim"] = part["hidden_size"] // part["num_attention_heads"]
@@ -139,7 +139,7 @@ def _facts(known: Mapping[str, tuple[str, str]], config: dict[str, Any], path: l
         if theta is not None:
             part[names.ROPE_THETA] = theta
         part[names.ROPE_SCALING] = scaling
-        if config["model_type"] in mlx_files.FLAT:
+        if config["model_type"] in small_models.FLAT:
             stated = {k: v for k, v in stated.items() if k not in KEYS} | {k: part[k] for k in KEYS if k in part}
         probe.layers(probe.read(known, stated))
         return list(probe.seen)
@@ -199,8 +199,8 @@ def record(root: Path, known: Mapping[str, tuple[str, str]]) -> None:
     subjects = {}
     for name in decoded:
         model_type = name.partition(" of ")[0]
-        subjects[name] = mlx_files.Subject(exllamav3.NAME, model_type, ask, small(model_type, known))
-    mlx_files.write_record(exllamav3.NAME, subjects, whole=True, made_with=probe.fingerprint(root))
+        subjects[name] = small_models.Subject(exllamav3.NAME, model_type, ask, small(model_type, known))
+    recording.write_record(exllamav3.NAME, subjects, whole=True, made_with=probe.fingerprint(root))
 
 
 def _told(known: Mapping[str, tuple[str, str]], _: str, config: Mapping[str, Any], lengths: tuple[int, ...]) -> Any:
@@ -225,7 +225,7 @@ def main() -> int:
         return 0
     found = {}
     for model_type in sorted(records.names()):
-        name = mlx_files.key_of(model_type)
+        name = small_models.key_of(model_type)
         family = families.find(model_type)
         if name is None or (family is not None and family.own_name and family.exllamav3 is not None):
             continue
@@ -233,7 +233,7 @@ def main() -> int:
         if one is not None:
             found[name] = one
             print(name, json.dumps(one), file=sys.stderr)
-    FILE.write_text(mlx_files.text_of(found), encoding="utf-8")
+    FILE.write_text(recording.text_of(found), encoding="utf-8")
     return 0
 
 

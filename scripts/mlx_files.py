@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,23 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/oracle")]
 import mlx_cases  # noqa: E402 - it lies among the tests
+from engine_files.recording import text_of, write_record  # noqa: E402
+from engine_files.small_models import (  # noqa: E402
+    CONTEXT,
+    FULL,
+    INSIDE,
+    LENGTH,
+    REMOTE,
+    REMOVED,
+    RENAMED,
+    SLIDING,
+    TRAINED,
+    Subject,
+    bystanders,
+    key_of,
+    share_places,
+    usual_share,
+)
 
 from ropetool import families, names  # noqa: E402
 from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
@@ -43,130 +59,18 @@ from ropetool.runtimes.mlx_files import Table  # noqa: E402
 PROBE = ROOT / "tests/oracle/mlx_engine_probe.py"
 FOLDER = ROOT / "ropetool/families/engine_files"
 PYTHON = os.environ.get("ROPETOOL_ENGINE_MLX", str(Path.home() / ".cache/ropetool/engines/mlx-0.32.2/bin/python"))
-TRAINED, CONTEXT, LENGTH = 32, 48, 64  # the last beyond the context, for dynamic, and beyond the windows
 STATED = (0.75, 0.875, 0.625)  # shares of a head that no model has by itself
 SHARES = (*STATED, 0.5, 0.25, 1.0, 0.2, 0.4, 0.8)
-REMOVED = "removed"  # in place of a value: the key is taken away
 TABLES: dict[str, Table] = {
     "mlx-lm": partial(mlx_lm.table, first=mlx_lm.NEWER),
     "mlx-vlm": mlx_vlm.table,
 }
-FULL, SLIDING = names.FULL_ATTENTION, names.SLIDING_ATTENTION
-
-MISTRAL = {
-    "rope_type": "yarn", "type": "yarn", "factor": 1.0, "original_max_position_embeddings": TRAINED, "rope_theta": 1e6,
-    "llama_4_scaling_beta": 0.1, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0,
-}  # fmt: skip
-QWEN = {
-    "rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25, "mrope_section": [11, 11, 10],
-    "mrope_interleaved": True,
-}  # fmt: skip
-# What published configs have beside what transformers' config classes write.
-MORE: dict[str, dict[str, Any]] = {
-    "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
-    "deepseek_v2": {names.ROPE_SCALING: {"type": "yarn", "factor": 1.0, "original_max_position_embeddings": 128}},
-    "exaone4": {names.ROPE_SCALING: None},
-    "exaone_moe": {"is_moe_layer": [False, True, True, True]},
-    "gemma3": {"vocab_size": 128},
-    "glm4_moe": {names.ROPE_SCALING: None, "use_qk_norm": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-    "glm4v": {"eos_token_id": 1},
-    "glm4v_moe": {"use_qk_norm": False},
-    "glm_moe_dsa": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
-    "jamba": {"layers_block_type": ["mamba", "attention"] * 2},
-    "kolibri1": {"num_experts": 4}, "mellum": {"num_experts": 4}, "qwen3_moe": {"num_experts": 4},
-    "lfm2": {"block_dim": 160, "full_attn_idxs": [2]},
-    "llama4_text": {names.ROPE_SCALING: None, "num_experts_per_tok": 1},
-    "ministral3": {names.ROPE_PARAMETERS: MISTRAL}, "mistral4": {names.ROPE_PARAMETERS: MISTRAL},
-    "mimo_v2_flash": {
-        "hybrid_layer_pattern": [0, 1, 0, 1], "moe_layer_freq": [0, 1, 1, 1], "add_swa_attention_sink_bias": False,
-        "add_full_attention_sink_bias": False, "sliding_window_size": 8, "n_shared_experts": None, "layernorm_epsilon": 1e-5,
-        "swa_rope_theta": 10000.0, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
-    },
-    "minicpm3": {names.ROPE_SCALING: {"type": "longrope", "factor": 1.0, "original_max_position_embeddings": 128}},
-    "qwen3_5_text": {names.ROPE_PARAMETERS: QWEN}, "qwen3_5_moe_text": {names.ROPE_PARAMETERS: QWEN},
-    "qwen3_omni_moe_text": {"num_experts": 4, "norm_topk_prob": True, "mlp_only_layers": []},
-    "longcat_flash": {
-        "attention_method": "MLA", "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True,
-    },
-    "minimax": {"shared_intermediate_size": 32, "rotary_dim": 128},
-    "minimax_m2": {"shared_intermediate_size": 32, "rotary_dim": 64},
-    "qwen3_vl": {"tie_word_embeddings": False},
-    "qwen3_vl_moe": {"num_experts": 4, "norm_topk_prob": True},
-    "solar_open": {"intermediate_size": 32, "first_k_dense_replace": 1, "partial_rotary_factor": 1.0, "use_qk_norm": False},
-    "nemotron_h": {"layers_block_type": ["mamba", "attention", "moe", "mamba"], "hybrid_override_pattern": "M*EM"},
-}  # fmt: skip
 BASES = (names.ROPE_THETA, names.ROPE_TYPE, names.PARTIAL_ROTARY_FACTOR)
 # Files that count their kinds of layer by a number, read in their source; layer_types does not occur there.
 COUNTING = (
     "aya_vision", "cohere2", "gemma2", "gemma3", "gemma3_text", "llama4_text", "minicpmv4_6", "qwen3_5", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 )  # fmt: skip
-FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers that are published with the keys of the text model at the top
-
-
-SIZES = {
-    "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32,
-    "vocab_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, "tie_word_embeddings": False,
-}  # fmt: skip
-# Small configs of types whose classes come with their files, and what is named for a type that another one's file runs.
-REMOTE: dict[str, dict[str, Any]] = {
-    "internlm2": {**SIZES, "architectures": ["InternLM2ForCausalLM"], "bias": False},
-    "exaone": {**SIZES, "architectures": ["ExaoneForCausalLM"], "num_layers": 4, "layer_norm_epsilon": 1e-5},
-    "deepseek": {
-        **SIZES, "architectures": ["DeepseekForCausalLM"], "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32, "first_k_dense_replace": 1, "moe_layer_freq": 1,
-    },
-}  # fmt: skip
-RENAMED = {"kimi_k2": "deepseek_v3"}
-# Text models inside wrappers that are published with several.
-INSIDE = (
-    "llava of mistral", "llava of qwen2", "llava_next of mistral", "mistral3 of ministral3", "paligemma of gemma2",
-)  # fmt: skip
-
-
-def small(model_type: str) -> tuple[dict[str, Any], list[str]]:
-    """Return a small config of a type, as a file would have it, and where its text model's part is.
-
-    model_type: `A of B` is A around a text model of B.
-    """
-    if model_type in REMOTE:
-        return {**REMOTE[model_type], "model_type": model_type}, []
-    if model_type in RENAMED:
-        return {**small(RENAMED[model_type])[0], "model_type": model_type}, []
-    outer, _, inner = model_type.partition(" of ")
-    if inner:
-        config, path = _small(outer)
-        return {**config, path[0]: {**_small(inner)[0], "model_type": inner}}, path
-    return _small(model_type)
-
-
-def _small(model_type: str) -> tuple[dict[str, Any], list[str]]:
-    import transformers
-
-    from ropetool.probing import facts, tiny
-
-    config = transformers.AutoConfig.for_model(model_type)
-    path, text = facts.text_config(config)
-    changes = tiny.overrides(text)
-    made = type(text)(**changes).to_dict()
-    made = {key: value for key, value in made.items() if key not in ("transformers_version", "dtype", "_name_or_path")}
-    for ours, theirs in dict(getattr(text, "attribute_map", {})).items():
-        if made.get(theirs) is not None:
-            made.setdefault(ours, made[theirs])
-    if made.get("num_local_experts"):
-        made.setdefault("num_experts", made["num_local_experts"])
-    made = json.loads(json.dumps(made, default=str))
-    made |= MORE.get(model_type, {}) | MORE.get(str(text.model_type), {})
-    if not path:
-        return {**made, "model_type": model_type, "architectures": [facts.architecture(model_type)]}, []
-    whole = json.loads(json.dumps(config.to_dict(), default=str))
-    whole |= {"model_type": model_type, "vocab_size": 128, "architectures": [facts.architecture(model_type)]}
-    inner = whole
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = made
-    return whole, path
 
 
 class Asker:
@@ -195,74 +99,8 @@ class Asker:
                 return found
 
 
-Ask = Callable[[str, Mapping[str, Any], tuple[int, ...]], dict[str, Any]]  # of a program, a config and lengths
-
-
 class Odd(Exception):
     """What no fact says: why the type is not decoded."""
-
-
-class Subject:
-    """A type in a program: configs of it with rope keys set, and what the program makes of them."""
-
-    def __init__(
-        self, program: str, model_type: str, ask: Ask, made: tuple[dict[str, Any], list[str]] | None = None
-    ) -> None:
-        self.program, self.ask = program, ask
-        self.config, self.path = made or small(model_type)
-        if model_type in FLAT:
-            part = self.config
-            for key in self.path:
-                part = part[key]
-            kept = {"model_type": model_type, "architectures": self.config["architectures"]}
-            self.config = {**self.config, **part, **kept}
-        part = self.part(self.config)
-        self.stated = part.pop(names.ROPE_PARAMETERS, None) or {}
-        if model_type in FLAT:
-            self.config.pop(names.ROPE_PARAMETERS, None)
-        for key in (names.ROPE_THETA, names.ROPE_SCALING, names.PARTIAL_ROTARY_FACTOR, names.ROPE_LOCAL_BASE_FREQ):
-            part.pop(key, None)
-        self.family = families.of_config(self.config)
-        more = {**MORE.get(model_type, {}), **MORE.get(self.family.model_type, {})}
-        part |= {key: more[key] for key in (names.ROPE_SCALING, names.PARTIAL_ROTARY_FACTOR) if key in more}
-        part[self.family.context_key] = CONTEXT
-        if part.get("head_dim") is None and part.get("hidden_size") and part.get("num_attention_heads"):
-            part["head_dim"] = part["hidden_size"] // part["num_attention_heads"]
-        self.groups = {k: self.family.rope_group(k) for k in self.family.layer_types}
-
-    def part(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return the text model's part."""
-        inner = config
-        for key in self.path:
-            inner = inner[key]
-        return inner
-
-    def made(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the config with values at these places of the text model's part."""
-        config = copy.deepcopy(self.config)
-        targets = [self.part(config)]
-        if self.config["model_type"] in FLAT:
-            targets.append(config)
-        for target in targets:
-            for place, value in values.items():
-                *outer, last = place.split(".")
-                inner = target
-                for key in outer:
-                    inner[key] = inner.get(key) or {}
-                    inner = inner[key]
-                inner[last] = value
-                if value == REMOVED:
-                    inner.pop(last)
-        return config
-
-    def layers(self, values: Mapping[str, Any], lengths: tuple[int, ...] = (LENGTH,)) -> list[dict[str, Any]] | str:
-        """Return the layers that attend, or the error."""
-        found = self.ask(self.program, self.made(values), lengths)
-        if "lengths" not in found:
-            return str(found.get("error") or found.get("stopped"))
-        self.file = found["file"]
-        layers: list[dict[str, Any]] = found["lengths"][str(lengths[-1])]
-        return layers
 
 
 def same(layer: Mapping[str, Any], table: Any) -> bool:
@@ -301,37 +139,6 @@ def all_bases(subject: Subject) -> dict[str, float]:
     kinds = subject.family.layer_types or (FULL,)
     places = dict.fromkeys(place for kind in kinds for place in base_places(subject, kind))
     return {place: 20000.0 + 7000.0 * number for number, place in enumerate(places)}
-
-
-def bystanders(subject: Subject) -> dict[str, Any]:
-    """Return what stands beside the base in rope_parameters of published configs of the family, and the share of a head."""
-    rest = {names.ROPE_THETA, names.ROPE_TYPE, "factor", "original_max_position_embeddings"}
-    groups = {group: subject.stated.get(group) for group in subject.groups.values()}
-    if not any(isinstance(one, Mapping) for one in groups.values()):
-        groups = {"": subject.stated}
-    found: dict[str, Any] = {}
-    for group, keys in groups.items():
-        prefix = f"{names.ROPE_PARAMETERS}.{group}." if group else f"{names.ROPE_PARAMETERS}."
-        found |= {f"{prefix}{key}": value for key, value in (keys or {}).items() if key not in rest}
-        found[f"{prefix}{names.ROPE_TYPE}"] = "default"
-    if subject.family.nested:
-        return {key: value for key, value in found.items() if key.rpartition(".")[2] != names.PARTIAL_ROTARY_FACTOR}
-    if share := usual_share(subject):
-        found |= dict.fromkeys(share_places(subject), share)
-    return found
-
-
-def usual_share(subject: Subject) -> float | None:
-    """Return the share of a head that published configs of the family state, None where they state none."""
-    if not subject.family.partial_rotary_key:
-        return None
-    stated = subject.stated.get(names.PARTIAL_ROTARY_FACTOR) or subject.family.default_partial_rotary_factor
-    return float(stated)
-
-
-def share_places(subject: Subject) -> list[str]:
-    places = [names.PARTIAL_ROTARY_FACTOR, f"{names.ROPE_PARAMETERS}.{names.PARTIAL_ROTARY_FACTOR}"]
-    return list(dict.fromkeys([*places, subject.family.partial_rotary_key]))
 
 
 def facts(program: str, model_type: str, ask: Asker) -> dict[str, Any] | None:
@@ -541,7 +348,7 @@ def _reading(
     if default is not None:
         reading["base"] = default
     theta = dict.fromkeys(bases, 20000.0) if read else {}
-    reading["places"] = _places(subject, kind, at, {**beside, **theta}, 20000.0 if read else default, channels, known)
+    reading["places"] = _places(subject, kind, at, {**beside, **theta}, 20000.0 if read else default, channels)
     return reading
 
 
@@ -569,8 +376,7 @@ def cells(channels: int) -> dict[str, dict[str, Any]]:
 
 
 def _places(
-    subject: Subject, kind: str, at: list[int], plain_keys: Mapping[str, Any], theta: float | None, channels: int,
-    known: Mapping[str, Any],
+    subject: Subject, kind: str, at: list[int], plain_keys: Mapping[str, Any], theta: float | None, channels: int
 ) -> dict[str, Any]:  # fmt: skip
     """Return the objects of scaling keys that are looked at, with what comes of each rope type."""
     if theta is None:
@@ -643,21 +449,6 @@ def _table(subject: Subject, keys: Mapping[str, Any], channels: int) -> RopeTabl
     return found
 
 
-def text_of(found: Mapping[str, Any]) -> str:
-    lines = [f"  {json.dumps(name)}: {json.dumps(found[name], sort_keys=True)}" for name in sorted(found)]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def key_of(model_type: str) -> str | None:
-    """Return the name of a type in the files: with that of the text model inside, where there is one."""
-    try:
-        config, _ = small(model_type)
-        family = families.of_config(config)
-    except Exception:  # noqa: BLE001 - no family, or no small config
-        return None
-    return family.name if family.name == family.model_type else f"{family.name} of {family.model_type}"
-
-
 def asked_as(name: str) -> str:
     """Return what `small` knows an entry of the files by."""
     return name if name in INSIDE else name.partition(" of ")[0]
@@ -670,171 +461,6 @@ def record(program: str, only: list[str], ask: Asker) -> None:
     chosen = [name for name in decoded if not only or name.partition(" of ")[0] in only]
     subjects = {name: Subject(program, asked_as(name), ask) for name in chosen}
     write_record(program, subjects, before=mlx_cases.recorded(program) if only else {})
-
-
-NOTHING: Mapping[str, Any] = {}
-
-
-def write_record(
-    program: str,
-    subjects: Mapping[str, Subject],
-    *,
-    whole: bool = False,
-    made_with: str = "",
-    before: Mapping[str, Any] = NOTHING,
-) -> None:
-    """Write what models of these types answer; whole: with the whole config, of which a decoder reads a part.
-
-    before: what is recorded already of other types, which stays.
-    """
-    answers: list[Any] = list(before.get("answers", []))
-    tables: list[Any] = list(before.get("tables", []))
-    found: dict[str, Any] = dict(before.get("types", {}))
-    for name, subject in subjects.items():
-        config, cases = _recorded_cases(subject)
-        around = _with_context(subject)
-        if whole:
-            config = around = pruned(around, subject.path)
-        asked = {case: _told(subject, mlx_cases.changed(around, subject.path, set_)) for case, set_ in cases.items()}
-        first = asked["plain v4"] if "layers" in asked["plain v4"] else asked["plain v5"]
-        places = {case: _index(answers, _packed(one, first, tables)) for case, one in asked.items()}
-        stated = {case: [changes, places[case]] for case, changes in cases.items()}
-        found[name] = {"config": config, "path": subject.path, "cases": stated}
-        for case, changes in cases.items():
-            shown = _unpacked(answers[places[case]], tables)
-            for reason in mlx_cases.differences(program, mlx_cases.changed(config, subject.path, changes), shown):
-                print(f"{program} {name} {case}: {reason}", file=sys.stderr, flush=True)
-        text = {"made_with": made_with, "types": found, "answers": answers, "tables": tables}
-        mlx_cases.file(program).write_text(_lines(text), encoding="utf-8")
-        print(f"{program} {name}", file=sys.stderr, flush=True)
-
-
-def pruned(config: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
-    """Return a config without what decides nothing of rotation, and without null in the text model's part."""
-    found = {k: v for k, v in config.items() if k == "architectures" or k not in DROPPED}
-    if path:
-        return {k: pruned(v, path[1:]) if k == path[0] else _bare(v) for k, v in found.items()}
-    return {k: v for k, v in found.items() if v is not None}
-
-
-def _bare(value: Any) -> Any:
-    return {k: v for k, v in value.items() if k not in DROPPED} if isinstance(value, dict) else value
-
-
-def _lines(data: Mapping[str, Any]) -> str:
-    """Return JSON with an entry a line, so that a difference can be read."""
-    types = ",\n".join(f"{json.dumps(name)}: {json.dumps(one)}" for name, one in sorted(data["types"].items()))
-    rest = [f'"{key}": [\n' + ",\n".join(json.dumps(one) for one in data[key]) + "\n]" for key in ("answers", "tables")]
-    made = f'"made_with": {json.dumps(data["made_with"])},\n' if data["made_with"] else ""
-    return f'{{{made}"types": {{\n{types}\n}},\n' + ",\n".join(rest) + "}\n"
-
-
-def _recorded_cases(subject: Subject) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the config without rope keys, of what a decoder reads alone, and what each case sets in it."""
-    whole = _with_context(subject)
-    part = {key: value for key, value in subject.part(whole).items() if value is not None and key not in DROPPED}
-    model_type = {"model_type": whole["model_type"]}
-    config = (
-        part
-        if not subject.path
-        else {**(part if whole["model_type"] in FLAT else {}), **model_type, subject.path[0]: part}
-    )
-    head = engine.shape(HfCheckpoint(config, subject.family)).entries[FULL].head_dim
-    share = usual_share(subject)
-    near = {key.rpartition(".")[2]: v for key, v in bystanders(subject).items() if key.count(".") == 1}
-    near.pop(names.ROPE_TYPE, None)
-    cases = {}
-    for case in mlx_cases.asked(subject.program):
-        cell, style = case.split()
-        keys = mlx_cases.keys(cell, int(head * (share or 1.0)))
-        cases[case] = _style(subject, style, keys, near, share)
-        if cell == "baseless":
-            del cases[case][names.ROPE_THETA]
-    return config, cases
-
-
-def _with_context(subject: Subject) -> dict[str, Any]:
-    config = copy.deepcopy(subject.config)
-    for part in (config, subject.part(config)):
-        part[subject.family.context_key] = mlx_cases.CONTEXT
-    return config
-
-
-def _style(
-    subject: Subject, style: str, keys: dict[str, Any], near: Mapping[str, Any], share: float | None
-) -> dict[str, Any]:
-    top = {names.PARTIAL_ROTARY_FACTOR: share} if share else {}
-    local = {names.ROPE_THETA: 10000.0}
-    if style == "v5":
-        if subject.family.nested:
-            nested = {group: {names.ROPE_TYPE: "default", **local} for group in subject.groups.values()}
-            return {
-                names.ROPE_PARAMETERS: {**nested, subject.groups[FULL]: {**keys, names.ROPE_THETA: mlx_cases.THETA}}
-            }
-        return {names.ROPE_PARAMETERS: {**near, **top, **keys, names.ROPE_THETA: mlx_cases.THETA}}
-    if style == "v4-type":
-        keys = {**keys, names.LEGACY_TYPE: keys[names.ROPE_TYPE]}
-    near = {key: value for key, value in near.items() if key != names.PARTIAL_ROTARY_FACTOR}
-    scaling = {**near, **keys} if near or keys[names.ROPE_TYPE] != "default" else None
-    return {**top, names.ROPE_THETA: mlx_cases.THETA, names.ROPE_SCALING: scaling} | (
-        {names.ROPE_LOCAL_BASE_FREQ: 10000.0} if subject.family.has_local_base else {}
-    )
-
-
-# What decides nothing of rotation, to keep the record short.
-DROPPED = (
-    "transformers_version",
-    "id2label",
-    "label2id",
-    "dtype",
-    "_name_or_path",
-    "problem_type",
-    "return_dict",
-    "architectures",
-)
-
-
-def _told(subject: Subject, config: dict[str, Any]) -> dict[str, Any]:
-    found = subject.ask(subject.program, config, (mlx_cases.LENGTH,))
-    if "lengths" not in found:
-        return {"error": str(found.get("error") or found.get("stopped"))[:100]}
-    return {"layers": found["lengths"][str(mlx_cases.LENGTH)]}
-
-
-def _packed(answer: dict[str, Any], plain_answer: dict[str, Any], tables: list[Any]) -> dict[str, Any]:
-    """Return an answer with its tables as places in a list, and sizes as ratios to those of the plain model."""
-    if "layers" not in answer:
-        return answer
-    layers = []
-    for layer, before in zip(answer["layers"], plain_answer["layers"], strict=True):
-        if "inv_freq" not in layer:
-            layers.append({"window": layer["window"]})
-            continue
-        table = {
-            "inv_freq": [
-                abs(float(f"{x:.7f}")) if abs(x) < 1e-3 else float(f"{abs(x):.6g}") for x in layer["inv_freq"]
-            ],
-            "layout": layer["layout"],
-        }
-        factor = layer["amplitude"] / before["amplitude"] if before.get("amplitude") else 1.0
-        layers.append({
-            "table": _index(tables, table), "window": layer["window"], "factor": float(f"{factor:.5f}"),
-            "score": float(f"{layer['scale'] / before['scale']:.6g}"),
-            **({"temperature": layer["temperature"]} if layer.get("temperature") else {}),
-        })  # fmt: skip
-    return {"layers": layers}
-
-
-def _unpacked(answer: dict[str, Any], tables: list[Any]) -> dict[str, Any]:
-    if "layers" not in answer:
-        return answer
-    return {"layers": [{**one, **tables[one["table"]]} if "table" in one else one for one in answer["layers"]]}
-
-
-def _index(known: list[Any], value: Any) -> int:
-    if value not in known:
-        known.append(value)
-    return known.index(value)
 
 
 def models() -> dict[str, Any]:
