@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "verification"), str(ROOT)]
+sys.path[:0] = [*(str(ROOT / name) for name in ("tests", "tests/verification")), str(ROOT)]
 
 import recorded  # noqa: E402
 

@@ -2,7 +2,7 @@
 """Write the parts of the documentation that follow from code and data.
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` is replaced: what is reached in README, tables in docs/methods.md and docs/runtimes.md, a family's file in
+`<!-- /NAME -->` is replaced: what is reached in README, tables in docs/methods.md, docs/runtimes.md and docs/verify.md, a family's file in
 docs/contributing.md, layers and folders in docs/architecture.md.
 With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
 
@@ -39,6 +39,7 @@ from ropetool.rope import methods
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding
 from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
+from ropetool.verification import floors
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
@@ -60,6 +61,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
+    yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 
@@ -399,6 +401,26 @@ def runtime_table() -> str:
     known = [runtimes.get(name) for name in runtimes.names()]
     rows = [[f"`{r.name}`", ", ".join(r.formats), r.versions, r.summary] for r in known]
     return _table(["runtime", "reads", "checked with", "how"], rows)
+
+
+def floor_table() -> str:
+    """Return a line for each type of file: what was measured of both models, and what follows."""
+    measured = floors.table()["floors"]
+    rows = []
+    for name, entry in measured.items():
+        allowed = floors.limit([name], 1)
+        assert allowed is not None
+        text, rare = allowed.text, allowed.rare
+        figures = [
+            *(entry[model]["text"][0] for model in ("demo", "second")),
+            text.mean,
+            text.p99,
+            text.window,
+            rare.mean,
+        ]
+        rows.append([name, *(f"{figure:.2g}" for figure in figures)])
+    head = ["type", "demo, mean", "second, mean", "limit: mean", "p99", "window", "rare tokens"]
+    return _table(head, rows)
 
 
 def engine_grids() -> str:

@@ -13,7 +13,6 @@ that it refuses with. The committed result carries the sha256 of the code that i
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import json
 import re
@@ -29,6 +28,7 @@ sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "tests/baking"
 
 import grid_llama_cpp  # noqa: E402
 import grid_transformers  # noqa: E402
+from code_meaning import meant  # noqa: E402
 
 RESULT = ROOT / "tests" / "baking" / "bake_grid.json"
 PAGE = ROOT / "docs" / "bake.md"
@@ -46,7 +46,7 @@ def fingerprint(by: str) -> str:
     for path in sorted(path for pattern in PARTS[by].MEASURED_BY for path in ROOT.glob(pattern)):
         # What bakes GGUF files computes nothing that transformers runs.
         if path.is_file() and not (by == "transformers" and path.name.startswith("gguf_")):
-            digest.update(f"{path.relative_to(ROOT)}\0".encode() + _meant(path) + b"\0")
+            digest.update(f"{path.relative_to(ROOT)}\0".encode() + meant(path) + b"\0")
     return digest.hexdigest()
 
 
@@ -60,23 +60,6 @@ def family_mark(model_type: str) -> str:
 def family_marks(by: str, models: Iterable[str]) -> dict[str, str]:
     """Return the marks of the families of these models, sorted."""
     return {family: family_mark(family) for family in sorted({PARTS[by].family_of(name) for name in models})}
-
-
-def _meant(path: Path) -> bytes:
-    """Return what a file says, of Python without comments, docstrings and imports: none of them changes a cell."""
-    if path.suffix != ".py":
-        return path.read_bytes()
-    tree = ast.parse(path.read_bytes())
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list):
-            node.body = [inner for inner in body if not _says_nothing(inner)] or [ast.Pass()]  # type: ignore[attr-defined]
-    return ast.dump(tree).encode()
-
-
-def _says_nothing(node: ast.stmt) -> bool:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    return is_text or isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def measured(by: str, models: list[str], known: Grid) -> Grid:

@@ -30,7 +30,7 @@ from ropetool.gguf_export.sources import Source
 from ropetool.gguf_export.splitting import Limits, split
 from ropetool.gguf_export.tensors import Layout, Placed
 from ropetool.plans import gguf_output
-from ropetool.verification.gate import KL
+from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import Check
 
 Checks = tuple[Check, ...]
@@ -198,7 +198,7 @@ def _quantised(
     if compared is not None:
         provenance.write(record(checks), provenance.beside(plain))
         found = compared(plain, file.layout.outtype)
-        checks = tuple(replace(one, name=f"{KL} before quantising") for one in found if one.name == KL)
+        checks = tuple(replace(one, name=f"{one.name} before quantising") for one in found if one.name in KL_NAMES)
     progress("quantising", 0, 0)
     kept = [placed.info.name for placed in file.layout.tensors if placed.dtype == mxfp4.DTYPE]
     kquants.quantise(plain, small, choices.outtype, choices.imatrix, kept)

@@ -19,48 +19,38 @@ _F32_ENDS = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 class OutType:
     """dtype: ggml's type of the matrices; of a mix of types, which libllama makes, the commonest one.
 
-    file_type: llama_ftype in llama.h; readers print it, none decides by it. kl: how far a sound model of the type is
-    from the unquantised one, in nats a token. weighted: libllama makes it with an importance matrix alone.
+    file_type: llama_ftype in llama.h; readers print it, none decides by it. weighted: libllama makes it with an importance
+    matrix alone.
     """
 
     dtype: str
     file_type: int
-    kl: float
     by_libllama: bool = False
     weighted: bool = False
 
-    @property
-    def most_kl(self) -> float:
-        """How far an export may be from its checkpoint."""
-        return TIMES_KL * self.kl
 
-
-def _mix(dtype: str, file_type: int, kl: float, *, weighted: bool = False) -> OutType:
-    return OutType(dtype, file_type, kl, by_libllama=True, weighted=weighted)
+def _mix(dtype: str, file_type: int, *, weighted: bool = False) -> OutType:
+    return OutType(dtype, file_type, by_libllama=True, weighted=weighted)
 
 
 # Source: enum llama_ftype in include/llama.h; llama_ftype_get_default_type and tensor_requires_imatrix in
-# src/llama-quant.cpp; the three aliases in tools/quantize/quantize.cpp. kl: Llama 3 8B in the table of
-# tools/perplexity/README.md, with an importance matrix where the type needs one; of the types that are not in it, that
-# of the next smaller one which is; of bf16 that of q8_0, for llama.cpp rounds what it multiplies with either to 8 bits.
-# A smaller model is further away, and one that is broken by orders of magnitude.
+# src/llama-quant.cpp; the three aliases in tools/quantize/quantize.cpp.
 OUTTYPES = {
-    "f32": OutType("F32", 0, 2.5e-5), "f16": OutType("F16", 1, 0.00055), "bf16": OutType("BF16", 32, 0.0014),
-    "q8_0": OutType("Q8_0", 7, 0.0014), "q5_1": OutType("Q5_1", 9, 0.018), "q5_0": OutType("Q5_0", 8, 0.022),
-    "q4_1": OutType("Q4_1", 3, 0.072), "q4_0": OutType("Q4_0", 2, 0.072),
-    "q6_k": _mix("Q6_K", 18, 0.0055), "q5_k": _mix("Q5_K", 17, 0.011), "q5_k_m": _mix("Q5_K", 17, 0.011),
-    "q5_k_s": _mix("Q5_K", 16, 0.017), "q4_k": _mix("Q4_K", 15, 0.031), "q4_k_m": _mix("Q4_K", 15, 0.031),
-    "q4_k_s": _mix("Q4_K", 14, 0.043), "q3_k": _mix("Q3_K", 12, 0.1), "q3_k_l": _mix("Q3_K", 13, 0.087),
-    "q3_k_m": _mix("Q3_K", 12, 0.1), "q3_k_s": _mix("Q3_K", 11, 0.23), "q2_k": _mix("Q2_K", 10, 0.45),
-    "q2_k_s": _mix("Q2_K", 21, 0.4, weighted=True), "iq4_nl": _mix("IQ4_NL", 25, 0.036),
-    "iq4_xs": _mix("IQ4_XS", 30, 0.036), "iq3_m": _mix("IQ3_S", 27, 0.1), "iq3_s": _mix("IQ3_S", 26, 0.11),
-    "iq3_xs": _mix("IQ3_S", 22, 0.14, weighted=True), "iq3_xxs": _mix("IQ3_XXS", 23, 0.18, weighted=True),
-    "iq2_m": _mix("IQ2_S", 29, 0.33, weighted=True), "iq2_s": _mix("IQ2_XS", 28, 0.44, weighted=True),
-    "iq2_xs": _mix("IQ2_XS", 20, 0.55, weighted=True), "iq2_xxs": _mix("IQ2_XXS", 19, 0.8, weighted=True),
-    "iq1_m": _mix("IQ1_M", 31, 1.4, weighted=True), "iq1_s": _mix("IQ1_S", 24, 2.2, weighted=True),
-    MXFP4_MOE: OutType("MXFP4", 38, 0.0014),  # its experts are as they came; llama.cpp rounds what meets them to q8_0
+    "f32": OutType("F32", 0), "f16": OutType("F16", 1), "bf16": OutType("BF16", 32),
+    "q8_0": OutType("Q8_0", 7), "q5_1": OutType("Q5_1", 9), "q5_0": OutType("Q5_0", 8),
+    "q4_1": OutType("Q4_1", 3), "q4_0": OutType("Q4_0", 2),
+    "q6_k": _mix("Q6_K", 18), "q5_k": _mix("Q5_K", 17), "q5_k_m": _mix("Q5_K", 17),
+    "q5_k_s": _mix("Q5_K", 16), "q4_k": _mix("Q4_K", 15), "q4_k_m": _mix("Q4_K", 15),
+    "q4_k_s": _mix("Q4_K", 14), "q3_k": _mix("Q3_K", 12), "q3_k_l": _mix("Q3_K", 13),
+    "q3_k_m": _mix("Q3_K", 12), "q3_k_s": _mix("Q3_K", 11), "q2_k": _mix("Q2_K", 10),
+    "q2_k_s": _mix("Q2_K", 21, weighted=True), "iq4_nl": _mix("IQ4_NL", 25),
+    "iq4_xs": _mix("IQ4_XS", 30), "iq3_m": _mix("IQ3_S", 27), "iq3_s": _mix("IQ3_S", 26),
+    "iq3_xs": _mix("IQ3_S", 22, weighted=True), "iq3_xxs": _mix("IQ3_XXS", 23, weighted=True),
+    "iq2_m": _mix("IQ2_S", 29, weighted=True), "iq2_s": _mix("IQ2_XS", 28, weighted=True),
+    "iq2_xs": _mix("IQ2_XS", 20, weighted=True), "iq2_xxs": _mix("IQ2_XXS", 19, weighted=True),
+    "iq1_m": _mix("IQ1_M", 31, weighted=True), "iq1_s": _mix("IQ1_S", 24, weighted=True),
+    MXFP4_MOE: OutType("MXFP4", 38),
 }  # fmt: skip
-TIMES_KL = 4.0  # how much further than Llama 3 8B a sound export may be
 NAMES = (AUTO, *(name for name in OUTTYPES if name != MXFP4_MOE))
 
 

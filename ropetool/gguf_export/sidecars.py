@@ -15,7 +15,8 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files import hub
 from ropetool.plans import model_card
 from ropetool.plans.serving import commands, gguf_lines
-from ropetool.verification.gate import KL
+from ropetool.verification.kl_gate import KL
+from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import PASS, Check
 
 
@@ -71,7 +72,7 @@ def serving(files: Sequence[Path], context: int, sidecars: Collection[Path]) -> 
 def _passed(checks: Sequence[Check]) -> list[str]:
     """Return what was compared and found to be the same, in words."""
     return [
-        check.detail if check.figure is None or check.name != KL else f"KL {check.figure:.2g} nats a token"
+        f"KL {check.figure:.2g} nats a token" if check.name == KL else check.detail
         for check in checks
-        if check.verdict == PASS
+        if check.verdict == PASS and (check.name == KL or check.name not in KL_NAMES)
     ]

@@ -96,7 +96,8 @@ def _every_cell(grid: RetrievalResult) -> Table:
 
 def divergence_section(found: DivergenceResult, trained_length: int) -> Section:
     """Return the divergence within and beyond the trained length."""
-    spans = [("within", found.within), *([("beyond", found.beyond)] if found.beyond is not None else [])]
+    named = (("within", found.within), ("beyond", found.beyond), ("rare tokens", found.rare))
+    spans = [(label, span) for label, span in named if span is not None]
     legend = (
         (
             "KL",
@@ -105,6 +106,7 @@ def divergence_section(found: DivergenceResult, trained_length: int) -> Section:
         ("top-1", "how often both have the same likeliest token"),
         ("logits", "the largest difference of two logits, as a part of the largest logit of the reference"),
         ("within", f"the trained length of {trained_length} tokens; {found.rows} rows of {found.length} tokens"),
+        *([("rare tokens", "rows of tokens that the others do not show, in random order")] if found.rare else []),
     )
     head = ("positions", "", "tokens", "mean KL", "median", "99 %", "maximum", "top-1", "logits")
     rows = tuple(_span(span, label) for label, span in spans)

@@ -5,7 +5,9 @@ Target and baseline may each be a Hugging Face directory, run by transformers, o
 
 from __future__ import annotations
 
+import math
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,8 +27,8 @@ from ropetool.plans.plan import BAKE
 from ropetool.rope import methods
 from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
-from ropetool.verification import catalogue, suites
-from ropetool.verification.gate import KL, NOTHING_BEYOND, Limits
+from ropetool.verification import catalogue, floors, suites
+from ropetool.verification.gate import NOTHING_BEYOND, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
@@ -118,8 +120,6 @@ def verify_checkpoint(
     if other is not None:
         checks.append(same_tables(checkpoint, other))
         pair = _pair(checkpoint, other, original)
-        if pair.quantised and pair.before is None:
-            limits = _stated_limit(limits or Limits(), target, other.path)
     around = (
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
@@ -330,24 +330,36 @@ def _extension(target: Path, found: Inspection) -> dict[str, Any] | None:
 
 def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None) -> Pair:
     """Return what the target is compared with, and the same two files before the extension where they are at hand."""
-    quantised = _is_quantised(target) or _is_quantised(other)
-    notes: list[str] = []
-    original = _unchanged_source(other.path, notes)
     before = None
-    if baseline is not None and original is not None and _weights(baseline) == _weights(target):
-        before = (original, baseline.path)
-    return Pair(other.path, quantised, before)
+    if _is_quantised(target) or _is_quantised(other):
+        original = _unchanged_source(other.path, [])
+        if baseline is not None and original is not None and _weights(baseline) == _weights(target):
+            before = (original, baseline.path)
+    return Pair(other.path, _kinds(target, other), floors.layers_of(target.stored), before)
 
 
-def _stated_limit(limits: Limits, *files: Path) -> Limits:
-    """Return the limits with that of the type which a quantised file was exported in, where none was asked for."""
-    for path in files:
-        made = provenance.record(path)
-        checks = (made.export or {}).get("checks", ()) if made is not None else ()
-        for check in checks:
-            if limits.max_kl is None and check["name"] == KL and check["limit"] is not None:
-                limits = replace(limits, max_kl=check["limit"])
-    return limits
+def _kinds(target: Checkpoint, other: Checkpoint) -> tuple[str, ...]:
+    """Return the types that tell the files apart: those of GGUF files, or what two directories may be rounded to once more."""
+    files = [each for each in (target, other) if isinstance(each, GgufCheckpoint)]
+    if files:
+        return tuple(map(_type_of, files))
+    directories = [each for each in (target, other) if isinstance(each, HfCheckpoint)]
+    if any(_is_quantised(each) for each in directories):
+        return ("quantised",)
+    return tuple({_commonest(each).lower() for each in directories})
+
+
+def _type_of(file: GgufCheckpoint) -> str:
+    """Return the export type of a file: by its record, or by what most of its numbers are stored in."""
+    made = provenance.record(file.path)
+    return str((made.export or {}).get("outtype", "")) if made and made.export else floors.of_dtype(_commonest(file))
+
+
+def _commonest(checkpoint: Checkpoint) -> str:
+    counts: Counter[str] = Counter()
+    for tensor in checkpoint.stored.values():
+        counts[tensor.dtype] += math.prod(tensor.shape)
+    return max(counts, key=lambda name: counts[name], default="")
 
 
 def _weights(checkpoint: Checkpoint) -> frozenset[str]:

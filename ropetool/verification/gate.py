@@ -20,17 +20,14 @@ from ropetool.verification.results import (
     UNDECIDED,
     WORSE,
     Check,
-    DivergenceResult,
     Estimate,
     FarResult,
     LengthResult,
 )  # fmt: skip
 from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, negated, rejected
 
-KL, RATIO, FAR_TEXT = "KL", "ratio", "far text"
+RATIO, FAR_TEXT = "ratio", "far text"
 NOTHING_BEYOND = "no length beyond the trained one was measured"
-FORMAT_KL = 1e-4  # nats a token between two unquantised files of one model
-QUANTISED_TIMES = 2.0  # what an extension may add to the divergence of a quantisation
 SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9, one that knows it by heart far less
 
 
@@ -65,7 +62,7 @@ GRADES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What is allowed. grade: one of GRADES. max_kl: None asks for the default of the pair of files; see `kl_checks`."""
+    """What is allowed. grade: one of GRADES. max_kl: None asks for the limits of the types; see kl_gate.py."""
 
     grade: str = USABLE
     max_kl: float | None = None
@@ -177,33 +174,6 @@ def reading_check(
     best = evidence[chances.index(min(chances))]
     told = f"{confidence(error)} lower bound of the {best.said}"
     return Check(name, lower_bound(best.gain, error), 0.0, PASS if any(rejected(chances, error)) else UNDECIDED, told)
-
-
-def kl_checks(found: DivergenceResult, own: DivergenceResult | None, quantised: bool, limits: Limits) -> list[Check]:
-    """Return the checks on two files against each other.
-
-    Unquantised ones may differ by what their runtimes round. A quantised one may differ by twice as much as the
-    unextended pair `own` of the same types does, and beyond the trained length by twice as much as within.
-    """
-    mean = max(span.mean.mean for span in (found.within, found.beyond) if span is not None)
-    if limits.max_kl is not None or not quantised:
-        limit = FORMAT_KL if limits.max_kl is None else limits.max_kl
-        return [Check(KL, mean, limit, _verdict(mean <= limit), "nats a token, the larger of within and beyond")]
-    checks = []
-    if own is None:
-        told = "a quantised file needs the unextended pair to compare with: give --baseline, or --max-kl"
-        checks.append(Check(KL, found.within.mean.mean, None, NOT_RUN, told))
-    else:
-        limit = QUANTISED_TIMES * own.within.mean.mean
-        told = "nats a token within the trained length; twice that of the unextended pair"
-        checks.append(Check(KL, found.within.mean.mean, limit, _verdict(found.within.mean.mean <= limit), told))
-    if found.beyond is not None:
-        limit = QUANTISED_TIMES * found.within.mean.mean
-        told = "nats a token beyond the trained length; twice that within"
-        checks.append(
-            Check("KL beyond", found.beyond.mean.mean, limit, _verdict(found.beyond.mean.mean <= limit), told)
-        )
-    return checks
 
 
 def contamination(lengths: Sequence[LengthResult]) -> str:

@@ -348,7 +348,8 @@ class DivergenceSpan:
     """KL(reference || target) in nats a token over the positions from `start` up to but not including `end`.
 
     top1: how often both have the same likeliest token. logit_difference: the largest difference of two logits, as a part
-    of the largest logit of the reference.
+    of the largest logit of the reference. window: the largest mean over a few positions in a row, of all rows, which
+    begin at `window_start`.
     """
 
     start: int
@@ -360,11 +361,16 @@ class DivergenceSpan:
     top1: float
     logit_difference: float
     tokens: int
+    window: float
+    window_start: int
 
 
 @dataclass(frozen=True)
 class DivergenceResult:
-    """Two files against each other, token by token. within, beyond: the trained length; by_position: finer spans."""
+    """Two files against each other, token by token. within, beyond: the trained length; by_position: finer spans.
+
+    rare: rows of tokens that the texts do not show; None where they show all.
+    """
 
     reference: str
     length: int
@@ -372,6 +378,7 @@ class DivergenceResult:
     within: DivergenceSpan
     beyond: DivergenceSpan | None
     by_position: tuple[DivergenceSpan, ...]
+    rare: DivergenceSpan | None
     note: str
 
 

@@ -20,9 +20,10 @@ import numpy as np
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
-from ropetool.verification import estimate, gate, reading, suites
+from ropetool.verification import estimate, floors, gate, reading, suites
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
+from ropetool.verification.kl_gate import kl_checks
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
 from ropetool.verification.measures.loss import LastSegment, Losses, perplexity, prepare_last_segment
@@ -63,10 +64,14 @@ class MakeRunner(Protocol):
 
 @dataclass(frozen=True)
 class Pair:
-    """The file to compare the target's logits with, and the same pair before the extension, where it is at hand."""
+    """The file to compare the target's logits with, and the same pair before the extension, where that is to be measured.
+
+    kinds: what rounds their numbers differently, as `floors` names it. layers: of the model.
+    """
 
     other: Path
-    quantised: bool
+    kinds: tuple[str, ...]
+    layers: int
     before: tuple[Path, Path] | None = None
 
 
@@ -198,6 +203,8 @@ def verify(
             )
         divergence, own = None, None
         if against is not None:
+            rounding = (runners[role].arithmetic for role in (TARGET, AGAINST))
+            against = replace(against, kinds=(*against.kinds, *(kind for kind in rounding if kind)))
             divergence = _diverge(around[AGAINST], around[TARGET], corpus, max(lengths), trained_length, seed, tell)
             divergence = replace(divergence, reference=hub.name_of(against.other))
             own = _own_divergence(against, make, corpus, trained_length, seed, tell)
@@ -438,14 +445,14 @@ def _diverge(
         finished += tokens
         tell("both files, logits", finished, total)
 
-    return diverge(other, target, rows, trained_length, documents, done)
+    return diverge(other, target, rows, trained_length, documents, done, seed)
 
 
 def _own_divergence(
     against: Pair, make: Callable[[Path], Runner], corpus: Corpus, trained_length: int, seed: int, tell: Progress
 ) -> DivergenceResult | None:
     """Return how far the pair is apart before the extension, within the trained length, where that is asked for."""
-    if against.before is None or not against.quantised:
+    if against.before is None:
         return None
     with ExitStack() as stack:
         other, target = (stack.enter_context(closing(make(path))) for path in against.before)
@@ -487,7 +494,7 @@ def _judged(
     if suites.MANY_SHOT in found:
         checks.append(reading.many_shot_check(found[suites.MANY_SHOT]))
     if divergence is not None and against is not None:
-        checks += gate.kl_checks(divergence, own, against.quantised, limits)
+        checks += kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl)
     return checks
 
 

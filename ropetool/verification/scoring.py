@@ -51,7 +51,8 @@ class Predictions:
 class Runner(Protocol):
     """A checkpoint that can be asked. Every row is computed as by a fresh model, positions in unit steps from 0.
 
-    prefix: the ids that its tokenizer puts in front (BOS). Rows of one call have one length.
+    prefix: the ids that its tokenizer puts in front (BOS). arithmetic: what it rounds to while it computes, as `floors`
+    names it, empty where that is float32 on a processor. Rows of one call have one length.
     Raises: CheckpointError where a logit is not finite, with layer and position; ConfigError where memory runs out.
     """
 
@@ -60,6 +61,9 @@ class Runner(Protocol):
 
     @property
     def description(self) -> str: ...
+
+    @property
+    def arithmetic(self) -> str: ...
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
@@ -121,6 +125,11 @@ class Wrapped:
     def description(self) -> str:
         """That of the runner."""
         return self._runner.description
+
+    @property
+    def arithmetic(self) -> str:
+        """What the runner rounds to while it computes."""
+        return self._runner.arithmetic
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""

@@ -129,14 +129,24 @@ def retrieval(task: str = "keys", keys: int = 8, lost: int = 0) -> RetrievalResu
 def span(start: int, end: int, mean: float) -> DivergenceSpan:
     tokens = (end - start) * 16
     return DivergenceSpan(
-        start, end, estimate(mean, mean / 4, tokens), mean / 3, mean * 9, mean * 60, 1 - mean, mean / 2, tokens
+        start,
+        end,
+        estimate(mean, mean / 4, tokens),
+        mean / 3,
+        mean * 9,
+        mean * 60,
+        1 - mean,
+        mean / 2,
+        tokens,
+        mean * 4,
+        start,
     )
 
 
 def divergence(means: tuple[float, ...] = (2.1e-5, 1.9e-5, 2.2e-5, 2.3e-5, 2.5e-5)) -> DivergenceResult:
     edges = (0, 128, 256, 512, 1024, 2048)
     spans = tuple(span(a, b, mean) for (a, b), mean in zip(pairwise(edges), means, strict=True))
-    return DivergenceResult("demo-yarn-8x.gguf", 2048, 16, span(0, 256, 2e-5), span(256, 2048, 2.4e-5), spans, "")
+    return DivergenceResult("demo-yarn-8x.gguf", 2048, 16, span(0, 256, 2e-5), span(256, 2048, 2.4e-5), spans, None, "")
 
 
 def bands() -> dict[str, object]:

@@ -340,3 +340,59 @@ def test_texts_too_short_are_refused() -> None:
     with pytest.raises(ConfigError, match="row of 100 needs a document of 99 tokens, and the longest has 98"):
         divergence_rows(corpus, 100, 4, seed=0)
     assert divergence_rows(corpus, 99, 4, seed=0)[1] == [0]
+
+
+# --- tokens that the texts do not show, and the worst positions
+
+
+def test_rare_rows_show_what_the_others_do_not() -> None:
+    rows = [[0, 1, 2, 3, 4, 5], [0, 4, 5, 6, 7, 8]]
+    found = divergence.rare_rows(rows, 1000, [0], 700, seed=1)
+    assert [len(row) for row in found] == [700, 700]
+    assert [row[0] for row in found] == [0, 0]
+    shown = [token for row in found for token in row[1:]]
+    assert set(shown) == set(range(9, 1000))
+    assert len(set(shown[:991])) == 991  # each once before one comes again
+    assert divergence.rare_rows(rows, 1000, [0], 700, seed=1) == found
+    assert divergence.rare_rows(rows, 1000, [0], 700, seed=2) != found
+    assert divergence.rare_rows(rows, 9, [0], 700, seed=1) == []
+    assert [len(row) for row in divergence.rare_rows(rows, 12, [0], 700, seed=1)] == [65]
+    (one, other) = divergence.rare_rows(rows, 150_000, [], 131_072, seed=1)
+    assert len(one) == len(other) == divergence.RARE_TOKENS
+    assert len({*one, *other}) == 2 * divergence.RARE_TOKENS
+
+
+def test_a_token_that_only_rare_rows_read_is_compared(pair: tuple[Table, Table]) -> None:
+    """One row of the embedding, of a token that no text has."""
+    reference = pair[0]
+    lost = next(token for token in range(300) if token not in set(np.ravel(ROWS)))
+
+    def logits(ids: Sequence[int]) -> np.ndarray:
+        return reference._logits([7 if token == lost else token for token in ids])
+
+    reference.prefix = (1,)  # type: ignore[attr-defined]
+    target = Table(logits)
+    assert compare(reference, target).within.maximum == 0
+    found = diverge(reference, target, ROWS, TRAINED, DOCUMENTS, lambda tokens: None, 3)
+    assert (found.within.maximum, found.beyond and found.beyond.maximum) == (0, 0)
+    assert found.rare is not None
+    assert found.rare.maximum > 1e-3
+    same = diverge(reference, reference, ROWS, TRAINED, DOCUMENTS, lambda tokens: None, 3)
+    assert same.rare is not None
+    assert same.rare.maximum == 0
+
+
+def test_the_worst_positions_are_those_of_all_rows() -> None:
+    honest = np.random.default_rng(1).normal(0, 3, size=(LENGTH, 50)).astype(np.float32)
+    broken = honest.copy()
+    broken[40:48] *= 0.5
+    found = compare(of_array(honest), of_array(broken), trained=LENGTH).within
+    kl = torch_kl(of_array(honest), of_array(broken))
+    assert (found.window_start, found.window) == (32, pytest.approx(kl[:, 32:64].mean(), rel=1e-9))
+    assert found.window > 3 * found.mean.mean
+    broken[40:48] = honest[40:48]
+    broken[98] *= 0.5  # what is left over joins the last whole window
+    last = compare(of_array(honest), of_array(broken), trained=LENGTH).within
+    assert (last.window_start, last.window) == (
+        64, pytest.approx(torch_kl(of_array(honest), of_array(broken))[:, 64:].mean(), rel=1e-9),
+    )  # fmt: skip

@@ -18,8 +18,6 @@ from ropetool.verification.results import (
     PASS,
     UNDECIDED,
     DistanceResult,
-    DivergenceResult,
-    DivergenceSpan,
     Estimate,
     FarResult,
     LengthResult,
@@ -119,28 +117,6 @@ def test_only_what_was_measured_at_the_stated_context_shows_that_it_is_read() ->
     near = replace(far, distances=far.distances[:1])
     assert len(gate.evidence_of_reading(lengths, near, TRAINED, 1024)) == 1
     assert gate.evidence_of_reading([at(1024, partial=True)], None, TRAINED, 1024) == []
-
-
-def spans(within: float, beyond: float | None) -> DivergenceResult:
-    def span(mean: float) -> DivergenceSpan:
-        return DivergenceSpan(0, 1, about(mean), mean, mean, mean, 1.0, 0.1, 100)
-
-    return DivergenceResult("other", 512, 4, span(within), None if beyond is None else span(beyond), (), "")
-
-
-def test_unquantised_formats_may_differ_by_their_rounding_alone() -> None:
-    assert verdicts(gate.kl_checks(spans(9e-5, 1e-5), None, False, Limits())) == {"KL": PASS}
-    assert verdicts(gate.kl_checks(spans(1e-5, 2e-4), None, False, Limits())) == {"KL": FAIL}
-    assert verdicts(gate.kl_checks(spans(1e-5, 2e-4), None, False, Limits(max_kl=1e-3))) == {"KL": PASS}
-
-
-def test_a_quantised_file_is_held_against_its_own_rounding() -> None:
-    own = spans(0.06, None)
-    assert verdicts(gate.kl_checks(spans(0.11, 0.2), own, True, Limits())) == {"KL": PASS, "KL beyond": PASS}
-    assert verdicts(gate.kl_checks(spans(0.13, 0.2), own, True, Limits())) == {"KL": FAIL, "KL beyond": PASS}
-    assert verdicts(gate.kl_checks(spans(0.06, 0.13), own, True, Limits())) == {"KL": PASS, "KL beyond": FAIL}
-    assert verdicts(gate.kl_checks(spans(0.06, 0.1), None, True, Limits())) == {"KL": NOT_RUN, "KL beyond": PASS}
-    assert verdicts(gate.kl_checks(spans(0.06, 0.1), None, True, Limits(max_kl=0.2))) == {"KL": PASS}
 
 
 def test_a_text_known_by_heart_is_warned_of() -> None:

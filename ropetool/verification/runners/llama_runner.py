@@ -19,6 +19,7 @@ from ropetool.files.gguf import GgufHeader, read_shards
 from ropetool.rope.tables import Array
 from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.runtimes.llama_cpp import decoding
+from ropetool.verification.floors import GPU
 from ropetool.verification.runners.llama_library import (  # fmt: skip
     LlamaModel,
     free,
@@ -74,6 +75,11 @@ class LlamaRunner:
         device = "GPU" if self._gpu else "cpu"
         attention = ", flash attention" if self._flash_attention else ""
         return f"llama-cpp-python {self._library.__version__}, {device}, {self._weights} weights, {self._cache} cache{attention}"
+
+    @property
+    def arithmetic(self) -> str:
+        """What a GPU, or a narrower cache, rounds to; empty for neither."""
+        return GPU if self._gpu else {"F16": "float16", "BF16": "bfloat16"}.get(self._cache, "")
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without any in front or behind.

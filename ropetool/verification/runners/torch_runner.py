@@ -88,6 +88,12 @@ class TorchRunner:
         untested = ", untested on Apple's GPU" if self._device.type == "mps" else ""
         return f"{versions}, {device}, {dtype}{untested}"
 
+    @property
+    def arithmetic(self) -> str:
+        """What the model computes in, empty for float32; as stored, it is taken for the coarser type."""
+        dtype = str(self._dtype).removeprefix("torch.").replace("auto", "bfloat16")
+        return dtype if dtype in ("bfloat16", "float16") else ""
+
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
         with quiet(self._transformers):

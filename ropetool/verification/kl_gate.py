@@ -1,0 +1,92 @@
+"""The part of the gate on two files against each other: the mean of KL, its tail, its worst place, and rare tokens.
+
+Each is held against what sound files of these types differ by (floors.py). Measures nothing.
+"""
+
+from __future__ import annotations
+
+from ropetool.verification.floors import Figures, Floor
+from ropetool.verification.measures.divergence import WINDOW
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check, DivergenceResult, DivergenceSpan
+
+KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
+NAMES = (KL, TAIL, WORST, RARE, BEYOND)
+EXTENDING_TIMES = 2.0  # what an extension may add to the mean divergence of a quantisation, and again beyond
+TAIL_TIMES = 4.0  # and to what a few tokens decide
+
+
+def kl_checks(
+    found: DivergenceResult, own: DivergenceResult | None, allowed: Floor | None, max_kl: float | None = None
+) -> list[Check]:
+    """Return the checks on two files against each other.
+
+    own: the same pair of types before the extension, whose figures are better known than `allowed`, those of sound files
+    of these types; None where either is not known. max_kl: a limit on the mean instead, in nats a token; the others
+    are `allowed` in the same proportion.
+    """
+    if max_kl is not None:
+        return _against(found, None if allowed is None else _times(allowed, max_kl / allowed.text.mean), max_kl)
+    if own is not None:
+        return _against_own(found, own)
+    if allowed is None:
+        told = "nobody has measured how far sound files of these types are apart: give --baseline, or --max-kl"
+        return [Check(KL, found.within.mean.mean, None, NOT_RUN, told)]
+    return _against(found, allowed, allowed.text.mean)
+
+
+def _against(found: DivergenceResult, allowed: Floor | None, mean: float) -> list[Check]:
+    spans = _spans(found)
+    figure = max(span.mean.mean for span in spans)
+    parts = "the larger of within and beyond" if found.beyond is not None else "all within the trained length"
+    checks = [_check(KL, figure, mean, f"nats a token, {parts}")]
+    if allowed is None:
+        return checks
+    checks += _concentrated(spans, allowed.text)
+    if found.rare is not None:
+        checks.append(_rare(found.rare, allowed.rare.mean))
+    return checks
+
+
+def _against_own(found: DivergenceResult, own: DivergenceResult) -> list[Check]:
+    """Return the checks where the same types were compared before the extension: twice that, and beyond twice that within."""
+    before, within = own.within, found.within.mean.mean
+    limit = EXTENDING_TIMES * before.mean.mean
+    told = "nats a token within the trained length; twice that of the unextended pair"
+    checks = [_check(KL, within, limit, told)]
+    if found.beyond is not None:
+        told = "nats a token beyond the trained length; twice that within"
+        checks.append(_check(BEYOND, found.beyond.mean.mean, EXTENDING_TIMES * within, told))
+    tail = Figures(before.mean.mean, TAIL_TIMES * before.p99, TAIL_TIMES * before.window)
+    checks += _concentrated(_spans(found), tail)
+    if found.rare is not None and own.rare is not None:
+        checks.append(_rare(found.rare, EXTENDING_TIMES * own.rare.mean.mean))
+    return checks
+
+
+def _concentrated(spans: list[DivergenceSpan], allowed: Figures) -> list[Check]:
+    """Return the checks on what a mean over all tokens would hide."""
+    worst = max(spans, key=lambda span: span.window)
+    place = f"nats a token over {WINDOW} positions of all rows, the worst, from {worst.window_start} on"
+    return [
+        _check(TAIL, max(span.p99 for span in spans), allowed.p99, "nats, of which one token in a hundred has more"),
+        _check(WORST, worst.window, allowed.window, place),
+    ]
+
+
+def _rare(span: DivergenceSpan, limit: float) -> Check:
+    return _check(RARE, span.mean.mean, limit, f"nats a token, {span.tokens} tokens that the texts do not show")
+
+
+def _spans(found: DivergenceResult) -> list[DivergenceSpan]:
+    return [span for span in (found.within, found.beyond) if span is not None]
+
+
+def _times(floor: Floor, factor: float) -> Floor:
+    def scaled(figures: Figures) -> Figures:
+        return Figures(factor * figures.mean, factor * figures.p99, factor * figures.window)
+
+    return Floor(scaled(floor.text), scaled(floor.rare))
+
+
+def _check(name: str, figure: float, limit: float, told: str) -> Check:
+    return Check(name, figure, limit, PASS if figure <= limit else FAIL, told)
