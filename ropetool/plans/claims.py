@@ -27,6 +27,7 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.plans.basis import CURRENT, ORIGINAL, Request, find_start
 from ropetool.plans.formats import Format, format_of
 from ropetool.plans.plan import Plan
+from ropetool.plans.refusals import Alternative
 from ropetool.plans.search import make_plan
 from ropetool.rope import methods
 from ropetool.rope.methods import Goal
@@ -60,16 +61,6 @@ class Claim:
     plan: Plan | None
     contexts: tuple[int, ...]
     taken: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Wish:
-    """A method with what a command line would say besides: exactly one of factor and target_length."""
-
-    method: str
-    factor: float | None = None
-    target_length: int | None = None
-    params: Mapping[str, Any] | None = None
 
 
 def claim_of(
@@ -115,10 +106,9 @@ def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | No
     context = ours.max_position_embeddings
     if context == theirs.max_position_embeddings:
         return Claim("no extension", source, (), None, (context,))
-    wish = _Wish(LENGTH, target_length=context)
     if context < theirs.max_position_embeddings:  # no plan shortens
         return Claim("no extension", source, (), None, (theirs.max_position_embeddings,))
-    plan = _planned(source, wish, None, None, None, ())
+    plan = _planned(source, Alternative(Request(LENGTH, None, context, None, None), {}))
     return Claim(
         f"a stated context of {context} tokens and nothing else",
         source.edited(plan.edits),
@@ -133,27 +123,32 @@ def _extended(
 ) -> Claim:
     """Return the first claim that gives the target's table, or else the one that its rope type names."""
     crossed = target.format != source.format
-    style_of = None if crossed else _style(target)
-    readers = (target.runtime,) if crossed else ()
-    form = format_of(source, style_of)
+    config_style = "" if crossed else _style(target)
+    form = format_of(source, config_style or None)
     wanted = ours.entries[names.FULL_ATTENTION]
-    tries = [(wish, reading) for wish in _wishes(wanted, ours, theirs, trained_length) for reading in _readings(theirs)]
-    shares = [_share(form, theirs, wish, reading, trained_length, wanted) for wish, reading in tries]
+    tries = [
+        replace(each, runtimes=(target.runtime,) if crossed else (), style=config_style)
+        for each in _alternatives(wanted, ours, theirs, trained_length)
+    ]
+    shares = [_share(form, theirs, each, wanted) for each in tries]
     # Lists that are taken from the target always fit, so that they come last.
-    order = sorted(range(len(tries)), key=lambda at: (tries[at][0].method == LONGROPE, -shares[at]))
+    order = sorted(range(len(tries)), key=lambda at: (tries[at].request.method == LONGROPE, -shares[at]))
     fitting = [tries[at] for at in order if shares[at] >= NEARLY]
     errors: list[RopetoolError] = []
-    for wish, reading in [*fitting, *tries]:
+    for each in [*fitting, *tries]:
         try:
-            plan = _planned(source, wish, reading, trained_length, style_of, readers)
+            plan = _planned(source, each)
         except RopetoolError as error:
             errors.append(error)
             continue
         contexts: tuple[int, ...] = (plan.max_position_embeddings, theirs.max_position_embeddings)
-        if wish.method == "llama3" and ours.max_position_embeddings <= LLAMA3_REACH * plan.max_position_embeddings:
+        if (
+            each.request.method == "llama3"
+            and ours.max_position_embeddings <= LLAMA3_REACH * plan.max_position_embeddings
+        ):
             contexts = (*contexts, ours.max_position_embeddings)
-        taken = tuple(key for key in LISTS if key in (wish.params or {}))
-        return Claim(_words(plan, wish), source.edited(plan.edits), plan.edits, plan, contexts, taken)
+        taken = tuple(key for key in LISTS if key in each.params)
+        return Claim(_words(plan, each), source.edited(plan.edits), plan.edits, plan, contexts, taken)
     raise (
         errors[0]
         if errors
@@ -163,13 +158,16 @@ def _extended(
     )
 
 
-def _style(target: Checkpoint) -> str | None:
+def _style(target: Checkpoint) -> str:
+    """Return the config style of a target, empty for a GGUF file."""
     if isinstance(target, GgufCheckpoint):
-        return None
+        return ""
     return style.read(target.config, target.family, target.where).style
 
 
-def _wishes(wanted: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None) -> Iterator[_Wish]:
+def _alternatives(
+    wanted: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: int | None
+) -> Iterator[Alternative]:
     """Yield what may have been asked for: the method that the rope type names, or any where it names none.
 
     Lists, vectors and a larger base name no method: a table that a formula gives may stand in them.
@@ -177,39 +175,42 @@ def _wishes(wanted: LayerRope, ours: RopeSet, theirs: RopeSet, trained_length: i
     context = ours.max_position_embeddings
     before = trained_length or theirs.original_max_position_embeddings or theirs.max_position_embeddings
     factors = [f for f in dict.fromkeys([wanted.factor, context / before]) if f is not None and f > 1]
+
+    def each(method: str, factor: float | None = None, **params: Any) -> Iterator[Alternative]:
+        length = context if factor is None else None
+        for reading in _readings(theirs):
+            yield Alternative(Request(method, factor, length, reading, trained_length), params)
+
     if wanted.rope_type in _NAMED:
         for factor in factors:
-            yield _Wish(wanted.rope_type, factor)
+            yield from each(wanted.rope_type, factor)
             if wanted.rope_type == "dynamic":
-                yield _Wish(wanted.rope_type, factor, params={"curve": "transformers"})
+                yield from each(wanted.rope_type, factor, curve="transformers")
         return
     if wanted.rope_type == "default" and wanted.rope_theta is not None and context > before:
-        yield _Wish("ntk", target_length=context)
-        yield _Wish(ABF, target_length=context, params={names.ROPE_THETA: wanted.rope_theta})
+        yield from each("ntk")
+        yield from each(ABF, rope_theta=wanted.rope_theta)
     for factor in factors:
         for method in sorted(set(methods.names()) - {ABF, LENGTH, LONGROPE}):
-            yield _Wish(method, factor)
+            yield from each(method, factor)
     if wanted.rope_type == LONGROPE and all(key in wanted.params for key in LISTS):
-        yield _Wish(LONGROPE, target_length=context, params={key: wanted.params[key] for key in LISTS})
+        yield from each(LONGROPE, **{key: wanted.params[key] for key in LISTS})
 
 
 def _readings(theirs: RopeSet) -> tuple[str | None, ...]:
     return (None,) if theirs.entries[names.FULL_ATTENTION].unscaled else (ORIGINAL, CURRENT)
 
 
-def _share(
-    form: Format, theirs: RopeSet, wish: _Wish, reading: str | None, trained_length: int | None, wanted: LayerRope
-) -> float:
+def _share(form: Format, theirs: RopeSet, asked: Alternative, wanted: LayerRope) -> float:
     """Return which part of the pairs of the target's table the method gives: 1 for all; nothing is searched for.
 
     A table that one rope type states by a formula is that formula's or it is not; in lists single pairs may be wrong.
     """
-    method = methods.get(wish.method)
+    request, method = asked.request, methods.get(asked.request.method)
     try:
-        request = Request(wish.method, wish.factor, wish.target_length, reading, trained_length)
         start = find_start(form, theirs, request)
-        goal = Goal.make(start.source.length, wish.factor, wish.target_length)
-        derived = method.derive(start.source, goal, method.params(dict(wish.params or {})))
+        goal = Goal.make(start.source.length, request.factor, request.target_length)
+        derived = method.derive(start.source, goal, method.params(dict(asked.params)))
     except RopetoolError:
         return 0.0
     if wanted.table is None:
@@ -226,23 +227,18 @@ def _share(
     return min(float(np.isclose(ours, theirs, rtol=TABLE_TOLERANCE, atol=0).mean()) for ours, theirs in pairs)
 
 
-def _planned(
-    source: Checkpoint,
-    wish: _Wish,
-    reading: str | None,
-    trained_length: int | None,
-    config_style: str | None,
-    readers: Sequence[str],
-) -> Plan:
+def _planned(source: Checkpoint, asked: Alternative) -> Plan:
+    request = asked.request
     return make_plan(
-        source.path, wish.method, factor=wish.factor, target_length=wish.target_length, reading=reading,
-        params=wish.params, original_length=trained_length, config_style=config_style, for_runtimes=readers,
+        source.path, request.method, factor=request.factor, target_length=request.target_length, reading=request.reading,
+        params=asked.params, original_length=request.original_length, config_style=asked.style or None,
+        for_runtimes=asked.runtimes,
     )  # fmt: skip
 
 
-def _words(plan: Plan, wish: _Wish) -> str:
-    if wish.method == ABF:
-        return f"abf with rope_theta {number((wish.params or {})[names.ROPE_THETA])}"
+def _words(plan: Plan, asked: Alternative) -> str:
+    if asked.request.method == ABF:
+        return f"abf with rope_theta {number(asked.params[names.ROPE_THETA])}"
     return f"{plan.method} x{number(plan.factor)} of {plan.trained_length} tokens"
 
 

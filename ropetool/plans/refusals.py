@@ -25,9 +25,9 @@ PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BET
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another request, with the parameters and the attention factor that go with it.
+    """A request in place of another, with the parameters and the attention factor that go with it.
 
-    runtimes: that it is for; style: the config style of its output; empty as they were asked for.
+    runtimes: that it is for; style: the config style of its output. Empty: as they were asked for, or by default.
     """
 
     request: Request
