@@ -95,7 +95,7 @@ SGLANG_WRAPPERS = {
     "KimiVLForConditionalGeneration": ("DeepseekV2ForCausalLM", "DeepseekV2ForCausalLM"),
     "KimiK25ForConditionalGeneration": ("DeepseekV3ForCausalLM", "DeepseekV3ForCausalLM"),
 }
-# Whose text model is treated otherwise than alone: the wrapper's file turns the rows of queries and keys.
+# Whose text model is treated otherwise than by itself: the wrapper's file turns the rows of queries and keys.
 WITHIN: Mapping[str, Facts] = {"Llama4ForConditionalGeneration": {"whole_base": True, "turns_rows": True}}
 TURNS_ROWS = "permute_qk_weight_for_rotary"
 

@@ -6,7 +6,7 @@ where one could be looked for; which of them a model rotates by says where it lo
 next. ROPETOOL_ENGINE_MLX names a Python with mlx, mlx-lm and mlx-vlm; transformers makes the small configs.
 
     scripts/mlx_files.py                      every type that transformers knows, in both programs
-    scripts/mlx_files.py --only llama gemma3  these alone; the others stay as they are written
+    scripts/mlx_files.py --only llama gemma3  only these; the others stay as they are written
 """
 
 from __future__ import annotations

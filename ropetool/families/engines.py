@@ -76,7 +76,7 @@ class MlxReading:
     bases: places of the base, the first that is stated counts; a dot stands between the names of nested objects. base:
     where none is stated; None: the file does not load. places: objects of scaling keys in the order they are looked at,
     each with what comes of it by rope type: `scales`, `ignored`, `stops` or `odd`, which is not decoded; two words, of a
-    type stated under rope_type alone and of one stated under `type` too; `absent`: where there is no such object,
+    type stated only under rope_type and of one stated under `type` too; `absent`: where there is no such object,
     `named` where the key must be there and may be null.
     """
 
@@ -115,8 +115,8 @@ class Exllamav3:
 
     base: where the config has none. local_base: that of sliding layers, whatever the config says; None: that of the
     others. mscales: whether they count as DeepSeek has them, for MLA. wider_window: whether sliding layers see one token more
-    than the config says. nested: whether rope keys of a kind of layer count: `beside` those at the top, or `inside` alone,
-    where only their type, base and share do. zero: keys that it takes at 0 alone. refused: why it does not load. file: where that
+    than the config says. nested: whether rope keys of a kind of layer count: `beside` those at the top, or only `inside`,
+    where their type, base and share do. zero: keys that it takes only at 0. refused: why it does not load. file: where that
     stands; odd: why it is not decoded.
     """
 

@@ -72,7 +72,7 @@ def claim_of(
 ) -> Claim:
     """Return what the target says it is made of the source by, that made again with our planner.
 
-    The method's own parameters alone count: others that the target states are not followed, and so show as
+    Only the method's own parameters count: others that the target states are not followed, and so show as
     differences, unless `stated` names the key, with its value in JSON or "as-is". trained_length: of the source, where
     its files do not say it.
 
@@ -99,7 +99,7 @@ def _named_alike(ours: RopeSet, theirs: RopeSet) -> RopeSet:
 
 
 def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | None:
-    """Return the claim of a target with the source's tables: nothing, or another stated context alone."""
+    """Return the claim of a target with the source's tables: nothing, or only another stated context."""
     kept = replace(theirs, max_position_embeddings=ours.max_position_embeddings)
     if kept.differences(ours):
         return None
@@ -308,7 +308,7 @@ def _at(config: Mapping[str, Any], path: Sequence[str]) -> Any:
         if not isinstance(found, Mapping) or (name not in found and depth < len(path) - 1):
             raise ConfigError(
                 f"{'.'.join(path)} is said to be meant, and the extension made again has no {'.'.join(path[:depth + 1])}",
-                where="--stated", try_="state the keys of the claim alone",
+                where="--stated", try_="state only keys of the claim",
             )  # fmt: skip
         found = found.get(name, ABSENT)
     return found

@@ -148,4 +148,4 @@ def _check_pattern(view: HfCheckpoint, shape: RopeSet) -> None:
     if {kind: entry.layers for kind, entry in counted.entries.items()} != {
         kind: entry.layers for kind, entry in shape.entries.items()
     }:
-        raise NotKnown(f"{key} that is not the pattern which the model file counts by")
+        raise NotKnown(f"{key} with other layers than those that the model file counts")

@@ -1,4 +1,4 @@
-"""mlx-vlm: model files of its own, beside those of mlx-lm: many take the base alone, or only `linear`, without a word.
+"""mlx-vlm: model files of its own, beside those of mlx-lm: many take only the base, or only `linear`, without a word.
 
 Source: mlx_vlm/models/rope_utils.py of the release named; what each model file reads is in families/engine_files.
 """

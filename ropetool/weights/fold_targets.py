@@ -109,7 +109,7 @@ class FoldRows:
 
 
 def layers(targets: FoldTargets, entry: LayerRope) -> tuple[int, ...]:
-    """Return the layers that this entry speaks of, those of multi-token prediction behind the last one included."""
+    """Return the layers of this entry that have attention, those of multi-token prediction behind the last one included."""
     count = int(targets.config.get(names.NUM_HIDDEN_LAYERS) or 0)
     if targets.without_attention:
         return tuple(layer for layer in entry.layers if layer not in targets.without_attention)

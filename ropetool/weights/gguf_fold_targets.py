@@ -75,7 +75,7 @@ def _targets(model: GgufCheckpoint, rope: RopeSet) -> FoldTargets:
 
 
 def _family(arch: Architecture, where: str) -> Family:
-    """Return the family of such files, or what stands for one where llama.cpp's graph alone is described."""
+    """Return the family of such files, or what stands for one where only llama.cpp's graph is described."""
     known = families.by_gguf_architecture()
     if arch.name in known:
         return known[arch.name]

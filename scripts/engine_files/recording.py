@@ -89,7 +89,7 @@ def _lines(data: Mapping[str, Any]) -> str:
 
 
 def _recorded_cases(subject: Subject) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the config without rope keys, of what a decoder reads alone, and what each case sets in it."""
+    """Return the config without rope keys, with only what a decoder reads, and what each case sets in it."""
     whole = _with_context(subject)
     part = {key: value for key, value in subject.part(whole).items() if value is not None and key not in DROPPED}
     model_type = {"model_type": whole["model_type"]}

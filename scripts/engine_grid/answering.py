@@ -1,4 +1,4 @@
-"""The side of an engine: jobs from stdin, answers to stdout. Run by the engine's interpreter, so it needs numpy alone.
+"""The side of an engine: jobs from stdin, answers to stdout. Run by the engine's interpreter, so it needs only numpy.
 
 A job is a line of JSON on stdin: {"dir": a checkpoint, "ids": token ids, "out": a file}. For each, the log probability
 of every token but the first is written to `out` as .npy, and a line of JSON goes to stdout: {"dir"}, with "error" where

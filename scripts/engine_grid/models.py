@@ -30,7 +30,7 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), MLA_LAYERS),
     # Experts that are routed by a bias come out otherwise.
     "ernie4_5_moe": {"moe_layer_start_index": 4, **DENSE_LAYERS},
-    # It takes the router's weights of one expert alone, and chunks of a multiple of its blocks; these are never full. Its
+    # It takes only the router's weights of one expert, and chunks of a multiple of its blocks; these are never full. Its
     # temperature is on where the longest request is above 32768 tokens, whatever the config says.
     "llama4_text": {"attention_chunk_size": 2048, "num_experts_per_tok": 1, "attn_temperature_tuning": False},
     # What published configs state, and the engine looks for.
@@ -46,7 +46,7 @@ KEYS: Mapping[str, Mapping[str, Any]] = {
 }
 # Weights that are zero, by the model_type of the text model: what the engine's class leaves out.
 ZERO = {
-    # vLLM adds the embeddings of each layer in the class of the wrapper, and runs the text model alone without.
+    # vLLM adds the embeddings of each layer in the class of the wrapper, and runs a text model by itself without.
     "gemma3n_text": r"embed_tokens_per_layer",
 }
 

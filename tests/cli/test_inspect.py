@@ -100,7 +100,7 @@ runtimes
              - full_attention: other layers, 1 instead of 2: they are rotated by another table
              - sliding_attention: other layers, 9 instead of 8: they are rotated by another table
   not known  mlx-vlm
-             - layer_types that is not the pattern which the model file counts by
+             - layer_types with other layers than those that the model file counts
 
 to extend it to 4096 tokens
   512 -> 4096, in place of the present scaling, if 512 is its original length: the file does not store it

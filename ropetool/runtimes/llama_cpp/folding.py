@@ -1,6 +1,6 @@
 """Where llama.cpp's graphs make queries and keys, for architectures whose files no model family describes.
 
-Data alone: the last tensors in front of each rotation. Source: src/models/*.cpp of llama.cpp, the sources within
+Only data: the last tensors in front of each rotation. Source: src/models/*.cpp of llama.cpp, the sources within
 llama-cpp-python 0.3.36. tests/oracle/test_running_architectures.py walks back from each rotation of the running graph,
 and test_baked_architectures.py compares the logits of baked files.
 """
@@ -21,7 +21,7 @@ QUERIES, KEYS = "attn_q", "attn_k"
 QUERY_NORM, KEY_NORM = "attn_q_norm", "attn_k_norm"
 IF_THERE = "a tensor of the file"  # no key switches such a step on: the file has it or not
 ADAPTERS = "graniteswitch"
-BY_SOURCES = frozenset({ADAPTERS})  # read there alone; a model of each other was run (docs/runtimes.md)
+BY_SOURCES = frozenset({ADAPTERS})  # only read in the sources; of each other a model was run (docs/runtimes.md)
 
 
 def _words(text: str) -> frozenset[str]:
