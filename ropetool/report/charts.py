@@ -161,7 +161,7 @@ def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
         y, x, share = depths.index(cell.depth), lengths.index(cell.length), cell.hits / cell.trials
         shares[y][x] = share
         text = f"{cell.hits}/{cell.trials}" if len(lengths) <= 8 else str(cell.hits)
-        axes.text(x, y, text, ha="center", va="center", color="black" if share > 0.5 else "white", fontsize=9.5)
+        axes.text(x, y, text, ha="center", va="center", color=drawing.IN_CELLS[share <= 0.5], fontsize=9.5)
     image = axes.imshow(shares, cmap="cividis", vmin=0, vmax=1, aspect="auto")
     figure.colorbar(image, label="share right")
     drawing.slots(axes, lengths, "context")
@@ -171,7 +171,7 @@ def retrieval_chart(grid: RetrievalResult, trained_length: int) -> Chart:
     within = sum(length <= trained_length for length in lengths)
     border = ""
     if 0 < within < len(lengths):
-        axes.axvline(within - 0.5, color=drawing.BASELINE["color"], linewidth=2.5)
+        axes.axvline(within - 0.5, color=drawing.BORDER, linewidth=2.5)
         border = f" Left of the orange line: within the trained length of {trained_length} tokens."
     caption = (
         f"{grid.keys} keys in the context, one asked for; depth 0 is the front. A trial counts when the right value has "

@@ -17,13 +17,21 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 5.2, 3.5  # inches; letters of 11 points are then 11 pixels high on a phone, 17 at the full 560
 DPI = 160
+PAPER, INK, QUIET, GRID = "#ffffff", "#1a1a1a", "#666666", "#dddddd"
 # Okabe and Ito's colours, which the common kinds of colour blindness tell apart; marks and dashes differ as well.
-TARGET: dict[str, Any] = {"color": "#0072B2", "marker": "o", "label": "target"}
-BASELINE: dict[str, Any] = {
-    "color": "#D55E00", "marker": "s", "markerfacecolor": "white", "linestyle": "--", "label": "baseline",
+BLUE, VERMILION = "#0072b2", "#d55e00"
+# Each by its name, light and on a dark page; there the lighter ones of the same palette stand out.
+COLOURS = {
+    "paper": (PAPER, "#16181c"), "ink": (INK, "#e6e6e6"), "quiet": (QUIET, "#a8adb4"), "grid": (GRID, "#33373d"),
+    "target": (BLUE, "#56b4e9"), "baseline": (VERMILION, "#e69f00"),
 }  # fmt: skip
-GAIN: dict[str, Any] = {"color": "#222222", "marker": "D", "label": "gain"}
-QUIET = "#666666"
+IN_CELLS = ("#000000", "#fafafa")  # on a light cell and on a dark one, which have their colours on any page
+BORDER = "#d75000"  # between cells
+TARGET: dict[str, Any] = {"color": BLUE, "marker": "o", "label": "target"}
+BASELINE: dict[str, Any] = {
+    "color": VERMILION, "marker": "s", "markerfacecolor": PAPER, "linestyle": "--", "label": "baseline",
+}  # fmt: skip
+GAIN: dict[str, Any] = {"color": INK, "marker": "D", "label": "gain"}
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)  # from one power of ten that is labelled to the next
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
@@ -31,7 +39,8 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#dddddd",
+    "grid.color": GRID,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 10,
@@ -54,14 +63,25 @@ def figure(height: float = HEIGHT) -> Figure:
     """Return an empty figure that belongs to no window."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(WIDTH, height), layout="constrained", facecolor="white")
+    return Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
 
 
 def encoded(drawn: Figure, kind: str) -> bytes:
-    """Return a figure as `png` or `svg`."""
+    """Return a figure as `png`, or as an `svg` that is dark where the page around it is."""
     stream = io.BytesIO()
     drawn.savefig(stream, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else None)
-    return stream.getvalue()
+    return _in_both(stream.getvalue()) if kind == "svg" else stream.getvalue()
+
+
+def _in_both(svg: bytes) -> bytes:
+    """Return a drawing whose colours follow the reader's, by a style of its own: a picture knows none of its page's."""
+    text = svg.decode()
+    for name, (light, _) in COLOURS.items():
+        text = text.replace(f": {light}", f": var(--{name})")
+    by_page = ["".join(f"--{name}: {colours[dark]}; " for name, colours in COLOURS.items()) for dark in (False, True)]
+    style = f"<style>:root {{ {by_page[0]}}} @media (prefers-color-scheme: dark) {{ :root {{ {by_page[1]}}} }}</style>"
+    head, tag, rest = text.partition("<defs>")
+    return f"{head}{style}{tag}{rest}".encode()
 
 
 def curve(axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: dict[str, Any]) -> None:

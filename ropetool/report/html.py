@@ -21,6 +21,7 @@ from ropetool.report.grids import bands_section
 from ropetool.report.sections import sections
 from ropetool.report.tables import TONES, Section
 from ropetool.report.verdict import summary
+from ropetool.report.verified import conditions
 from ropetool.verification.results import VerifyResult
 
 PAGE = "index.html"
@@ -119,6 +120,7 @@ def render(result: VerifyResult, command: str = "", serving: Sequence[str] = ())
         result=result,
         generator=f"{GENERATOR} {__version__}",
         tone=TONES[result.verdict],
+        conditions=conditions(result),
         sentence=summary(result).partition(": ")[2],
         facts=[*_facts(result, command), *(("served by", line) for line in serving)],
         sections=[(section, _of(section, vectors)) for section in shown],

@@ -71,43 +71,43 @@ def _loss(result: VerifyResult) -> Section:
     rows = tuple(
         row(
             str(entry.length),
-            Cell(f"{entry.segments} of {entry.documents}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
-            perplexity(entry.baseline),
-            perplexity(entry.target),
+            Cell(NONE if entry.verdict == NOT_JUDGED else entry.verdict, JUDGED[entry.verdict]),
             number(entry.ratio),
             NONE if entry.upper is None else number(entry.upper),
-            Cell(NONE if entry.verdict == NOT_JUDGED else entry.verdict, JUDGED[entry.verdict]),
-            _bits(entry.baseline_bits),
+            perplexity(entry.target),
+            perplexity(entry.baseline),
+            Cell(f"{entry.segments} of {entry.documents}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
             _bits(entry.target_bits),
+            _bits(entry.baseline_bits),
         )
         for entry in result.lengths
     )
     legend = (
         ("length", "tokens of model input, always ending on the same tokens"),
-        ("segments", f"places of {result.scored} scored tokens, and in how many documents; ! too few"),
-        ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
-        ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
-        ("at most", "what the true ratio is below, with 95 % confidence"),
         (
             "verdict",
             f"better: surely below 1; worse: surely above {asked(result)}; no worse: all of the rest is below; undecided: "
             "too little text to tell; -: none is given",
         ),
+        ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
+        ("at most", "what the true ratio is below, with 95 % confidence"),
+        ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
+        ("segments", f"places of {result.scored} scored tokens, and in how many documents; ! too few"),
         ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
     )
     head = (
         "length",
-        "segments",
-        "ppl baseline",
-        "ppl target",
+        "verdict",
         "ratio",
         "at most",
-        "verdict",
-        "bits baseline",
+        "ppl target",
+        "ppl baseline",
+        "segments",
         "bits target",
+        "bits baseline",
     )
     notes = tuple(f"{entry.length}: {entry.note}" for entry in result.lengths if entry.note)
-    return Section("loss", "Last segment: does quality hold?", Table(head, rows), legend, notes)
+    return Section("loss", "Last segment: does quality hold?", Table(head, rows, words=(1,)), legend, notes)
 
 
 def _worth(result: VerifyResult) -> Section:
@@ -263,24 +263,24 @@ def _far(found: FarResult) -> Section:
     rows = tuple(
         row(
             str(entry.distance),
-            with_interval(entry.repeated),
-            with_interval(entry.unrelated),
             change(entry.gain),
             change(entry.change),
+            with_interval(entry.repeated),
+            with_interval(entry.unrelated),
         )
         for entry in found.distances
     )
     legend = (
         ("distance", "tokens from a token to its copy"),
+        ("gain", "repeated minus unrelated, paired, ± its 95 % interval; above 0: it is read from that far"),
+        ("change", "the gain minus the baseline's within its trained length, paired"),
         (
             "repeated",
             f"share of the last {found.scored} tokens of {found.passage} predicted behind their own copy",
         ),
         ("unrelated", "the same behind another text (95 % intervals over documents)"),
-        ("gain", "repeated minus unrelated, paired, ± its 95 % interval; above 0: it is read from that far"),
-        ("change", "the gain minus the baseline's within its trained length, paired"),
     )
-    head = ("distance", "repeated", "unrelated", "gain", "change")
+    head = ("distance", "gain", "change", "repeated", "unrelated")
     title = f"Far dependence: {found.passages} passages of {found.documents} documents"
     notes = (found.note,) if found.note else ()
     return Section("far", title, Table(head, rows), legend, notes)

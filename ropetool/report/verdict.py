@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -234,7 +233,7 @@ def _with(checks: Iterable[Check], verdict: str) -> list[Check]:
 
 
 def _cut(text: str) -> str:
-    return textwrap.shorten(text, DETAIL, placeholder=" ...")
+    return text if len(text) <= DETAIL else f"{text[:DETAIL].rpartition(' ')[0] or text[:DETAIL]} ..."
 
 
 def _of_lengths(lengths: Iterable[int]) -> str:

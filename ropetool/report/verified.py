@@ -68,9 +68,10 @@ def conditions(result: VerifyResult) -> str:
     grade = GRADES.get(result.grade)
     proof = " and asks for proof that far text is read" if grade and grade.reads_far else ""
     allowed = f"grade {grade.name} allows {grade.max_ratio:g} times the baseline's perplexity{proof}; " if grade else ""
+    documents = f"{len(result.documents)} document{'' if len(result.documents) == 1 else 's'}"
     return (
         f"Trained at {result.trained_length} tokens, states {result.context_length}; {allowed}"
-        f"suite {result.suite}, {len(result.documents)} documents; {result.runtime}"
+        f"suite {result.suite}, {documents}; {result.runtime}"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sample
+from legible import contrast
 
 pytest.importorskip("matplotlib")
 
@@ -117,20 +118,9 @@ def test_the_heat_map_has_every_count_in_its_cell() -> None:
         x, y = sample.LENGTHS[2:].index(cell.length), [0.0, 0.25, 0.5, 0.75, 1.0].index(cell.depth)
         assert shares[y, x] == cell.hits / cell.trials
         assert written[x, y].get_text() == f"{cell.hits}/16"
-        assert written[x, y].get_color() == ("black" if cell.hits > 8 else "white")
+        assert written[x, y].get_color() == drawing.IN_CELLS[cell.hits <= 8]
     assert labels(axes.yaxis) == ["0.00", "0.25", "0.50", "0.75", "1.00"]  # the front on top
     assert list(axes.lines[0].get_xdata()) == [0.5, 0.5]
-
-
-def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
-    """Return the contrast of two colours as WCAG 2.1 defines it."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _luminance(colour: tuple[float, ...]) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @pytest.mark.parametrize("hits", range(17))

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import sample
+from legible import contrast
 
 from ropetool.errors import MissingDependency, OutputError
 from ropetool.verification.results import VerifyResult
@@ -27,8 +28,11 @@ from ropetool.verification.results import VerifyResult
 pytest.importorskip("matplotlib")
 pytest.importorskip("jinja2")
 
-from ropetool.report import drawing
+from ropetool.report import charts, drawing
+from ropetool.report.gate import gate_section
 from ropetool.report.html import check_folder, render, write_report
+from ropetool.report.sections import sections
+from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
 
 COMMAND = "ropetool verify demo-yarn-8x --suite full"
@@ -37,12 +41,15 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 @dataclass
 class Page(HTMLParser):
-    """A page as a parser sees it: tags with attributes, text, and the tables of each section."""
+    """A page as a parser sees it: tags with attributes, text and what it stands in, and the tables of each section."""
 
     tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     tables: dict[str, list[list[list[str]]]] = field(default_factory=dict)
     open_tags: list[str] = field(default_factory=list)
+    style: str = ""
+    # each text with the tags that it stands in
+    placed: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -69,8 +76,10 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open_tags and self.open_tags[-1] == "style":
+            self.style += data
             return
         self.text.append(data)
+        self.placed.append((data, tuple(self.open_tags)))
         if self.open_tags and self.open_tags[-1] in ("td", "th"):
             self.tables[self.section][-1][-1][-1] += data
 
@@ -266,6 +275,35 @@ def test_the_head_says_what_was_compared_and_how(files: dict[str, bytes]) -> Non
         assert part in text
 
 
+@pytest.mark.parametrize("name", sample.SAMPLES)
+def test_the_verdict_stands_before_everything_and_the_gate_before_the_measurements(name: str) -> None:
+    page = parsed(rendered(name)["index.html"].decode())
+    body = [tag for tag, _ in page.tags[[tag for tag, _ in page.tags].index("body") :]]
+    assert body[:4] == ["body", "header", "h1", "b"]
+    shown = "".join(text for text, inside in page.placed if "h1" in inside)
+    assert shown == summary(sample.SAMPLES[name]())
+    assert next(iter(page.tables)) == "gate"
+
+
+@pytest.mark.parametrize("name", sample.SAMPLES)
+def test_every_legend_and_caption_is_folded_away_and_every_note_is_not(name: str) -> None:
+    result = sample.SAMPLES[name]()
+    page = parsed(rendered(name)["index.html"].decode())
+    shown = [gate_section(result), *sections(result)]
+    explained = {text for section in shown for _, text in section.legend}
+    folded = {text for text, inside in page.placed if "details" in inside}
+    plain = {text for text, inside in page.placed if "details" not in inside}
+    assert explained
+    assert explained <= folded
+    assert not explained & plain
+    notes = {f"Note: {note}" for section in shown for note in section.notes}
+    assert notes <= plain
+    captions = {chart.caption for chart in charts.charts(result)}
+    assert captions <= folded - plain
+    opened = [values for tag, values in page.tags if tag == "details" and "open" in values]
+    assert len(opened) == 1  # names of the documents, where they are few
+
+
 @pytest.mark.usefixtures("sketched")
 @pytest.mark.parametrize(("names", "part"), [([], "all"), (["a", "b"], "2")])
 def test_the_catalogue_is_named_by_its_manifest(names: list[str], part: str) -> None:
@@ -311,6 +349,86 @@ def test_the_page_is_made_for_phones(files: dict[str, bytes]) -> None:
     assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in page.tags
     boxes = [values for tag, values in page.tags if tag == "div" and values.get("class") == "scroll"]
     assert len(boxes) == sum(tag == "table" for tag, _ in page.tags)
+    assert wider_than_a_phone(page.style) == []
+    assert wider_than_a_phone(page.style.replace("width: 100%", "width: 499px")) == ["499px"]
+    assert re.search(r"figure img \{[^}]*width: 100%; height: auto", page.style)  # whatever its attributes say
+    assert re.search(r"body \{[^}]*overflow-wrap: anywhere", page.style)
+    assert re.search(r"\.scroll \{ overflow-x: auto", page.style)
+
+
+def wider_than_a_phone(style: str) -> list[str]:
+    """Return the widths in a style that ask for more than the 390 pixels of a phone, less its margins."""
+    asked = re.findall(r"(?<!max-)\bwidth: ([\d.]+)(px|rem)|flex-basis: ([\d.]+)(px|rem)", style)
+    found = [(float(a or c), b or d) for a, b, c, d in asked]
+    return [f"{size:g}{unit}" for size, unit in found if size * (16 if unit == "rem" else 1) > 366]
+
+
+# --- light and dark
+
+
+def colours_by_page(style: str) -> tuple[dict[str, str], dict[str, str], str]:
+    """Return the variables that a style sets on a light page and on a dark one, and the style without them."""
+    sets = re.findall(r":root \{([^}]*)\}", style)
+    light, dark = (dict(re.findall(r"--([\w-]+): (#\w+)", entry)) for entry in sets)
+    assert style.index(sets[1]) > style.index("@media (prefers-color-scheme: dark)") > style.index(sets[0])
+    return light, dark, re.sub(r":root \{[^}]*\}", "", style)
+
+
+def apart(one: str, other: str) -> float:
+    """Return the contrast of two colours of a style."""
+    from matplotlib.colors import to_rgb
+
+    return contrast(to_rgb(one), to_rgb(other))
+
+
+def test_the_contrast_is_that_of_the_standard() -> None:
+    assert apart("#000000", "#ffffff") == pytest.approx(21)
+    assert apart("#767676", "#fff") == pytest.approx(4.54, abs=0.01)  # the lightest grey that passes, by WCAG
+
+
+def test_the_page_is_legible_light_and_dark(files: dict[str, bytes]) -> None:
+    light, dark, rest = colours_by_page(parsed(files["index.html"].decode()).style)
+    assert light.keys() == dark.keys()
+    assert re.findall(r"#[0-9a-f]{3,8}\b", rest) == []  # all colours follow the page
+    assert set(re.findall(r"var\(--([a-z]+)\)", rest)) == {*light, "figures"}  # that is a number of columns
+    for page in (light, dark):
+        for ink in ("ink", "soft", "good", "bad", "warn"):
+            assert apart(page[ink], page["paper"]) >= 4.5
+            assert apart(page[ink], page["box"]) >= 4.5 or ink == "soft"
+    assert apart(light["paper"], dark["paper"]) > 15
+
+
+def strays(svg: str) -> set[str]:
+    """Return the colours of a drawing that do not follow the page, but for those on the cells of a grid."""
+    _, _, rest = colours_by_page(svg)
+    found = set(re.findall(r"(?:fill|stroke|stop-color|color): ?(#[0-9a-fA-F]{3,6}|[a-z]+)\b", rest))
+    return found - {"none", "var", *drawing.IN_CELLS, drawing.BORDER}
+
+
+def test_the_plots_follow_the_page_and_are_legible_light_and_dark(files: dict[str, bytes]) -> None:
+    images = [values for tag, values in parsed(files["index.html"].decode()).tags if tag == "img"]
+    for values in images:
+        svg = base64.b64decode(values["src"].partition(",")[2]).decode()
+        light, dark, rest = colours_by_page(svg)
+        assert strays(svg) == set()
+        assert strays(svg.replace("stroke: var(--ink)", "stroke: #222222")) == {"#222222"}
+        assert set(re.findall(r"var\(--([a-z]+)\)", rest)) <= light.keys() == dark.keys()
+        for page in (light, dark):
+            assert apart(page["ink"], page["paper"]) >= 7
+            assert all(apart(page[line], page["paper"]) >= 3 for line in ("target", "baseline", "quiet"))
+    page = parsed(files["index.html"].decode())
+    assert colours_by_page(page.style)[1]["paper"] == dark["paper"]
+
+
+@pytest.mark.usefixtures("sketched")
+def test_long_names_can_be_broken_and_stay_in_their_boxes() -> None:
+    long = "model-" * 200
+    result = replace(
+        sample.full(), target=long, notes=(long,), checks=(replace(sample.CHECKS[0], name=long, detail=long),)
+    )
+    page = parsed(render(result, long)["index.html"].decode())
+    assert [inside for text, inside in page.placed if long in text and "td" in inside and "div" not in inside] == []
+    assert re.search(r"\.flowing td:last-child \{ white-space: normal", page.style)
 
 
 # --- the plots

@@ -141,6 +141,7 @@ def test_a_long_detail_is_cut_to_a_sentence() -> None:
     text = said(("files", FAIL, "key " * 500))
     assert len(text) < 500
     assert "key ...)" in text
+    assert "aaa ...)" in said(("files", FAIL, "a" * 500))
 
 
 @pytest.mark.parametrize("name", WORDS)

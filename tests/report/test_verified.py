@@ -159,4 +159,4 @@ def test_a_hostile_name_neither_ends_a_line_nor_reaches_the_terminal(colour: boo
 def test_figures_of_another_size_stay_whole() -> None:
     wild = replace(sample.lengths()[0], target=sample.estimate(500.0), baseline=sample.estimate(3.0), ratio=1e43)
     text = verify_text(replace(sample.full(), lengths=(wild,)))
-    assert "20.1 (18.2-22.2)  1.4e217 (1.3e217-1.6e217)  1.0e43" in text
+    assert " 1.0e43     1.34  1.4e217 (1.3e217-1.6e217)  20.1 (18.2-22.2)" in text
