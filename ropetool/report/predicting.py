@@ -1,4 +1,4 @@
-"""Measures that predict use, as tables with legends: effective length and many-shot learning. Measures and judges nothing."""
+"""Measures that predict use, as tables with legends. Measures and judges nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ropetool.verification.results import (
     NO_WORSE,
     UNDECIDED,
     WORSE,
+    CacheResult,
     EffectiveLengthResult,
     ManyShotResult,
 )
@@ -81,3 +82,27 @@ def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:
     head = ("length", "shots", "shown", "right", "loss", "gain", "verdict")
     title = "Many-shot learning: do more examples help?"
     return Section("many-shot", title, Table(head, rows), tuple(legend), notes)
+
+
+def cache_section(found: CacheResult) -> Section:
+    """Return how far generation with a growing cache is from whole passes, by length."""
+    rows = tuple(
+        row(
+            f"{entry.prompt}-{entry.length - 1}", "crosses the trained length" if entry.crosses else "",
+            str(entry.tokens), number(entry.mean), number(entry.maximum), f"{entry.same:.3f}",
+        )
+        for entry in found.lengths
+    )  # fmt: skip
+    legend = (
+        ("positions", "of the tokens generated one after the other, behind a prompt of all before them"),
+        ("KL", f"KL(whole pass || generation), nats a token, computed in {found.rounding}"),
+        ("same", "how often both have the same likeliest token"),
+    )
+    moving = (
+        "the table follows the length: the whole pass rotates all keys by the table of its length, a cache keeps those of "
+        "earlier ones, so generation is not what losses are measured of"
+    )
+    head = ("positions", "", "tokens", "mean KL", "maximum", "same")
+    notes = (moving,) if found.moving else ()
+    title = "Cached generation: does a growing cache give what a whole pass gives?"
+    return Section("cache", title, Table(head, rows, words=(0, 1)), legend, notes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ropetool.report.grids import divergence_section, retrieval_section
-from ropetool.report.predicting import effective_length_section, many_shot_section
+from ropetool.report.predicting import cache_section, effective_length_section, many_shot_section
 from ropetool.report.tables import (
     BAD,
     GOOD,
@@ -62,6 +62,8 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         yield effective_length_section(result.effective_length, result.trained_length)
     if result.many_shot is not None:
         yield many_shot_section(result.many_shot, result.trained_length)
+    if result.cache is not None:
+        yield cache_section(result.cache)
     if result.divergence is not None:
         yield divergence_section(result.divergence, result.trained_length)
 

@@ -278,6 +278,32 @@ class ManyShotResult:
 
 
 @dataclass(frozen=True)
+class CacheLength:
+    """Generation of the last tokens of rows of `length` behind a prompt, against whole passes over all before each token.
+
+    mean, maximum: of KL(whole pass || generation), in nats a token. same: how often both have the same likeliest token.
+    crosses: whether generation goes from within the trained length beyond it.
+    """
+
+    length: int
+    prompt: int
+    tokens: int
+    crosses: bool
+    mean: float
+    maximum: float
+    same: float
+
+
+@dataclass(frozen=True)
+class CacheResult:
+    """Cached generation by length. rounding: the type computed in. moving: whether the table follows the length."""
+
+    lengths: tuple[CacheLength, ...]
+    rounding: str
+    moving: bool
+
+
+@dataclass(frozen=True)
 class PassSpan:
     """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
 
@@ -438,6 +464,7 @@ class VerifyResult:
     long_pass: LongPassResult | None = None
     effective_length: EffectiveLengthResult | None = None
     many_shot: ManyShotResult | None = None
+    cache: CacheResult | None = None
 
     @property
     def verdict(self) -> str:

@@ -25,6 +25,7 @@ from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks
 from ropetool.verification.measures.divergence import diverge, divergence_rows
+from ropetool.verification.measures.growing import prepare_cache
 from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
 from ropetool.verification.measures.loss import LastSegment, Losses, perplexity, prepare_last_segment
 from ropetool.verification.measures.many_shot import prepare_many_shot
@@ -241,6 +242,7 @@ def verify(
         long_pass=None if long_pass is None else found[long_pass.name],
         effective_length=found.get(suites.EFFECTIVE_LENGTH),
         many_shot=found.get(suites.MANY_SHOT),
+        cache=found.get(suites.CACHE),
     )  # fmt: skip
 
 
@@ -374,6 +376,8 @@ def _prepared(
             made.append(
                 prepare_many_shot(corpus, target.tokenize, lengths, trained_length, trials=suite.lessons, seed=seed)
             )
+        elif name == suites.CACHE:
+            made.append(prepare_cache(corpus, lengths, trained_length, seed=seed))
         elif name in PROTOCOLS:
             made.append(prepare_protocol(name, corpus, [n for n in lengths if n >= trained_length] or lengths[-1:]))
         else:
@@ -491,6 +495,8 @@ def _judged(
             checks += reading.retrieval_checks(found[name], limits.asked, trained_length, copies)
     if suites.EFFECTIVE_LENGTH in found:
         checks.append(reading.effective_length_check(found[suites.EFFECTIVE_LENGTH], context_length))
+    if suites.CACHE in found:
+        checks.append(reading.cache_check(found[suites.CACHE]))
     if suites.MANY_SHOT in found:
         checks.append(reading.many_shot_check(found[suites.MANY_SHOT]))
     if divergence is not None and against is not None:

@@ -48,6 +48,20 @@ class Predictions:
     top: Tokens
 
 
+@dataclass(frozen=True)
+class Generated:
+    """The logits that choose each of the last tokens of a row: by a cache that grows, and by passes over all before it.
+
+    rounding: the type that both compute in. moving: whether the table follows the length, so that each token has a pass of
+    its own. Shapes: both (tokens, vocabulary).
+    """
+
+    grown: Logits
+    whole: Logits
+    rounding: str
+    moving: bool
+
+
 class Runner(Protocol):
     """A checkpoint that can be asked. Every row is computed as by a fresh model, positions in unit steps from 0.
 
@@ -82,6 +96,9 @@ class Runner(Protocol):
 
         A piece is overwritten by the next one. Shapes: (tokens of the piece, vocabulary).
         """
+
+    def generated(self, ids: Sequence[int], count: int, done: Done) -> Generated:
+        """Return what generation of the last `count` tokens of a row has for logits, one token after the other, and one pass."""
 
     def close(self) -> None:
         """Free the model."""
@@ -142,6 +159,10 @@ class Wrapped:
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Yield the logits of a row."""
         return self._runner.logits(ids)
+
+    def generated(self, ids: Sequence[int], count: int, done: Done) -> Generated:
+        """Return the logits of generation and of whole passes."""
+        return self._runner.generated(ids, count, done)
 
     def close(self) -> None:
         """Free the model."""

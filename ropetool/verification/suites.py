@@ -14,9 +14,20 @@ from ropetool.verification.measures.protocols import PROTOCOLS
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
 MANY_KEYS, VARIABLES, NEEDLES = "many-keys", "variables", "needles"
 BY_POSITION, KEY_TOKENS = "by-position", "key-tokens"
-EFFECTIVE_LENGTH, MANY_SHOT = "effective-length", "many-shot"
+EFFECTIVE_LENGTH, MANY_SHOT, CACHE = "effective-length", "many-shot", "cache"
 RETRIEVALS = (RETRIEVAL, MANY_KEYS, VARIABLES, NEEDLES)
-MEASURES = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS, BY_POSITION, KEY_TOKENS, EFFECTIVE_LENGTH, MANY_SHOT, *PROTOCOLS)
+MEASURES = (
+    LAST_SEGMENT,
+    POSITION,
+    FAR,
+    *RETRIEVALS,
+    BY_POSITION,
+    KEY_TOKENS,
+    EFFECTIVE_LENGTH,
+    MANY_SHOT,
+    CACHE,
+    *PROTOCOLS,
+)
 
 
 @dataclass(frozen=True)

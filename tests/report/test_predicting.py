@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropetool.report.predicting import effective_length_section, many_shot_section
+from ropetool.report.predicting import cache_section, effective_length_section, many_shot_section
 from ropetool.report.verified import section_text
 from ropetool.verification.results import (
     BETTER,
     NO_WORSE,
     UNDECIDED,
+    CacheLength,
+    CacheResult,
     EffectiveLengthResult,
     EffectiveLengthStep,
     EffectiveLengthTask,
@@ -69,3 +71,13 @@ def test_many_shot_learning_stands_by_length_beside_what_can_be_known() -> None:
     assert "38/80" in text
     unsaid = section_text(many_shot_section(ManyShotResult(0, None, (), "no words"), 256))
     assert "no words" in unsaid
+
+
+def test_generation_stands_by_its_positions_and_says_where_tables_move() -> None:
+    found = CacheResult((CacheLength(72, 56, 32, True, 0.05, 0.1, 0.75),), "float32", True)
+    text = section_text(cache_section(found))
+    assert "56-71" in text
+    assert "crosses the trained length" in text
+    assert "the table follows the length" in text
+    still = section_text(cache_section(CacheResult(found.lengths, "float32", False)))
+    assert "the table follows" not in still

@@ -29,9 +29,9 @@ Compute = Callable[[Sequence[Sequence[int]]], Scores]
 
 
 def fingerprint() -> str:
-    """Return the sha256 of the code that computes losses, without what a runner says of itself."""
+    """Return the sha256 of the code that computes losses, without what a runner says of itself and generates."""
     paths = [Path(str(module.__file__)) for module in (torch_runner, torch_model)]
-    said = ("description", "arithmetic")
+    said = ("description", "arithmetic", "dtype", "generated", "grown", "whole")
     return hashlib.sha256(b"".join(script("code_meaning").meant(path, said) for path in paths)).hexdigest()
 
 

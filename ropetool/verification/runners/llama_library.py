@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ctypes import byref, c_int32, c_void_p, create_string_buffer
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,18 @@ class LlamaModel:
             )
         self._opened = (length, outputs)
 
-    def logits(self, row: Tokens, first: int, end: int) -> Iterator[tuple[int, Logits]]:
+    def logits(self, row: Tokens, first: int, end: int, single: int | None = None) -> Iterator[tuple[int, Logits]]:
         """Yield the logits after the tokens `first` to `end` of a row, in pieces with the index of their first token.
 
-        A piece is overwritten by the next one. Shapes: (tokens of the piece, vocabulary).
+        single: where tokens begin to be decoded one by one, as generation does. A piece is overwritten by the next one.
+        Shapes: (tokens of the piece, vocabulary).
         Raises: CheckpointError if a token is not in the vocabulary, or the computation fails.
         """
         lib = self._lib
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-        for start in range(0, end, PIECE_TOKENS):
-            stop = min(start + PIECE_TOKENS, end)
+        prompt = end if single is None else single
+        edges = [*range(0, prompt, PIECE_TOKENS), *range(prompt, end), end]
+        for start, stop in pairwise(edges):
             self._decode(row[start:stop], start, first)
             if stop > first:
                 count = stop - max(start, first)

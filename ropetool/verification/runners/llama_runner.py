@@ -28,7 +28,7 @@ from ropetool.verification.runners.llama_library import (  # fmt: skip
     piece_of,
     tokens_of,
 )
-from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
+from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
 
 CACHE_TYPES = {"auto": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
@@ -68,6 +68,11 @@ class LlamaRunner:
         self._vocabulary = lib.llama_model_get_vocab(vocabulary)
         bos = int(lib.llama_vocab_bos(self._vocabulary))
         self.prefix = (bos,) if lib.llama_vocab_get_add_bos(self._vocabulary) and bos >= 0 else ()
+
+    @property
+    def _rounding(self) -> str:
+        """What limits how alike two computations are: the cache, or inputs that are rounded for the type of the weights."""
+        return self._weights if self._weights != "F32" else self._cache
 
     @property
     def description(self) -> str:
@@ -147,6 +152,22 @@ class LlamaRunner:
         row = np.array(ids, dtype=np.int64)
         model = self._open(row[None], PIECE_TOKENS)
         yield from model.logits(row, 0, row.size)
+
+    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
+        """Return the logits before the last `count` tokens: decoded one by one behind the others, and in large pieces.
+
+        The tables are those of the context's size in both. Raises: as `score`.
+        """
+        row = np.array(ids, dtype=np.int64)
+        first, model = row.size - 1 - count, self._open(row[None], min(count, PIECE_TOKENS))
+        found = []
+        for single in (first + 1, None):
+            pieces = [logits.copy() for _, logits in model.logits(row, first, row.size - 1, single)]
+            found.append(np.concatenate(pieces))
+        for logits in found:
+            self._refuse_not_finite(logits, first, row.size)
+        done(row.size)
+        return Generated(found[0], found[1], self._rounding, False)
 
     def close(self) -> None:
         """Free the model."""

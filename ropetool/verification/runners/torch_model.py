@@ -41,6 +41,45 @@ class TorchModel:
                 parts.append(outputs.last_hidden_state[:, max(0, first - start) :])
         return Hidden(type(outputs), self._torch.cat(parts, dim=1))
 
+    @property
+    def dtype(self) -> str:
+        """The type of its numbers."""
+        return str(self._model.dtype).removeprefix("torch.")
+
+    def grown(self, ids: Any, count: int) -> Any:
+        """Return the logits that `generate` of transformers has before each of the last `count` tokens, cache and all.
+
+        It is made to choose the tokens of the row; what the checkpoint says of generation is left out. Shapes: ids (1, tokens)
+        -> (count, vocabulary).
+        """
+        from transformers import GenerationConfig, LogitsProcessorList
+
+        torch, own = self._torch, self._model.generation_config
+
+        def choose(so_far: Any, scores: Any) -> Any:
+            chosen = torch.full_like(scores, -torch.inf)
+            chosen[:, ids[0, so_far.shape[1]]] = 0
+            return chosen
+
+        self._rope_state.restore()
+        self._model.generation_config = GenerationConfig()
+        try:
+            found = self._model.generate(
+                ids[:, :-count], attention_mask=torch.ones_like(ids[:, :-count]), max_new_tokens=count, do_sample=False,
+                logits_processor=LogitsProcessorList([choose]), output_logits=True, return_dict_in_generate=True,
+            )  # fmt: skip
+        finally:
+            self._model.generation_config = own
+        return torch.cat(found.logits)
+
+    def whole(self, ids: Any, count: int, chunk: int) -> Any:
+        """Return the same of passes without a cache from one call to the next: one, or where tables move one a token."""
+        if self.fixed_table:
+            hidden = self.hidden(ids[:, :-1], ids.shape[1] - 1 - count, chunk)
+            return self.logits(hidden, 0, count)[0]
+        ends = range(ids.shape[1] - count, ids.shape[1])
+        return self._torch.cat([self.logits(self.hidden(ids[:, :end], end - 1, chunk), 0, 1)[0] for end in ends])
+
     def logits(self, hidden: Hidden, start: int, end: int) -> Any:
         """Return the logits of some of the hidden states, with all that the model does to logits.
 

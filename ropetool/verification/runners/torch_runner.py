@@ -25,7 +25,7 @@ from ropetool.verification.runners.torch_library import (
     torch_dtype,
 )
 from ropetool.verification.runners.torch_model import TorchModel
-from ropetool.verification.scoring import PIECE_TOKENS, Done, Logits, Predictions, Scores, Tokens, ignore
+from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
 
 CPU_BATCH_TOKENS = 8192  # more is not faster on a CPU
 GPU_BATCH_TOKENS = 32768
@@ -153,6 +153,20 @@ class TorchRunner:
             with self._torch.inference_mode(), quiet(self._transformers):
                 piece = model.logits(hidden, start, min(start + PIECE_TOKENS, len(ids)))[0]
                 yield start, piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
+
+    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
+        """Return the logits before the last `count` tokens: of transformers' own generation, and of whole passes.
+
+        Raises: as `score`.
+        """
+        model, row = self._model(), np.array([ids], dtype=np.int64)
+        parts = []
+        for compute in (model.grown, lambda found, tokens: model.whole(found, tokens, self._chunk_tokens)):
+            found = self._fitting(lambda compute=compute: compute(self._on_device(row), count), row)  # type: ignore[misc]
+            assert found is not None  # only batches of several rows are halved
+            parts.append(found.to(self._torch.promote_types(found.dtype, self._torch.float32)).cpu().numpy())
+        done(row.size)
+        return Generated(parts[0], parts[1], model.dtype, not model.fixed_table)
 
     def close(self) -> None:
         """Free the model."""

@@ -1,0 +1,91 @@
+"""Cached generation: the logits that generation has token after token, by keys of earlier calls, beside those of whole passes.
+
+Losses are measured in whole passes, and answers are written with a cache. Where a table changes with the length, keys in a cache
+keep the rotation of their own time. Knows nothing of files or verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.rope.tables import Array
+from ropetool.verification.measures.divergence import divergence_rows
+from ropetool.verification.results import CacheLength, CacheResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Generated, Logits, Runner
+
+NAME = "cache"
+TOKENS = 16  # generated behind each prompt
+ROWS = 2  # of each length, of documents of their own
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Rows of the longest length, whose beginnings are those of the others; the target alone computes them."""
+
+    texts: tuple[tuple[int, ...], ...]
+    lengths: tuple[int, ...]
+    trained_length: int
+    name: str = NAME
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        return {length: 2 * len(self.texts) for length in self.lengths} if role == TARGET else {}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Mapping[int, list[Generated]]:
+        """Return both kinds of logits of each row, by length; nothing of the baseline."""
+        if role != TARGET:
+            return {}
+        found = {}
+        for length in self.lengths:
+            count = min(TOKENS, length // 2)
+            found[length] = [
+                runner.generated(row[:length], count, lambda tokens: done(2 * tokens)) for row in self.texts
+            ]
+        return found
+
+    def result(self, target: Mapping[int, list[Generated]], baseline: object) -> CacheResult:
+        """Return how far the two are apart at each length."""
+        lengths = tuple(self._length(length, rows) for length, rows in target.items())
+        (first, *_), *_ = target.values()
+        return CacheResult(lengths, first.rounding, first.moving)
+
+    def _length(self, length: int, rows: Sequence[Generated]) -> CacheLength:
+        count = len(rows[0].grown)
+        found = np.concatenate([_kl(_log_probs(row.whole), _log_probs(row.grown)) for row in rows])
+        same = np.concatenate([row.whole.argmax(axis=1) == row.grown.argmax(axis=1) for row in rows])
+        crosses = length - count <= self.trained_length < length
+        return CacheLength(
+            length,
+            length - count,
+            count * len(rows),
+            crosses,
+            float(found.mean()),
+            float(found.max()),
+            float(same.mean()),
+        )
+
+
+def prepare_cache(corpus: Corpus, lengths: Sequence[int], trained_length: int, *, seed: int) -> Cache:
+    """Return the measurement at all lengths, and at one of which generation crosses the trained length.
+
+    Raises: ConfigError if no document is as long.
+    """
+    crossing = trained_length + TOKENS // 2
+    wanted = sorted({*lengths, *([crossing] if lengths[-1] > crossing else [])})
+    texts, _ = divergence_rows(corpus, wanted[-1], ROWS, seed)
+    return Cache(tuple(map(tuple, texts)), tuple(wanted), trained_length)
+
+
+def _log_probs(logits: Logits) -> Array:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    found: Array = wide - np.log(np.exp(wide).sum(axis=1, keepdims=True))
+    return found
+
+
+def _kl(reference: Array, other: Array) -> Array:
+    """Return KL(reference || other) of each token, in nats; not below zero, which rounding may give."""
+    found: Array = np.maximum((np.exp(reference) * (reference - other)).sum(axis=1), 0.0)
+    return found
