@@ -107,11 +107,8 @@ def turning(k: np.ndarray, positions: list[int]) -> dict[str, Any]:
         sizes = np.abs(rows)
         if np.all(np.abs(sizes - sizes[0]) < 1e-4 * size):
             rate = phases(rows, positions)
-            back = rate.sum() < 0  # the other way round, which a table of ours does not say
-            return {
-                "inv_freq": [float(x) for x in rate], "amplitude": float(np.sqrt((sizes[0][:PAIRS] ** 2).sum())), "layout": layout,
-                "from": start, "backwards": bool(back),
-            }  # fmt: skip
+            amplitude = float(np.sqrt((sizes[0][:PAIRS] ** 2).sum()))
+            return {"inv_freq": [float(x) for x in rate], "amplitude": amplitude, "layout": layout}
     return {"odd": f"channels {moved[0]} to {moved[-1]} of {width}"}
 
 
@@ -141,7 +138,7 @@ def layer(one: dict[str, Any], length: int, positions: list[int]) -> dict[str, A
     k, q = (np.array(one[name][0, 0][at].astype(mx.float32)).astype(np.float64) for name in ("k", "q"))
     sizes = np.linalg.norm(q, axis=1)
     return {
-        **turning(k, positions), "window": window_of(one["mask"], length), "scale": one["scale"], "width": k.shape[1],
+        **turning(k, positions), "window": window_of(one["mask"], length), "scale": one["scale"],
         "growth": float(sizes[-1] / sizes[0]),
     }  # fmt: skip
 
@@ -163,7 +160,6 @@ def decoupled(model: nn.Module, length: int, positions: list[int], config: dict[
         channels = config.get("qk_rope_head_dim") or getattr(attention, "head_dim", None) or getattr(rope, "dims", 0)
         found.append({
             **of_module(rope, length, positions, channels), "window": None, "scale": float(attention.scale), "growth": 1.0,
-            "module": True,
         })  # fmt: skip
     return found
 

@@ -12,20 +12,16 @@ from ropetool.rope.tables import RopeTable
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_lm
 
-UNKNOWN: set[str] = set()
-
 
 @pytest.mark.parametrize("version", peers.RELEASES["mlx-lm"])
 def test_recorded_answers(version: str) -> None:
     found = peers.compared("mlx-lm", version, peers.golden("mlx-lm", version))
-    assert {peers.family(name) for name, reasons in found.items() if reasons == ["not known"]} == UNKNOWN
-    assert {name: reasons for name, reasons in found.items() if reasons != ["not known"]} == {}
+    assert found == {}
 
 
 @pytest.mark.parametrize("version", peers.RELEASES["mlx-lm"])
 def test_a_release_at_hand(version: str, tmp_path: Path) -> None:
-    found = peers.compared("mlx-lm", version, peers.asked_live("mlx-lm", version, tmp_path))
-    assert {name: reasons for name, reasons in found.items() if reasons != ["not known"]} == {}
+    assert peers.compared("mlx-lm", version, peers.asked_live("mlx-lm", version, tmp_path)) == {}
 
 
 def test_every_cell_is_asked_of_a_real_class() -> None:
@@ -36,7 +32,7 @@ def test_every_cell_is_asked_of_a_real_class() -> None:
         "llama-yarn-beta-0-v4", "qwen3-yarn-beta-0-v4", "qwen3-yarn-beta-0-v5",
     }  # fmt: skip
     # phi3 wants `type`; the others insist on what stands in rope_scaling, or beside it, in v4 style alone.
-    rest = {peers.family(name) for name in stopped if not name.endswith("-v5")} - {"llama", "qwen3"} - UNKNOWN
+    rest = {peers.family(name) for name in stopped if not name.endswith("-v5")} - {"llama", "qwen3"}
     assert rest == {"phi3", "deepseek_v2", "qwen2_moe"}
     assert [name for name in stopped if peers.family(name) == "deepseek_v2" and name.endswith("-v4")] == [
         "deepseek_v2-default-v4"
