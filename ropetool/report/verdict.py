@@ -19,7 +19,8 @@ from ropetool.verification.results import (
     Check,
     VerifyResult,
 )
-from ropetool.verification.suites import CUSTOM
+from ropetool.verification.shares import attainable_loss
+from ropetool.verification.suites import CUSTOM, SUITES
 
 DETAIL = 160  # characters of a check's detail that the sentence has room for; its line in the gate has all
 TEXTS = "--text with more documents"
@@ -194,10 +195,7 @@ def _words(check: Check) -> Words | None:
 
 def _values(result: VerifyResult, check: Check) -> dict[str, str]:
     """Return what the words of a check may name."""
-    # twice as many as there were; 20, as the standard suite has, where there were none
-    trials = 2 * max((cell.trials for grid in result.retrieval for cell in grid.cells), default=10)
     recorded = result.extension is not None and result.extension.get("params") is not None
-    lengths = f"{result.trained_length},{result.context_length}"
     return {
         "name": check.name,
         "detail": _cut(check.detail),
@@ -208,13 +206,32 @@ def _values(result: VerifyResult, check: Check) -> dict[str, str]:
         "against": result.against or "the other file",
         "worse": _of_lengths(entry.length for entry in result.lengths if entry.verdict == WORSE) or "some",
         "unsure": _of_lengths(entry.length for entry in result.lengths if entry.verdict == UNDECIDED) or "some",
-        "trials": str(trials),
+        "trials": str(_trials(result)),
         "larger": LARGER.get(result.suite, TEXTS),
         "mend": "extend its source again" if recorded else "mend it, or --stated KEY VALUE where that is meant",
-        "reach": f"--lengths {lengths}" if result.context_length > result.trained_length else "ropetool extend TARGET",
+        "reach": _reach(result),
         "milder": f"a smaller factor{_lower_grade(result)}",
         "wider": "make the one again, in a type with more bits",
     }  # fmt: skip
+
+
+def _reach(result: VerifyResult) -> str:
+    """Return what makes the lengths measured reach beyond the trained one, up to the stated context."""
+    if result.context_length > result.trained_length:
+        return f"--lengths {result.trained_length},{result.context_length}"
+    return "ropetool extend TARGET" if result.baseline else "--trained-length N where it was trained on less"
+
+
+def _trials(result: VerifyResult) -> int:
+    """Return how many trials at each depth are likely to decide, in steps of twice as many; eight times as many at most."""
+    allowed = GRADES[result.grade].max_lost if result.grade in GRADES else 1.0
+    found = [SUITES["quick"].trials]
+    for grid in (grid for grid in result.retrieval if grid.cells):
+        now, depths = grid.cells[0].trials, len({cell.depth for cell in grid.cells})
+        apart = max(((pair.gained + pair.lost) / pair.trials for pair in grid.pairs if pair.depth is None), default=0.0)
+        likely = (more for more in (2 * now, 4 * now) if attainable_loss(more * depths, apart) <= allowed)
+        found.append(next(likely, 8 * now))
+    return max(found)
 
 
 def _lower_grade(result: VerifyResult) -> str:
@@ -233,7 +250,11 @@ def _with(checks: Iterable[Check], verdict: str) -> list[Check]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= DETAIL else f"{text[:DETAIL].rpartition(' ')[0] or text[:DETAIL]} ..."
+    """Return the text, or as many of its clauses, or words, as the sentence has room for."""
+    if len(text) <= DETAIL:
+        return text
+    start = text[:DETAIL]
+    return f"{start.rpartition('; ')[0] or start.rpartition(' ')[0] or start} ..."
 
 
 def _of_lengths(lengths: Iterable[int]) -> str:

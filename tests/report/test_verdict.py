@@ -10,7 +10,7 @@ import pytest
 import sample
 
 from ropetool.report.verdict import WORDS, summary, verify_json
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, RetrievalPair, VerifyResult
 
 SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"
 
@@ -97,6 +97,8 @@ def test_what_is_partial_names_what_is_missing_and_every_step() -> None:
     )
     unextended = said(("lengths", NOT_RUN, "it states no longer context"), context_length=256)
     assert unextended.endswith("it states no longer context; next: ropetool extend TARGET.")
+    unknown = said(("yardstick", NOT_RUN), ("lengths", NOT_RUN, "none"), context_length=256, baseline=None)
+    assert unknown.endswith("; next: --baseline SOURCE and --trained-length N where it was trained on less.")
 
 
 def test_undecided_losses_want_documents_and_undecided_answers_want_trials() -> None:
@@ -114,6 +116,20 @@ def test_undecided_losses_want_documents_and_undecided_answers_want_trials() -> 
     assert said(("copies", UNDECIDED), suite="full").endswith("next: --text with more documents.")
     every = said(("ratio", UNDECIDED), ("retrieval, keys", UNDECIDED), ("position", UNDECIDED), suite="quick")
     assert every.endswith("; 2 more are undecided; next: --text with more documents, --trials 32 and --suite standard.")
+
+
+@pytest.mark.parametrize(("disagreeing", "trials"), [(0, 32), (16, 32), (40, 64), (60, 128)])
+def test_the_trials_asked_for_are_as_many_as_are_likely_to_decide(disagreeing: int, trials: int) -> None:
+    """Grade usable allows 0.10 of the answers: (1.645 + 0.842) * sqrt(disagreeing / 80 / (5 * trials)) has to be within."""
+    pair = RetrievalPair(
+        2048, None, False, 80, 60, 60, disagreeing // 2, disagreeing - disagreeing // 2, 0.0, -0.2, 0.2
+    )
+    grid = replace(sample.retrieval(), pairs=(pair,))  # 16 trials at each of 5 depths
+    text = said(("retrieval, keys", UNDECIDED), retrieval=(grid,), grade="usable")
+    assert text.endswith(f"; next: --trials {trials}.")
+    enough, fewer = (2.487 * (disagreeing / 80 / (5 * count)) ** 0.5 for count in (trials, trials / 2))
+    assert enough <= 0.1
+    assert fewer > 0.1 or trials == 32
 
 
 def test_a_fail_goes_before_what_is_missing_and_that_before_what_is_undecided() -> None:
@@ -141,6 +157,7 @@ def test_a_long_detail_is_cut_to_a_sentence() -> None:
     text = said(("files", FAIL, "key " * 500))
     assert len(text) < 500
     assert "key ...)" in text
+    assert "(one clause ...)" in said(("files", FAIL, f"one clause; {'and another ' * 20}"))
     assert "aaa ...)" in said(("files", FAIL, "a" * 500))
 
 
