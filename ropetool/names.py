@@ -26,6 +26,7 @@ ROPE_TYPE = "rope_type"
 LEGACY_TYPE = "type"  # the older spelling of rope_type
 FACTOR = "factor"
 ATTENTION_FACTOR = "attention_factor"
+ATTN_FACTOR = "attn_factor"  # multiplies what engines compute for it
 LLAMA_4_SCALING_BETA = "llama_4_scaling_beta"
 BETA_FAST = "beta_fast"
 BETA_SLOW = "beta_slow"
@@ -36,6 +37,7 @@ LOW_FREQ_FACTOR = "low_freq_factor"
 HIGH_FREQ_FACTOR = "high_freq_factor"
 SHORT_FACTOR = "short_factor"
 LONG_FACTOR = "long_factor"
+SHORT_MSCALE, LONG_MSCALE = "short_mscale", "long_mscale"  # the attention factors of the two lists
 PARTIAL_ROTARY_FACTOR = "partial_rotary_factor"
 MAX_POSITION_EMBEDDINGS = "max_position_embeddings"
 ORIGINAL_MAX_POSITION_EMBEDDINGS = "original_max_position_embeddings"
@@ -47,12 +49,13 @@ NUM_HIDDEN_LAYERS = "num_hidden_layers"
 NUM_ATTENTION_HEADS = "num_attention_heads"
 NUM_KEY_VALUE_HEADS = "num_key_value_heads"
 HIDDEN_SIZE = "hidden_size"
+HEAD_DIM = "head_dim"
+ROTARY_DIM = "rotary_dim"  # an older key than partial_rotary_factor, in channels
 KV_LORA_RANK = "kv_lora_rank"
 SLIDING_WINDOW_PATTERN = "sliding_window_pattern"
 NO_ROPE_LAYERS = "no_rope_layers"  # a number for each layer, 0 for those that do not rotate
-NO_ROPE_LAYER_INTERVAL = (
-    "no_rope_layer_interval"  # each layer that is a multiple of it, counted from 1, does not rotate
-)
+# Each layer that is a multiple of it, counted from 1, does not rotate.
+NO_ROPE_LAYER_INTERVAL = "no_rope_layer_interval"
 MROPE_SECTION = "mrope_section"  # how many pairs turn by each of the axes of a picture
 
 # Rope types under other names, by the name used here.
@@ -77,8 +80,8 @@ V4, V5, BOTH = "v4", "v5", "both"
 
 # Every key that a rope type reads. What is not in here survives an edit (mrope_section and the like).
 ROPE_TYPE_KEYS = frozenset({
-    ROPE_TYPE, LEGACY_TYPE, FACTOR, ATTENTION_FACTOR, "attn_factor", BETA_FAST, BETA_SLOW, TRUNCATE, MSCALE,
-    MSCALE_ALL_DIM, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, SHORT_FACTOR, LONG_FACTOR, "short_mscale", "long_mscale",
+    ROPE_TYPE, LEGACY_TYPE, FACTOR, ATTENTION_FACTOR, ATTN_FACTOR, BETA_FAST, BETA_SLOW, TRUNCATE, MSCALE,
+    MSCALE_ALL_DIM, LOW_FREQ_FACTOR, HIGH_FREQ_FACTOR, SHORT_FACTOR, LONG_FACTOR, SHORT_MSCALE, LONG_MSCALE,
     ORIGINAL_MAX_POSITION_EMBEDDINGS, "finetuned", "alpha",
 })  # fmt: skip
 KNOWN_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")

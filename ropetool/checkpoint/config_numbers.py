@@ -14,7 +14,7 @@ from ropetool.rope.tables import LARGEST, MAX_LENGTH, SMALLEST, is_number
 MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
 MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
 _POSITIVE = {
-    names.FACTOR, names.ATTENTION_FACTOR, "attn_factor", names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
+    names.FACTOR, names.ATTENTION_FACTOR, names.ATTN_FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
 }  # fmt: skip
 _NOT_NEGATIVE = {
     names.BETA_FAST, names.BETA_SLOW, names.MSCALE, names.MSCALE_ALL_DIM, names.LLAMA_4_SCALING_BETA,

@@ -33,7 +33,7 @@ _WITHOUT_MEANING = frozenset({
     "router_aux_loss_coef", "gradient_checkpointing", "text_config",
 })  # fmt: skip
 # Keys that the decoded tables already speak for.
-_DECODED = frozenset({names.LAYER_TYPES, "head_dim", names.MAX_POSITION_EMBEDDINGS, "use_sliding_window",
+_DECODED = frozenset({names.LAYER_TYPES, names.HEAD_DIM, names.MAX_POSITION_EMBEDDINGS, "use_sliding_window",
                       "max_window_layers", "no_rope_layers"})  # fmt: skip
 _DECODED_WORDS = ("rope", "rotary", "max_position", "sliding_window", "context_length", "attention.temperature")
 

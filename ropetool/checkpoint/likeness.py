@@ -19,7 +19,7 @@ from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 AUTO_MAP = "auto_map"
 NOT_WEIGHTS = "inv_freq"  # the end of buffers that some files hold beside the weights
 MOST_NAMED = 4
-SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+SIZES = (names.HIDDEN_SIZE, names.NUM_HIDDEN_LAYERS, names.NUM_ATTENTION_HEADS)
 
 
 def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tuple[str, ...]]:

@@ -164,7 +164,7 @@ STATES_LENGTH = (*STATES_FACTOR, "llama3")  # and those that read original_max_p
 
 
 _FACTOR_KEYS = (
-    names.ATTENTION_FACTOR, "attn_factor", names.MSCALE, names.MSCALE_ALL_DIM, "short_mscale", "long_mscale",
+    names.ATTENTION_FACTOR, names.ATTN_FACTOR, names.MSCALE, names.MSCALE_ALL_DIM, names.SHORT_MSCALE, names.LONG_MSCALE,
 )  # fmt: skip
 
 

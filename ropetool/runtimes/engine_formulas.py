@@ -201,7 +201,9 @@ def longrope_table(keys: Mapping[str, Any], base: Array, context: int, length: i
     Each with the mscale that is stated for it, or the factor of the two lengths.
     """
     scale = longrope_scale(context, length)
-    short, long = (scale if keys.get(key) is None else float(keys[key]) for key in ("short_mscale", "long_mscale"))
+    short, long = (
+        scale if keys.get(key) is None else float(keys[key]) for key in (names.SHORT_MSCALE, names.LONG_MSCALE)
+    )
     first = Regime(divided(base, keys, names.SHORT_FACTOR), short)
     last = Regime(divided(base, keys, names.LONG_FACTOR), long)
     return RopeTable((last,) if first.agrees(last, 0.0) else (replace(first, up_to=length), last))

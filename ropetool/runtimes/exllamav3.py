@@ -144,7 +144,7 @@ def _proportional(stated: Mapping[str, Any], keys: Mapping[str, Any], head_dim: 
 def _narrowed(view: HfCheckpoint, entry: LayerRope, part: Mapping[str, Any]) -> LayerRope:
     """Return the entry with the share of channels that rotates: exllamav3 narrows the head of any family."""
     share = part.get(names.PARTIAL_ROTARY_FACTOR, (part.get(PARAMETERS) or {}).get(names.PARTIAL_ROTARY_FACTOR))
-    stated = part.get("rotary_dim")
+    stated = part.get(names.ROTARY_DIM)
     if stated is None and (view.family.partial_rotary_key or not is_number(share)):
         return entry
     channels = int(stated) if stated is not None else int(entry.head_dim * share)

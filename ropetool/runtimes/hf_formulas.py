@@ -35,7 +35,6 @@ NEEDS = {
 NEEDS_NOTHING = ("default", "proportional")
 NEEDS_HEAD_DIM = ("yarn", "dynamic", "longrope")  # the types whose formula stops at a head_dim of null
 STATES_LENGTH = ("yarn", "longrope", "llama3")  # the types whose length transformers 5 fills in
-HEAD_DIM = "head_dim"
 PER_LAYER = ("alternate", "always")  # how families say that some layers slide, beside a key that switches it on
 
 
@@ -194,8 +193,8 @@ def head_dim(part: Mapping[str, Any], family: Family, runtime: str, rope_type: s
     """
     key = family.head_dim_keys.get(layer_type, family.head_dim_key)
     stated = part.get(key)
-    null = family.stated_null_head_dim if HEAD_DIM in part and part[HEAD_DIM] is None else ()
-    if ("stops yarn" in null and rope_type in NEEDS_HEAD_DIM) or ("computed" in null and key != HEAD_DIM):
+    null = family.stated_null_head_dim if names.HEAD_DIM in part and part[names.HEAD_DIM] is None else ()
+    if ("stops yarn" in null and rope_type in NEEDS_HEAD_DIM) or ("computed" in null and key != names.HEAD_DIM):
         raise Refuses(f"TypeError: {rope_type} with a head_dim of null, where an absent one would do")
     if stated is None and "computed" not in null:
         stated = family.default_head_dims.get(layer_type, family.default_head_dim)

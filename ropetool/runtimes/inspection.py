@@ -253,8 +253,7 @@ def _why_as_written(model_type: str, inner: str, told: str = "") -> str:
         return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
     return (
         f"the family {shown(inner)}{within} is unknown{families.nearest(inner)}: the keys are shown as written, not as runtimes "
-        "read them; "
-        "`ropetool families` lists those that are known"
+        "read them; `ropetool families` lists those that are known"
     )
 
 

@@ -26,9 +26,6 @@ SUMMARY = "mlx-lm: reads rope_theta and rope_scaling as written; no attention_fa
 
 NEWER = "0.32.0"  # dynamic is known and qwen3 looks into rope_parameters from here on
 THETA, SCALING, PARAMETERS = names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS
-HEAD_DIM = "head_dim"
-
-
 GEMMA3_LOCAL_BASE, GEMMA3_PATTERN, GEMMA3_WINDOW, GEMMA3_HEAD_DIM = 10000.0, 6, 512, 256
 PHI3_LENGTH, PHI3_CONTEXT = 4096, 131072
 YARN_LENGTH, LLAMA3_LENGTH = 4096, 8192  # where the config states none
@@ -181,7 +178,7 @@ def _gemma3(
     first: str,
 ) -> dict[str, LayerRope]:
     """Return gemma3's two kinds: by the pattern alone, whatever layer_types says."""
-    if part.get(HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
+    if part.get(names.HEAD_DIM, GEMMA3_HEAD_DIM) != entry.head_dim:
         raise NotKnown("gemma3 with another default head_dim")
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
     pattern = int(part.get(names.SLIDING_WINDOW_PATTERN, GEMMA3_PATTERN))

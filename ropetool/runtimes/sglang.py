@@ -178,7 +178,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -
     mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
     if mscale is not None and all_dim is not None and numbers(first) >= numbers(WITH_MSCALE):
         magnitude = mscale_of(factor, mscale) / mscale_of(factor, all_dim)
-    return magnitude * engine.number(keys, "attn_factor", 1.0)
+    return magnitude * engine.number(keys, names.ATTN_FACTOR, 1.0)
 
 
 def _dynamic(keys: Mapping[str, Any], base: Array, factor: float) -> RopeTable:
@@ -207,7 +207,7 @@ def _mla(view: HfCheckpoint, entry: LayerRope, keys: Mapping[str, Any], base: Ar
     magnitude = mscale_of(factor, engine.number(keys, names.MSCALE, 1.0)) / mscale_of(factor, all_dim)
     table = RopeTable.fixed(
         _yarn(keys, base, factor, length, context, truncate=True),
-        magnitude * engine.number(keys, "attn_factor", 1.0),
+        magnitude * engine.number(keys, names.ATTN_FACTOR, 1.0),
     )
     whole = keys.get("apply_yarn_scaling", True) and keys.get("apply_scale", True)
     softmax = mscale_of(factor, all_dim) ** 2 if whole else 1.0

@@ -233,7 +233,7 @@ def _yarn_attention_factor(keys: Mapping[str, Any], factor: float, first: str) -
     if numbers(first) < numbers(HF_SEMANTICS):
         _no_extrapolation_factor(keys)
         scaled = keys.get("apply_yarn_scaling", True)
-        return engine.number(keys, "attn_factor", 1.0) * (mscale_of(factor) if scaled else 1.0)
+        return engine.number(keys, names.ATTN_FACTOR, 1.0) * (mscale_of(factor) if scaled else 1.0)
     if keys.get(names.ATTENTION_FACTOR) is not None:
         return float(keys[names.ATTENTION_FACTOR])
     mscale, all_dim = keys.get(names.MSCALE), keys.get(names.MSCALE_ALL_DIM)
@@ -278,7 +278,7 @@ def _mla(entry: LayerRope, keys: dict[str, Any], context: int, first: str) -> tu
     magnitude = mscale_of(factor, engine.number(keys, names.MSCALE, 1.0)) / mscale_of(factor, all_dim)
     if old:
         _no_extrapolation_factor(keys)
-        magnitude *= engine.number(keys, "attn_factor", 1.0)
+        magnitude *= engine.number(keys, names.ATTN_FACTOR, 1.0)
     table = RopeTable.fixed(engine.yarn_inv_freq(keys, base, factor, length), magnitude)
     softmax = mscale_of(factor, all_dim) ** 2 if whole else 1.0
     filled = engine.filled(entry, keys, table, context, softmax_multiplier=softmax)
