@@ -12,7 +12,7 @@ from typing import Any
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_export.tokenizer.merges import merges_make_every_token
-from ropetool.gguf_export.tokenizer.pretokenizer_names import DIFFERENCES, DIGIT, GPT2, NAMES
+from ropetool.gguf_export.tokenizer.pretokenizer_names import DIGIT, GPT2, NAMES, PRE_TOKENIZERS
 
 NFC_NOTE = (
     "the tokenizer composes text first (NFC), llama.cpp does not: text with decomposed letters, such as e followed by "
@@ -28,8 +28,9 @@ def recognise(tokenizer: Mapping[str, Any], where: str) -> tuple[str, tuple[str,
     notes = _normaliser_notes(tokenizer.get("normalizer"), where)
     splits = tuple(_splits(tokenizer.get("pre_tokenizer"), where))
     name = _name(splits, tokenizer, where)
-    if splits in DIFFERENCES:
-        notes += (f"llama.cpp splits text almost as the tokenizer does; other tokens come of {DIFFERENCES[splits]}",)
+    difference = PRE_TOKENIZERS[name].difference
+    if difference:
+        notes += (f"llama.cpp splits text almost as the tokenizer does; other tokens come of {difference}",)
     return name, notes
 
 

@@ -1,11 +1,12 @@
-"""The regular expressions that published models split text by, and llama.cpp's name for each.
+"""The regular expressions that published models split text by, and llama.cpp's names for them.
 
-Data alone: how a tokenizer.json spells such a split is for pretokenizer.py.
+Data, read in both directions: how a tokenizer.json spells such a split is for pretokenizer.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 # Contractions, words with one sign in front, digits, signs with one space in front, line ends, other spaces.
 # Source: llama.cpp 0.3.36 (llama-cpp-python's sources), src/llama-vocab.cpp, llm_tokenizer_bpe, "original regex".
@@ -62,29 +63,108 @@ DEEPSEEK_V3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 
-# llama.cpp's name by the expressions that text is split by, one after the other, and by ignore_merges.
-# Source: llama.cpp src/llama-vocab.cpp, llm_tokenizer_bpe and load. The names behind a line split the same there; of
-# such names the one is taken that leaves spaces alone where tokens become text again (clean_spaces), if there is one.
-NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
-    ((LLAMA3,), True): "llama-bpe",  # glm4
-    ((LLAMA3,), False): "smaug-bpe",  # dbrx (phi-4, olmo 2, granite 4), chatglm-bpe
-    ((QWEN2,), False): "qwen2",  # stablelm2
-    ((QWEN35,), False): "qwen35",
-    ((GPT2,), False): "gpt-2",  # olmo, mpt, gpt-neox, exaone4
-    ((DIGIT, GPT2), False): "smollm",  # starcoder, refact (granite), command-r, exaone, minerva-7b
-    ((GPT4O,), True): "granite-embed-multi-97m",  # llama 4, gpt-oss; gpt-4o, their own name, parts marks from letters
-    ((TEKKEN,), True): "tekken",
-    (DEEPSEEK_LLM, False): "deepseek-llm",
-    (DEEPSEEK_CODER, False): "deepseek-coder",
-    (DEEPSEEK_V3, False): "deepseek-v3",
-}
+# Those that an export does not write: nobody has compared the tokenizers that ask for them with llama.cpp's names yet.
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
+_BAILING = r"'(?i:[sdmt]|ll|ve|re)" + _WORDS + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+_SEED = _CONTRACTIONS + _WORDS + r"\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_EXAONE_MOE = (
+    _CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_MINICPM5 = (r"\p{N}{1,3}", _CONTRACTIONS + _WORDS + r"\p{N}+" + _REST)
+_JAIS2 = (
+    _CONTRACTIONS + _WORDS + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    + "".join(rf"|\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2")) + r"|\s{1}"
+)  # fmt: skip
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+|[\u3105-\u312f]+|[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    GPT4O.replace("{1,3}", ""),
+)
+_UFAKZEKA = QWEN2.removeprefix(_CONTRACTIONS + "|")
 
-# What a name still does otherwise, by the expressions.
+
+class PreTokenizer(NamedTuple):
+    """What a name of llama.cpp's stands for.
+
+    splits: the expressions that text is split by, one after the other, as the tokenizers of the models behind the name
+    have them. add_bos: whether bos goes before each text where the file has no tokenizer.ggml.add_bos_token.
+    difference: what llama.cpp still splits otherwise than these expressions.
+    """
+
+    splits: tuple[str, ...]
+    ignore_merges: bool = False
+    add_bos: bool = False
+    difference: str = ""
+
+
 _CASE = "a small letter beyond ASCII with a large one behind it, which stay one word there"
+_MARKS = f"combining marks, which are parted from their letters there, and {_CASE}"
 _SPACES = "spaces beyond ASCII, such as U+3000, which the expressions class with signs or letters"
-DIFFERENCES: Mapping[tuple[str, ...], str] = {
-    (GPT4O,): _CASE,
-    (TEKKEN,): f"combining marks, which are parted from their letters there, and {_CASE}",
-    DEEPSEEK_LLM: _SPACES,
-    DEEPSEEK_CODER: _SPACES,
-}
+
+# By llama.cpp's name, tokenizer.ggml.pre. Source: src/llama-vocab.cpp of llama.cpp, load and llm_tokenizer_bpe.
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+        PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True),
+    ),
+    **dict.fromkeys(("glm4", "glm5"), PreTokenizer((LLAMA3,), ignore_merges=True)),
+    **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe"), PreTokenizer((LLAMA3,))),
+    **dict.fromkeys(
+        ("qwen2", "stablelm2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "hunyuan", "solar-open", "grok-2"),
+        PreTokenizer((QWEN2,)),
+    ),
+    "qwen35": PreTokenizer((QWEN35,)),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4"),
+        PreTokenizer((GPT2,)),
+    ),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        PreTokenizer((DIGIT, GPT2)),
+    ),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), PreTokenizer((GPT4O,), difference=_MARKS)),
+    "granite-embed-multi-97m": PreTokenizer((GPT4O,), ignore_merges=True, difference=_CASE),
+    "tekken": PreTokenizer((TEKKEN,), ignore_merges=True, add_bos=True, difference=_MARKS),
+    "deepseek-llm": PreTokenizer(DEEPSEEK_LLM, difference=_SPACES),
+    "deepseek-coder": PreTokenizer(DEEPSEEK_CODER, difference=_SPACES),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), PreTokenizer(DEEPSEEK_V3)),
+    "falcon": PreTokenizer(_FALCON),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), PreTokenizer((_BAILING,))),
+    "seed-coder": PreTokenizer((_SEED,)),
+    "exaone-moe": PreTokenizer((_EXAONE_MOE,)),
+    "minicpm5": PreTokenizer(_MINICPM5, ignore_merges=True),
+    "jais-2": PreTokenizer((_JAIS2,)),
+    "youtu": PreTokenizer(_YOUTU, ignore_merges=True, difference=_CASE),
+    "ufakzeka": PreTokenizer((_UFAKZEKA,)),
+}  # fmt: skip
+
+# The name that an export writes, by splits and ignore_merges: of those that split the same, one that leaves spaces alone
+# where tokens become text again (clean_spaces), if there is one; gpt-4o, their own name, parts marks from letters.
+NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
+    (PRE_TOKENIZERS[name].splits, PRE_TOKENIZERS[name].ignore_merges): name
+    for name in (
+        "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "gpt-2", "smollm", "granite-embed-multi-97m", "tekken",
+        "deepseek-llm", "deepseek-coder", "deepseek-v3",
+    )
+}  # fmt: skip
+
+# The model types whose tokenizers compose text first (NFC), by the names of their pre-tokenizers; llama.cpp never does.
+# Source: transformers 5.23.0, models/qwen2, qwen3_5, cohere and gpt_neox, tokenization_*.py, and the model types that
+# models/auto/tokenization_auto.py gives these classes to.
+_GPT_NEOX = frozenset({"gpt_neox", "olmo", "olmoe", "mpt"})
+_COMPOSING: Mapping[str, frozenset[str]] = {
+    "qwen2": frozenset({
+        "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3", "qwen3_moe",
+        "qwen3_next", "qwen3_vl", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text",
+    }),
+    "qwen35": frozenset({"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}),
+    "command-r": frozenset({"cohere", "cohere2"}),
+    "olmo": _GPT_NEOX,
+    "mpt": _GPT_NEOX,
+    "gpt-2": _GPT_NEOX,
+}  # fmt: skip
+
+
+def composes(name: str, model_type: str) -> bool:
+    """Return whether the tokenizer behind a name composes text first, for a model of this type."""
+    return model_type in _COMPOSING.get(name, ())
