@@ -19,6 +19,7 @@ RESULT = ROOT / "tests" / "settled.json"
 FILES = (
     "exporting/test_tokenizer_parity.py", "oracle/test_stock_converter.py", "oracle/test_stock_types.py",
     "oracle/test_split_parts.py", "oracle/test_transformers.py", "oracle/test_baked_architectures.py",
+    "importing/test_import_tokenizer_parity.py",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ LAYERS = (
     ("plans",),
     ("comparison",),
     ("verification",),
-    ("gguf_export",),
+    ("gguf_export", "gguf_import"),
     ("report",),
     ("cli", "__main__"),
 )
@@ -39,6 +39,7 @@ LAYERS = (
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
     "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "gguf_export": {"numpy"},
+    "gguf_import": {"numpy"},
     "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
 }  # fmt: skip
 INSIDE_FUNCTIONS = {

@@ -1,0 +1,104 @@
+"""Byte-level BPE of a GGUF file (tokenizer.ggml.model gpt2) as tokenizer.json has it.
+
+How text is split follows from tokenizer.ggml.pre, by the table that an export goes by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ropetool.errors import CorruptFile, LossyExport, did_you_mean
+from ropetool.files.gguf import Value
+from ropetool.files.hf.jsontext import is_text, shown
+from ropetool.gguf_export.tokenizer.pretokenizer_names import (
+    DIGIT,
+    GPT2,
+    PRE_TOKENIZERS,
+    PreTokenizer,
+    composes,
+)
+from ropetool.gguf_import.tokenizer.core import Core, Part, bpe, sequence
+from ropetool.gguf_import.tokenizer.vocabulary import (
+    AGAIN,
+    MAX_MERGES,
+    MERGES,
+    PRE,
+    Vocabulary,
+    read_text,
+    read_texts,
+)
+
+ORIGINAL = "copy tokenizer.json and tokenizer_config.json of the original model into the output"
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
+def read_pre_tokenizer(values: Mapping[str, Value], where: str) -> tuple[str, PreTokenizer]:
+    """Return the name of tokenizer.ggml.pre and what it stands for. Raises: LossyExport without one that is known."""
+    name = read_text(values, PRE, where)
+    if name is None:
+        raise LossyExport(
+            f"has no {PRE}, which says how text is split into words; llama.cpp splits such text in a way of its own",
+            where=where, try_=f"{AGAIN}, or {ORIGINAL}",
+        )  # fmt: skip
+    known = PRE_TOKENIZERS.get(name)
+    if known is None:
+        raise LossyExport(
+            f"{PRE} is {shown(name)}{did_you_mean(name, PRE_TOKENIZERS)}, and which expressions tokenizer.json splits text "
+            f"by for it is not known; known are {', '.join(PRE_TOKENIZERS)}", where=where, try_=ORIGINAL,
+        )  # fmt: skip
+    return name, known
+
+
+def byte_level(values: Mapping[str, Value], vocabulary: Vocabulary, model_type: str, where: str) -> Core:
+    """Return the parts of a byte-level BPE. Raises: LossyExport for how text is split; CorruptFile for its merges."""
+    name, pre = read_pre_tokenizer(values, where)
+    model = bpe(vocabulary.ids, _merges(values, vocabulary, where), ignore_merges=pre.ignore_merges)
+    notes: tuple[str, ...] = ()
+    if pre.difference:
+        notes += (
+            f"text is split as tokenizers of {name} do, llama.cpp almost does: other tokens come there of "
+            f"{pre.difference}",
+        )
+    composing = composes(name, model_type)
+    if composing:
+        notes += (
+            f"text is composed first (NFC), as tokenizers of {model_type} do and llama.cpp does not: letters that come "
+            "apart, such as e and a combining accent, get other tokens there",
+        )
+    return Core(
+        model, {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {"type": "NFC"} if composing else None, _pre_tokenizer(pre.splits), _BYTE_LEVEL, notes,
+    )  # fmt: skip
+
+
+def _pre_tokenizer(splits: tuple[str, ...]) -> Part | None:
+    last = splits[-1] == GPT2  # ByteLevel has that expression itself
+    parts: list[Part] = [
+        {"type": "Digits", "individual_digits": True}
+        if split == DIGIT
+        else {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        for split in splits[: len(splits) - last]
+    ]
+    return sequence("pretokenizers", [*parts, {**_BYTE_LEVEL, "trim_offsets": True, "use_regex": last}])
+
+
+def _merges(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> Sequence[tuple[str, str]]:
+    listed = read_texts(values, MERGES, MAX_MERGES, where)
+    if listed is None:
+        raise CorruptFile(f"has no {MERGES}, which byte-level BPE goes by", where=where, try_=AGAIN)
+    found: dict[tuple[str, str], None] = {}  # of two alike llama.cpp takes the first, the tokenizers library the last
+    ids = vocabulary.ids
+    for number, merge in enumerate(listed):
+        left, _, right = merge.partition(" ")
+        if not (left and right) or not is_text(merge):
+            shows = shown(merge) if is_text(merge) else "not UTF-8"
+            raise CorruptFile(
+                f"{MERGES}[{number}] is {shows}; two tokens with a space between belong there", where=where, try_=AGAIN
+            )
+        missing = next((text for text in (left, right, left + right) if text not in ids), None)
+        if missing is not None:
+            raise CorruptFile(
+                f"{MERGES}[{number}] is {shown(merge)}, and there is no token {shown(missing)}", where=where, try_=AGAIN
+            )
+        found[left, right] = None
+    return list(found)

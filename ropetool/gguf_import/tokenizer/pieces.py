@@ -1,0 +1,204 @@
+"""SentencePiece vocabularies of a GGUF file as tokenizer.json has them: kinds llama (BPE by scores) and t5 (Unigram).
+
+llama.cpp joins any two pieces that make a third one, the one of the highest score first; a tokenizer.json lists the pairs.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from ropetool.errors import CorruptFile, LossyExport
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.hf.jsontext import shown
+from ropetool.gguf_export.tokenizer.merges import MAX_STEPS
+from ropetool.gguf_export.tokenizer.model_file import MAX_CHARSMAP
+from ropetool.gguf_export.tokenizer.pieces import CHARSMAP_NOTE
+from ropetool.gguf_export.tokenizer.vocabulary import BYTE, NORMAL, SPACE
+from ropetool.gguf_import.tokenizer.core import Core, Part, bpe, sequence
+from ropetool.gguf_import.tokenizer.vocabulary import (
+    AGAIN,
+    MODEL,
+    PREFIX,
+    SCORES,
+    Vocabulary,
+    read_bool,
+    read_numbers,
+)
+
+ADD_SPACE, ONE_SPACE, CHARSMAP = (
+    f"{PREFIX}{name}" for name in ("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap")
+)
+SPELLED: Part = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+Pair = tuple[str, str]
+
+
+# --- llama
+
+
+def joined_by_score(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int | None, where: str) -> Core:
+    """Return the parts of a BPE that joins by score, with byte fallback.
+
+    Raises: LossyExport for bytes without a token, and for scores that no list of pairs follows; CorruptFile.
+    """
+    missing = next((name for name in map("<0x{:02X}>".format, range(256)) if name not in vocabulary.ids), None)
+    if missing is not None:
+        raise LossyExport(
+            f"has no token {missing}, and a {MODEL} of llama has one for each byte; llama.cpp ends the process over text "
+            "with such a byte", where=where, try_=AGAIN,
+        )  # fmt: skip
+    merges, notes = _merges(vocabulary, _scores(values, vocabulary, where), where)
+    prefixed = read_bool(values, ADD_SPACE, True, where)
+    normalizers = [{"type": "Prepend", "prepend": SPACE}, SPELLED] if prefixed else [SPELLED]
+    decoders: list[Part] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+        *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []),
+    ]  # fmt: skip
+    texts = {number: text for text, number in vocabulary.ids.items()}
+    model = bpe(
+        vocabulary.ids, merges, unk_token=texts.get(unknown) if unknown is not None else None,
+        fuse_unk=True, byte_fallback=True,
+    )  # fmt: skip
+    where_spaces = "before each text and behind each added token" if prefixed else "nowhere"
+    notes.append(f"a space is added {where_spaces}, as llama.cpp does ({ADD_SPACE})")
+    return Core(
+        model, {"type": "Sequence", "decoders": decoders}, sequence("normalizers", normalizers), notes=tuple(notes)
+    )
+
+
+def _scores(values: Mapping[str, Value], vocabulary: Vocabulary, where: str) -> Sequence[float]:
+    numbers = read_numbers(values, SCORES, {ValueType.F32, ValueType.I32}, vocabulary.rows, where)
+    if numbers is None:
+        raise CorruptFile(f"has no {SCORES}, which SentencePiece tokenizers go by", where=where, try_=AGAIN)
+    scores: list[float] = numbers.astype(float).tolist()
+    odd = next((number for number, score in enumerate(scores) if not math.isfinite(score)), None)
+    if odd is not None:
+        raise CorruptFile(f"{SCORES}[{odd}] is {scores[odd]}; scores are finite numbers", where=where, try_=AGAIN)
+    return scores
+
+
+def _merges(vocabulary: Vocabulary, scores: Sequence[float], where: str) -> tuple[list[Pair], list[str]]:
+    """Return all pairs that llama.cpp joins, in the order in which it prefers them, and notes.
+
+    Of pairs of one score it takes the leftmost, and so a run (====) grows from its left end: those whose left part is
+    longer go first. Pairs that make the same piece are such.
+    """
+    joinable = dict(vocabulary.joinable())
+    if sum(len(text) ** 2 for text in joinable) > MAX_STEPS:
+        raise LossyExport(
+            f"its tokens are too long to list the pairs that make them: the squares of their lengths are more than "
+            f"{MAX_STEPS:,} together; a quarter is more than any known vocabulary has", where=where,
+        )  # fmt: skip
+    known = {text: text for text in joinable}
+
+    def score_of(text: str) -> float:
+        return scores[joinable[text]]
+
+    merges: list[Pair] = []
+    notes: list[str] = []
+    for score, texts in itertools.groupby(sorted(joinable, key=score_of, reverse=True), score_of):
+        tied = [pair for text in texts for pair in _halves(text, known)]
+        tied.sort(key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        merges += tied
+        overlapping = None if notes else _overlapping(tied)
+        if overlapping is not None:
+            notes.append(
+                f"tokens {overlapping[0]!r} and {overlapping[1]!r}, and maybe others, have one score, {score:g}: where both "
+                "fit llama.cpp takes the one further left, the tokenizer written here the same one always"
+            )
+    return merges, [*notes, *_letters_without_token(joinable, vocabulary.types)]
+
+
+def _halves(text: str, known: Mapping[str, str]) -> Iterator[Pair]:
+    """Yield the pairs of pieces that make a piece. known: each piece as the one object that there is to be of it."""
+    for cut in range(1, len(text)):
+        left, right = known.get(text[:cut]), known.get(text[cut:])
+        if left is not None and right is not None:
+            yield left, right
+
+
+def _overlapping(tied: Sequence[Pair]) -> Pair | None:
+    """Return two pieces of which one pair may end where another's begins: which is joined then depends on the text."""
+    made_from: dict[str, list[str]] = {}
+    for left, right in tied:
+        known = made_from.setdefault(left, [])
+        if len(known) < 2 or (len(known) == 2 and _is_run(known[0]) and _is_run(known[1])):
+            known.append(left + right)
+    for left, right in tied:
+        text = left + right
+        for other in made_from.get(right, ()):
+            if other != text and not (_is_run(text) and _is_run(other)):  # those grow as they do there
+                return text, other
+    return None
+
+
+def _is_run(text: str) -> bool:
+    return len({*text}) == 1
+
+
+def _letters_without_token(known: Mapping[str, int], types: Sequence[int]) -> Iterator[str]:
+    """Yield a note on pieces of letters that are no pieces themselves, which llama.cpp makes, and a list of pairs cannot."""
+    for text, number in known.items():
+        lacking = next((letter for letter in text if letter not in known), None)
+        if len(text) > 1 and lacking is not None and types[number] != BYTE:
+            yield (
+                f"token {text!r}, and maybe others, has the letter {lacking!r}, which has no token: llama.cpp may make it "
+                "of such letters, the tokenizer written here spells them by bytes"
+            )
+            return
+
+
+# --- t5
+
+
+def likeliest(values: Mapping[str, Value], vocabulary: Vocabulary, unknown: int | None, where: str) -> Core:
+    """Return the parts of a Unigram. Raises: LossyExport without an unknown token; CorruptFile."""
+    if unknown is None:
+        raise LossyExport(
+            f"names no unknown token ({PREFIX}unknown_token_id), which a {MODEL} of t5 needs", where=where, try_=AGAIN
+        )
+    scores = _scores(values, vocabulary, where)
+    # The library takes the lowest of all scores for what an unknown letter costs, llama.cpp that of normal tokens.
+    lowest = min((scores[n] for n in vocabulary.ids.values() if vocabulary.types[n] == NORMAL), default=0.0)
+    rows = max(vocabulary.ids.values()) + 1
+    listed = [[f"[PAD{number}]", lowest] for number in range(rows)]
+    for text, number in vocabulary.ids.items():
+        listed[number] = [text, max(scores[number], lowest)]
+    model = {"type": "Unigram", "unk_id": unknown, "vocab": listed, "byte_fallback": False}
+    charsmap = _charsmap(values, where)
+    parts: list[Part] = []
+    if charsmap:
+        parts.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    merged = read_bool(values, ONE_SPACE, False, where)
+    prefixed = merged or read_bool(values, ADD_SPACE, False, where)
+    parts += [
+        *([_replaced(r"\A +| +\z", ""), _replaced(" {2,}", " ")] if merged else []),
+        # Text of spaces alone gets none in front.
+        *([{"type": "Prepend", "prepend": " "}, _replaced(r"\A (?= *\z)", "")] if prefixed else []),
+        SPELLED,
+    ]
+    decoder = {
+        "type": "Metaspace",
+        "replacement": SPACE,
+        "prepend_scheme": "always" if prefixed else "never",
+        "split": False,
+    }
+    return Core(model, decoder, sequence("normalizers", parts), notes=(CHARSMAP_NOTE,) if charsmap else ())
+
+
+def _replaced(expression: str, by: str) -> Part:
+    return {"type": "Replace", "pattern": {"Regex": expression}, "content": by}
+
+
+def _charsmap(values: Mapping[str, Value], where: str) -> bytes:
+    value = values.get(CHARSMAP)
+    if value is None:
+        return b""
+    if value.element not in (ValueType.U8, ValueType.I8) or not 4 < value.count <= MAX_CHARSMAP:
+        raise CorruptFile(
+            f"{CHARSMAP} is {shown(value.label)} of {value.count:,}; it must be 5 to {MAX_CHARSMAP:,} bytes",
+            where=where,
+        )
+    return bytes(value.decode())  # type: ignore[arg-type]

@@ -1,0 +1,225 @@
+"""The vocabulary that a GGUF file states: tokens by id with their types, scores, merges, and which are special.
+
+Reads keys as llama.cpp does, its defaults among them; what tokenizer.json makes of them is for the modules beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.errors import CorruptFile, LossyExport
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.hf.jsontext import is_text, shown
+from ropetool.gguf_export.tokenizer.special import KNOWN_ENDS
+from ropetool.gguf_export.tokenizer.vocabulary import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    check_lengths,
+)
+
+PREFIX = "tokenizer.ggml."
+MODEL, PRE, TOKENS, TYPES, SCORES, MERGES = (
+    f"{PREFIX}{name}" for name in ("model", "pre", "tokens", "token_type", "scores", "merges")
+)
+# The kinds of special tokens that tokenizer_config.json names, and their keys; seperator is the files' own spelling.
+SPECIAL_KEYS = {
+    "bos": f"{PREFIX}bos_token_id", "eos": f"{PREFIX}eos_token_id", "unk": f"{PREFIX}unknown_token_id",
+    "sep": f"{PREFIX}seperator_token_id", "pad": f"{PREFIX}padding_token_id", "mask": f"{PREFIX}mask_token_id",
+}  # fmt: skip
+MAX_TOKENS, MAX_MERGES = 1 << 20, 1 << 22  # Gemma's has 262,144 tokens, and 580,000 merges
+_INTEGERS = frozenset(ValueType) - {ValueType.BOOL, ValueType.F32, ValueType.F64, ValueType.STR, ValueType.ARR}
+_FOUND_IN_TEXT = (UNKNOWN, CONTROL, USER_DEFINED)
+AGAIN = "convert the original checkpoint again, with ropetool export or llama.cpp's converter"
+
+
+@dataclass(frozen=True)
+class Special:
+    """The special tokens' ids by kind (bos, eos ...), and whether each text gets the first in front, the second behind."""
+
+    ids: Mapping[str, int]
+    add_bos: bool
+    add_eos: bool
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that stand for something, by text in the order of their ids, and the type of each row.
+
+    found: those that are looked for in the text before it is split, with whether they are special. unused: ids of rows
+    that no text gives, which are left out.
+    """
+
+    ids: Mapping[str, int]
+    types: Sequence[int]
+    found: Mapping[str, bool]
+    unused: Sequence[int]
+
+    @property
+    def rows(self) -> int:
+        """The number of tokens, unused ones among them."""
+        return len(self.types)
+
+    def joinable(self) -> Iterator[tuple[str, int]]:
+        """Yield the tokens that text is made of, with their ids: all but those that are looked for before."""
+        return ((text, number) for text, number in self.ids.items() if text not in self.found)
+
+
+def read_vocabulary(values: Mapping[str, Value], where: str) -> Vocabulary:
+    """Return the tokens of a file. Raises: CorruptFile for lists that contradict each other or themselves."""
+    texts = read_texts(values, TOKENS, MAX_TOKENS, where)
+    if texts is None:
+        raise CorruptFile(f"has no {TOKENS}, so there is no tokenizer to write", where=where, try_=AGAIN)
+    check_lengths(texts, where)
+    types = _types(values, len(texts), where)
+    unused = [number for number, text in enumerate(texts) if not text or _is_filler(text, number, types[number])]
+    left_out = frozenset(unused)
+    ids: dict[str, int] = {}
+    for number, text in enumerate(texts):
+        if number not in left_out and ids.setdefault(text, number) != number:
+            raise CorruptFile(f"{TOKENS} has {shown(text)} twice, as {ids[text]} and {number}", where=where)
+    found = {
+        text: types[number] != USER_DEFINED
+        for text, number in ids.items()
+        if types[number] in _FOUND_IN_TEXT or text in KNOWN_ENDS  # llama.cpp makes these control tokens
+    }
+    return Vocabulary(ids, types, found, unused)
+
+
+def _is_filler(text: str, number: int, kind: int) -> bool:
+    """Return whether converters have written a row so that the embedding has as many rows as there are tokens."""
+    return text == f"[PAD{number}]" and kind != NORMAL
+
+
+def _types(values: Mapping[str, Value], rows: int, where: str) -> Sequence[int]:
+    types = read_numbers(values, TYPES, {ValueType.I32}, rows, where)
+    if types is None:
+        return [NORMAL] * rows
+    odd = np.flatnonzero((types < NORMAL) | (types > BYTE))
+    if len(odd):
+        raise CorruptFile(
+            f"{TYPES}[{odd[0]}] is {types[odd[0]]}; types are 1 to 6, normal, unknown, control, user-defined, unused "
+            "and byte", where=where,
+        )  # fmt: skip
+    listed: list[int] = types.tolist()
+    return listed
+
+
+# --- special tokens
+
+
+def read_special(
+    values: Mapping[str, Value],
+    vocabulary: Vocabulary,
+    defaults: Mapping[str, int],
+    adds: tuple[bool, bool],
+    where: str,
+) -> Special:
+    """Return the special tokens. `defaults` and `adds` (bos, eos) are llama.cpp's where the file says nothing.
+
+    A default counts only where the token is one that text is searched for: others are normal words.
+    Raises: CorruptFile for ids beyond the tokens, or of rows without one; LossyExport if a token is to be added and none is.
+    """
+    texts = {number: text for text, number in vocabulary.ids.items()}
+    ids: dict[str, int] = {}
+    notes: list[str] = []
+    for kind, key in SPECIAL_KEYS.items():
+        number = read_id(values, key, vocabulary.rows, where)
+        if number is None:
+            number = defaults.get(kind)
+            if number is None or texts.get(number) not in vocabulary.found:
+                continue
+            notes.append(f"there is no {key}: {texts[number]!r} is taken, as in llama.cpp")
+        if number in texts:
+            ids[kind] = number
+        else:
+            notes.append(f"{key} is {number}, a row without a token, and is left out")
+    added = []
+    for kind, default in zip(("bos", "eos"), adds, strict=True):
+        key = f"{PREFIX}add_{kind}_token"
+        wanted = read_bool(values, key, default, where)
+        if wanted and kind not in ids:
+            raise LossyExport(
+                f"{key} is true, stated or by llama.cpp's default, and {SPECIAL_KEYS[kind]} names no token to add",
+                where=where, try_=AGAIN,
+            )  # fmt: skip
+        added.append(wanted)
+    return Special(ids, added[0], added[1], tuple(notes))
+
+
+def read_id(values: Mapping[str, Value], key: str, rows: int, where: str) -> int | None:
+    """Return the token id that a key states, None without the key. Raises: CorruptFile if no token has it."""
+    value = values.get(key)
+    if value is None:
+        return None
+    number = value.decode() if value.type in _INTEGERS else None
+    if not isinstance(number, int) or not 0 <= number < rows:
+        raise CorruptFile(f"{key} is {_said(value)}; it must be a token's id, 0 to {rows - 1}", where=where)
+    return number
+
+
+# --- values by their kind
+
+
+def read_bool(values: Mapping[str, Value], key: str, default: bool, where: str) -> bool:
+    """Return a switch. Raises: CorruptFile for a value of another kind."""
+    value = values.get(key)
+    if value is None:
+        return default
+    if value.type is not ValueType.BOOL:
+        raise CorruptFile(f"{key} is {_said(value)}; it must be true or false", where=where)
+    return bool(value.decode())
+
+
+def read_text(values: Mapping[str, Value], key: str, where: str) -> str | None:
+    """Return a text, None without the key. Raises: CorruptFile for a value of another kind, or bytes that are not UTF-8."""
+    value = values.get(key)
+    if value is None:
+        return None
+    text = value.decode() if value.type is ValueType.STR else None
+    if not is_text(text):
+        raise CorruptFile(f"{key} is {_said(value)}; it must be text in UTF-8", where=where)
+    assert isinstance(text, str)
+    return text
+
+
+def read_texts(values: Mapping[str, Value], key: str, most: int, where: str) -> list[str] | None:
+    """Return a list of texts, None without the key. Raises: CorruptFile for another kind, and for more than so many."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if value.element is not ValueType.STR or value.count > most:
+        raise CorruptFile(f"{key} is {_said(value)}; it must be a list of at most {most:,} texts", where=where)
+    texts = value.decode()
+    assert isinstance(texts, list)
+    return texts
+
+
+def read_numbers(
+    values: Mapping[str, Value], key: str, elements: Collection[ValueType], rows: int, where: str
+) -> npt.NDArray[Any] | None:
+    """Return a list with a number for each token, None without the key. Raises: CorruptFile for any other."""
+    value = values.get(key)
+    if value is None:
+        return None
+    if value.element not in elements or value.count != rows:
+        kinds = " or ".join(sorted(element.label for element in elements))
+        raise CorruptFile(f"{key} is {_said(value)}; it must be {rows:,} of {kinds}, one for each token", where=where)
+    numbers = value.decode()
+    assert isinstance(numbers, np.ndarray)
+    return numbers
+
+
+def _said(value: Value) -> str:
+    if value.type is ValueType.ARR:
+        return f"a list of {value.count:,} {value.element.label if value.element else ''}"
+    decoded = value.decode()
+    return shown(decoded) if is_text(decoded) or not isinstance(decoded, str) else "text that is not UTF-8"
