@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,10 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--judge", type=click.Path(),
     help="A model with the same tokenizer that reads the whole context: it chooses the key tokens.",
+)  # fmt: skip
+@click.option(
+    "--lm-eval", type=click.Path(), metavar="DIR",
+    help="Gate what lm-evaluation-harness logged of both models in DIR; without logs there, print the commands that make them.",
 )  # fmt: skip
 @click.option(
     "--trained-length", type=int, metavar="N",
@@ -123,7 +128,22 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     if extra:
         line = command("ropetool", "verify", target, "--baseline", extra[0])
         raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
-    return run_verify(local_source(target), as_json=as_json, explain=explain, **options).exit_code
+    path = local_source(target)
+    if options["lm_eval"] is not None and not _told_commands(path, options):
+        return 1
+    return run_verify(path, as_json=as_json, explain=explain, **options).exit_code
+
+
+def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:
+    """Return whether there are logs of lm-evaluation-harness; if not, print the commands that make them."""
+    from ropetool.verification.checkpoints import lm_eval_lines
+
+    named = {name: options[name] for name in ("baseline", "trained_length")}
+    lines = lm_eval_lines(target, Path(options["lm_eval"]), **named)
+    if lines:
+        show("".join(f"{line}\n" for line in lines))
+        notes([f"there are no logs in {options['lm_eval']}, so nothing is verified; these commands make them"])
+    return not lines
 
 
 def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **options: Any) -> VerifyResult:

@@ -6,14 +6,16 @@ from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, 
 from ropetool.verification.results import (
     BETTER,
     NO_WORSE,
+    NOT_JUDGED,
     UNDECIDED,
     WORSE,
     CacheResult,
     EffectiveLengthResult,
+    HarnessResult,
     ManyShotResult,
 )
 
-TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, "": ""}
+TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, NOT_JUDGED: "", "": ""}
 
 
 def effective_length_section(found: EffectiveLengthResult, trained_length: int) -> Section:
@@ -106,3 +108,23 @@ def cache_section(found: CacheResult) -> Section:
     notes = (moving,) if found.moving else ()
     title = "Cached generation: does a growing cache give what a whole pass gives?"
     return Section("cache", title, Table(head, rows, words=(0, 1)), legend, notes)
+
+
+def harness_section(found: HarnessResult) -> Section:
+    """Return what lm-evaluation-harness logged of both models, task by task."""
+    rows = tuple(
+        row(
+            score.task, f"{score.metric}{'' if score.filter == 'none' else f', {score.filter}'}", str(score.samples),
+            number(score.own), number(score.score), f"{score.difference:+.3f}", f"{score.lower:+.3f}..{score.upper:+.3f}",
+            score.kind, Cell(score.verdict, TONES[score.verdict]),
+        )
+        for score in found.scores
+    )  # fmt: skip
+    legend = (
+        ("own", "the baseline's score, as a part of a full one; score: the target's"),
+        ("gain", "of the target over the baseline, sample by sample, also where lower is better; its 95 % bounds"),
+        ("kind", "exact: right or wrong; numeric: by documents; unpaired: beyond what the baseline was asked, against its own length"),
+    )  # fmt: skip
+    notes = (found.note,) if found.note else ()
+    head = ("task", "metric", "samples", "own", "score", "gain", "95 % bounds", "kind", "verdict")
+    return Section("lm-eval", "Tasks of lm-evaluation-harness", Table(head, rows, words=(0, 1, 7)), legend, notes)

@@ -6,7 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ropetool.report.grids import divergence_section, retrieval_section
-from ropetool.report.predicting import cache_section, effective_length_section, many_shot_section
+from ropetool.report.predicting import (
+    cache_section,
+    effective_length_section,
+    harness_section,
+    many_shot_section,
+)
 from ropetool.report.tables import (
     BAD,
     GOOD,
@@ -64,6 +69,8 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         yield many_shot_section(result.many_shot, result.trained_length)
     if result.cache is not None:
         yield cache_section(result.cache)
+    if result.lm_eval is not None:
+        yield harness_section(result.lm_eval)
     if result.divergence is not None:
         yield divergence_section(result.divergence, result.trained_length)
 

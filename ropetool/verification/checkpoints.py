@@ -28,12 +28,14 @@ from ropetool.rope import methods
 from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, floors, suites
+from ropetool.verification import lm_eval as harness
 from ropetool.verification.gate import NOTHING_BEYOND, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.readback.claimed import ExportedKeys, Terms
 from ropetool.verification.readback.comparing import read_back, same_tables
+from ropetool.verification.reading import harness_check
 from ropetool.verification.results import NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
 from ropetool.verification.runners import parallel
@@ -53,6 +55,7 @@ def verify_checkpoint(
     baseline: str | Path | None = None,
     against: str | Path | None = None,
     judge: str | Path | None = None,
+    lm_eval: str | Path | None = None,
     texts: Sequence[str | Path] = (),
     lengths: Sequence[int] | None = None,
     suite: str | None = None,
@@ -78,7 +81,8 @@ def verify_checkpoint(
 
     Without a suite and measures it is the standard one. Without a baseline, the source that the target was made from
     serves if it is unchanged, otherwise the target's own figures within its trained length. Without texts, those of
-    the package serve. terms: what is said of a target without a record, and of its trained length. Without a baseline and a
+    the package serve. lm_eval: a folder with logs of lm-evaluation-harness of both models.
+    terms: what is said of a target without a record, and of its trained length. Without a baseline and a
     record, or without lengths beyond the trained one up to the stated context, the verdict is partial at best. A run of
     a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command line that asked
     for it.
@@ -116,6 +120,14 @@ def verify_checkpoint(
         *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
         *_yardsticks(found.made is not None or original is not None, asked, trained, context),
     ]  # fmt: skip
+    limits = limits or Limits()
+    tasks = (
+        None
+        if lm_eval is None
+        else harness.compared(Path(lm_eval), target, _needed(original).path, limits.asked.max_lost)
+    )
+    if tasks is not None:
+        checks.append(harness_check(tasks, limits.asked))
     pair = None
     if other is not None:
         checks.append(same_tables(checkpoint, other))
@@ -149,10 +161,39 @@ def verify_checkpoint(
             wrap=wrap,
         )
     read = catalogue.described(documents, bundled=not texts)
-    result = replace(result, notes=(*notes, *result.notes), extension=_extension(target, found), texts=read)
+    notes = [*notes, *result.notes]
+    result = replace(result, notes=tuple(notes), extension=_extension(target, found), texts=read, lm_eval=tasks)
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
+
+
+def lm_eval_lines(
+    target: str | Path, folder: Path, *, baseline: str | Path | None = None, trained_length: int | None = None
+) -> list[str]:
+    """Return the commands of lm-evaluation-harness whose logs `verify_checkpoint` reads; none where there are logs.
+
+    Raises: CheckpointError, ConfigError.
+    """
+    if harness.has_logs(folder):
+        return []
+    checkpoint = open_checkpoint(hub.local(target))
+    source = hub.local(baseline) if baseline is not None else _unchanged_source(checkpoint.path, [])
+    original = _needed(None if source is None else open_checkpoint(source))
+    context, _ = _lengths_of(inspection.inspect_checkpoint(checkpoint), checkpoint)
+    known = _lengths_of(inspection.inspect_checkpoint(original), original)[1]
+    return harness.command_lines(checkpoint.path, original.path, folder, trained_length or known, context)
+
+
+def _needed(original: Checkpoint | None) -> Checkpoint:
+    """Return the baseline. Raises: ConfigError without one."""
+    if original is None:
+        raise ConfigError(
+            "its scores are compared with those of a baseline, and there is none",
+            where=harness.WHERE,
+            try_="--baseline SOURCE",
+        )
+    return original
 
 
 def _yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:

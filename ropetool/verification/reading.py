@@ -12,13 +12,16 @@ from ropetool.verification.gate import NOTHING_BEYOND, Grade
 from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
+    NOT_JUDGED,
     NOT_RUN,
     PASS,
     UNDECIDED,
+    WORSE,
     CacheResult,
     Check,
     EffectiveLengthResult,
     FarResult,
+    HarnessResult,
     KeyTokenResult,
     ManyShotResult,
     PositionResult,
@@ -171,6 +174,25 @@ def cache_check(found: CacheResult) -> Check:
             f"{told}; the table follows the length, and keys in the cache stay rotated by that of their time",
         )  # fmt: skip
     return Check("cache", worst.mean, limit, FAIL, told)
+
+
+def harness_check(found: HarnessResult, grade: Grade) -> Check:
+    """Return whether other people's tasks lose no more than the grade allows, each by its own bounds."""
+    name, limit = "lm-eval", -grade.max_lost
+    judged = [score for score in found.scores if score.verdict != NOT_JUDGED]
+    if not judged:
+        return Check(name, None, limit, NOT_RUN, "every score has too few samples")
+    worse = [score for score in judged if score.verdict == WORSE]
+    unsure = [score for score in judged if score.verdict == UNDECIDED]
+    at = min(worse or judged, key=lambda score: score.lower)
+    told = f"95 % lower bound of what {at.task}, {at.metric}, gains, the lowest of {len(judged)} scores"
+    if worse:
+        told = f"95 % upper bound of what {at.task}, {at.metric}, gains; surely worse: {len(worse)} of {len(judged)} scores"
+        return Check(name, at.upper, limit, FAIL, told)
+    if unsure and grade.reads_far:
+        names = ", ".join(dict.fromkeys(score.task for score in unsure))
+        return Check(name, at.lower, limit, UNDECIDED, f"{told}; more samples decide {names}")
+    return Check(name, at.lower, limit, PASS, f"{told}; not surely worse" if unsure else told)
 
 
 def many_shot_check(found: ManyShotResult) -> Check:

@@ -303,6 +303,41 @@ class CacheResult:
     moving: bool
 
 
+EXACT, NUMERIC, UNPAIRED = "exact", "numeric", "unpaired"
+
+
+@dataclass(frozen=True)
+class HarnessScore:
+    """One metric of a task of lm-evaluation-harness, for both models, as a part of a full score.
+
+    filter: how answers were taken out of what was generated. samples: the target's. own: the baseline's score. difference:
+    what the target gains, also where a lower score is better; lower, upper: what the true one is above, and below, with 95 %
+    confidence each. kind: of right and wrong paired, of numbers paired, or unpaired. verdict: `worse` where more than the
+    grade allows is surely lost, over all scores together; `no worse` where the lower bound is within it; else `undecided`,
+    and `not judged` of too few samples.
+    """
+
+    task: str
+    metric: str
+    filter: str
+    samples: int
+    own: float
+    score: float
+    difference: float
+    lower: float
+    upper: float
+    kind: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class HarnessResult:
+    """What other people's tasks gave. note: which metrics are left out."""
+
+    scores: tuple[HarnessScore, ...]
+    note: str
+
+
 @dataclass(frozen=True)
 class PassSpan:
     """What the tokens at the positions from `start` up to but not including `end` cost in one long pass, in nats.
@@ -465,6 +500,7 @@ class VerifyResult:
     effective_length: EffectiveLengthResult | None = None
     many_shot: ManyShotResult | None = None
     cache: CacheResult | None = None
+    lm_eval: HarnessResult | None = None
 
     @property
     def verdict(self) -> str:

@@ -229,3 +229,41 @@ def test_bad_input_gets_a_sentence(folder: Path, arguments: list[str], code: int
     assert found.code == code
     assert message in found.err
     assert found.out == ""
+
+
+def harness_logs(folder: Path, target: list[int], baseline: list[int]) -> None:
+    for role, values in (("target", target), ("baseline", baseline)):
+        (folder / role / "model").mkdir(parents=True, exist_ok=True)
+        lines = [{"doc_id": n, "filter": "none", "metrics": ["acc"], "acc": value} for n, value in enumerate(values)]
+        path = folder / role / "model" / "samples_gsm8k_2026-11-23T01-02-03.456789.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def test_logs_of_lm_eval_are_asked_for_and_gate(folder: Path) -> None:
+    found = run("verify", "extended", "--lm-eval", "logs")
+    assert found.code == 1
+    assert [line.split()[:2] for line in found.out.splitlines()] == [["lm_eval", "run"]] * 4
+    assert "max_length=512" in found.out
+    assert "nothing is verified" in found.err
+    assert not (folder / "logs").exists()
+
+    harness_logs(folder / "logs", [1] * 60 + [0] * 40, [1] * 60 + [0] * 40)
+    options = ["--measure", "last-segment", "--segments", "8", "--lengths", "256,512", "--grade", "research", "--json"]
+    found = run("verify", "extended", "--lm-eval", "logs", *options)
+    result = json.loads(found.out)
+    (check,) = (check for check in result["checks"] if check["name"] == "lm-eval")
+    assert (found.code, check["verdict"]) == (0, "pass"), found.err
+    assert result["lm_eval"]["scores"][0]["samples"] == 100
+
+    harness_logs(folder / "logs", [0] * 100, [1] * 60 + [0] * 40)
+    found = run("verify", "extended", "--lm-eval", "logs", *options[:-1])
+    assert found.code == 3
+    assert "Tasks of lm-evaluation-harness" in found.out
+    assert "gsm8k" in found.out
+
+    (folder / "logs" / "target" / "model" / "samples_gsm8k_2026-11-23T01-02-03.456789.jsonl").write_text("{}\n")
+    found = run("verify", "extended", "--lm-eval", "logs", *options)
+    assert found.code != 0
+    assert "the line has no doc_id" in found.err
+    assert "Traceback" not in found.err
+    assert run("verify", "model", "--lm-eval", "empty").err.count("--baseline SOURCE") == 1

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ropetool.report.predicting import cache_section, effective_length_section, many_shot_section
+from ropetool.report.predicting import (
+    cache_section,
+    effective_length_section,
+    harness_section,
+    many_shot_section,
+)
 from ropetool.report.verified import section_text
 from ropetool.verification.results import (
     BETTER,
+    EXACT,
     NO_WORSE,
     UNDECIDED,
     CacheLength,
@@ -16,6 +22,8 @@ from ropetool.verification.results import (
     EffectiveLengthStep,
     EffectiveLengthTask,
     Estimate,
+    HarnessResult,
+    HarnessScore,
     ManyShotLength,
     ManyShotResult,
 )
@@ -81,3 +89,11 @@ def test_generation_stands_by_its_positions_and_says_where_tables_move() -> None
     assert "the table follows the length" in text
     still = section_text(cache_section(CacheResult(found.lengths, "float32", False)))
     assert "the table follows" not in still
+
+
+def test_tasks_of_others_stand_with_filter_and_bounds() -> None:
+    score = HarnessScore("gsm8k", "exact_match", "strict-match", 400, 0.6, 0.59, -0.01, -0.04, 0.02, EXACT, NO_WORSE)
+    text = section_text(harness_section(HarnessResult((score,), "no scores: perplexity")))
+    assert "exact_match, strict-match" in text
+    assert "-0.040..+0.020" in text
+    assert "no scores: perplexity" in text
