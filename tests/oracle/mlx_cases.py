@@ -86,13 +86,11 @@ def differences(program: str, config: Mapping[str, Any], answer: Mapping[str, An
     reasons = []
     for kind, entry in found.entries.items():
         for index in entry.layers if entry.table is not None else ():
-            reasons += [
-                f"{kind} {index}: {reason}" for reason in _layer(entry, turning[order.index(index)], len(found.entries))
-            ]
+            reasons += [f"{kind} {index}: {reason}" for reason in _layer(entry, turning[order.index(index)])]
     return reasons
 
 
-def _layer(entry: LayerRope, layer: Mapping[str, Any], kinds: int) -> list[str]:
+def _layer(entry: LayerRope, layer: Mapping[str, Any]) -> list[str]:
     assert entry.table is not None
     reasons = []
     regime = entry.table.at(LENGTH)
@@ -112,7 +110,7 @@ def _layer(entry: LayerRope, layer: Mapping[str, Any], kinds: int) -> list[str]:
     if layer.get("temperature") != grows:
         reasons.append(f"temperature {layer.get('temperature')} against {grows}")
     hides = entry.sliding_window if entry.sliding_window and entry.sliding_window < LENGTH else None
-    if layer["window"] != hides and not (kinds == 1 and layer["window"] is None):  # some layers under one table
+    if layer["window"] != hides:
         reasons.append(f"window {layer['window']} against {hides}")
     return reasons
 
