@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "bake", "diff", "export", "inspect", "patch", "plan", "verify"]
+__all__ = ["__version__", "apply", "bake", "diff", "export", "import_gguf", "inspect", "patch", "plan", "verify"]
 
 if TYPE_CHECKING:
     from ropetool.comparison import compare as diff
     from ropetool.gguf_export import export_checkpoint as export
+    from ropetool.gguf_import import import_gguf
     from ropetool.plans.applying import apply
     from ropetool.plans.bakes import make_bake as bake
     from ropetool.plans.search import make_plan as plan
@@ -29,6 +30,7 @@ _HOMES = {
     "apply": ("ropetool.plans.applying", "apply"),
     "diff": ("ropetool.comparison", "compare"),
     "export": ("ropetool.gguf_export", "export_checkpoint"),
+    "import_gguf": ("ropetool.gguf_import", "import_gguf"),
     "verify": ("ropetool.gguf_export.verifying", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),
 }

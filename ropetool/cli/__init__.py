@@ -38,6 +38,7 @@ COMMANDS = {
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
+    "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
     "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }

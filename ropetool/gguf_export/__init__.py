@@ -132,7 +132,7 @@ def export_checkpoint(
 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
-        return compare(ready.source.path, file, outtype, lengths, tell)
+        return compare(ready.source.path, file, (outtype,), lengths, tell)
 
     def told(checks: tuple[Check, ...]) -> companions.Exporting:
         checks = (*ready.checks, *checks)

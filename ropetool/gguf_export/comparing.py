@@ -50,9 +50,12 @@ class Lengths:
     window: int | None = None
 
 
-def compare(source: Path, file: Path, outtype: str, lengths: Lengths, progress: Progress) -> tuple[Check, ...]:
-    """Return how the file compares with the checkpoint that it was exported from, in tables and in logits.
+def compare(
+    source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress
+) -> tuple[Check, ...]:  # fmt: skip
+    """Return how the file compares with the checkpoint that it was exported from, or imported to, in tables and in logits.
 
+    kinds: of the numbers between the two, as floors.limit has them.
     Raises: VerificationFailed where it computes something else; CheckpointError where llama.cpp does not load it.
     """
     progress("comparing the tables", 0, 0)
@@ -89,8 +92,8 @@ def compare(source: Path, file: Path, outtype: str, lengths: Lengths, progress: 
                 raise
             return (tables, Check(KL, None, None, NOT_RUN, error.message))  # its logits are NaN, as its weights may be
     # transformers computes with what stands for the numbers of a quantised checkpoint in a type of its own choice.
-    kinds = (outtype, "bfloat16") if "quantization_config" in HfCheckpoint.open(source).config else (outtype,)
-    checks = kl_checks(found, None, floors.limit(kinds, floors.layers_of(tensor.name for tensor in tensors)))
+    own = ("bfloat16",) if "quantization_config" in HfCheckpoint.open(source).config else ()
+    checks = kl_checks(found, None, floors.limit((*kinds, *own), floors.layers_of(tensor.name for tensor in tensors)))
     _judge(checks, file)
     return (tables, *checks)
 

@@ -1,7 +1,8 @@
-"""What an export wrote, as text for a terminal."""
+"""What an export or an import wrote, as text for a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,10 +48,14 @@ def exported_text(written: Exported) -> str:
         ("context", f"{written.context_length} tokens, {written.encoding}"),
         ("tensors", f"{written.tensors}, matrices in {written.outtype}, {written.nbytes / 1e6:.1f} MB"),
         *(("weights", words) for words in written.bakes),
-        *(("not checked" if check.verdict == NOT_RUN else "checked", _check_words(check)) for check in written.checks),
+        *_check_rows(written.checks),
         *sidecar_rows(written.sidecars),
     ]
     return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
+
+
+def _check_rows(checks: Sequence[Check]) -> list[tuple[str, str]]:
+    return [("not checked" if check.verdict == NOT_RUN else "checked", _check_words(check)) for check in checks]
 
 
 def _check_words(check: Check) -> str:
@@ -60,4 +65,44 @@ def _check_words(check: Check) -> str:
 
 def exported_json(written: Exported) -> dict[str, Any]:
     """Return what `ropetool export --json` prints."""
+    return {"schema": SCHEMA, **written.to_json()}
+
+
+class Imported(Protocol):
+    """What was written; known by shape, as Exported."""
+
+    @property
+    def output(self) -> Path: ...
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def arch(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def tensors(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def encoding(self) -> str: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def checks(self) -> tuple[Check, ...]: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def imported_text(written: Imported) -> str:
+    """Return what `ropetool import` prints."""
+    rows = [
+        ("model_type", f"{written.model_type}, of a {written.arch} file"),
+        ("context", f"{written.context_length} tokens, {written.encoding}"),
+        ("tensors", f"{written.tensors} in {written.dtype}, {written.nbytes / 1e6:.1f} MB"),
+        *_check_rows(written.checks),
+    ]
+    return f"{escaped(written.output)}\n{columns(rows)}"
+
+
+def imported_json(written: Imported) -> dict[str, Any]:
+    """Return what `ropetool import --json` prints."""
     return {"schema": SCHEMA, **written.to_json()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -308,7 +310,11 @@ REFUSED: list[tuple[dict[str, Any], type[RopetoolError], str]] = [
     ({"model_type": "falcon"}, LossyExport, "cannot be exported yet; these can: arcee, .*llama, ministral3, mistral"),
     ({"model_type": "lama"}, UnknownFamily, "did you mean llama"),
     ({"hidden_act": "gelu"}, LossyExport, "hidden_act is \"gelu\""),
-    ({"quantization_config": {"quant_method": "gptq"}}, UnsupportedDtype, "quantization_config"),
+    *(
+        ({"quantization_config": {"quant_method": method}}, UnsupportedDtype, f"packed by {method}: ")
+        for method in ("gptq", "awq", "compressed-tensors", "bitsandbytes")
+    ),
+    ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedDtype, 'quantization_config of the quant_method "hqq"'),
     ({"vocab_size": None}, ConfigError, "is missing"),
     ({"vocab_size": 10}, CorruptFile, r"has shape \[300, 16\], and config.json asks for \[10, 16\]"),
     ({"intermediate_size": True}, ConfigError, "true is not a whole number"),
@@ -334,6 +340,17 @@ def test_a_config_that_cannot_be_exported_is_refused(
         maker.export(source, tmp_path / "x.gguf")
     assert str(source) in caught.value.where
     assert {path.name for path in tmp_path.iterdir()} == {"model"}
+
+
+def test_packed_weights_are_sent_to_the_library_that_unpacks_them(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "it's packed", quantization_config={"quant_method": "awq"})
+    with pytest.raises(UnsupportedDtype) as caught:
+        maker.export(source, tmp_path / "x.gguf")
+    line = shlex.split(caught.value.try_)[-1]  # as a shell reads it, and then as Python does
+    call = ast.parse(line).body[-1]
+    assert isinstance(call, ast.Expr)
+    assert isinstance(call.value, ast.Call)
+    assert [ast.literal_eval(argument) for argument in call.value.args] == [str(source), f"{source}-bf16"]
 
 
 def test_what_qwen_files_have_no_place_for(tmp_path: Path) -> None:

@@ -120,9 +120,16 @@ def test_what_the_file_does_not_say_is_as_in_llama_cpp() -> None:
 
 
 def test_a_special_token_that_is_a_normal_word_is_said() -> None:
+    notes = tokenizer_files(bpe(eos_token_id=0), "llama", "x.gguf")[1]
+    assert "eos_token 'a' is a normal token, which transformers looks for in text, llama.cpp not" in notes
+    assert [token["content"] for token in tokenizer_json(bpe(eos_token_id=0))["added_tokens"]] == ["a", "<|end|>"]
+
+
+def test_a_padding_token_that_is_a_normal_word_is_not_named() -> None:
     notes = tokenizer_files(bpe(padding_token_id=0), "llama", "x.gguf")[1]
-    assert "pad_token 'a' is a normal token, which transformers looks for in text, llama.cpp not" in notes
-    assert [token["content"] for token in tokenizer_json(bpe(padding_token_id=0))["added_tokens"]] == ["a", "<|end|>"]
+    assert any("padding_token_id is 'a', a normal token: not named" in note for note in notes)
+    assert "pad_token" not in config(bpe(padding_token_id=0))
+    assert [token["content"] for token in tokenizer_json(bpe(padding_token_id=0))["added_tokens"]] == ["<|end|>"]
 
 
 def test_tokens_that_llama_cpp_knows_by_their_text_are_special() -> None:

@@ -20,15 +20,26 @@ OPTIONAL, REQUIRED, ABSENT = "optional", "required", "absent"  # what llama.cpp 
 
 
 @dataclass(frozen=True)
+class Filed:
+    """What a GGUF file says of a model: its sizes by their names in a table, its keys without the architecture's name."""
+
+    arch: str
+    sizes: Mapping[str, int]
+    keys: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Rules:
     """What no table can say of a family. keys: further GGUF keys. check: refuses what else llama.cpp does not compute.
 
-    caveats: notes on what it computes a little otherwise.
+    caveats: notes on what it computes a little otherwise. stated: the keys of the config that a file comes
+    from, as far as no table says them, what llama.cpp computes without being told among them.
     """
 
     keys: Callable[[Model], Mapping[str, Value]] = lambda model: {}
     check: Callable[[Model], None] = lambda model: None
     caveats: Callable[[Model], tuple[str, ...]] = lambda model: ()
+    stated: Callable[[Filed], Mapping[str, Any]] = lambda filed: {}
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,20 @@ class Permutation:
         flat: npt.NDArray[Any] = taken.transpose(self.axes).reshape(-1)
         return flat
 
+    @property
+    def taken(self) -> int:
+        """How many elements of one unit the order takes."""
+        return self.unit * len(range(*slice(*self.part).indices(self.shape[self.axis]))) // self.shape[self.axis]
+
+    def put(self, elements: npt.NDArray[Any], whole: npt.NDArray[Any]) -> None:
+        """Put back what `apply` returned, into the whole units that it came from.
+
+        Shapes: (units * taken,), (units * unit,)
+        """
+        seen = whole.reshape(-1, *self.shape[1:])
+        places = seen[(slice(None),) * self.axis + (slice(*self.part),)].transpose(self.axes)
+        places[...] = elements.reshape(places.shape)
+
 
 def interleave_pairs(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order that brings channels half a head apart side by side."""

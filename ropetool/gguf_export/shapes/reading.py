@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool import names
-from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
+from ropetool.errors import ConfigError, LossyExport
 from ropetool.families import Family
 from ropetool.families.tensors import Count, Export, Stated, derived
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_export.fp8 import is_fp8
 from ropetool.gguf_export.mxfp4 import is_mxfp4
+from ropetool.gguf_export.packed import QUANTIZATION_CONFIG, check_readable
 from ropetool.gguf_export.shapes.base import Model
 from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.rope.tables import is_number
@@ -23,7 +24,12 @@ from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import MAX_LAYERS
 
 MAX_VOCABULARY = 2**20  # Gemma has the most known, 262,208; a hostile one would be written row by row
-QUANTIZATION_CONFIG = "quantization_config"
+# Keys of the file that hold a size of every model.
+COUNTED = {
+    keys.BLOCK_COUNT: "layers", keys.EMBEDDING_LENGTH: "hidden", "feed_forward_length": "intermediate",
+    keys.HEAD_COUNT: "heads", keys.HEAD_COUNT_KV: "kv_heads", keys.KEY_LENGTH: "head_dim",
+    "attention.value_length": "head_dim", keys.DIMENSION_COUNT: "rotary_dim", "vocab_size": "vocabulary",
+}  # fmt: skip
 EPSILONS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 
 
@@ -67,13 +73,9 @@ def read_model(
 
 def stated_keys(model: Model) -> dict[str, Value]:
     """Return the sizes of the model under its architecture's name; none of its rotary keys but how many channels."""
-    counted = {
-        keys.BLOCK_COUNT: "layers", keys.EMBEDDING_LENGTH: "hidden", "feed_forward_length": "intermediate",
-        keys.HEAD_COUNT: "heads", keys.HEAD_COUNT_KV: "kv_heads", keys.KEY_LENGTH: "head_dim",
-        "attention.value_length": "head_dim", keys.DIMENSION_COUNT: "rotary_dim", "vocab_size": "vocabulary",
-        **model.table.sizes,
-    }  # fmt: skip
-    values = {key: Value.of(ValueType.U32, model.counts[size]) for key, size in counted.items()}
+    values = {
+        key: Value.of(ValueType.U32, model.counts[size]) for key, size in ({**COUNTED, **model.table.sizes}).items()
+    }
     values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
     values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
     values |= model.rules.keys(model)
@@ -131,11 +133,7 @@ def _epsilon(model: Model) -> float:
 def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> None:
     quantization = config.get(QUANTIZATION_CONFIG)
     if quantization is not None and not (is_fp8(quantization) or is_mxfp4(quantization)):
-        raise UnsupportedDtype(
-            f"has a {QUANTIZATION_CONFIG} that is not of the quant_method fp8 or mxfp4; export reads weights in bf16, "
-            "f16, f32, f64 and fp8, and experts in mxfp4",
-            where=where, try_="export the checkpoint that was quantised",
-        )  # fmt: skip
+        check_readable(quantization, where)
     known = table.activations
     activation = config.get(table.activation_key, known[0])
     if activation not in known:

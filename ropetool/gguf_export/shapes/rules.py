@@ -7,11 +7,12 @@ modeling_*.py; src/models/*.cpp of llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes.base import Model, Rules
+from ropetool.gguf_export.shapes.base import Filed, Model, Rules
 
 # --- cohere
 
@@ -27,19 +28,31 @@ def _check_cohere(model: Model) -> None:
         )
 
 
+def _cohere_norms(filed: Filed) -> Mapping[str, Any]:
+    return {"use_qk_norm": filed.sizes["layers"] >= COHERE_NORMS}
+
+
 # --- gemma
 
 LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, which llama.cpp knows by that number
 
 
+def _divided(sizes: Mapping[str, int], arch: str) -> int:
+    """Return what llama.cpp divides a gemma's scores by, under the root."""
+    return sizes["hidden"] // sizes["heads"] if sizes["layers"] == LARGEST[arch] else sizes["head_dim"]
+
+
 def _check_score(model: Model) -> None:
     """Refuse a query_pre_attn_scalar that is not what llama.cpp divides by."""
-    c, stated = model.counts, model.number("query_pre_attn_scalar", 256.0)
-    divided = c["hidden"] // c["heads"] if c["layers"] == LARGEST[model.arch] else c["head_dim"]
+    stated, divided = model.number("query_pre_attn_scalar", 256.0), _divided(model.counts, model.arch)
     if stated != divided:
         raise model.lossy(
             f"query_pre_attn_scalar is {stated:g}; llama.cpp takes {divided} in a {model.arch} of this size"
         )
+
+
+def _score(filed: Filed) -> Mapping[str, Any]:
+    return {"query_pre_attn_scalar": _divided(filed.sizes, filed.arch)}
 
 
 def _check_capped(model: Model) -> None:
@@ -107,6 +120,29 @@ def _latent_eps(model: Model) -> tuple[str, ...]:
     return (note,)
 
 
+def _of_latents(filed: Filed) -> dict[str, Any]:
+    """Return the keys of a config that _latent_keys writes, and of expert groups."""
+    read = filed.keys.get
+    return {
+        "q_lora_rank": read("attention.q_lora_rank"), "first_k_dense_replace": read("leading_dense_block_count", 0),
+        "qk_rope_head_dim": filed.sizes["head_dim"], "num_key_value_heads": filed.sizes["heads"],
+        "routed_scaling_factor": read("expert_weights_scale", 1.0), "n_group": read("expert_group_count", 1),
+        "topk_group": read("expert_group_used_count", 1),
+        "qk_nope_head_dim": read("attention.key_length_mla", 0) - filed.sizes["head_dim"],
+    }  # fmt: skip
+
+
+def _of_v2(filed: Filed) -> Mapping[str, Any]:
+    return {**_of_latents(filed), "topk_method": "greedy"}
+
+
+def _of_v3(filed: Filed) -> Mapping[str, Any]:
+    return {
+        **_of_latents(filed), "norm_topk_prob": filed.keys.get("expert_weights_norm", False),
+        "num_nextn_predict_layers": 0,
+    }  # fmt: skip
+
+
 def _check_latents(model: Model) -> None:
     _latent_eps(model)
     if model.counts["query_latent"] and model.layers in WITHOUT_QUERY_LATENT:
@@ -139,10 +175,10 @@ def _check_v3(model: Model) -> None:
 
 RULES: Mapping[str, Rules] = {
     "": Rules(),
-    "cohere": Rules(check=_check_cohere),
-    "gemma2": Rules(check=_check_capped),
-    "gemma3": Rules(check=_check_score),
-    "qwen3_moe": Rules(check=_check_shares),
-    "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps),
-    "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps),
+    "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
+    "gemma2": Rules(check=_check_capped, stated=_score),
+    "gemma3": Rules(check=_check_score, stated=_score),
+    "qwen3_moe": Rules(check=_check_shares, stated=lambda filed: {"norm_topk_prob": True}),
+    "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
+    "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),
 }

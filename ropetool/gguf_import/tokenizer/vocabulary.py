@@ -36,6 +36,7 @@ SPECIAL_KEYS = {
 }  # fmt: skip
 MAX_TOKENS, MAX_MERGES = 1 << 20, 1 << 22  # Gemma's has 262,144 tokens, and 580,000 merges
 _INTEGERS = frozenset(ValueType) - {ValueType.BOOL, ValueType.F32, ValueType.F64, ValueType.STR, ValueType.ARR}
+_ASIDE = ("sep", "pad", "mask")  # kinds that no text is given, and generation does not end at
 _FOUND_IN_TEXT = (UNKNOWN, CONTROL, USER_DEFINED)
 AGAIN = "convert the original checkpoint again, with ropetool export or llama.cpp's converter"
 
@@ -138,7 +139,11 @@ def read_special(
             if number is None or texts.get(number) not in vocabulary.found:
                 continue
             notes.append(f"there is no {key}: {texts[number]!r} is taken, as in llama.cpp")
-        if number in texts:
+        if kind in _ASIDE and number in texts and texts[number] not in vocabulary.found:
+            notes.append(
+                f"{key} is {texts[number]!r}, a normal token: not named, for transformers would look for it in text"
+            )
+        elif number in texts:
             ids[kind] = number
         else:
             notes.append(f"{key} is {number}, a row without a token, and is left out")

@@ -1,0 +1,43 @@
+"""Checkpoints whose weights another program packed: what their quantization_config names, and which library unpacks them.
+
+Source: transformers 5.23.0, utils/quantization_config.py; gptqmodel 7.7.0, utils/model_dequant.py (read, not run).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropetool.errors import UnsupportedDtype
+from ropetool.escaping import word
+from ropetool.files.hf.jsontext import shown
+
+QUANTIZATION_CONFIG = "quantization_config"
+# By quant_method: what it packs, as far as gptqmodel's dequantize_model reads it.
+_UNPACKED_BY_GPTQMODEL = {
+    "gptq": "whole numbers of 2 to 8 bits with a scale and a zero for each group of a column",
+    "awq": "whole numbers of 4 bits with a scale and a zero for each group of a column",
+    "compressed-tensors": "whole numbers or FP8 with scales of their own layout",
+    "bitsandbytes": "codes of 4 or 8 bits with a scale for each block",
+}
+
+
+def check_readable(quantization: Any, where: str) -> None:
+    """Raise UnsupportedDtype for a quantization_config of another kind than those that export reads."""
+    method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
+    packs = _UNPACKED_BY_GPTQMODEL.get(method) if isinstance(method, str) else None
+    if packs is None:
+        raise UnsupportedDtype(
+            f"has a {QUANTIZATION_CONFIG} of the quant_method {shown(method)}; export reads weights in bf16, f16, f32, f64 and "
+            "fp8, and experts in mxfp4",
+            where=where, try_="export the checkpoint that was quantised",
+        )  # fmt: skip
+    source = str(Path(where).parent)
+    call = f"from gptqmodel.utils.model_dequant import dequantize_model as d; d({json.dumps(source)}, {json.dumps(source + '-bf16')})"
+    raise UnsupportedDtype(
+        f"its weights are packed by {method}: {packs}, which GGUF's types do not hold bit for bit. Export the checkpoint that "
+        "was quantised, or unpack this one first: its file then has the numbers that were rounded once already",
+        where=where, try_=f"pip install gptqmodel, then python -c {word(call)}",
+    )  # fmt: skip

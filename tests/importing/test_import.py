@@ -1,0 +1,344 @@
+"""The way back: a GGUF file as a checkpoint whose tensors are the source's and which computes what llama.cpp does.
+
+The oracles are the checkpoint that transformers wrote before the export, the gguf package's decoder of blocks, and the
+logits of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from exporting import family_models as models
+from exporting import maker
+from exporting.family_models import CONFIGS, SHORT
+from making import run
+
+import ropetool
+from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.errors import CorruptFile, LossyExport
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.gguf_export.shapes.orders import ORDERS
+from ropetool.gguf_import import Imported, tensors
+from ropetool.gguf_import import import_gguf as imported
+
+TOLERANCE = 2e-4  # of the largest logit, as for exports
+# What a class computes otherwise than the checkpoint's own says: these are written as files of the other's architecture.
+AS_LLAMA = {"mistral": "llama"}
+RUN = ("llama", "mixtral", "qwen2", "qwen3_moe", "gemma3_text", "phi3", "deepseek_v3", "gpt_oss")
+Files = Callable[..., tuple[Path, Path]]
+
+
+def import_gguf(source: Path, output: Path, **options: Any) -> Imported:
+    """Import without the comparison that ends it: tests look for themselves."""
+    return imported(source, output, check=False, **options)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Make a checkpoint of a family and its file, each once: its source and the export of it, under yarn or as it is."""
+    made: dict[tuple[str, str, str], tuple[Path, Path]] = {}
+
+    def make(family: str, method: str = "", outtype: str = "auto") -> tuple[Path, Path]:
+        if (family, method, outtype) not in made:
+            folder = tmp_path_factory.mktemp(family)
+            source = models.write(folder / "source", family)
+            if method:
+                source = ropetool.apply(ropetool.plan(source, method, factor=4), source, folder / method).output
+            options: dict[str, Any] = {"allow_full_attention": True, "allow_unverified": True, "sidecars": False}
+            made[family, method, outtype] = (
+                source,
+                maker.export(source, folder / "m.gguf", outtype=outtype, **options).output,
+            )
+        return made[family, method, outtype]
+
+    return make
+
+
+def stored(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a checkpoint as safetensors reads them, bfloat16 widened."""
+    import torch
+    from safetensors.torch import load_file
+
+    found = {name: tensor for file in path.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    return {name: t.to(torch.float32).numpy() if t.dtype == torch.bfloat16 else t.numpy() for name, t in found.items()}
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_tensors_come_back_byte_for_byte(family: str, files: Files, tmp_path: Path) -> None:
+    source, file = files(family)
+    written = import_gguf(file, tmp_path / "back")
+    assert written.model_type == AS_LLAMA.get(family, family)
+    before, after = stored(source), stored(written.output)
+    tied = {"lm_head.weight"} if "lm_head.weight" not in before else set()
+    assert after.keys() - tied == before.keys()
+    for name, tensor in before.items():
+        if family in models.ADDED_ONE and "norm" in name:  # the file holds w + 1, which is rounded
+            np.testing.assert_allclose(after[name], tensor, rtol=0, atol=1e-7 * (1 + np.abs(tensor).max()))
+        else:
+            np.testing.assert_array_equal(after[name], tensor, err_msg=name)
+
+
+@pytest.mark.parametrize("family", RUN)
+@pytest.mark.parametrize("method", ["", "yarn"])
+def test_transformers_computes_what_llama_cpp_does_with_the_file(
+    family: str, method: str, files: Files, tmp_path: Path
+) -> None:
+    pytest.importorskip("llama_cpp")
+    _, file = files(family, method)
+    back = import_gguf(file, tmp_path / "back").output
+    apart = models.apart(models.llama_logits(file, SHORT), models.torch_logits(back, SHORT))
+    assert apart < TOLERANCE
+
+
+# No file of a gemma3 or smollm3 holds llama3's table.
+TABLES = [
+    *((family, method) for family in ("llama", "mistral", "granite", "arcee") for method in ("yarn", "linear", "ntk", "llama3")),
+    *((family, method) for family in ("gemma3_text", "smollm3") for method in ("yarn", "linear", "ntk")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "method"), TABLES)
+def test_a_table_is_said_by_the_keys_of_its_method(family: str, method: str, files: Files, tmp_path: Path) -> None:
+    source, file = files(family, method)
+    config = json.loads((import_gguf(file, tmp_path / "back").output / "config.json").read_text())
+    wanted = ropetool.inspect(source).rope
+    found = ropetool.inspect(tmp_path / "back").rope
+    assert wanted is not None
+    assert found is not None
+    for kind, entry in found.entries.items():
+        assert entry.table is None or entry.table.agrees(wanted.entries[kind].table)
+    if method != "ntk":  # another base alone
+        assert f'"rope_type": "{method}"' in json.dumps(config)
+
+
+def test_a_table_without_a_name_is_said_by_lists(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "source")
+    file = maker.export(source, tmp_path / "m.gguf", sidecars=False).output
+    divisors = np.geomspace(1, 7, 4).astype(np.float32)
+    write_patched(read_header(file), Patch(tensors={"rope_freqs.weight": divisors}), tmp_path / "odd.gguf")
+    written = import_gguf(tmp_path / "odd.gguf", tmp_path / "back")
+    assert written.encoding == "a full table as longrope lists"
+    found = ropetool.inspect(tmp_path / "back").rope
+    assert found is not None
+    table = found.entries["full_attention"].table
+    assert table is not None
+    np.testing.assert_allclose(table.at(512).inv_freq, 10000.0 ** (-np.arange(4) / 4) / divisors, rtol=1e-6)
+
+
+@pytest.mark.parametrize("outtype", ["q8_0", "q4_0", "f16", "bf16", "q4_k"])
+@pytest.mark.parametrize("dtype", ["auto", "f32"])
+def test_numbers_in_blocks_are_those_of_the_gguf_package(outtype: str, dtype: str, tmp_path: Path) -> None:
+    if outtype == "q4_k":
+        pytest.importorskip("llama_cpp")
+    source = maker.checkpoint(tmp_path / "source", "qwen3", hidden_size=256, intermediate_size=512)
+    file = maker.export(source, tmp_path / "m.gguf", outtype=outtype, sidecars=False).output
+    written = import_gguf(file, tmp_path / "back", dtype=dtype)
+    after = stored(written.output)
+    names = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "blk.1.ffn_down.weight": "model.layers.1.mlp.down_proj.weight",
+    }
+    for tensor in gguf.GGUFReader(file).tensors:
+        if tensor.name in names:
+            raw = tensor.data
+            if tensor.tensor_type.name == "BF16":
+                wanted = (raw.view("<u2").astype("<u4") << 16).view("<f4").reshape(tensor.shape[::-1])
+            else:
+                wanted = gguf.quants.dequantize(raw, tensor.tensor_type)
+            kept = dtype == "f32" or outtype in ("f16", "bf16")
+            np.testing.assert_allclose(after[names[tensor.name]], wanted, rtol=0 if kept else 2**-8, atol=0)
+    rounds = dtype == "auto" and outtype.startswith("q")
+    assert ("--dtype f32" in " ".join(written.notes)) == (rounds or (dtype == "auto" and outtype != "f32"))
+
+
+def test_tensors_are_made_piece_by_piece(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, file = files("gpt_oss", "", "q8_0")
+    whole = stored(import_gguf(file, tmp_path / "whole").output)
+    monkeypatch.setattr(tensors, "CHUNK", 64)
+    monkeypatch.setattr(tensors, "MAX_SHARD", 100_000)
+    pieces = import_gguf(file, tmp_path / "pieces").output
+    assert len(list(pieces.glob("model-*-of-*.safetensors"))) > 2
+    index = json.loads((pieces / "model.safetensors.index.json").read_text())["weight_map"]
+    found = stored(pieces)
+    assert index.keys() == found.keys() == whole.keys()
+    for name, tensor in whole.items():
+        np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+
+
+@pytest.mark.parametrize("name", sorted(ORDERS))
+def test_an_order_is_taken_back(name: str) -> None:
+    counts = {"head_dim": 4, "heads": 3, "plain": 2, "value": 5}
+    shape = {"split_qkv": (36, 7), "latent_keys": (21, 6), "latent_values": (21, 6), "interleave_pairs": (12, 7)}.get(
+        name, (3, 4, 6)
+    )
+    numbers = np.arange(np.prod(shape), dtype=np.float64)
+    back = np.full(numbers.shape, -1.0)
+    taken = 0
+    for turn in ORDERS[name](counts, shape):
+        moved = turn.apply(numbers)
+        assert moved.size == turn.taken * turn.shape[0]
+        turn.put(moved, back)
+        taken += moved.size
+    np.testing.assert_array_equal(back[back >= 0], numbers[back >= 0])
+    assert (back >= 0).sum() == taken
+
+
+def test_a_split_file_comes_back_whole(files: Files, tmp_path: Path) -> None:
+    source, _ = files("qwen2")
+    first = maker.export(source, tmp_path / "m.gguf", split_max_tensors=8, sidecars=False).output
+    before, after = stored(source), stored(import_gguf(first, tmp_path / "back").output)
+    assert before.keys() == after.keys()
+    assert all((after[name] == tensor).all() for name, tensor in before.items())
+
+
+def test_another_class_of_the_architecture_can_be_asked_for(files: Files, tmp_path: Path) -> None:
+    _, file = files("mistral")
+    assert import_gguf(file, tmp_path / "a").model_type == "llama"
+    written = import_gguf(file, tmp_path / "b", as_type="mistral")
+    assert written.model_type == "mistral"
+    assert json.loads((written.output / "config.json").read_text())["sliding_window"] is None
+    with pytest.raises(LossyExport, match="as gemma2 has no class here") as refused:
+        import_gguf(file, tmp_path / "c", as_type="gemma2")
+    assert refused.value.try_ == "--as llama or --as mistral or --as mixtral"
+
+
+# --- bad input
+
+
+def patched(file: Path, target: Path, **keys: tuple[ValueType, Any]) -> Path:
+    values = {key.replace("__", "."): Value.of(kind, value) for key, (kind, value) in keys.items()}
+    write_patched(read_header(file), Patch(set=values), target)
+    return target
+
+
+def rewritten(file: Path, target: Path, drop: str = "", add: str = "", rename: tuple[str, str] = ("", "")) -> Path:
+    """Write the file anew with the gguf package, with other tensors."""
+    reader = gguf.GGUFReader(file)
+    arch = str(reader.fields["general.architecture"].contents())
+    writer = gguf.GGUFWriter(target, arch)
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key != "general.architecture":
+            kinds = field.types
+            if kinds[0] == gguf.GGUFValueType.ARRAY:
+                writer.add_array(key, field.contents())
+            else:
+                writer.add_key_value(key, field.contents(), kinds[0])
+    for tensor in reader.tensors:
+        if tensor.name != drop:
+            name = rename[1] if tensor.name == rename[0] else tensor.name
+            writer.add_tensor(name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    if add:
+        writer.add_tensor(add, np.zeros(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def test_a_key_that_no_config_says_is_refused(files: Files, tmp_path: Path) -> None:
+    _, file = files("qwen2")
+    odd = patched(file, tmp_path / "odd.gguf", qwen2__logit_scale=(ValueType.F32, 0.5))
+    with pytest.raises(LossyExport, match=r"qwen2\.logit_scale is 0.5, which no key of a qwen2 config says"):
+        import_gguf(odd, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_number_that_contradicts_others_is_refused(files: Files, tmp_path: Path) -> None:
+    _, file = files("gemma2")
+    odd = patched(file, tmp_path / "odd.gguf", gemma2__vocab_size=(ValueType.U32, 77))
+    with pytest.raises(LossyExport, match=r"gemma2\.vocab_size is 77, and a gemma2 of these sizes computes with 300"):
+        import_gguf(odd, tmp_path / "back")
+
+
+def test_missing_and_unknown_tensors_are_named(files: Files, tmp_path: Path) -> None:
+    _, file = files("qwen2")
+    with pytest.raises(CorruptFile, match=r"has no tensor blk\.1\.ffn_up\.weight, which its class asks for"):
+        import_gguf(rewritten(file, tmp_path / "a.gguf", drop="blk.1.ffn_up.weight"), tmp_path / "back")
+    with pytest.raises(
+        LossyExport, match=r"has the tensor 'blk\.0\.attn_gate\.weight', for which its class has no place"
+    ):
+        import_gguf(rewritten(file, tmp_path / "b.gguf", add="blk.0.attn_gate.weight"), tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_an_architecture_without_a_class_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
+    writer.add_uint32("rwkv7.context_length", 64)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(LossyExport, match="of the architecture 'rwkv7' has no class here to become") as refused:
+        import_gguf(tmp_path / "m.gguf", tmp_path / "back")
+    assert refused.value.try_
+
+
+def test_a_file_cut_short_writes_nothing(files: Files, tmp_path: Path) -> None:
+    _, file = files("qwen2")
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(file.read_bytes()[:-4096])
+    done = run("import", str(cut), "-o", str(tmp_path / "back"))
+    assert done.code == 1
+    assert f"Error: {cut}: " in done.err
+    assert "ends" in done.err
+    assert not (tmp_path / "back").exists()
+
+
+def test_numbers_beyond_the_type_are_refused(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "source")
+    name = "model.layers.0.mlp.up_proj.weight"
+    held = maker.weights(json.loads((source / "config.json").read_text()))
+    held[name][1][0, 0] = 1e6
+    maker.write_safetensors(source / "model.safetensors", held)
+    file = maker.export(source, tmp_path / "m.gguf", sidecars=False).output
+    with pytest.raises(LossyExport, match="holds numbers beyond F16") as refused:
+        import_gguf(file, tmp_path / "back", dtype="f16")
+    assert refused.value.try_ == "--dtype bf16, or f32"
+
+
+def test_a_checkpoint_is_sent_to_export(tmp_path: Path) -> None:
+    source = maker.checkpoint(tmp_path / "source")
+    done = run("import", str(source))
+    assert done.code == 1
+    assert "is a Hugging Face checkpoint already" in done.err
+    assert f"Try: ropetool export {source}" in done.err
+
+
+# --- the command
+
+
+def test_the_command_writes_what_extend_and_export_take(files: Files, tmp_path: Path) -> None:
+    _, file = files("llama")
+    shutil.copy(file, tmp_path / "m.gguf")
+    done = run("import", str(tmp_path / "m.gguf"), "--json")
+    assert done.code == 0, done.err
+    data = json.loads(done.out)
+    assert data["output"] == str(tmp_path / "m")
+    assert (data["schema"], data["model_type"], data["dtype"]) == (1, "llama", "F32")
+    again = run("import", str(tmp_path / "m.gguf"))
+    assert again.code != 0
+    assert "exists" in again.err
+    assert run("import", str(tmp_path / "m.gguf"), "--force").code == 0
+    extended = run("extend", str(tmp_path / "m"), "--method", "yarn", "--factor", "4", "-o", str(tmp_path / "x"))
+    assert extended.code == 0, extended.err
+    assert open_checkpoint(tmp_path / "x").record is not None
+
+
+def test_an_import_exports_to_the_same_file(files: Files, tmp_path: Path) -> None:
+    _, file = files("qwen3", "yarn")
+    back = import_gguf(file, tmp_path / "back").output
+    if not (back / "tokenizer.json").exists():
+        pytest.fail("an import has a tokenizer")
+    again = maker.export(back, tmp_path / "again.gguf", sidecars=False).output
+    assert maker.tensors(again) == maker.tensors(file)
+    before, after = maker.keys(file), maker.keys(again)
+    apart = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}
+    assert not {key for key in apart if not key.startswith(("general.", "ropetool."))}
