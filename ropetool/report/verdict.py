@@ -48,7 +48,7 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         FAIL: Words("the program that runs it does not rotate as its files say ({detail})", "ropetool inspect TARGET"),
         NOT_RUN: Words("its rotation could not be computed ({detail})"),
     },
-    "same tables": {FAIL: Words("the two files do not give the same positions ({detail})", "make the one again")},
+    "same tables": {FAIL: Words("the two files do not give the same positions ({detail})", "make one of them again")},
     "yardstick": {NOT_RUN: Words("nothing says what it was before it was extended", "--baseline SOURCE")},
     "lengths": {NOT_RUN: Words("{detail}", "{reach}")},
     "texts": {NOT_RUN: Words("{detail}", "--text with more or longer documents")},
@@ -97,6 +97,30 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         FAIL: Words("its predictions differ more from those of {against} than rounding explains", "{wider}"),
         UNDECIDED: Words("these texts do not tell whether it predicts as {against} does", TEXTS),
         NOT_RUN: Words("its predictions could not be compared ({detail})"),
+    },
+    "KL p99": {
+        FAIL: Words("some of its predictions differ more from those of {against} than rounding explains", "{wider}")
+    },
+    "KL window": {
+        FAIL: Words(
+            "at some positions its predictions differ more from those of {against} than rounding explains", "{wider}"
+        ),
+    },
+    "KL rare tokens": {
+        FAIL: Words(
+            "after rare tokens its predictions differ more from those of {against} than rounding explains", "{wider}"
+        ),
+    },
+    "KL beyond": {
+        FAIL: Words(
+            "beyond {trained} tokens its predictions differ more from those of {against} than within", "{wider}"
+        ),
+    },
+    "cache": {
+        FAIL: Words(
+            "generating token by token, it predicts otherwise than when it reads the text at once",
+            "another version of the program that runs it",
+        ),
     },
 }
 PLAIN: Mapping[str, str] = {FAIL: "{name} is not within its limit", UNDECIDED: "{name} is not decided",
@@ -211,7 +235,7 @@ def _values(result: VerifyResult, check: Check) -> dict[str, str]:
         "mend": "extend its source again" if recorded else "mend it, or --stated KEY VALUE where that is meant",
         "reach": _reach(result),
         "milder": f"a smaller factor{_lower_grade(result)}",
-        "wider": "make the one again, in a type with more bits",
+        "wider": "make one of them again, with more bits where it is quantised",
     }  # fmt: skip
 
 

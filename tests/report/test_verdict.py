@@ -10,6 +10,13 @@ import pytest
 import sample
 
 from ropetool.report.verdict import WORDS, summary, verify_json
+from ropetool.verification import kl_gate
+from ropetool.verification.gate import FAR_TEXT, RATIO
+from ropetool.verification.measures import growing
+from ropetool.verification.measures.rotary import ROTATION
+from ropetool.verification.readback.claimed import DRESS
+from ropetool.verification.readback.comparing import FILES, SAME_TABLES, TABLES, WEIGHTS
+from ropetool.verification.reading import COPIES, POSITION
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, RetrievalPair, VerifyResult
 
 SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"
@@ -170,6 +177,24 @@ def test_every_word_of_every_check_can_be_said(name: str) -> None:
         assert words.said.partition("{")[0] in text
         assert ("the detail" in text) == ("detail" in named)
         assert ("; next: " in text) == bool(words.step)
+
+
+def test_every_check_that_can_fail_is_told_in_words() -> None:
+    makers = [
+        SAME_TABLES,
+        TABLES,
+        WEIGHTS,
+        FILES,
+        DRESS,
+        ROTATION,
+        RATIO,
+        COPIES,
+        POSITION,
+        growing.NAME,
+        *kl_gate.NAMES,
+    ]
+    assert [name for name in makers if FAIL not in WORDS[name]] == []
+    assert {UNDECIDED, NOT_RUN} <= WORDS[FAR_TEXT].keys()
 
 
 def test_the_sentence_is_in_the_json_behind_the_verdict() -> None:
