@@ -2,8 +2,7 @@
 """Write the parts of the documentation that follow from code and data.
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` is replaced: what is reached in README, tables in docs/methods.md, docs/runtimes.md and docs/verify.md, a family's file in
-docs/contributing.md, layers and folders in docs/architecture.md.
+    yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
 With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
 
     scripts/docs.py               write them
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import defects_page
 import export_grid
 from engine_grid import judging, recorded
 
@@ -61,7 +61,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
-    yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table()})
+    yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 

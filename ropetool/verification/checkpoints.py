@@ -118,7 +118,7 @@ def verify_checkpoint(
     marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
         *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
-        *_yardsticks(found.made is not None or original is not None, asked, trained, context),
+        *yardsticks(found.made is not None or original is not None, asked, trained, context),
     ]  # fmt: skip
     limits = limits or Limits()
     tasks = (
@@ -196,7 +196,7 @@ def _needed(original: Checkpoint | None) -> Checkpoint:
     return original
 
 
-def _yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:
+def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:
     """Return what is missing to judge a longer context: something to hold it against, and lengths that reach it."""
     missing = []
     if not known:

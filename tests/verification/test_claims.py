@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ropetool
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.gguf_export.verifying import exported_keys
@@ -28,6 +29,7 @@ from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
 from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import read_back
+from ropetool.verification.readback.keys import of_directories
 from ropetool.verification.results import Check
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -169,6 +171,12 @@ PLANTED: dict[str, tuple[Plant, str, str]] = {
     "a key that the class fills in otherwise": (
         config(attention_bias=True), "files", "attention_bias is true instead of false",
     ),
+    "quantised on loading": (
+        config(quantization_config={"quant_method": "bitsandbytes"}), "files",
+        'quantization_config is {"quant_method": "bitsandbytes"} instead of absent',
+    ),
+    "an adapter that is loaded with it": (file("adapter_config.json", "{}"), "files", "adapter_config.json is additional"),
+    "pickled weights beside": (file("pytorch_model.bin", "x"), "files", "pytorch_model.bin is additional: weights that not"),
     "two merges exchanged": (tokenizer(exchanged), "files", "model.merges[5] is"),
     "another token begins a text": (
         file("special_tokens_map.json", '{"bos_token": "the"}'), "files", 'bos_token is "the" instead of',
@@ -212,6 +220,17 @@ def test_what_is_stated_to_be_meant_passes_and_must_be_there(third_party: Callab
         verdicts(beta_fast="17")
     with pytest.raises(ConfigError, match="does not state it"):
         verdicts(beta_slow="1")
+
+
+def test_weights_that_are_stored_wider_need_no_quantisation_in_the_config(
+    third_party: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Whoever stores FP8 weights as bf16 drops the key, and code of one's own is told; the numbers are judged themselves."""
+    source = Path(shutil.copytree(DEMO, tmp_path / "source"))
+    config(quantization_config={"quant_method": "fp8"})(source)
+    target = third_party(yarn(), config(auto_map={"AutoModelForCausalLM": "modeling.Model"}))
+    said = of_directories(HfCheckpoint.open(target), HfCheckpoint.open(source))
+    assert (said.wrong, len(said.dress), "auto_map" in said.dress[0]) == ((), 1, True)
 
 
 def test_a_longer_context_alone_is_meant_where_something_says_so(third_party: Callable[..., Path]) -> None:

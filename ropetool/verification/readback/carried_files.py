@@ -17,7 +17,7 @@ from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import Directory, Edit, apply_edits, limits_of, parse_object, read_object
 from ropetool.files.regular import same_content
 from ropetool.plans.applying import LEFT_BEHIND
-from ropetool.verification.readback.keys import difference, is_read
+from ropetool.verification.readback.keys import difference, is_read, pickled_weights
 
 SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are follows from the plan
 
@@ -29,10 +29,11 @@ def compare_files(target: Directory, source: Directory, edits: Sequence[FileEdit
     """Return which files of the target are not the source's with the plan's edits.
 
     Left out: weights, pickles, the record of ropetool, and README, which anyone may rewrite. Files that only the
-    target has count where a program would read them.
+    target has count where a program would read them, pickles where they are weights.
     """
     theirs, ours = _carried(source), _carried(target)
     added = [name for name in ours if name not in theirs and is_read(name)]
+    added += sorted(pickled_weights(target.path) - pickled_weights(source.path))
     differences = [f"{name} is additional" for name in added]
     for name, path in theirs.items():
         reason = _file_difference(ours.get(name), path, edits_of_file(edits, name))

@@ -49,6 +49,9 @@ _CLASS_KEYS = (
     "local_files_only", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of", "pad_token_type_id",
     names.MODEL_MAX_LENGTH,
 )  # fmt: skip
+# By which programs change or choose weights and code on loading, and whether numbers follow from it.
+_ON_LOADING = {"quantization_config": True, "auto_map": False}
+_LOADED = "adapter_config.json"  # transformers loads what it names by itself, where peft is installed
 _JUDGED = ("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
 # How a file is cut and rounded, which its tensors say themselves, and what we wrote of it.
 _GGUF_ASIDE = ("split.", "quantize.", "general.file_type", "general.quantization_version", PREFIX)
@@ -75,7 +78,8 @@ def of_directories(target: HfCheckpoint, expected: HfCheckpoint) -> Said:
     """
     ours, theirs = (_files(each.path) for each in (target, expected))
     others = sorted({*ours, *theirs} - {names.CONFIG_JSON})
-    unread = sorted(path.name for path in target.path.glob("*.safetensors") if path not in target.directory.weights)
+    unread = [path.name for path in target.path.glob("*.safetensors") if path not in target.directory.weights]
+    unread = sorted([*unread, *pickled_weights(target.path) - pickled_weights(expected.path)])
     wrong: list[str] = []
     dress: list[str] = []
     found = chain(
@@ -143,6 +147,10 @@ def _config(target: HfCheckpoint, expected: HfCheckpoint) -> Iterator[tuple[str,
     kinds = [each.config.get(names.MODEL_TYPE) for each in (target, expected)]
     if kinds[0] != kinds[1]:  # another class, which may leave out whole tensors without a word
         yield f"{names.CONFIG_JSON}: {names.MODEL_TYPE} is {shown(kinds[0])} instead of {shown(kinds[1])}", True
+    for key, matters in _ON_LOADING.items():  # where the target leaves it out, its weights are judged as they are
+        wanted, found = (each.config.get(key, ABSENT) for each in (expected, target))
+        if found not in (ABSENT, None) and found != wanted:
+            yield f"{names.CONFIG_JSON}: {key} is {shown(found)} instead of {shown(wanted)}", matters
     ours, theirs = (_settings(each.config) for each in (target, expected))
     for key in dict.fromkeys([*theirs, *ours]):
         one, other = theirs.get(key), ours.get(key)
@@ -206,13 +214,18 @@ def is_read(name: str) -> bool:
     )
 
 
+def pickled_weights(folder: Path) -> set[str]:
+    """Return the names of pickles at the top of a directory that hold a model's weights."""
+    return {path.name for path in folder.glob("pytorch_model*.bin") if path.is_file()}
+
+
 def _is_weights(name: str) -> bool:
     return name.endswith((".safetensors", ".safetensors.index.json", names.PICKLE_INDEX_JSON))
 
 
 def _file(name: str, ours: Path | None, theirs: Path | None, beside: Path | None) -> Iterator[tuple[str, bool]]:
     """Yield where a file differs, and whether a token depends on it. beside: the source's tokenizer_config.json."""
-    judged = name in TOKENIZER_FILES
+    judged = name in TOKENIZER_FILES or name == _LOADED
     if ours is not None and theirs is not None and same_content(ours, theirs):
         return
     if not name.endswith(".json") or name not in (*TOKENIZER_FILES, names.TOKENIZER_CONFIG_JSON):
