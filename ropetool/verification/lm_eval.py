@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,38 +66,52 @@ FEWEST = 8  # samples, or documents, below which nothing is said
 LEFT_OUT = -1.0  # RULER's tasks give every length of theirs a metric, and this to those that a sample has not
 
 
-@dataclass
-class _Task:
-    """The samples of a task. scores: by metric and filter, then by sample; hashes: of each sample's document and prompt."""
+@dataclass(frozen=True)
+class _Sample:
+    """A score, and the hashes of what was asked and in which words; empty where the log has none."""
+
+    score: float
+    document: str
+    prompt: str
+
+
+@dataclass(frozen=True)
+class _Series:
+    """All samples of one metric and filter, by their numbers."""
 
     path: Path
-    scores: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    hashes: dict[str, tuple[str, str]] = field(default_factory=dict)
+    samples: Mapping[str, _Sample]
+
+
+_Key = tuple[str, str, str]  # task, metric and filter
 
 
 def command_lines(target: Path, baseline: Path, folder: Path, trained_length: int, context_length: int) -> list[str]:
-    """Return the commands whose logs `compared` reads: short tasks and RULER, for both models.
+    """Return the commands whose logs `compared` reads: short tasks, RULER at the trained length, for the target beyond it too.
 
-    RULER is made at the trained length for both, and beyond it for the target alone.
+    The last is a run of its own: RULER draws its samples one after the other, so more lengths would make other samples.
     """
-    lengths = [trained_length]
-    while lengths[-1] < context_length:
-        lengths.append(min(2 * lengths[-1], context_length))
+    longer = [trained_length]
+    while longer[-1] < context_length:
+        longer.append(min(2 * longer[-1], context_length))
+    runs: list[tuple[str, Path, Sequence[int]]] = [
+        (role, path, lengths)
+        for role, path in ((TARGET, target), (BASELINE, baseline))
+        for lengths in ((), longer[:1], *([longer[1:]] if role == TARGET and len(longer) > 1 else []))
+    ]
     lines = []
-    for role, path, own in ((TARGET, target, lengths), (BASELINE, baseline, lengths[:1])):
-        model = f"pretrained={path},max_length={own[-1]}"
-        if not path.is_dir():
-            model = f"pretrained={path.parent},gguf_file={path.name},max_length={own[-1]}"
-        for tasks, more in (
-            (",".join(SHORT_TASKS), ()),
-            (LONG_TASKS, ("--metadata", json.dumps({"max_seq_lengths": own}))),
-        ):
-            lines.append(
-                command(
-                    "lm_eval", "run", "--model", "hf", "--model_args", model, "--tasks", tasks, *more, "--log_samples",
-                    "--output_path", str(folder / role),
-                )
-            )  # fmt: skip
+    for role, path, lengths in runs:
+        named = f"pretrained={path}" if path.is_dir() else f"pretrained={path.parent},gguf_file={path.name}"
+        model = f"{named},max_length={max(lengths, default=trained_length)}"
+        tasks = (
+            [LONG_TASKS, "--metadata", json.dumps({"max_seq_lengths": lengths})] if lengths else [",".join(SHORT_TASKS)]
+        )
+        lines.append(
+            command(
+                "lm_eval", "run", "--model", "hf", "--model_args", model, "--tasks", *tasks, "--log_samples",
+                "--output_path", str(folder / role),
+            )
+        )  # fmt: skip
     return lines
 
 
@@ -109,33 +123,37 @@ def has_logs(folder: Path) -> bool:
 def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> HarnessResult:
     """Return each task, metric and filter with the scores of both models and the bounds of their difference.
 
-    Samples are paired by number where both models have it. Lengths of RULER that the target alone has are held against the
-    baseline's shortest one, unpaired. max_lost: of a full score, by which one is worse; by Holm's rule over all of them.
+    Samples are paired by their numbers. Lengths of RULER that the target alone has are held against the baseline's shortest one,
+    unpaired. max_lost: of a full score, by which one is worse; by Holm's rule over all of them.
 
     Raises: ConfigError for logs that are missing, broken, of other models, or of other documents and prompts.
     """
-    found = {role: _read(folder / role, path) for role, path in ((TARGET, target), (BASELINE, baseline))}
-    one_sided = sorted(found[TARGET].keys() ^ found[BASELINE].keys())
-    if one_sided:
-        role = TARGET if one_sided[0] in found[TARGET] else BASELINE
-        raise _refusal(
-            folder, f"only the {role} has a log of {', '.join(one_sided[:3])}; both models are compared task by task"
-        )
+    ours, theirs = _read(folder / TARGET, target), _read(folder / BASELINE, baseline)
+    for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
+        alone = [key for key in here if key not in there and not (role == TARGET and _own_length(key, there))]
+        if alone:
+            task, metric, _ = alone[0]
+            raise _refusal(
+                here[alone[0]].path, f"only the {role} has {metric} of {task}; both models are compared score by score"
+            )
     falling = _falling(folder)
     scores: list[tuple[HarnessScore, float]] = []
     unread: list[str] = []
-    for name in sorted(found[TARGET]):
-        ours, theirs = found[TARGET][name], found[BASELINE][name]
-        _check_alike(name, ours, theirs)
-        for key in sorted(ours.scores):
-            scored = _score(name, key, ours, theirs, falling.get((name, key[0]), key[0] in FALLING), max_lost)
-            if scored is None:
-                unread.append(f"{name} {key[0]}")
-            else:
-                scores.append(scored)
+    for key in sorted(ours, key=lambda key: (key[0], _length(key), key)):
+        task, metric, _ = key
+        other = theirs.get(key)
+        if other is not None:
+            _check_alike(task, ours[key], other)
+        twin = other or theirs[_own_length(key, theirs)[0]]
+        down = falling.get((task, metric), metric in FALLING)
+        scored = _score(key, ours[key].samples, twin.samples, other is not None, down, max_lost)
+        if scored is None:
+            unread.append(f"{task} {metric}")
+        else:
+            scores.append(scored)
     note = f"no scores between 0 and 1 or 0 and 100, so they are left out: {', '.join(unread)}" if unread else ""
     if not scores:
-        raise _refusal(folder, note or "the logs hold no score that both models have")
+        raise _refusal(folder, note or "the logs hold no score")
     worse = rejected([chance for _, chance in scores])
     return HarnessResult(
         tuple(
@@ -149,25 +167,24 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
 # --- reading
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Return the newest log of each task."""
-    found: dict[str, tuple[str, Path]] = {}
-    for path in folder.rglob("samples_*.jsonl") if folder.is_dir() else ():
-        match = FILE.fullmatch(path.name)
-        if match and match[2] >= found.get(match[1], ("",))[0]:
-            found[match[1]] = match[2], path
-    return {task: path for task, (_, path) in found.items()}
+def _files(folder: Path) -> list[Path]:
+    """Return the logs of samples, old ones first."""
+    logs = [path for path in folder.rglob("samples_*.jsonl") if FILE.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(logs, key=lambda path: (FILE.fullmatch(path.name)[2], path))  # type: ignore[index]
 
 
-def _read(folder: Path, model: Path) -> dict[str, _Task]:
+def _read(folder: Path, model: Path) -> dict[_Key, _Series]:
+    """Return all series of a model; of one that several runs have, the newest run's."""
+    found: dict[_Key, _Series] = {}
     files = _files(folder)
+    for path in files:
+        _check_model(path, model)
+        found.update({key: _Series(path, samples) for key, samples in _samples(path).items()})
     if not files:
         raise _refusal(
             folder, "there is no log of samples, samples_TASK_TIME.jsonl", "lm_eval run --log_samples --output_path DIR"
         )
-    for path in files.values():
-        _check_model(path, model)
-    return {task: _samples(path) for task, path in files.items()}
+    return found
 
 
 def _check_model(path: Path, model: Path) -> None:
@@ -203,27 +220,24 @@ def _falling(folder: Path) -> dict[tuple[str, str], bool]:
     return found
 
 
-def _samples(path: Path) -> _Task:
-    task = _Task(path)
+def _samples(path: Path) -> dict[_Key, dict[str, _Sample]]:
+    found: dict[_Key, dict[str, _Sample]] = {}
     seen: set[tuple[str, str]] = set()
+    task = FILE.fullmatch(path.name)[1]  # type: ignore[index]
     for number, line in enumerate(_lines(path), 1):
         sample = _sample(line, f"{path}:{number}")
         at, chosen = str(sample["doc_id"]), str(sample.get("filter", "none"))
         if (at, chosen) in seen:
             raise _refusal(path, f"sample {at} is there twice, so runs are mixed")
         seen.add((at, chosen))
-        task.hashes[at] = str(sample.get("doc_hash", "")), str(sample.get("prompt_hash", ""))
+        hashes = [str(sample.get(name, "")) for name in ("doc_hash", "prompt_hash")]
         listed = sample.get("metrics")
-        names = listed if isinstance(listed, list) else sorted(sample.keys() - NOT_SCORES)
-        for name in map(str, names):
+        for name in map(str, listed if isinstance(listed, list) else sorted(sample.keys() - NOT_SCORES)):
             value = sample.get(name)
-            if (
-                isinstance(value, (bool, int, float))
-                and math.isfinite(value)
-                and not (name.isdigit() and value == LEFT_OUT)
-            ):
-                task.scores.setdefault((name, chosen), {})[at] = float(value)
-    return task
+            left_out = name.isdigit() and value == LEFT_OUT
+            if isinstance(value, (bool, int, float)) and math.isfinite(value) and not left_out:
+                found.setdefault((task, name, chosen), {})[at] = _Sample(float(value), *hashes)
+    return found
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -245,74 +259,70 @@ def _sample(line: bytes, where: str) -> Mapping[str, Any]:
     return found
 
 
-def _check_alike(name: str, ours: _Task, theirs: _Task) -> None:
-    """Raise ConfigError unless the samples that both have are of the same documents, asked for in the same words."""
-    for at in ours.hashes.keys() & theirs.hashes.keys():
-        for what, here, there in zip(("document", "prompt"), ours.hashes[at], theirs.hashes[at], strict=True):
-            if here and there and here != there:
-                raise _refusal(
-                    ours.path,
-                    f"sample {at} of {name} has another {what} than in the baseline's log: {theirs.path.name}",
-                )
-    missing = theirs.hashes.keys() - ours.hashes.keys()
-    if missing:
-        raise _refusal(
-            ours.path, f"{len(missing)} samples of {name} are in the baseline's log alone, first {min(missing)}"
-        )
-    extra = {at for scores in ours.scores.values() for at in scores} - theirs.hashes.keys()
-    lengths = {at for (metric, _), scores in ours.scores.items() if metric.isdigit() for at in scores}
-    if extra - lengths:
-        raise _refusal(
-            ours.path,
-            f"{len(extra - lengths)} samples of {name} are in the target's log alone, first {min(extra - lengths)}",
-        )
+def _check_alike(task: str, ours: _Series, theirs: _Series) -> None:
+    """Raise ConfigError unless both have the same samples, of the same documents, asked for in the same words."""
+    for here, there, role in ((ours, theirs, TARGET), (theirs, ours, BASELINE)):
+        alone = sorted(here.samples.keys() - there.samples.keys(), key=lambda at: (len(at), at))
+        if alone:
+            raise _refusal(here.path, f"{len(alone)} samples of {task} are in the {role}'s log alone, first {alone[0]}")
+    for at, sample in ours.samples.items():
+        other = theirs.samples[at]
+        pairs = {"document": (sample.document, other.document), "prompt": (sample.prompt, other.prompt)}
+        changed = [what for what, hashes in pairs.items() if all(hashes) and hashes[0] != hashes[1]]
+        if changed:
+            said = f"sample {at} of {task} has another {changed[0]} than in the baseline's log: {theirs.path.name}"
+            raise _refusal(ours.path, said)
 
 
 # --- comparing
 
 
 def _score(
-    name: str, key: tuple[str, str], ours: _Task, theirs: _Task, falling: bool, max_lost: float
+    key: _Key,
+    ours: Mapping[str, _Sample],
+    theirs: Mapping[str, _Sample],
+    paired: bool,
+    falling: bool,
+    max_lost: float,
 ) -> tuple[HarnessScore, float] | None:
     """Return one metric of a task, and the p value of a loss of no more than is allowed; None where its scale is not known."""
-    metric, chosen = key
-    other = theirs.scores.get(key, {})
-    both = [at for at in ours.scores[key] if at in other]
-    apart = not both and metric.isdigit()
-    if apart:
-        other = next(
-            (theirs.scores[k] for k in sorted(theirs.scores, key=_length) if k[0].isdigit() and k[1] == chosen), {}
-        )
-    here = np.array([ours.scores[key][at] for at in (ours.scores[key] if apart else both)])
-    there = np.array(list(other.values()) if apart else [other[at] for at in both])
+    here = np.array([sample.score for sample in ours.values()])
+    there = np.array([theirs[at].score for at in ours] if paired else [sample.score for sample in theirs.values()])
     scale = _scale(np.concatenate([here, there]))
     if scale is None:
         return None
     here, there = (values / scale for values in (here, there))
     sign = -1.0 if falling else 1.0
     few = min(len(here), len(there)) < FEWEST
-    exact = not apart and bool(np.isin(np.concatenate([here, there]), (0.0, 1.0)).all())
-    if apart:
+    exact = paired and bool(np.isin(np.concatenate([here, there]), (0.0, 1.0)).all())
+    if not paired:
         lower, upper, chance = _unpaired(here, there, max_lost)
     elif exact:
         gained, lost = (int((sign * (here - there) == side).sum()) for side in (1.0, -1.0))
         lower, upper = paired_bounds(gained, lost, len(here))
         chance = chance_of_so_few(gained, lost, len(here), -max_lost)
     else:
-        documents = [ours.hashes[at][0] or at for at in both]
+        documents = [sample.document or at for at, sample in ours.items()]
         numbers = {document: index for index, document in enumerate(dict.fromkeys(documents))}
         few = len(numbers) < FEWEST
         found = clustered(sign * (here - there), [numbers[document] for document in documents])
         lower, upper, chance = lower_bound(found), upper_bound(found), chance_of_more(found, -max_lost)
     scored = HarnessScore(
-        name, metric, chosen, len(here), float(there.mean()), float(here.mean()), sign * float(here.mean() - there.mean()),
-        lower, upper, UNPAIRED if apart else EXACT if exact else NUMERIC, NOT_JUDGED if few else "",
+        *key, len(here), float(there.mean()), float(here.mean()), sign * float(here.mean() - there.mean()),
+        lower, upper, UNPAIRED if not paired else EXACT if exact else NUMERIC, NOT_JUDGED if few else "",
     )  # fmt: skip
     return scored, 1.0 if few else chance
 
 
-def _length(key: tuple[str, str]) -> int:
-    return int(key[0]) if key[0].isdigit() else 0
+def _length(key: _Key) -> int:
+    """Return the length that a metric of RULER is of; 0 of any other."""
+    return int(key[1]) if key[1].isdigit() else 0
+
+
+def _own_length(key: _Key, theirs: Mapping[_Key, _Series]) -> list[_Key]:
+    """Return the baseline's shortest length of the same task of RULER, where it has none as long."""
+    shorter = [other for other in theirs if other[::2] == key[::2] and 0 < _length(other) < _length(key)]
+    return sorted(shorter, key=_length)[:1]
 
 
 def _scale(values: Array) -> float | None:

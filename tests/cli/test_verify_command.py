@@ -242,7 +242,7 @@ def harness_logs(folder: Path, target: list[int], baseline: list[int]) -> None:
 def test_logs_of_lm_eval_are_asked_for_and_gate(folder: Path) -> None:
     found = run("verify", "extended", "--lm-eval", "logs")
     assert found.code == 1
-    assert [line.split()[:2] for line in found.out.splitlines()] == [["lm_eval", "run"]] * 4
+    assert [line.split()[:2] for line in found.out.splitlines()] == [["lm_eval", "run"]] * 5
     assert "max_length=512" in found.out
     assert "nothing is verified" in found.err
     assert not (folder / "logs").exists()

@@ -150,7 +150,7 @@ def test_other_scales_are_left_out_and_named(tmp_path: Path) -> None:
     assert "mixed logprob" in found.note
     words = [sample(n, {"word_perplexity": [-20.0, 7]}) for n in range(20)]
     both(tmp_path / "words", "wikitext", words, words)
-    with pytest.raises(ConfigError, match="no score that both models have"):
+    with pytest.raises(ConfigError, match="the logs hold no score"):
         read(tmp_path / "words")
 
 
@@ -179,23 +179,38 @@ def test_each_filter_is_a_score_of_its_own_and_logs_without_a_list_of_metrics_ar
 
 
 def ruler(lengths: dict[int, float], seed: int = 0) -> list[dict[str, Any]]:
-    """RULER's samples: every length is a metric, with -1 where it is not the sample's."""
+    """RULER's samples: the length is a metric, and 4096 too, with -1 where that is not the sample's."""
     rng, lines = np.random.default_rng(seed), []
     for length, share in lengths.items():
         for _ in range(100):
-            scores = {str(n): -1.0 for n in lengths}
-            lines.append(sample(len(lines), {**scores, str(length): rng.binomial(4, share) / 4}))
+            scores = {"4096": -1.0, str(length): rng.binomial(4, share) / 4}
+            lines.append(sample(len(lines), scores, doc_hash=f"{length} {len(lines)}"))
     return lines
 
 
+LATER = "2026-11-23T09-00-00.000001"
+
+
 def test_lengths_of_ruler_beyond_the_baselines_are_held_against_its_own(tmp_path: Path) -> None:
-    both(tmp_path, "niah_multivalue", ruler({4096: 0.95, 8192: 0.95, 16384: 0.4}), ruler({4096: 0.95}))
+    """From a run of their own, whose samples have the same numbers and other documents."""
+    both(tmp_path, "niah_multivalue", ruler({4096: 0.95}), ruler({4096: 0.95}))
+    write(tmp_path, "target", "niah_multivalue", ruler({8192: 0.95, 16384: 0.4}, seed=1), time=LATER)
     found = {score.metric: score for score in read(tmp_path).scores}
-    assert [found[n].kind for n in ("4096", "8192", "16384")] == ["numeric", "unpaired", "unpaired"]
-    assert [found[n].verdict for n in ("4096", "8192", "16384")] == [NO_WORSE, NO_WORSE, WORSE]
+    assert list(found) == ["4096", "8192", "16384"]
+    assert [found[n].kind for n in found] == ["numeric", "unpaired", "unpaired"]
+    assert [found[n].verdict for n in found] == [NO_WORSE, NO_WORSE, WORSE]
     assert all(score.samples == 100 for score in found.values())
     assert found["16384"].own == pytest.approx(0.95, abs=0.03)
     assert judged(tmp_path).verdict == FAIL
+
+
+def test_lengths_that_the_baseline_alone_has_are_refused(tmp_path: Path) -> None:
+    both(tmp_path, "niah_single_1", ruler({8192: 0.9}), ruler({8192: 0.9, 16384: 0.9}))
+    with pytest.raises(ConfigError, match="only the baseline has 16384 of niah_single_1"):
+        read(tmp_path)
+    both(tmp_path / "shorter", "niah_single_1", ruler({4096: 0.9}), ruler({8192: 0.9}))
+    with pytest.raises(ConfigError, match="only the target has 4096 of niah_single_1"):
+        read(tmp_path / "shorter")
 
 
 def test_the_newest_log_of_a_task_counts(tmp_path: Path) -> None:
@@ -248,7 +263,7 @@ def test_logs_of_one_model_or_of_other_tasks_are_refused(tmp_path: Path) -> None
     with pytest.raises(ConfigError, match="there is no log of samples"):
         read(tmp_path)
     write(tmp_path, "baseline", "hellaswag", exact(right(0.5)))
-    with pytest.raises(ConfigError, match="only the target has a log of gsm8k"):
+    with pytest.raises(ConfigError, match="only the target has acc of gsm8k"):
         read(tmp_path)
 
 
@@ -277,17 +292,15 @@ def test_the_commands_are_words_of_a_shell_and_write_where_logs_are_read(tmp_pat
     target.mkdir()
     gguf = tmp_path / "base.gguf"
     lines = [shlex.split(line) for line in command_lines(target, gguf, Path("out dir"), 4096, 16384)]
-    assert [line[line.index("--tasks") + 1] for line in lines] == [
-        "hellaswag,arc_challenge,winogrande,gsm8k",
-        "ruler",
-    ] * 2
-    assert [line[line.index("--output_path") + 1] for line in lines] == ["out dir/target"] * 2 + [
-        "out dir/baseline"
-    ] * 2
-    assert [line[line.index("--model_args") + 1] for line in lines] == [
-        f"pretrained={target},max_length=16384", f"pretrained={target},max_length=16384",
-        f"pretrained={tmp_path},gguf_file=base.gguf,max_length=4096", f"pretrained={tmp_path},gguf_file=base.gguf,max_length=4096",
-    ]  # fmt: skip
+    named, base = f"pretrained={target},max_length=", f"pretrained={tmp_path},gguf_file=base.gguf,max_length=4096"
+    short = "hellaswag,arc_challenge,winogrande,gsm8k"
+    after = {
+        word: [line[line.index(word) + 1] for line in lines] for word in ("--tasks", "--output_path", "--model_args")
+    }
+    assert after["--tasks"] == [short, "ruler", "ruler", short, "ruler"]
+    assert after["--output_path"] == ["out dir/target"] * 3 + ["out dir/baseline"] * 2
+    assert after["--model_args"] == [f"{named}4096", f"{named}4096", f"{named}16384", base, base]
     stated = [json.loads(line[line.index("--metadata") + 1]) for line in lines if "--metadata" in line]
-    assert stated == [{"max_seq_lengths": [4096, 8192, 16384]}, {"max_seq_lengths": [4096]}]
+    assert stated == [{"max_seq_lengths": lengths} for lengths in ([4096], [8192, 16384], [4096])]
     assert all({"lm_eval", "run", "--log_samples"} <= set(line) for line in lines)
+    assert len(command_lines(target, gguf, Path("out"), 4096, 4096)) == 4
