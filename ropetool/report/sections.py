@@ -63,6 +63,8 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         yield _long_pass(result.long_pass)
     if result.key_tokens is not None:
         yield _key_tokens(result.key_tokens, result.judge)
+    if result.needle_answers is not None:
+        yield _needle_answers(result.needle_answers, result.trained_length)
     if result.effective_length is not None:
         yield effective_length_section(result.effective_length, result.trained_length)
     if result.many_shot is not None:
@@ -266,6 +268,19 @@ def _key_tokens(found: KeyTokenResult, judge: str | None) -> Section:
     notes = (found.note,) if found.note else ()
     head = ("tokens", "truncated", "long", "gain")
     return Section("key-tokens", "Key tokens: those that far text alone tells", Table(head, rows), legend, notes)
+
+
+def _needle_answers(found: KeyTokenResult, trained: int) -> Section:
+    cells = [NONE if value is None else with_interval(value) for value in (found.truncated, found.loss)]
+    legend = (
+        ("answers", f"of the trials of retrieval whose sentence stands more than {trained} tokens before the question"),
+        ("truncated", f"nats an answer behind the last {trained} tokens; long: behind {found.length}"),
+        ("gain", "truncated minus long, paired by trial, ± its 95 % interval; above 0: far text is read"),
+    )
+    notes = (found.note,) if found.note else ()
+    head = ("answers", "truncated", "long", "gain")
+    rows = (row(str(found.tokens), *cells, change(found.gain)),)
+    return Section("needle-answers", "Needle answers: as key tokens, without a judge", Table(head, rows), legend, notes)
 
 
 def _far(found: FarResult) -> Section:

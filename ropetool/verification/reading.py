@@ -132,9 +132,8 @@ def copies_check(found: FarResult, grade: Grade) -> Check:
     return Check(COPIES, entry.gain.mean, limit, PASS if lower_bound(change) >= -grade.max_lost else UNDECIDED, told)
 
 
-def key_tokens_check(found: KeyTokenResult) -> Check:
+def key_tokens_check(found: KeyTokenResult, name: str = "key tokens") -> Check:
     """Return the line on key tokens, which informs: as proof that far text is read they count under `far text`."""
-    name = "key tokens"
     if found.note or found.gain is None:
         return Check(name, None, None, NOT_ASKED, found.note)
     told = (

@@ -501,6 +501,7 @@ class VerifyResult:
     many_shot: ManyShotResult | None = None
     cache: CacheResult | None = None
     lm_eval: HarnessResult | None = None
+    needle_answers: KeyTokenResult | None = None
 
     @property
     def verdict(self) -> str:

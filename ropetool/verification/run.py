@@ -24,6 +24,8 @@ from ropetool.verification import estimate, floors, gate, reading, suites
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks
+from ropetool.verification.measures.answers import NAME as NEEDLE_ANSWERS
+from ropetool.verification.measures.answers import needle_answers
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.measures.growing import prepare_cache
 from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
@@ -239,6 +241,7 @@ def verify(
         attainable=able,
         judge=None if judge is None else hub.name_of(judge),
         key_tokens=found.get(suites.KEY_TOKENS),
+        needle_answers=found.get(NEEDLE_ANSWERS),
         long_pass=None if long_pass is None else found[long_pass.name],
         effective_length=found.get(suites.EFFECTIVE_LENGTH),
         many_shot=found.get(suites.MANY_SHOT),
@@ -388,6 +391,9 @@ def _prepared(
                     trials=suite.trials, seed=seed,
                 )
             )  # fmt: skip
+    if suites.KEY_TOKENS in suite.measures and not judged:
+        tasks = [m for m in made if isinstance(m, Retrieval)]
+        made += [needle_answers(tasks, corpus.prefix, trained_length)] if tasks else []
     return made
 
 
@@ -478,13 +484,15 @@ def _judged(
     if suites.LAST_SEGMENT in found:
         lengths = found[suites.LAST_SEGMENT]
         evidence = gate.evidence_of_reading(lengths, found.get(suites.FAR), trained_length, context_length)
-        key_tokens = found.get(suites.KEY_TOKENS)
-        if key_tokens is not None and key_tokens.gain is not None and not key_tokens.note:
-            evidence.append(gate.Evidence(f"gain on {key_tokens.tokens} key tokens", key_tokens.gain))
+        for name, said in (suites.KEY_TOKENS, "key tokens"), (NEEDLE_ANSWERS, "needle answers"):
+            tokens = found.get(name)
+            if tokens is not None and tokens.gain is not None and not tokens.note:
+                evidence.append(gate.Evidence(f"gain on {tokens.tokens} {said}", tokens.gain))
         checks += gate.loss_checks(lengths, trained_length, limits, error)
         checks.append(gate.reading_check(evidence, limits.asked, trained_length, context_length, error))
-    if found.get(suites.KEY_TOKENS) is not None:
-        checks.append(reading.key_tokens_check(found[suites.KEY_TOKENS]))
+    for name in (suites.KEY_TOKENS, NEEDLE_ANSWERS):
+        if found.get(name) is not None:
+            checks.append(reading.key_tokens_check(found[name], name.replace("-", " ")))
     if suites.POSITION in found:
         checks.append(reading.position_check(found[suites.POSITION], limits.asked))
     if suites.FAR in found:

@@ -1,0 +1,80 @@
+"""Needle answers as key tokens, where no judge chooses any: what an answer costs behind the whole context, and behind its end.
+
+The sentence that tells it stands farther back than the trained length reaches, so the text cut to that does not have it. Knows
+nothing of files or verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.rope.tables import Array
+from ropetool.verification.measures.long_pass import FEWEST, LONG, SHORT
+from ropetool.verification.measures.retrieval import Context, Retrieval
+from ropetool.verification.results import KeyTokenResult
+from ropetool.verification.scoring import TARGET, Done, Runner
+from ropetool.verification.statistics import clustered, paired_difference
+
+NAME = "needle-answers"
+
+
+@dataclass(frozen=True)
+class NeedleAnswers:
+    """The contexts of the longest length whose answer the trained length does not reach, task by task."""
+
+    tasks: tuple[tuple[Context, ...], ...]
+    prefix: tuple[int, ...]
+    length: int
+    trained_length: int
+    name: str = NAME
+
+    def rows(self, role: str) -> Mapping[int, int]:
+        count = sum(map(len, self.tasks))
+        return {self.trained_length: count, **({self.length: count} if role == TARGET else {})} if count else {}
+
+    def run(self, runner: Runner, role: str, done: Done) -> Mapping[str, Array]:
+        """Return what each answer costs behind the text cut to the trained length, and for the target behind all of it, in nats."""
+        kinds = (LONG, SHORT) if role == TARGET else (SHORT,)
+        found = {}
+        for kind in kinds:
+            losses = [self._losses(runner, contexts, kind, done) for contexts in self.tasks]
+            found[kind] = np.concatenate(losses) if losses else np.empty(0)
+        return found
+
+    def result(self, target: Mapping[str, Array], baseline: Mapping[str, Array] | None) -> KeyTokenResult:
+        """Return the gain of the whole context over the cut one, paired by trial."""
+        long, short = target[LONG], (target if baseline is None else baseline)[SHORT]
+        count, trials = len(long), range(len(long))
+        note = (
+            ""
+            if count >= FEWEST
+            else f"{count} needle answers beyond the reach of {self.trained_length} tokens; {FEWEST} are needed"
+        )
+        if count < 2:
+            return KeyTokenResult(self.length, count, count, count, count, None, None, None, note)
+        return KeyTokenResult(
+            self.length, count, count, count, count, clustered(long, trials), clustered(short, trials),
+            paired_difference(short, long, trials), note,
+        )  # fmt: skip
+
+    def _losses(self, runner: Runner, contexts: Sequence[Context], kind: str, done: Done) -> Array:
+        cut = self.trained_length - len(self.prefix)
+        rows = [c.row if kind == LONG else (*self.prefix, *c.row[-cut:]) for c in contexts]
+        made = runner.predict(rows, [c.candidates for c in contexts], done).log_probs
+        found: Array = -made[np.arange(len(contexts)), [c.answer for c in contexts]]
+        return found
+
+
+def needle_answers(tasks: Sequence[Retrieval], prefix: tuple[int, ...], trained_length: int) -> NeedleAnswers:
+    """Return the measurement on the trials of these tasks."""
+    length = max((n for task in tasks for n in task.contexts), default=trained_length)
+    cut = trained_length - len(prefix)
+    chosen = [
+        tuple(c for c in task.contexts.get(length, ()) if c.candidates[c.answer] not in c.row[-cut:]) for task in tasks
+    ]
+    return NeedleAnswers(
+        tuple(some for some in chosen if some) if length > trained_length else (), prefix, length, trained_length
+    )
