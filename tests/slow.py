@@ -26,7 +26,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "baking/test_bake_gguf_parity.py", "cli/test_bake_command.py", "cli/test_verify_command.py",
         "test_docs.py::test_the_worked_example_prints_what_the_readme_shows", "test_docs.py::test_the_python_examples_run",
         "test_docs.py::test_the_json_of_export_is_documented", "test_docs.py::test_the_json_of_verify_is_documented",
-        "cli/test_terminal.py::test_verify", "verification/test_second_model.py",
+        "cli/test_terminal.py::test_verify", "verification/test_second_model.py", "verification/test_remade.py",
         "cli/test_terminal.py::test_the_demo_as_quickstart_runs_it",
     ),
     "grid": ("test_corpus.py", "test_gguf_architectures.py"),

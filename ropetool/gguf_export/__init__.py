@@ -20,7 +20,7 @@ from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.gguf_export import files, kquants
 from ropetool.gguf_export import sidecars as companions
-from ropetool.gguf_export.comparing import COMPARING_LOGITS, Lengths, compare
+from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
@@ -28,6 +28,7 @@ from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
 from ropetool.gguf_export.splitting import limits_of
 from ropetool.runtimes import inspection
 from ropetool.verification.results import Check
+from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
 
 __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
 

@@ -21,7 +21,7 @@ from ropetool.errors import ConfigError, NotACheckpoint, RopetoolError
 from ropetool.escaping import command
 from ropetool.files.counting import nobody
 from ropetool.files.transaction import transaction
-from ropetool.gguf_export.comparing import COMPARING_LOGITS, Lengths, compare
+from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.tokenizer.check import check_tokens
 from ropetool.gguf_import.config import Described, described
 from ropetool.gguf_import.tensors import Made, made_of, main_type, write_tensors
@@ -29,6 +29,7 @@ from ropetool.gguf_import.tokenizer import tokenizer_files
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import decoded
 from ropetool.verification.results import Check
+from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
 
 __all__ = ["COMPARING_LOGITS", "DTYPES", "Imported", "import_gguf"]
 

@@ -22,6 +22,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.files import hub
+from ropetool.files.counting import nobody
 from ropetool.plans import model_card
 from ropetool.plans.plan import BAKE
 from ropetool.rope import methods
@@ -36,12 +37,14 @@ from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.readback.claimed import ExportedKeys, Terms
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.reading import harness_check
+from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
 from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
+from ropetool.verification.short_divergence import Lengths
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, default_documents, fingerprint, read_documents
 
@@ -132,6 +135,9 @@ def verify_checkpoint(
     if other is not None:
         checks.append(same_tables(checkpoint, other))
         pair = _pair(checkpoint, other, original)
+    elif found.made is None and original is not None and parallel.size() == 1:
+        kinds, reach = _kinds(checkpoint, original), Lengths(trained, max(trained, context))
+        checks += kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)
     around = (
         _shared(tensor_parallel, resume)
         if parallel.size() > 1

@@ -21,7 +21,7 @@ from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patc
 from ropetool.gguf_export import Exported, comparing, export_checkpoint, preparing
 from ropetool.gguf_export.outtypes import OUTTYPES
 from ropetool.gguf_export.shapes.orders import Permutation
-from ropetool.verification import floors
+from ropetool.verification import floors, short_divergence
 from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check
 from ropetool.verification.runners.llama_library import piece_of
@@ -111,7 +111,7 @@ def test_what_a_small_type_would_hide_is_seen_before_quantising(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Permutation, "apply", lambda turn, elements: elements)
-    monkeypatch.setattr(comparing, "MOST", 512)
+    monkeypatch.setattr(short_divergence, "MOST", 512)
     with pytest.raises(VerificationFailed, match=r"KL is [0-9.]+, at most [4-9]\.\d+e-05 is allowed") as caught:
         export_checkpoint(extended, tmp_path / "x.gguf", outtype="q2_k", allow_unverified=True)
     assert caught.value.where == str(tmp_path / "x.gguf")
@@ -213,9 +213,9 @@ def test_tables_are_compared_under_one_division_into_kinds_of_layer(family: str,
 def test_rows_are_several_and_go_beyond_where_tokens_suffice(
     tokens: int, trained: int, context: int, window: int | None, rows: tuple[int, int]
 ) -> None:
-    length, count = comparing.rows_of(tokens, comparing.Lengths(trained, context, window))
+    length, count = short_divergence.rows_of(tokens, short_divergence.Lengths(trained, context, window))
     assert (length, count) == rows
-    assert length * count <= max(128, min(tokens, comparing.MOST))
+    assert length * count <= max(128, min(tokens, short_divergence.MOST))
 
 
 def test_what_cannot_be_compared_is_said(extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,11 +223,11 @@ def test_what_cannot_be_compared_is_said(extended: Path, tmp_path: Path, monkeyp
         made = export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True, force=True)
         return made.checks[-1].verdict, made.checks[-1].detail
 
-    monkeypatch.setattr(comparing, "MEMORY_SHARE", 1e-9)
+    monkeypatch.setattr(short_divergence, "MEMORY_SHARE", 1e-9)
     verdict, detail = reason()
     assert (verdict, detail.startswith("both models take 0 GB of memory")) == (NOT_RUN, True)
     monkeypatch.undo()
-    monkeypatch.setattr(comparing, "PACKAGES", ("llama_cpp", "no_such_package"))
+    monkeypatch.setitem(short_divergence.PACKAGES, "gguf", ("no_such_package",))
     assert reason() == (NOT_RUN, "no_such_package is not installed")
     monkeypatch.undo()
     monkeypatch.setattr(comparing, "same_tables", lambda file, source, **more: reason_for_tables(file))
@@ -256,7 +256,7 @@ def test_a_checkpoint_that_transformers_cannot_run_is_exported_all_the_same(
     def refuse(*given: object, **more: object) -> None:
         raise CheckpointError("transformers cannot load it: no such kernel")
 
-    monkeypatch.setattr(comparing, "TorchRunner", refuse)
+    monkeypatch.setattr(short_divergence, "TorchRunner", refuse)
     made = export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
     assert (made.checks[-1].verdict, made.checks[-1].detail) == (NOT_RUN, "transformers cannot load it: no such kernel")
     assert made.output.is_file()

@@ -1,0 +1,89 @@
+"""The logits of a target without a record against those of the extension that it says it is, made of the baseline again.
+
+It comes after readback and confirms in the runtimes what that read in files: other types, and another format. Where both
+hold the same bytes in one format, and the tables agree, the logits do too, and nothing is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from ropetool.checkpoint.fingerprints import ALL_BELOW
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+from ropetool.errors import RopetoolError
+from ropetool.plans.applying import apply
+from ropetool.plans.claims import Claim, claim_of
+from ropetool.verification import floors
+from ropetool.verification.kl_gate import KL, kl_checks
+from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.comparing import same_tables
+from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check, DivergenceResult
+from ropetool.verification.short_divergence import Lengths, Progress, short_divergence
+
+
+def kl_to_claim(
+    target: Checkpoint, source: Checkpoint, terms: Terms, readback: Sequence[Check], kinds: Sequence[str],
+    lengths: Lengths, progress: Progress,
+) -> list[Check]:  # fmt: skip
+    """Return the checks of KL between a target and the extension of `source` that it claims to be.
+
+    readback: its checks; where one failed, where the weights were trained, or where both hold the same bytes, nothing is
+    to be found by running. kinds: the types that tell the two apart, as `floors` names them. What keeps the extension
+    from being run is said, and gates nothing.
+    """
+    if terms.finetuned or any(check.verdict == FAIL for check in readback) or _same_types(target, source):
+        return []
+    words = "the extension made of the baseline again"
+    try:
+        claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
+        words = f"the baseline with {claim.words}"
+        with tempfile.TemporaryDirectory(prefix="ropetool-remade-") as folder:
+            found = _compared(target, _made(claim, source, Path(folder)), lengths, progress)
+    except RopetoolError as error:
+        found = error.without_folders()
+    if isinstance(found, str):
+        return [Check(KL, None, None, NOT_ASKED, f"not compared with {words}: {found}")]
+    checks = kl_checks(found, None, floors.limit(kinds, floors.layers_of(target.stored)))
+    return [dataclasses.replace(check, detail=f"{check.detail}, against {words}") for check in checks]
+
+
+def _compared(
+    target: Checkpoint, made: Checkpoint | str, lengths: Lengths, progress: Progress
+) -> DivergenceResult | str:
+    """Return how far apart the two are; a sentence where that would say nothing, or was not to be had."""
+    if isinstance(made, str):
+        return made
+    tables = same_tables(target, made)
+    if tables.verdict != PASS:
+        return f"{made.runtime} computes other tables of it than {target.runtime}: {tables.detail}"
+    return short_divergence(made, target, lengths, progress)
+
+
+def _same_types(target: Checkpoint, source: Checkpoint) -> bool:
+    """Return whether equal tensors are equal bytes: one format, and no tensor is of another type."""
+    if target.format != source.format:
+        return False
+    ours, theirs = target.stored, source.stored
+    return all(ours[name].dtype == theirs[name].dtype for name in ours.keys() & theirs.keys())
+
+
+def _made(claim: Claim, source: Checkpoint, folder: Path) -> Checkpoint | str:
+    """Return the claimed extension of the source, with its weights linked where the file system allows, or why not.
+
+    Raises: RopetoolError where it cannot be written.
+    """
+    if not claim.edits:
+        return source
+    if claim.plan is None:
+        return "only keys that --stated names were changed"
+    size = sum(tensor.nbytes for tensor in source.stored.values())
+    links = source.path.is_dir() and os.stat(folder).st_dev == os.stat(source.path).st_dev
+    if size > ALL_BELOW and not links:
+        return f"{size / 1e9:.1f} GB of weights would have to be copied"
+    plan = dataclasses.replace(claim.plan, edits=claim.edits)
+    place = folder / ("model" if source.path.is_dir() else source.path.name)
+    return open_checkpoint(apply(plan, source.path, place, sidecars=False).output)

@@ -1,0 +1,130 @@
+"""The logits of two checkpoints side by side for about a minute: what `export` and `verify` compare without being asked.
+
+In float32 on the processor, whatever else runs elsewhere: its limits are the tight ones. Knows no limit and no verdict.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.errors import CheckpointError, RopetoolError
+from ropetool.verification.measures.divergence import diverge, divergence_rows
+from ropetool.verification.results import DivergenceResult
+from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.scoring import Corpus, Runner
+from ropetool.verification.texts import embedded_documents
+
+OPERATIONS = 2e12  # multiplications and additions of each model: about a minute on two cores
+COMPARING_LOGITS = "comparing the logits"  # the stage that counts tokens
+FEWEST = 64  # tokens of a row
+MOST = 4096  # tokens of all rows
+ROWS = 4  # at most, each from a document of its own
+FURTHER = 1.25  # times the trained length, at least, of rows that are to say something of what lies beyond it
+SEED = 0
+PACKAGES = {"hf": ("torch", "transformers"), "gguf": ("llama_cpp",)}  # by format
+MEMORY_SHARE = 0.8  # of what the machine has, for both models
+MEMORY_UNKNOWN = 8 << 30  # bytes, where the system does not say what it has
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """In tokens: the trained length, the context, and the window beyond which the file may compute something else."""
+
+    trained: int
+    context: int
+    window: int | None = None
+
+
+def short_divergence(
+    reference: Checkpoint, target: Checkpoint, lengths: Lengths, progress: Progress
+) -> DivergenceResult | str:
+    """Return how far the target's logits are from the reference's, or in a sentence why they were not compared.
+
+    Raises: CheckpointError where the target is not loaded, or gives a logit that is not finite.
+    """
+    elements = max(
+        1, *(sum(math.prod(tensor.shape) for tensor in each.stored.values()) for each in (reference, target))
+    )
+    reason = _lacking((reference, target)) or _too_large(sum(_memory(each, elements) for each in (reference, target)))
+    if reason:
+        return reason
+    length, count = rows_of(int(OPERATIONS / (2 * elements)), lengths)
+    with ExitStack() as stack:
+        try:
+            progress("loading the checkpoint", 0, 0)
+            ours = stack.enter_context(closing(_runner(reference.path)))
+            corpus = _corpus(ours)
+            longest = sorted(map(len, corpus.tokens))[-count] + len(corpus.prefix)
+            rows, documents = divergence_rows(corpus, min(length, longest), count, SEED)
+            list(ours.logits(rows[0][:1]))
+            progress("loading the file", 0, 0)
+        except RopetoolError as error:  # what keeps the reference from being run says nothing of the target
+            return error.message
+        compared = 0
+
+        def done(more: int) -> None:
+            nonlocal compared
+            compared += more
+            progress(COMPARING_LOGITS, compared, sum(map(len, rows)))
+
+        theirs = stack.enter_context(closing(_runner(target.path)))
+        try:
+            return diverge(ours, theirs, rows, lengths.trained, documents, done, SEED)
+        except CheckpointError as error:
+            if error.where != ours.description:
+                raise
+            return error.message  # its logits are NaN, as its weights may be
+
+
+def rows_of(tokens: int, lengths: Lengths) -> tuple[int, int]:
+    """Return the length and the number of rows of about so many tokens: several, and beyond the trained length if they reach."""
+    budget = min(MOST, max(2 * FEWEST, tokens))
+    most = min(lengths.context, lengths.window or lengths.context)
+    reach = min(math.ceil(FURTHER * lengths.trained), most)
+    counts = [count for count in range(ROWS, 1, -1) if budget // count >= reach] or [min(ROWS, budget // FEWEST)]
+    return min(budget // counts[0], most), counts[0]
+
+
+def _runner(path: Path) -> Runner:
+    opened: Callable[..., Runner] = TorchRunner if path.is_dir() else LlamaRunner
+    return opened(path, device="cpu", dtype="float32")
+
+
+def _corpus(runner: Runner) -> Corpus:
+    """Return the bundled documents as the checkpoint reads them."""
+    documents = embedded_documents()
+    tokens = tuple(np.array(runner.tokenize(document.text), dtype=np.int64) for document in documents)
+    return Corpus(tuple(document.name for document in documents), tokens, (), runner.prefix)
+
+
+def _memory(checkpoint: Checkpoint, elements: int) -> int:
+    """Return the bytes that it is held in: a file's own, and float32 for what transformers loads."""
+    is_file = isinstance(checkpoint, GgufCheckpoint)
+    return sum(tensor.nbytes for tensor in checkpoint.stored.values()) if is_file else 4 * elements
+
+
+def _lacking(sides: Sequence[Checkpoint]) -> str:
+    packages = sorted({name for each in sides for name in PACKAGES[each.format]})
+    lacking = [name for name in packages if find_spec(name) is None]
+    return f"{' and '.join(lacking)} is not installed" if lacking else ""
+
+
+def _too_large(need: int) -> str:
+    """Return why both models cannot be held at once."""
+    has = MEMORY_UNKNOWN
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        has = int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return f"both models take {need / 1e9:.0f} GB of memory, {has / 1e9:.0f} can be had" if need > has else ""
