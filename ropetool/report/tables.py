@@ -22,12 +22,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under a head. words: the columns that hold words, all others hold figures. title: of a detail."""
+    """Rows of cells under a head. words: the columns that hold words, all others hold figures. title: of a detail.
+
+    A last column of words without a name holds whole sentences, which may be broken.
+    """
 
     head: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     words: tuple[int, ...] = ()
     title: str = ""
+
+    @property
+    def ends_in_sentences(self) -> bool:
+        """Whether the last column holds sentences."""
+        return len(self.head) - 1 in self.words and not self.head[-1]
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,13 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
             "beyond {trained} tokens its predictions differ more from those of {against} than within", "{wider}"
         ),
     },
+    "lm-eval": {
+        FAIL: Words("it surely does worse at some task of lm-evaluation-harness ({detail})", "{milder}"),
+        UNDECIDED: Words("too few samples of lm-evaluation-harness tell how it does", "--lm-eval with more samples"),
+        NOT_RUN: Words(
+            "what lm-evaluation-harness found could not be judged ({detail})", "--lm-eval with more samples"
+        ),
+    },
     "cache": {
         FAIL: Words(
             "generating token by token, it predicts otherwise than when it reads the text at once",

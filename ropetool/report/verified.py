@@ -110,7 +110,7 @@ def _parts(table: Table, width: int) -> list[list[int]]:
     """
     wide = [_wide(table, index) for index in range(len(table.head))]
     rest = [i for i in range(1, len(wide)) if any(row[i].text != NONE for row in table.rows)]
-    words = [rest.pop()] if rest and rest[-1] == len(wide) - 1 and rest[-1] in table.words else []
+    words = [rest.pop()] if table.ends_in_sentences and rest[-1:] == [len(wide) - 1] else []
     parts = [[0]]
     for index in rest:
         if len(parts[-1]) > 1 and sum(wide[i] + len(GAP) for i in [*parts[-1], index]) > width:
@@ -127,7 +127,7 @@ def _wide(table: Table, index: int) -> int:
 
 def _lines(table: Table, columns: Sequence[int], width: int) -> Iterator[Text]:
     """Yield head, rule and rows of some columns; words in the last column end at the width, beside the others or below."""
-    flowing = [index for index in columns[1:] if index == len(table.head) - 1 and index in table.words]
+    flowing = [index for index in columns[1:] if index == len(table.head) - 1 and table.ends_in_sentences]
     fixed = [index for index in columns if index not in flowing]
     wide = {index: _wide(table, index) for index in fixed}
     start = 1 + sum(size + len(GAP) for size in wide.values())  # what stands in front of words beside the others

@@ -191,6 +191,7 @@ def test_every_check_that_can_fail_is_told_in_words() -> None:
         COPIES,
         POSITION,
         growing.NAME,
+        "lm-eval",
         *kl_gate.NAMES,
     ]
     assert [name for name in makers if FAIL not in WORDS[name]] == []

@@ -11,8 +11,9 @@ import sample
 
 from ropetool.report.gate import gate_section
 from ropetool.report.sections import sections
+from ropetool.report.tables import Section, Table, row
 from ropetool.report.verdict import summary
-from ropetool.report.verified import WIDTH, verify_text
+from ropetool.report.verified import WIDTH, section_text, verify_text
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 
@@ -160,3 +161,15 @@ def test_figures_of_another_size_stay_whole() -> None:
     wild = replace(sample.lengths()[0], target=sample.estimate(500.0), baseline=sample.estimate(3.0), ratio=1e43)
     text = verify_text(replace(sample.full(), lengths=(wild,)))
     assert " 1.0e43     1.34  1.4e217 (1.3e217-1.6e217)  20.1 (18.2-22.2)" in text
+
+
+def test_a_verdict_in_the_last_column_stands_in_its_row_and_a_sentence_below_where_there_is_no_room() -> None:
+    cells = row("a task", "0.12345", "undecided")
+    named, unnamed = (
+        Section("x", "T", Table(("task", "score", last), (cells,), words=(0, 2))) for last in ("verdict", "")
+    )
+    assert " a task  0.12345  undecided" in section_text(named).splitlines()
+    assert not named.table.ends_in_sentences
+    assert unnamed.table.ends_in_sentences
+    long = replace(unnamed, table=replace(unnamed.table, rows=(row("a" * 50, "0.12345", "one two three"),)))
+    assert section_text(long).splitlines()[-1] == "   one two three"
