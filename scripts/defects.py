@@ -79,11 +79,12 @@ READBACK = (
     "ropetool/verification/readback/*.py", "ropetool/plans/claims.py", "scripts/defects_hf.py", "scripts/defects_gguf.py",
     "scripts/defects_honest.py",
 )  # fmt: skip
-MEASURED = (
-    "ropetool/verification/gate.py", "ropetool/verification/statistics.py", "ropetool/verification/run.py",
-    "ropetool/verification/measures/loss.py", "ropetool/verification/measures/segments.py",
-    "ropetool/verification/measures/divergence.py", "ropetool/verification/checkpoints.py",
-    "ropetool/verification/kl_gate.py", "ropetool/verification/floors.py", "ropetool/verification/kl_floors.json",
+MEASURED = tuple(
+    f"ropetool/verification/{name}"
+    for name in (
+        "gate.py", "statistics.py", "measures/loss.py", "measures/segments.py", "measures/divergence.py", "kl_gate.py",
+        "floors.py", "kl_floors.json",
+    )
 )  # fmt: skip
 HF, F16, Q8_0, Q4_K_M, EXPORTED = FORMS = ("directory", "GGUF f16", "GGUF Q8_0", "GGUF Q4_K_M", "exported GGUF")
 PAIRED = (F16, Q8_0, Q4_K_M)  # forms that are held against the directory too
