@@ -100,6 +100,8 @@ def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
 def _described(source: GgufCheckpoint, family: Family) -> Described:
     table = family.export
     assert table is not None
+    if table.outer[0].gguf not in source.tensors:
+        raise CorruptFile(f"has no tensor {table.outer[0].gguf}: a vocabulary alone is no model", where=source.where)
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
     config = _sizes(source, family, table, rope)
     entry = _rotating(rope)
@@ -185,7 +187,7 @@ def _known_sizes(source: GgufCheckpoint, table: Export) -> dict[str, int]:
             shape = tuple(source.tensors[name].shape[::-1])
             for word, number in zip(_written_words(row), shape, strict=False):
                 sizes.setdefault(word, number)
-    sizes["vocabulary"] = source.tensors["token_embd.weight"].shape[-1] if "token_embd.weight" in source.tensors else 0
+    sizes["vocabulary"] = source.tensors[table.outer[0].gguf].shape[-1]  # rows, which a tokenizer may not fill
     return sizes
 
 

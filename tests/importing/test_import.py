@@ -281,6 +281,12 @@ def test_an_architecture_without_a_class_is_refused(tmp_path: Path) -> None:
     assert refused.value.try_
 
 
+def test_a_vocabulary_alone_is_no_model(files: Files, tmp_path: Path) -> None:
+    _, file = files("qwen2")
+    with pytest.raises(CorruptFile, match=r"has no tensor token_embd\.weight: a vocabulary alone is no model"):
+        import_gguf(rewritten(file, tmp_path / "a.gguf", drop="token_embd.weight"), tmp_path / "back")
+
+
 def test_a_file_cut_short_writes_nothing(files: Files, tmp_path: Path) -> None:
     _, file = files("qwen2")
     cut = tmp_path / "cut.gguf"
