@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ropetool.checkpoint.fingerprints import ALL_BELOW
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import RopetoolError
 from ropetool.plans.applying import apply
@@ -33,8 +35,10 @@ def kl_to_claim(
 
     readback: its checks; where one failed, where the weights were trained, or where both hold the same bytes, nothing is
     to be found by running. kinds: the types that tell the two apart, as `floors` names them. What keeps the extension
-    from being run is said, and gates nothing.
+    from being run is said, and gates nothing. A directory is not made of a GGUF file.
     """
+    if isinstance(target, HfCheckpoint) and isinstance(source, GgufCheckpoint):
+        return []
     if terms.finetuned or any(check.verdict == FAIL for check in readback) or _same_types(target, source):
         return []
     words = "the extension made of the baseline again"

@@ -248,7 +248,7 @@ def test_a_verification_of_hostile_names() -> None:
     text.write_text((Path(ropetool.__file__).parent / "demo" / "text" / "python-textwrap.txt").read_text())
     made = ["--text", text, "--suite", "quick", "--lengths", "256", "--report", f"{EVIL}-report"]
     done = clean(run("verify", source, *made))
-    assert done.out.startswith(f"{SHOWN}, trained at 256 tokens"), done
+    assert done.out.startswith(f"partial: {SHOWN}, measured up to 256 tokens"), done
     page = Path(f"{EVIL}-report", "index.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page

@@ -22,6 +22,7 @@ from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
 from ropetool.cli import verify
 from ropetool.errors import ConfigError
+from ropetool.report import verdict
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("extend", "model", "--method", "yarn", "--factor", "4")
@@ -81,6 +82,7 @@ def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verifier:
     stand_in = Verifier()
     monkeypatch.setattr(verify, "run_verify", stand_in.run_verify)
     monkeypatch.setattr(verify, "measured", stand_in.measured)
+    monkeypatch.setattr(verdict, "summary", lambda result: f"{result.verdict}, in words")
     return stand_in
 
 
@@ -126,7 +128,7 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     done = run(*YARN, "--copy", "--verify", "--export", "x.gguf", "--json", "-o", "out")
     assert (done.code, done.err) == (0, "")
     found = done.json
-    assert found.pop("verification") == {"schema": 1, "verdict": "pass"}
+    assert found.pop("verification") == {"schema": 1, "verdict": "pass", "summary": "pass, in words"}
     exported = found.pop("export")
     assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [VOUCHED])
     assert found.pop("serving") == [line.replace(" plain ", " out ") for line in plain.pop("serving")]

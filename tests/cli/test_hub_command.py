@@ -106,7 +106,8 @@ def test_a_verification_writes_nothing_into_the_cache(hub: Hub, tmp_path: Path) 
     done = run("verify", "acme/demo", "--baseline", DEMO, *QUICK)
     assert "no certificate is written into the hub's cache" in done.err
     assert done.code in (0, 3)
-    assert done.out.startswith("demo, trained at 256 tokens, against model\n")
+    assert "demo (yarn, factor 4), measured up to " in done.out.partition("\n")[0]
+    assert " against model, " in done.out.partition("\n")[0]
     first = cache(tmp_path)
     run("verify", "acme/demo", "--baseline", DEMO, *QUICK, "--certificate", "certificate.json")
     assert cache(tmp_path) == first
