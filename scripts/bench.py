@@ -35,6 +35,7 @@ LENGTHS = (256, 512, 1024, 2048)
 SEGMENTS = 32
 DEMO = Path(__file__).resolve().parents[1] / "ropetool" / "demo" / "model"
 ROPETOOL = [sys.executable, "-m", "ropetool"]
+SUITE_BUDGETS = {"quick": "-", "standard": "180 s"}
 EXPORT = [*ROPETOOL, "export", "--no-check"]
 HEAVY = ("numpy", "torch", "transformers", "gguf")
 VOCABULARY = 150_000
@@ -339,10 +340,10 @@ def import_row(folder: Path) -> list[str]:
     """Return the row of an import of the Llama's q8_0 file, beside cp of what it writes."""
     file, once, output = folder / "llama.gguf", folder / "imported", folder / "output"
     run(*EXPORT, folder / "llama", "--outtype", "q8_0", "-o", file)
-    run(*ROPETOOL, "import", file, "-o", once)
+    run(*ROPETOOL, "import", "--no-check", file, "-o", once)
     weights, ours = once / "model.safetensors", Peaks(output)
     imported, plain = in_turn(
-        lambda: ours.timed(*ROPETOOL, "import", file, "-o", output / "model"),
+        lambda: ours.timed(*ROPETOOL, "import", "--no-check", file, "-o", output / "model"),
         lambda: Peaks(output).timed("cp", "--reflink=never", weights, output / "model.safetensors"),
     )
     return [
@@ -462,11 +463,25 @@ def long_row(folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def suite_row(folder: Path) -> list[str]:
-    """Return the row of the standard suite on the demo checkpoint extended eight times, the whole command."""
+def suite_rows(folder: Path) -> list[list[str]]:
+    """Return the rows of two suites on the demo checkpoint extended eight times, the whole command, whatever its verdict."""
     run(*ROPETOOL, "extend", DEMO, "--method", "yarn", "--factor", "8", "-o", folder / "extended")
-    spent, peak = measured(*ROPETOOL, "verify", folder / "extended", "--grade", "research")
-    return ["`verify`, standard suite, demo pair", f"{spent:.0f} s, {peak:.0f} MB", "-", "-", "120 s"]
+    judged = (
+        "sh",
+        "-c",
+        '"$@" || test $? -le 3',
+        "sh",
+        *ROPETOOL,
+        "verify",
+        folder / "extended",
+        "--grade",
+        "research",
+    )
+    rows = []
+    for suite, budget in SUITE_BUDGETS.items():
+        spent, peak = measured(*judged, "--suite", suite)
+        rows.append([f"`verify`, {suite} suite, demo pair", f"{spent:.0f} s, {peak:.0f} MB", "-", "-", budget])
+    return rows
 
 
 # --- the table
@@ -501,7 +516,7 @@ def main() -> None:
         rows += export_rows(Path(made))
         rows.append(import_row(Path(made)))
         rows += bake_rows(Path(made))
-        rows += [suite_row(Path(made)), long_row(Path(made))]
+        rows += [*suite_rows(Path(made)), long_row(Path(made))]
     rows.append(verify_row())
     print(f"{machine()}\n\n{table(rows)}")
 
