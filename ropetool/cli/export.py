@@ -77,14 +77,14 @@ def export_command(
     ropetool export model-yarn-8x --outtype q8_0 -o model.gguf
     ropetool export model-yarn-8x --outtype q4_k_m --split-max-size 2G
     """
-    from ropetool.report.exported import exported_json, exported_text
+    from ropetool.report.exported import exported_text, written_json
 
     written = exported(
         local_source(source), Path(output) if output is not None else None,
         imatrix=Path(imatrix) if imatrix is not None else None, **choices,
     )  # fmt: skip
     if as_json:
-        print_json(exported_json(written))
+        print_json(written_json(written))
     else:
         show(exported_text(written))
         notes(written.notes)

@@ -259,7 +259,7 @@ class _Chain:
 
     def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
         from ropetool.cli.export import exported
-        from ropetool.report.exported import exported_json, exported_text
+        from ropetool.report.exported import exported_text, written_json
 
         written = exported(
             output, file, force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars
@@ -267,7 +267,7 @@ class _Chain:
         if not as_json:
             show(f"\n{exported_text(written)}")
             notes(written.notes)
-        return exported_json(written)
+        return written_json(written)
 
 
 def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> VerifyResult:

@@ -43,7 +43,7 @@ def import_command(source: str, output: str | None, as_json: bool, **choices: An
     """
     from ropetool.cli.progress import BYTES, bar
     from ropetool.gguf_import import COMPARING_LOGITS, import_gguf
-    from ropetool.report.exported import imported_json, imported_text
+    from ropetool.report.exported import imported_text, written_json
 
     with bar(BYTES) as shown:
 
@@ -53,7 +53,7 @@ def import_command(source: str, output: str | None, as_json: bool, **choices: An
         target = Path(output) if output is not None else None
         written = import_gguf(local_source(source), target, progress=tell, **choices)
     if as_json:
-        print_json(imported_json(written))
+        print_json(written_json(written))
     else:
         show(imported_text(written))
         notes(written.notes)

@@ -20,6 +20,8 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import ConfigError, NotACheckpoint, RopetoolError
 from ropetool.escaping import command
 from ropetool.files.counting import nobody
+from ropetool.files.dtypes import STORAGE
+from ropetool.files.gguf import model_name
 from ropetool.files.transaction import transaction
 from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.tokenizer.check import check_tokens
@@ -27,7 +29,6 @@ from ropetool.gguf_import.config import Described, described
 from ropetool.gguf_import.tensors import Made, made_of, main_type, write_tensors
 from ropetool.gguf_import.tokenizer import tokenizer_files
 from ropetool.runtimes import inspection
-from ropetool.runtimes.decoded import decoded
 from ropetool.verification.results import Check
 from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
 
@@ -35,7 +36,6 @@ __all__ = ["COMPARING_LOGITS", "DTYPES", "Imported", "import_gguf"]
 
 AUTO = "auto"
 DTYPES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
-PLAIN = {"F32", "F16", "BF16", "F64"}  # types that do not stand in blocks
 _IN_CONFIG = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float64"}
 Progress = Callable[[str, int, int], None]
 
@@ -101,6 +101,8 @@ def import_gguf(
     stored = main_type(model) if dtype == AUTO else DTYPES[dtype]
     target = Path(output) if output is not None else _beside(model.path)
     texts |= {names.CONFIG_JSON: _config_text(found, stored)} | _generation(found)
+    context, trained = int(found.view.config[found.family.context_key]), _trained_length(model)
+    lengths = Lengths(min(context, trained or context), context)
     rule = listings.directory_rule({*texts, names.PROVENANCE_JSON})
     with transaction(target, model.path, force=force, directory=True, may_replace=rule) as transacted:
         stage = transacted.stage(target)
@@ -109,26 +111,27 @@ def import_gguf(
             (stage / name).parent.mkdir(parents=True, exist_ok=True)
             (stage / name).write_text(text, encoding="utf-8")
         written = write_tensors(model, made, stage, stored, tell)
-        checks = _compared(model, stage, stored, target, tell) if check else ()
-        record = _record(model, found, stored, stage)
+        checks = _compared(model, stage, stored, target, lengths, tell) if check else ()
+        record = _record(model, found, stored, trained, stage)
         provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
     notes = (*found.notes, *token_notes, *_type_notes(model, made, stored, written.rounded), *transacted.notes)
     return Imported(
         target, found.family.model_type, model.name, stored, written.tensors, written.nbytes, found.encoding,
-        int(found.view.config[found.family.context_key]), checks, notes,
+        context, checks, notes,
     )  # fmt: skip
 
 
-def _compared(model: GgufCheckpoint, stage: Path, dtype: str, target: Path, tell: Progress) -> tuple[Check, ...]:
+def _compared(
+    model: GgufCheckpoint, stage: Path, dtype: str, target: Path, lengths: Lengths, tell: Progress
+) -> tuple[Check, ...]:
     """Return how the staged checkpoint compares with the file. Raises: VerificationFailed, LossyExport."""
     types = {each.dtype for each in model.stored.values() if len(each.shape) > 1}
     # Where weights stand in blocks, llama.cpp rounds what it multiplies with them to 8 bits.
-    of_file = sorted({dtype.lower() for dtype in types & PLAIN} | ({"q8_0"} if types - PLAIN else set()))
+    of_file = sorted(
+        {dtype.lower() for dtype in types & STORAGE.keys()} | ({"q8_0"} if types - STORAGE.keys() else set())
+    )
     kinds = (*of_file, *({dtype.lower()} - set(of_file)))
     tokenizer = {key: value for key, value in model.values.items() if key.startswith("tokenizer.")}
-    rope = decoded(model.runtime, model).understood(model.where, model.stated_in)
-    context = rope.max_position_embeddings
-    lengths = Lengths(min(context, _trained_length(model) or context), context)
     try:
         tokens = check_tokens(stage, tokenizer, ())
         return (tokens, *compare(stage, model.path, kinds, lengths, tell))
@@ -138,8 +141,6 @@ def _compared(model: GgufCheckpoint, stage: Path, dtype: str, target: Path, tell
 
 
 def _beside(file: Path) -> Path:
-    from ropetool.files.gguf import model_name
-
     return file.with_name(model_name(file).removesuffix(".gguf"))
 
 
@@ -153,9 +154,9 @@ def _generation(found: Described) -> dict[str, str]:
     return {"generation_config.json": json.dumps(kept, indent=2) + "\n"} if kept else {}
 
 
-def _record(model: GgufCheckpoint, found: Described, dtype: str, stage: Path) -> Provenance:
+def _record(model: GgufCheckpoint, found: Described, dtype: str, trained: int | None, stage: Path) -> Provenance:
     return Provenance(
-        str(model.path.resolve()), provenance.fingerprint(model.path), _trained_length(model), {},
+        str(model.path.resolve()), provenance.fingerprint(model.path), trained, {},
         export={"outtype": dtype.lower(), "encoding": found.encoding},
         files=listings.of_directory(stage, [names.PROVENANCE_JSON]),
     )  # fmt: skip
@@ -170,7 +171,7 @@ def _trained_length(model: GgufCheckpoint) -> int | None:
 
 def _type_notes(model: GgufCheckpoint, made: tuple[Made, ...], dtype: str, rounded: int) -> tuple[str, ...]:
     notes = []
-    blocks = sorted({each.dtype for each in model.stored.values()} - PLAIN)
+    blocks = sorted({each.dtype for each in model.stored.values()} - STORAGE.keys())
     if blocks and dtype != "F32":
         notes.append(f"numbers in blocks of {', '.join(blocks)} are rounded to {dtype}; --dtype f32 keeps them")
     if rounded:

@@ -25,7 +25,7 @@ from ropetool.families.tensors import Export, Row
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes import Model, Wanted, read_model, stated_keys, tensors
+from ropetool.gguf_export.shapes import Model, Wanted, exported, read_model, stated_keys, tensors
 from ropetool.gguf_export.shapes.base import Filed
 from ropetool.gguf_export.shapes.reading import COUNTED, EPSILONS
 from ropetool.gguf_export.shapes.rules import RULES
@@ -36,6 +36,7 @@ from ropetool.runtimes import NotHeld, Refuses
 from ropetool.runtimes.config_encodings import config_edits, encodings
 from ropetool.runtimes.decoded import decoded
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp.encodings import rotating_entry
 from ropetool.runtimes.llama_cpp.exported import rotation
 from ropetool.verification.readback.keys import plain
 
@@ -80,14 +81,14 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
 def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
     """Return the families whose export writes this architecture, the one that bears its name first."""
     arch = source.name
-    able = [families.get(name) for name in families.handwritten() if families.get(name).gguf_architecture == arch]
+    every = [families.get(name) for name in exported()]
+    able = [family for family in every if family.gguf_architecture == arch]
     found = sorted(able, key=lambda family: arch not in family.gguf_architectures)
     if as_type:
         found = [family for family in found if family.model_type == as_type]
     if found:
         return found
-    every = [families.get(name) for name in families.handwritten()]
-    known = sorted({family.gguf_architecture for family in every if family.gguf_architecture})
+    known = sorted({family.gguf_architecture for family in every})
     what = f"as {as_type}" if as_type else f"of the architecture {quoted(arch)}"
     instead = sorted(family.model_type for family in able)
     raise LossyExport(
@@ -104,7 +105,7 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
         raise CorruptFile(f"has no tensor {table.outer[0].gguf}: a vocabulary alone is no model", where=source.where)
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
     config = _sizes(source, family, table, rope)
-    entry = _rotating(rope)
+    entry = rotating_entry(rope)
     model = read_model(family, config, source.name, entry.head_dim, entry.rotary_dim, source.where)
     absent = _compare_keys(source, model)
     wanted = tuple(tensors(model, _moves(family, source.name)))
@@ -117,19 +118,13 @@ def _moves(family: Family, arch: str) -> bool:
     return family.layout == "half" and archs.get(arch).layout == "interleaved"
 
 
-def _rotating(rope: RopeSet) -> LayerRope:
-    """Return the entry of the layers that rotate, the full ones first."""
-    entries = [rope.entries[names.FULL_ATTENTION], *rope.entries.values()]
-    return next((entry for entry in entries if entry.table is not None), entries[0])
-
-
 # --- sizes, switches and numbers
 
 
 def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet) -> dict[str, Any]:
     """Return the config but for its rope keys: what the file says by the keys of the class."""
     sizes = _known_sizes(source, table)
-    entry = _rotating(rope)
+    entry = rotating_entry(rope)
     config: dict[str, Any] = {
         "architectures": [family.architecture], names.MODEL_TYPE: family.model_type,
         names.HIDDEN_SIZE: sizes.get("hidden"), names.NUM_HIDDEN_LAYERS: sizes.get("layers"),
@@ -312,7 +307,7 @@ def _with_rope(
 def _candidates(
     config: Mapping[str, Any], family: Family, rope: RopeSet, source: GgufCheckpoint, config_style: str
 ) -> Iterator[tuple[str, HfCheckpoint]]:
-    entry = _rotating(rope)
+    entry = rotating_entry(rope)
     assert entry.rope_theta is not None
     assert entry.table is not None
     theta, grows = _short(entry.rope_theta), _of_temperature(entry, family)
@@ -397,16 +392,7 @@ def _objection(view: HfCheckpoint, rope: RopeSet) -> str:
     """Return how an export of this config would rotate otherwise than the file, empty where it would not."""
     try:
         computed = runtimes.get(view.runtime).decode(view)
-        exported = rotation(computed, view, allow_full_attention=True).target
+        reading = rotation(computed, view, allow_full_attention=True).target
     except (Refuses, NotHeld, RopetoolError) as error:
         return str(error)
-    return in_words(_named_alike(exported, rope).differences(rope))
-
-
-def _named_alike(ours: RopeSet, theirs: RopeSet) -> RopeSet:
-    """Return a reading under the other's names of its kinds of layers."""
-    entries = {}
-    for name, entry in ours.entries.items():
-        same = next((other for other, found in theirs.entries.items() if set(found.layers) == set(entry.layers)), name)
-        entries[same] = entry
-    return replace(ours, entries=entries)
+    return in_words(reading.named_as(rope).differences(rope))

@@ -23,9 +23,9 @@ from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError
 from ropetool.files.dtypes import STORAGE, decode, encode
 from ropetool.files.gguf import GGML_TYPES
-from ropetool.files.gguf.kinds import GgmlType
 from ropetool.files.gguf.numbers import decoded_blocks
 from ropetool.files.regular import open_regular
+from ropetool.gguf_export.outtypes import ggml_type
 from ropetool.gguf_export.shapes import Permutation, Wanted
 
 CHUNK = 1 << 17  # elements made at once, whose float32 numbers stay in a processor's cache
@@ -189,14 +189,14 @@ def _made(source: GgufCheckpoint, one: Made, dtype: str, pool: Executor) -> Iter
 
 def _step(stored: StoredTensor, part: Part, unit: int) -> int:
     """Return how many units make whole blocks of the file's type."""
-    block = _kind(stored)[1].block
+    block = _block(stored)
     taken = unit if part.turn is None else part.turn.taken
     return block // math.gcd(block, taken)
 
 
 def _read(stored: StoredTensor, begin: int, count: int) -> npt.NDArray[np.uint8]:
     """Return the bytes of whole blocks, from element `begin` on."""
-    block = _kind(stored)[1].block
+    block = _block(stored)
     nbytes = count // block * stored.unit
     with open_regular(stored.path) as file:
         file.seek(stored.begin + begin // block * stored.unit)
@@ -217,7 +217,7 @@ def _converted(
     if plain:
         found = decode(raw.data, stored.dtype)
     else:
-        found = decoded_blocks(raw.reshape(1, -1), _kind(stored)[0], f"{stored.path}: {part.name}").reshape(-1)
+        found = decoded_blocks(raw.reshape(1, -1), ggml_type(stored.dtype), f"{stored.path}: {part.name}").reshape(-1)
     _check_finite(found, part, stored, CheckpointError("holds numbers that are not finite"))
     if part.offset:
         found = found.astype(np.float64) - part.offset
@@ -234,6 +234,6 @@ def _check_finite(found: npt.NDArray[Any], part: Part, stored: StoredTensor, err
         raise error
 
 
-def _kind(stored: StoredTensor) -> tuple[int, GgmlType]:
-    """Return ggml's number for the type of a tensor, and what it is."""
-    return next((number, kind) for number, kind in GGML_TYPES.items() if kind.name == stored.dtype)
+def _block(stored: StoredTensor) -> int:
+    """Return how many numbers of a tensor are stored together."""
+    return GGML_TYPES[ggml_type(stored.dtype)].block

@@ -90,12 +90,10 @@ def claim_of(
 
 def _named_alike(ours: RopeSet, theirs: RopeSet) -> RopeSet:
     """Return a reading under the other's names of its kinds of layers and its order of channels, as far as layers agree."""
-    entries = {}
-    for name, entry in ours.entries.items():
-        same = next((other for other, found in theirs.entries.items() if set(found.layers) == set(entry.layers)), name)
-        layout = theirs.entries[same].layout if same in theirs.entries else entry.layout
-        entries[same] = replace(entry, layout=layout)
-    return replace(ours, entries=entries)
+    named = ours.named_as(theirs)
+    for name in named.entries.keys() & theirs.entries.keys():
+        named = named.with_entry(name, replace(named.entries[name], layout=theirs.entries[name].layout))
+    return named
 
 
 def _unchanged(ours: RopeSet, theirs: RopeSet, source: Checkpoint) -> Claim | None:

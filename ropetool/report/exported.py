@@ -13,15 +13,13 @@ from ropetool.verification.results import NOT_RUN, Check
 SCHEMA = 1
 
 
-class Exported(Protocol):
-    """What was written. The exporting layer lies above this one, so its type is known by shape."""
+class Written(Protocol):
+    """What an export or an import wrote. Their layers lie above this one, so their types are known by shape."""
 
     @property
     def output(self) -> Path: ...
     @property
     def arch(self) -> str: ...
-    @property
-    def outtype(self) -> str: ...
     @property
     def tensors(self) -> int: ...
     @property
@@ -31,14 +29,30 @@ class Exported(Protocol):
     @property
     def context_length(self) -> int: ...
     @property
-    def bakes(self) -> tuple[str, ...]: ...
-    @property
     def checks(self) -> tuple[Check, ...]: ...
+    def to_json(self) -> dict[str, Any]: ...
+
+
+class Exported(Written, Protocol):
+    """What an export says besides."""
+
+    @property
+    def outtype(self) -> str: ...
+    @property
+    def bakes(self) -> tuple[str, ...]: ...
     @property
     def sidecars(self) -> tuple[Path, ...]: ...
     @property
     def serving(self) -> tuple[str, ...]: ...
-    def to_json(self) -> dict[str, Any]: ...
+
+
+class Imported(Written, Protocol):
+    """What an import says besides."""
+
+    @property
+    def model_type(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
 
 
 def exported_text(written: Exported) -> str:
@@ -63,33 +77,9 @@ def _check_words(check: Check) -> str:
     return f"{check.name}:{figure} {check.detail}"
 
 
-def exported_json(written: Exported) -> dict[str, Any]:
-    """Return what `ropetool export --json` prints."""
+def written_json(written: Written) -> dict[str, Any]:
+    """Return what `ropetool export --json` and `import --json` print."""
     return {"schema": SCHEMA, **written.to_json()}
-
-
-class Imported(Protocol):
-    """What was written; known by shape, as Exported."""
-
-    @property
-    def output(self) -> Path: ...
-    @property
-    def model_type(self) -> str: ...
-    @property
-    def arch(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def tensors(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def encoding(self) -> str: ...
-    @property
-    def context_length(self) -> int: ...
-    @property
-    def checks(self) -> tuple[Check, ...]: ...
-    def to_json(self) -> dict[str, Any]: ...
 
 
 def imported_text(written: Imported) -> str:
@@ -101,8 +91,3 @@ def imported_text(written: Imported) -> str:
         *_check_rows(written.checks),
     ]
     return f"{escaped(written.output)}\n{columns(rows)}"
-
-
-def imported_json(written: Imported) -> dict[str, Any]:
-    """Return what `ropetool import --json` prints."""
-    return {"schema": SCHEMA, **written.to_json()}

@@ -317,6 +317,11 @@ class RopeSet:
         """Return a copy with one kind of layer replaced."""
         return replace(self, entries={**self.entries, layer_type: entry})
 
+    def named_as(self, other: RopeSet) -> RopeSet:
+        """Return a copy with the other's names of kinds of layers, where a kind has the same layers."""
+        names = {frozenset(entry.layers): name for name, entry in reversed([*other.entries.items()])}
+        return replace(self, entries={names.get(frozenset(e.layers), name): e for name, e in self.entries.items()})
+
 
 # --- differences, of what LayerRope and RopeSet hold
 

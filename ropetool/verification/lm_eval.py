@@ -36,12 +36,8 @@ from ropetool.verification.shares import ONE_SIDED, chance_of_so_few, paired_bou
 from ropetool.verification.statistics import chance_of_more, clustered, lower_bound, rejected, upper_bound
 
 WHERE = "--lm-eval"
-SHORT_TASKS = (
-    "hellaswag",
-    "arc_challenge",
-    "winogrande",
-    "gsm8k",
-)  # choices and an answer in words, within the trained length
+# Choices and an answer in words, within the trained length.
+SHORT_TASKS = ("hellaswag", "arc_challenge", "winogrande", "gsm8k")
 LONG_TASKS = "ruler"
 FILE = re.compile(r"samples_(.+)_(\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:\.\d+)?)\.jsonl")
 NOT_SCORES = {
@@ -73,6 +69,15 @@ class _Sample:
     score: float
     document: str
     prompt: str
+
+
+@dataclass(frozen=True)
+class _Log:
+    """A log of samples, with the task and the time in its name."""
+
+    path: Path
+    task: str
+    time: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def command_lines(target: Path, baseline: Path, folder: Path, trained_length: in
 
 def has_logs(folder: Path) -> bool:
     """Return whether there is a log of samples for either model."""
-    return any(_files(folder / role) for role in (TARGET, BASELINE))
+    return any(_logs(folder / role) for role in (TARGET, BASELINE))
 
 
 def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> HarnessResult:
@@ -167,29 +172,30 @@ def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> Har
 # --- reading
 
 
-def _files(folder: Path) -> list[Path]:
+def _logs(folder: Path) -> list[_Log]:
     """Return the logs of samples, old ones first."""
-    logs = [path for path in folder.rglob("samples_*.jsonl") if FILE.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(logs, key=lambda path: (FILE.fullmatch(path.name)[2], path))  # type: ignore[index]
+    paths = folder.rglob("samples_*.jsonl") if folder.is_dir() else ()
+    logs = [_Log(path, found[1], found[2]) for path in paths if (found := FILE.fullmatch(path.name))]
+    return sorted(logs, key=lambda log: (log.time, log.path))
 
 
 def _read(folder: Path, model: Path) -> dict[_Key, _Series]:
     """Return all series of a model; of one that several runs have, the newest run's."""
     found: dict[_Key, _Series] = {}
-    files = _files(folder)
-    for path in files:
-        _check_model(path, model)
-        found.update({key: _Series(path, samples) for key, samples in _samples(path).items()})
-    if not files:
+    logs = _logs(folder)
+    for log in logs:
+        _check_model(log, model)
+        found.update({key: _Series(log.path, samples) for key, samples in _samples(log).items()})
+    if not logs:
         raise _refusal(
             folder, "there is no log of samples, samples_TASK_TIME.jsonl", "lm_eval run --log_samples --output_path DIR"
         )
     return found
 
 
-def _check_model(path: Path, model: Path) -> None:
+def _check_model(log: _Log, model: Path) -> None:
     """Raise ConfigError where the results beside a log name another model that is on this machine."""
-    results = path.with_name(f"results_{FILE.fullmatch(path.name)[2]}.json")  # type: ignore[index]
+    results = log.path.with_name(f"results_{log.time}.json")
     named = Path(str(_results(results).get("model_name", "")))
     ours = {model.resolve(), *([] if model.is_dir() else [model.parent.resolve()])}
     if named.is_absolute() and named.exists() and named.resolve() not in ours:
@@ -220,15 +226,14 @@ def _falling(folder: Path) -> dict[tuple[str, str], bool]:
     return found
 
 
-def _samples(path: Path) -> dict[_Key, dict[str, _Sample]]:
+def _samples(log: _Log) -> dict[_Key, dict[str, _Sample]]:
     found: dict[_Key, dict[str, _Sample]] = {}
     seen: set[tuple[str, str]] = set()
-    task = FILE.fullmatch(path.name)[1]  # type: ignore[index]
-    for number, line in enumerate(_lines(path), 1):
-        sample = _sample(line, f"{path}:{number}")
+    for number, line in enumerate(_lines(log.path), 1):
+        sample = _sample(line, f"{log.path}:{number}")
         at, chosen = str(sample["doc_id"]), str(sample.get("filter", "none"))
         if (at, chosen) in seen:
-            raise _refusal(path, f"sample {at} is there twice, so runs are mixed")
+            raise _refusal(log.path, f"sample {at} is there twice, so runs are mixed")
         seen.add((at, chosen))
         hashes = [str(sample.get(name, "")) for name in ("doc_hash", "prompt_hash")]
         listed = sample.get("metrics")
@@ -236,7 +241,7 @@ def _samples(path: Path) -> dict[_Key, dict[str, _Sample]]:
             value = sample.get(name)
             left_out = name.isdigit() and value == LEFT_OUT
             if isinstance(value, (bool, int, float)) and math.isfinite(value) and not left_out:
-                found.setdefault((task, name, chosen), {})[at] = _Sample(float(value), *hashes)
+                found.setdefault((log.task, name, chosen), {})[at] = _Sample(float(value), *hashes)
     return found
 
 
