@@ -22,13 +22,12 @@ def is_plain(family: Family) -> bool:
 
 def others(known: Mapping[str, Any], *, exported: bool = False, baked: bool = False) -> list[str]:
     """Return the plain families that a table of the tests has no entry for, those that are exported or baked alone."""
-    found = (families.get(name) for name in families.handwritten() if name not in known)
+    names = families.exported() if exported else families.handwritten()
+    found = (families.get(name) for name in names if name not in known)
     return [
         family.model_type
         for family in found
-        if is_plain(family)
-        and not (exported and family.export is None)
-        and not (baked and (family.bake is None or family.bake.refused))
+        if is_plain(family) and not (baked and (family.bake is None or family.bake.refused))
     ]
 
 

@@ -233,7 +233,7 @@ def biases_left_out(family: Family, config: Any) -> list[str]:
     return sorted((own - named - {"attention_bias"}) | (named - known))
 
 
-EXPORTED = [name for name in families.handwritten() if families.get(name).export is not None]
+EXPORTED = families.exported()
 
 
 @pytest.mark.parametrize("name", EXPORTED)

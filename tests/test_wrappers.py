@@ -6,19 +6,23 @@ The classes themselves are asked in oracle/test_wrapper_classes.py.
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import configs
 import numpy as np
 import pytest
+from exporting import family_models, maker
 from making import config_of, run, write_config
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import ropetool
 from ropetool import families
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.families.wrappers import ALIASES, PREFIXES, WRAPPERS
+from ropetool.files.gguf import read_header
 from ropetool.runtimes import inspection
 
 PLACES = {"llava": "text_config", "internvl_chat": "llm_config"}
@@ -148,7 +152,8 @@ def test_only_the_runtimes_that_are_known_to_hand_over_are_asked(tmp_path: Path)
     assert readings["transformers"].rope is not None
     assert readings["transformers-v4"].rope is not None
     assert readings["mlx-vlm"].rope is not None
-    others = [name for name in readings if not name.startswith(("transformers", "mlx"))]
+    assert readings["llama.cpp"].rope is not None  # of the text model's export
+    others = [name for name in readings if not name.startswith(("transformers", "mlx", "llama.cpp"))]
     assert others
     for name in others:
         assert (readings[name].rope, readings[name].known) == (None, False)
@@ -236,11 +241,32 @@ def test_a_wrapper_without_its_text_model_is_refused(tmp_path: Path) -> None:
         ropetool.plan(source, "yarn", factor=4)
 
 
-def test_wrappers_are_not_exported(tmp_path: Path) -> None:
-    source = write_config(tmp_path / "m", wrapped("llava"))
-    with pytest.raises(LossyExport, match="llava models cannot be exported yet"):
-        ropetool.export(source, tmp_path / "m.gguf")
-    assert not (tmp_path / "m.gguf").exists()
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_the_text_model_of_a_wrapper_is_exported_as_it_is_where_it_stands_alone(prefix: str, tmp_path: Path) -> None:
+    bare = family_models.write(tmp_path / "bare", "llama")
+    inside = shutil.copytree(bare, tmp_path / "inside")
+    config = config_of(bare)
+    (inside / "config.json").write_text(json.dumps({"model_type": "llava", "text_config": config, "vision_config": {}}))
+    with safe_open(bare / "model.safetensors", "np") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    head = {"lm_head.weight": tensors.pop("lm_head.weight")}
+    named = head | {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
+    tower = {f"vision_tower.layers.{layer}.self_attn.k_proj.weight": np.ones((8, 8), np.float32) for layer in (0, 1)}
+    save_file({**named, **tower}, inside / "model.safetensors")
+    one, other = (maker.export(source, tmp_path / f"{source.name}.gguf") for source in (bare, inside))
+    wanted, found = (read_header(result.output) for result in (one, other))
+    assert maker.tensors(one.output) == maker.tensors(other.output)
+    apart = {
+        key for key in wanted.values.keys() | found.values.keys() if wanted.values.get(key) != found.values.get(key)
+    }
+    assert {key for key in apart if not key.startswith(("general.", "ropetool."))} == set()
+    assert any("parts are left out, with so many tensors: vision_tower (2)" in note for note in other.notes)
+    save_file(
+        {**named, f"{prefix}layers.0.self_attn.k_norm.weight": np.ones(32, np.float32)}, inside / "model.safetensors"
+    )
+    with pytest.raises(LossyExport, match=r"model\.layers\.0\.self_attn\.k_norm\.weight has no place"):
+        maker.export(inside, tmp_path / "again.gguf")
+    assert not (tmp_path / "again.gguf").exists()
 
 
 def test_the_plan_is_for_the_wrapper_that_it_was_made_for(tmp_path: Path) -> None:

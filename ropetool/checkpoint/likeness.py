@@ -34,8 +34,7 @@ def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tup
         return f"its class {classes[0]} is that of", by_class
     if not tensors:
         return "", ()
-    fitting = (families.find(name) for name in families.handwritten())
-    by_names = [f.model_type for f in fitting if f is not None and f.export is not None and not misfit(f, tensors)]
+    by_names = [name for name in families.exported() if not misfit(families.get(name), tensors)]
     return "its tensors are named as those of", tuple(sorted(by_names, key=lambda name: (name != "llama", name)))
 
 

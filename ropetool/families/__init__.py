@@ -133,6 +133,7 @@ class Family:
     names, and what a GGUF file says of it. llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that
     is not known. source: where all this was read. stated: the model_type of a config.json that hands over to this
     family, set only by of_config and find. live: it was read from the installed transformers in this process.
+    wrapped: the config that states it is around that of a text model.
     """
 
     model_type: str
@@ -217,6 +218,7 @@ class Family:
     stated: str = field(default="", metadata={"unstated": True})
     live: bool = field(default=False, metadata={"unstated": True})
     remote: bool = field(default=False, metadata={"unstated": True})
+    wrapped: bool = field(default=False, metadata={"unstated": True})
 
     @property
     def name(self) -> str:
@@ -410,6 +412,12 @@ def handwritten() -> tuple[str, ...]:
     return tuple(sorted(name for name, text in texts.items() if not parsed(text, f"{name}.json").get(records.REST)))
 
 
+@cache
+def exported() -> tuple[str, ...]:
+    """Return the model types whose files list the tensors that an export writes, sorted."""
+    return tuple(sorted(family.model_type for family in _with_files() if family.export is not None))
+
+
 def wrapper_of(model_type: str) -> Wrapper | None:
     """Return what a config of this type is around another one, None for one that is not."""
     if model_type in WRAPPERS or _one(model_type) is not None:
@@ -450,14 +458,14 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
 
 
 def _inside(family: Family, stated: str, wrapper: Wrapper, path: tuple[str, ...]) -> Family:
-    """Return the family as a wrapper holds it at this path; export knows no tensors beside those of the text model."""
+    """Return the family as a wrapper holds it at this path."""
     bake = family.bake
     if bake is not None:
         own = [layers.removeprefix("model.") for layers in bake.layers if layers.startswith("model.")]
         bake = dataclasses.replace(bake, layers=tuple(prefix + layers for prefix in PREFIXES for layers in own))
     return dataclasses.replace(
-        family, stated=stated, text_path=(*path, *family.text_path), gguf_architecture="",
-        in_v4=family.in_v4 and wrapper.in_v4, bake=bake,
+        family, stated=stated, text_path=(*path, *family.text_path), in_v4=family.in_v4 and wrapper.in_v4, bake=bake,
+        wrapped=True,
     )  # fmt: skip
 
 

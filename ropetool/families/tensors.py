@@ -26,11 +26,18 @@ COMMON = (
 SWITCHES = ("tied", "untied", "dense", "sparse", "query_latent")
 
 
+def conditions(when: str) -> tuple[tuple[str, bool], ...]:
+    """Return the switches that must be on, or off, for a row to be there: "a, not b" is ((a, True), (b, False))."""
+    found = (part.strip() for part in when.split(",") if part.strip())
+    return tuple((part.removeprefix("not "), not part.startswith("not ")) for part in found)
+
+
 @dataclass(frozen=True)
 class Row:
     """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
 
-    shape: the sizes of the source by name, as "queries hidden". when: the switch that must be on, or off behind a `not`.
+    shape: the sizes of the source by name, as "queries hidden". when: the switches that must be on, or off behind a `not`,
+    with commas between.
     order: how its elements move (gguf_export/shapes/orders.py); interleave_pairs: those of queries and keys, where
     llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
     which follow each other in the file. written: the sizes in the file, where they are not those of the source.
@@ -62,6 +69,23 @@ class Count:
     most: int = MAX_COUNT
     least: int = 1
     null: int | None = None
+
+
+@dataclass(frozen=True)
+class LayerSwitch:
+    """In which layers a switch is on: in those for which all that is stated here holds.
+
+    kinds: the words of the config's kinds of layer. first: the size that says how many leading layers. every: the size
+    n of which every n-th layer, the last of each n, has it. numbers_key: a list of layers' numbers. words_key, words: a
+    list with a word a layer, and those that switch it on.
+    """
+
+    kinds: tuple[str, ...] = ()
+    first: str = ""
+    every: str = ""
+    numbers_key: str = ""
+    words_key: str = ""
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,8 +218,9 @@ class Export:
     a place for the biases that attention_bias asks for. square: heads and channels make the hidden size, for llama.cpp
     reckons so. activations: those that llama.cpp computes, under `activation_key`; approximated: those of them that it
     computes a little otherwise. fixed: keys whose value llama.cpp takes for granted, with the ones that it takes. sizes:
-    GGUF keys that hold a size. keys: GGUF keys that hold something else. rules: the program in gguf_export/shapes/rules.py
-    that says what no table can.
+    GGUF keys that hold a size. keys: GGUF keys that hold something else. constants: GGUF keys that hold the same in every
+    model. layer_switches: switches that are on in some layers. rules: the program in gguf_export/shapes/rules.py that says
+    what no table can.
     """
 
     layer: Rows
@@ -218,6 +243,8 @@ class Export:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, Stated] = field(default_factory=dict)
+    constants: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    layer_switches: Mapping[str, LayerSwitch] = field(default_factory=dict)
     rules: Rules = ""
 
     @property
@@ -279,14 +306,21 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         except ValueError as error:
             yield f"derived.{name}", f"{formula!r} {error}"
             names[name] = 1
-    switches = (*SWITCHES, *export.switches)
+    switches = (*SWITCHES, *export.switches, *export.layer_switches)
     for part, rows in (("layer", export.layer), ("outer", export.outer)):
         for row in rows:
             for size in (*row.shape.split(), *row.written.split(), *row.many.split()):
                 if size not in names:
                     yield f"{part}: {row.hf}", f"{size!r} is not a size; known: {', '.join(names)}"
-            if row.when and row.when.removeprefix("not ") not in switches:
-                yield f"{part}: {row.hf}", f"{row.when!r} is not a switch; known: {', '.join(switches)}"
+            for switch, _ in conditions(row.when):
+                if switch not in switches:
+                    yield f"{part}: {row.hf}", f"{switch!r} is not a switch; known: {', '.join(switches)}"
+                if part == "outer" and switch in export.layer_switches:
+                    yield f"{part}: {row.hf}", f"{switch!r} is a switch of layers, and this is none's"
+    for name, layers in export.layer_switches.items():
+        for size in filter(None, (layers.first, layers.every)):
+            if size not in names:
+                yield f"layer_switches.{name}", f"{size!r} is not a size; known: {', '.join(names)}"
     for key, size in export.sizes.items():
         if size not in names:
             yield f"sizes.{key}", f"{size!r} is not a size; known: {', '.join(names)}"

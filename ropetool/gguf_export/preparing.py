@@ -20,12 +20,13 @@ from ropetool.files.gguf import Value
 from ropetool.gguf_export import files, metadata
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
-from ropetool.gguf_export.shapes import Model, family_of, read_model
+from ropetool.gguf_export.shapes import Model, check_exported, read_model
 from ropetool.gguf_export.shift_safe import ShiftSafe, shift_safe
 from ropetool.gguf_export.splitting import Limits
 from ropetool.gguf_export.tensors import Layout, lay_out
 from ropetool.gguf_export.tokenizer import tokenizer_values
 from ropetool.gguf_export.tokenizer.check import check_tokens
+from ropetool.gguf_export.wrapped import text_config
 from ropetool.plans.formats import HfFormat
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
@@ -81,7 +82,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
     if isinstance(checkpoint, GgufCheckpoint):
         raise _is_gguf_already(source, checkpoint)
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
-    family = family_of(checkpoint.family.model_type if checkpoint.family.gguf_architecture else checkpoint.name, where)
+    check_exported(checkpoint.family, where)
     if checkpoint.directory.config_only:
         raise NotACheckpoint(
             "holds a config and no weights",
@@ -95,7 +96,8 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
         safe.rope, checkpoint, rearch=options.rearch,
         allow_full_attention=options.allow_full_attention,
     )  # fmt: skip
-    model = read_model(family, checkpoint.config, rotation.arch, rotation.head_dim, rotation.rotary_dim, where)
+    config = text_config(checkpoint)
+    model = read_model(checkpoint.family, config, rotation.arch, rotation.head_dim, rotation.rotary_dim, where)
     layout = _layout(checkpoint, model, options.outtype, rotation.interleaved, safe)
     written_as = options.outtype if is_made_by_libllama(options.outtype) else layout.outtype
     target = Path(output) if output is not None else _beside(checkpoint.path, written_as)
@@ -107,7 +109,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
     general, card_notes = metadata.general_values(checkpoint.path, model, layout)
     values = general | metadata.model_values(model, layout)
     encoding, rope_notes = exported.encode(rotation, values, [placed.info for placed in layout.tensors], where)
-    tokenizer, token_notes = tokenizer_values(checkpoint.path, checkpoint.config, model.counts["vocabulary"])
+    tokenizer, token_notes = tokenizer_values(checkpoint.path, config, model.counts["vocabulary"])
     values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
     checks = (check_tokens(checkpoint.path, tokenizer, token_notes),) if options.check else ()
     notes = (
@@ -143,11 +145,12 @@ def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:
 def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
     """Return the layout; of a type that libllama makes that of the file which it reads, rounded as little as can be."""
     found, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
+    wrapped = checkpoint.family.wrapped
 
     def lay(outtype: str) -> Layout:
         return lay_out(
             found, model, outtype, interleaved=interleaved, where=str(checkpoint.path), quantization=quantization,
-            gains=safe.gains,
+            gains=safe.gains, wrapped=wrapped,
         )  # fmt: skip
 
     if not is_made_by_libllama(outtype):

@@ -21,6 +21,7 @@ from ropetool.gguf_export import fp8, mxfp4
 from ropetool.gguf_export.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, ggml_type, nbytes_of
 from ropetool.gguf_export.shapes import Model, Wanted, tensors
 from ropetool.gguf_export.sources import Source
+from ropetool.gguf_export.wrapped import left_out, text_names
 from ropetool.weights import RowChange
 
 CHUNK = 1 << 20  # bytes that are compared at a time
@@ -63,13 +64,13 @@ class Layout:
 
 def lay_out(
     headers: list[Header], model: Model, outtype: str, *, interleaved: bool, where: str, quantization: Any = None,
-    gains: Mapping[str, RowChange] | None = None,
+    gains: Mapping[str, RowChange] | None = None, wrapped: bool = False,
 ) -> Layout:  # fmt: skip
     """Return the layout of the output.
 
     `interleaved`: the runtime pairs neighbouring channels, where the checkpoint pairs those half a head apart.
     quantization: the config's quantization_config, which says how FP8 weights are scaled, and which experts are MXFP4.
-    gains: what rows of tensors are multiplied by.
+    gains: what rows of tensors are multiplied by. wrapped: the checkpoint holds other models beside this one.
     Raises: CorruptFile where a tensor is missing or has another shape; LossyExport for one that has no place;
     UnsupportedDtype for a type that is not read; UnknownName for an outtype that is not written.
     """
@@ -79,9 +80,13 @@ def lay_out(
         for name, stored in header.tensors.items()
         if not name.endswith(_COMPUTED)
     }
+    kept = text_names(held) if wrapped else {name: name for name in held}
+    others = left_out(held, kept)
+    held = {kept[name]: source for name, source in held.items() if name in kept}
+    gains = {kept[name]: change for name, change in (gains or {}).items()}
     held = mxfp4.paired(fp8.paired(held, quantization), quantization)
     held, model, head_notes = _tied(held, model)
-    held |= {name: replace(held[name], gains=change) for name, change in (gains or {}).items() if name in held}
+    held |= {name: replace(held[name], gains=change) for name, change in gains.items() if name in held}
     wanted = list(_checked(tensors(model, interleaved), held, where))
     drafts = _drafting(held, model)
     _refuse_others(held, wanted, drafts, model)
@@ -89,7 +94,7 @@ def lay_out(
     placed = tuple(_placed(wanted, held, chosen))
     packed = any(one.dtype == mxfp4.DTYPE for one in placed)
     said = (
-        *notes, *((mxfp4.NOTE,) if packed else ()), *head_notes, *_left_out(drafts), *_fallback_note(placed, chosen),
+        *notes, *others, *((mxfp4.NOTE,) if packed else ()), *head_notes, *_left_out(drafts), *_fallback_note(placed, chosen),
         *model.notes,
     )  # fmt: skip
     return Layout(MXFP4_MOE if packed and OUTTYPES[chosen].dtype in STORAGE else chosen, placed, said)

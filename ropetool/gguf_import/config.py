@@ -25,7 +25,7 @@ from ropetool.families.tensors import Export, Row
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes import Model, Wanted, exported, read_model, stated_keys, tensors
+from ropetool.gguf_export.shapes import Model, Wanted, read_model, stated_keys, tensors
 from ropetool.gguf_export.shapes.base import Filed
 from ropetool.gguf_export.shapes.reading import COUNTED, EPSILONS
 from ropetool.gguf_export.shapes.rules import RULES
@@ -81,7 +81,7 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
 def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
     """Return the families whose export writes this architecture, the one that bears its name first."""
     arch = source.name
-    every = [families.get(name) for name in exported()]
+    every = [families.get(name) for name in families.exported()]
     able = [family for family in every if family.gguf_architecture == arch]
     found = sorted(able, key=lambda family: arch not in family.gguf_architectures)
     if as_type:

@@ -20,8 +20,8 @@ from exporting import maker
 from exporting.family_models import CONFIGS, FACTOR, LENGTH, SHORT, TRAINED
 from ropetool import families
 from ropetool.errors import LossyExport
+from ropetool.families import exported
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_export.shapes import exported
 from ropetool.gguf_export.shapes.orders import Permutation
 from ropetool.runtimes import inspection
 from ropetool.runtimes.llama_cpp import architectures as archs

@@ -16,8 +16,8 @@ from exporting import maker
 from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
+from ropetool.families import exported as exported_families
 from ropetool.families.tensors import Export, Row
-from ropetool.gguf_export.shapes import exported as exported_families
 from ropetool.gguf_export.shapes import read_model, tensors
 from ropetool.gguf_export.shapes.orders import (
     ORDERS,

@@ -15,7 +15,7 @@ from making import config_of, run
 import ropetool
 from ropetool.checkpoint.likeness import alike, misfit
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
-from ropetool.families import get, handwritten
+from ropetool.families import exported, get
 from ropetool.runtimes import inspection
 
 LLAMA = {
@@ -173,7 +173,7 @@ def test_each_family_with_a_table_is_told_by_the_names_that_transformers_gives(l
         tensors = set(file.keys())
     assert alike({}, tensors)[1][0] == "llama"
     assert not misfit(get("llama"), tensors)
-    fits = {name for name in handwritten() if get(name).export and not misfit(get(name), tensors)}
+    fits = {name for name in exported() if not misfit(get(name), tensors)}
     assert "qwen3" not in fits
     assert "gemma2" not in fits
 

@@ -16,7 +16,7 @@ from ropetool.gguf_export.shapes.base import REQUIRED, Model
 from ropetool.gguf_export.shapes.orders import ORDERS, Permutation
 from ropetool.gguf_export.shapes.reading import read_model, stated_keys
 
-__all__ = ["Model", "Permutation", "Wanted", "exported", "family_of", "read_model", "stated_keys", "tensors"]
+__all__ = ["Model", "Permutation", "Wanted", "check_exported", "read_model", "stated_keys", "tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +34,14 @@ class Wanted:
     offset: float = 0.0
 
 
-def exported() -> list[str]:
-    """Return the families that can be exported, sorted."""
-    return [name for name in families.handwritten() if families.get(name).export is not None]
-
-
-def family_of(model_type: str, where: str) -> Family:
-    """Return the family, which has a table.
-
-    Raises: LossyExport if it has none.
-    """
-    family = families.find(model_type)
-    if family is None or family.export is None:
+def check_exported(family: Family, where: str) -> None:
+    """Raise LossyExport where a family has no table."""
+    if family.export is None:
         raise LossyExport(
-            f"{model_type} models cannot be exported yet; these can: {', '.join(exported())}",
+            f"{family.name} models cannot be exported yet; these can: {', '.join(families.exported())}",
             where=where,
             try_="convert_hf_to_gguf.py of llama.cpp, then ropetool inspect on its file; docs/contributing.md says how to add one",
         )  # fmt: skip
-    return family
 
 
 def tensors(model: Model, interleaved: bool) -> Iterator[Wanted]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.families import Family
-from ropetool.families.tensors import Export, Row
+from ropetool.families.tensors import Export, LayerSwitch, Row, conditions
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
@@ -44,7 +44,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Model:
-    """One model of a family: its config, and the numbers and switches that its table counts with."""
+    """One model of a family: its config, and the numbers and switches that its table counts with.
+
+    kinds: the kind of each layer, none of a family whose layers are alike.
+    """
 
     family: Family
     table: Export
@@ -54,6 +57,7 @@ class Model:
     counts: Mapping[str, int]
     switches: Mapping[str, bool]
     where: str
+    kinds: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -120,8 +124,21 @@ class Model:
     def has(self, row: Row, layer: int | None = None) -> bool:
         """Return whether the model has this tensor, in this layer."""
         dense = layer is not None and layer < self.counts.get("dense_layers", self.layers)
-        on = {**self.switches, "": True, "dense": dense, "sparse": not dense}
-        return on[row.when.removeprefix("not ")] != row.when.startswith("not ")
+        on = {**self.switches, "dense": dense, "sparse": not dense}
+        if layer is not None:
+            on |= {name: self._is_on(switch, layer) for name, switch in self.table.layer_switches.items()}
+        return all(on[switch] == wanted for switch, wanted in conditions(row.when))
+
+    def _is_on(self, switch: LayerSwitch, layer: int) -> bool:
+        every = self.counts[switch.every] if switch.every else 1
+        numbers, words = self.config.get(switch.numbers_key), self.config.get(switch.words_key)
+        return (
+            (not switch.kinds or self.kinds[layer] in switch.kinds)
+            and (not switch.first or layer < self.counts[switch.first])
+            and (layer + 1) % every == 0
+            and (numbers is None or layer in numbers)
+            and (words is None or words[layer] in switch.words)
+        )
 
     def lossy(self, text: str, try_: str = "") -> LossyExport:
         """Return the error for what llama.cpp does not compute."""

@@ -20,6 +20,7 @@ from ropetool.gguf_export.packed import QUANTIZATION_CONFIG, check_readable
 from ropetool.gguf_export.shapes.base import Model
 from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.rope.tables import is_number
+from ropetool.runtimes import hf_formulas
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.architectures import MAX_LAYERS
 
@@ -30,6 +31,7 @@ COUNTED = {
     keys.HEAD_COUNT: "heads", keys.HEAD_COUNT_KV: "kv_heads", keys.KEY_LENGTH: "head_dim",
     "attention.value_length": "head_dim", keys.DIMENSION_COUNT: "rotary_dim", "vocab_size": "vocabulary",
 }  # fmt: skip
+_CONSTANT = {bool: ValueType.BOOL, int: ValueType.U32, float: ValueType.F32, str: ValueType.STR}
 EPSILONS = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 
 
@@ -62,7 +64,8 @@ def read_model(
     tied = config.get("tie_word_embeddings", table.tied) is True
     switches |= {"tied": tied, "untied": not tied}
     counts = derived(table.derived, stated)
-    model = Model(family, table, RULES[table.rules], config, arch, counts, switches, where)
+    kinds = tuple(hf_formulas.kinds(config, family, counts["layers"])) if family.has_kinds else ()
+    model = Model(family, table, RULES[table.rules], config, arch, counts, switches, where, kinds)
     _check_architecture(model)
     for one in table.keys.values():
         if one.nonzero:
@@ -77,6 +80,7 @@ def stated_keys(model: Model) -> dict[str, Value]:
         key: Value.of(ValueType.U32, model.counts[size]) for key, size in ({**COUNTED, **model.table.sizes}).items()
     }
     values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
+    values |= {key: Value.of(_CONSTANT[type(value)], value) for key, value in model.table.constants.items()}
     values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
     values |= model.rules.keys(model)
     return {f"{model.arch}.{key}": value for key, value in values.items()}

@@ -403,7 +403,7 @@ def _architectures() -> dict[str, Architecture]:
 
 def _of_families() -> dict[str, Architecture]:
     """Return plain architectures that only a family's file describes."""
-    known = map(families.get, families.handwritten())
+    known = map(families.get, families.exported())
     return {
         f.gguf_architecture: Architecture(
             f.gguf_architecture, f.llama_cpp.layout, vectors=f.llama_cpp.vectors, whole_heads=f.llama_cpp.whole_heads
