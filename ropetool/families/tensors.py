@@ -111,9 +111,9 @@ def vector(hf: str, gguf: str, shape: str = "hidden", when: str = "", offset: fl
     return (Row(f"{hf}.weight", f"{gguf}.weight", shape, when, offset=offset),)
 
 
-def affine(hf: str, gguf: str, when: str = "") -> Rows:
-    """Return the weight and the bias of a norm."""
-    return tuple(Row(f"{hf}.{kind}", f"{gguf}.{kind}", "hidden", when) for kind in ("weight", "bias"))
+def affine(hf: str, gguf: str, when: str = "", offset: float = 0.0) -> Rows:
+    """Return the weight and the bias of a norm; offset: of the weight."""
+    return (*vector(hf, gguf, "hidden", when, offset), Row(f"{hf}.bias", f"{gguf}.bias", "hidden", when))
 
 
 def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order: Order = "") -> Rows:
@@ -211,7 +211,8 @@ class Export:
     """What the class of a family does, assumes where the config is silent, and calls its tensors.
 
     layer, outer: the tensors of a layer below `prefix`, and those of none. grouped: whether heads may share keys and
-    values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key.
+    values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key, none where no
+    key says it.
     counts: sizes beyond the common ones. derived: sizes by a formula of others, as "queries + 2 * keys". switches: keys
     of the config that are true or false, with what they are where it is silent. tied: tie_word_embeddings where silent.
     head: whether llama.cpp needs output.weight, takes the embedding without it, or always. output_bias: whether there is

@@ -139,8 +139,9 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
         config[family.partial_rotary_key] = entry.rotary_dim / entry.head_dim
     config |= {one.key: sizes[name] for name, one in table.counts.items() if name in sizes}
     config |= {switch: on for switch in table.switches if (on := _switch(source, table, switch)) is not None}
-    eps = _value(source, EPSILONS[table.norms])
-    config[table.eps_key] = eps if eps is not ABSENT else table.eps
+    if table.eps_key:
+        eps = _value(source, EPSILONS[table.norms])
+        config[table.eps_key] = eps if eps is not ABSENT else table.eps
     for key, one in table.keys.items():
         value = _value(source, key)
         if one.number and value is not ABSENT:

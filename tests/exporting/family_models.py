@@ -105,9 +105,10 @@ for _name in family_making.others(CONFIGS, exported=True):
     _rope = {"rope_type": "default", "rope_theta": 10000.0, **family_making.rope_keys(_name)}
     CONFIGS[_name] = {**family_making.config(_name, SMALL), "rope_parameters": _rope}
 SILENT = object()
-ADDED_ONE = ("gemma2", "gemma3_text")
+MULTIPLIED = ("gemma", "gemma2", "gemma3_text")  # embeddings, by the root of the hidden size
+ADDED_ONE = (*MULTIPLIED, "nemotron")
 # llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.
-TABLED = ("gemma2", "gemma3_text", "starcoder2", "gpt_neox")
+TABLED = ("gemma", "gemma2", "gemma3_text", "starcoder2", "gpt_neox", "phi")
 TOKENS = [256, *(int(token) for token in np.random.default_rng(3).integers(0, 256, LENGTH - 1))]
 PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
 
@@ -147,7 +148,7 @@ def _drawn(name: str, weight: Any, family: str, generator: Any) -> Any:
     if weight.ndim == 1:
         return 0.3 * drawn
     if "embed" in name:  # attention alone would make much of the last bits of float32 angles
-        return (0.5 if family in ADDED_ONE else 2.0) * drawn  # gemma multiplies it by the root of the hidden size
+        return (0.5 if family in MULTIPLIED else 2.0) * drawn
     if family in TABLED and "mlp" in name:
         return 0.02 * drawn
     return max(0.12, 1.4 / math.sqrt(weight.shape[-1])) * drawn

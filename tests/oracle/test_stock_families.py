@@ -50,6 +50,7 @@ CHANGES = {
         },
     },
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 10000, "rope_parameters": None},
+    "phi": {"intermediate_size": 1024, "num_key_value_heads": 4},  # it takes 4 x hidden_size, and no groups
 }  # fmt: skip
 # The converter asks for rotary_pct, which transformers 5 does not hand on.
 OLDER = {"gpt_neox": os.environ.get("ROPETOOL_V4_PYTHON", "")}
@@ -74,6 +75,7 @@ THEIRS = {
     "phi3": {"attention.sliding_window", "rope.scaling.original_context_length"},  # 0, and the context's own length
     "olmo3": {"rope.freq_base_swa"},  # which olmo2.cpp does not look at
     "cohere": {"rope.scaling.type"},  # none, where there is no scaling
+    "nemotron": {"rope.scaling.type", "attention.layer_norm_rms_epsilon"},  # as cohere; its norms take the mean away
 }
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
 CUT = {"gemma3_text": "token_embd.weight"}

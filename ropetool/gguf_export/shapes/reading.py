@@ -68,7 +68,7 @@ def read_model(
     model = Model(family, table, RULES[table.rules], config, arch, counts, switches, where, kinds)
     _check_architecture(model)
     for one in table.keys.values():
-        if one.nonzero:
+        if one.nonzero and not (one.optional and config.get(one.number) is None):
             model.need_nonzero(one.number, one.default)
     model.rules.check(model)
     return model
