@@ -33,7 +33,8 @@ from engine_grid import judging, recorded
 
 from ropetool import families, runtimes
 from ropetool.cli import group
-from ropetool.families import Family, records
+from ropetool.families import records
+from ropetool.families.family import Family
 from ropetool.families.wrappers import ALIASES, UNREAD, WRAPPERS
 from ropetool.rope import methods
 from ropetool.runtimes.llama_cpp import architectures as archs

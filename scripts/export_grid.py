@@ -13,7 +13,7 @@ from typing import Any
 import ropetool
 from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp.exported import exported

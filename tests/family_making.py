@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool import families
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.families.tensors import COMMON, Export, Row, derived
 
 

@@ -13,7 +13,8 @@ import pytest
 import ropetool
 from ropetool import families
 from ropetool.errors import ConfigError, InvalidRope, UnknownFamily
-from ropetool.families import Family, records
+from ropetool.families import records
+from ropetool.families.family import Family, read
 from ropetool.families.tensors import Export
 
 FOLDER = Path(families.__file__).parent
@@ -156,9 +157,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_in_a_file_is_one_sentence_with_its_place(name: str) -> None:
     change, place, sentence = MISTAKES[name]
-    assert families.read(json.dumps(LLAMA), "llama.json") == families.get("llama")
+    assert read(json.dumps(LLAMA), "llama.json") == families.get("llama")
     with pytest.raises(ConfigError) as refusal:
-        families.read(json.dumps({**LLAMA, **change}), "llama.json")
+        read(json.dumps({**LLAMA, **change}), "llama.json")
     assert refusal.value.where == f"ropetool/families/llama.json{place}"
     assert refusal.value.message.startswith(sentence)
     assert "\n" not in str(refusal.value)
@@ -176,7 +177,7 @@ def test_a_mistake_in_a_file_is_one_sentence_with_its_place(name: str) -> None:
 )
 def test_what_is_no_family_at_all(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        families.read(text, "llama.json")
+        read(text, "llama.json")
     assert (refusal.value.where, refusal.value.message) == ("ropetool/families/llama.json", sentence)
 
 

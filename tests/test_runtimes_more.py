@@ -18,6 +18,7 @@ import ropetool
 from ropetool import families, runtimes
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport, UnknownRuntime
+from ropetool.families.family import Family
 from ropetool.report.inspected import inspection_json
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import NotKnown, Refuses, inspection
@@ -97,7 +98,7 @@ def test_all_releases_agree_or_the_whole_program_refuses() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_family_that_was_not_looked_at_is_not_guessed(engine: str) -> None:
-    family = families.Family("other", "", "OtherForCausalLM", "half", default_rope_theta={"full_attention": 1e4})
+    family = Family("other", "", "OtherForCausalLM", "half", default_rope_theta={"full_attention": 1e4})
     for runtime in runtimes.all_of(engine):
         with pytest.raises(NotKnown, match=r"how .* runs other is not known|has no (model|architecture) of other"):
             runtime.decode(HfCheckpoint(configs.config("llama", "v4"), family))

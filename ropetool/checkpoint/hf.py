@@ -16,7 +16,8 @@ from ropetool.checkpoint.identity import Identity
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import InvalidRope, UnknownFamily
-from ropetool.families import Family, records
+from ropetool.families import records
+from ropetool.families.family import Family
 from ropetool.files.hf import DTYPE_BITS, Directory, Header, apply_edits, headers, open_directory, parse_object
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import InvalidRope
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
 

@@ -13,7 +13,8 @@ from typing import Any
 from ropetool import families, names
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
-from ropetool.families import Family, records
+from ropetool.families import records
+from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 
 AUTO_MAP = "auto_map"

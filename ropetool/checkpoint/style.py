@@ -13,7 +13,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint import config_numbers, layer_lists
 from ropetool.errors import AmbiguousRope, InvalidRope
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import ABSENT, Edit, shown
 from ropetool.rope.tables import is_number
 

@@ -14,7 +14,7 @@ from ropetool.comparison.relations import CONVERTED, IDENTICAL, PERMUTED, ROWS_S
 from ropetool.comparison.results import NetScore, TensorDiff
 from ropetool.comparison.sides import Opened
 from ropetool.errors import RopetoolError
-from ropetool.families import FoldStep
+from ropetool.families.family import FoldStep
 from ropetool.families.rows import K, Q
 from ropetool.rope.tables import Array, LayerRope, RopeSet
 from ropetool.weights.fold_targets import FoldRows, FoldTargets, fold_rows, layers

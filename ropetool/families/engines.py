@@ -21,7 +21,8 @@ class Vllm:
     formula: the model file's own reading of the rope keys, a program in runtimes/vllm.py. wider_window: the release from
     which on sliding layers see one token more than the config says, empty for none. made_half: its rotary modules are made
     for half layout and turned interleaved afterwards, which those of longrope do not heed. turns_rows: it turns the rows
-    of queries and keys at load, so that its rotary modules are of half layout and compute the interleaved one.
+    of queries and keys at load, so that its rotary modules are of half layout and compute the interleaved one. stops: the
+    error that a stretch of releases stops with, by the first of them.
     """
 
     on_transformers: str = ""
@@ -29,6 +30,7 @@ class Vllm:
     wider_window: str = ""
     made_half: bool = False
     turns_rows: bool = False
+    stops: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,7 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     kind_names = {**_kind_names(attending), **theirs}
     found = {key: record[key] for key in ALIKE if record.get(key) is not None}
     found |= {
-        "example": "", "in_v4": False, "source": _source(record), "layout": _one(record, attending, "layout"),
+        "example": "", "in_v4": False, "source": _source(record), "layout": _one(attending, "layout"),
         "rotates": _rotates(record, layers),
         "default_rope_theta": {theirs.get(kind, kind): theta for kind, theta in record["default_rope_theta"].items()},
         **_kinds(record, kind_names), **_windows(record), **_heads(record), **_odd(record, theirs),
@@ -264,7 +264,7 @@ def _known(value: str, known: Sequence[str], what: str) -> str:
     return value
 
 
-def _one(record: Mapping[str, Any], attending: Sequence[Mapping[str, Any]], key: str) -> Any:
+def _one(attending: Sequence[Mapping[str, Any]], key: str) -> Any:
     """Return what all rotations of the attention itself have in common."""
     found = {turn[key] for layer in attending for turn in layer.get("rotations", ()) if "in" not in turn}
     if len(found) != 1:

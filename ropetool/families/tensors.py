@@ -248,11 +248,6 @@ class Export:
     layer_switches: Mapping[str, LayerSwitch] = field(default_factory=dict)
     rules: Rules = ""
 
-    @property
-    def size_names(self) -> tuple[str, ...]:
-        """The sizes that rows, formulas and keys may name."""
-        return (*COMMON, *self.counts, *self.derived)
-
     def gguf_name(self, hf: str) -> str | None:
         """Return the name in GGUF, below its layer and without .weight, of a tensor of a layer; None without one."""
         found = (row.gguf for row in self.layer if row.hf == f"{hf}.weight")

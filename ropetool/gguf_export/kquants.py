@@ -18,11 +18,11 @@ from threading import Thread
 from typing import Any
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError
-from ropetool.files.gguf import Value, ValueType
+from ropetool.files.gguf import Value, ValueType, ggml_type
 from ropetool.gguf_export import mxfp4
 from ropetool.gguf_export.container import processors
 from ropetool.gguf_export.imatrix import Weights, read_imatrix
-from ropetool.gguf_export.outtypes import OUTTYPES, ggml_type
+from ropetool.gguf_export.outtypes import OUTTYPES
 from ropetool.gguf_export.tensors import Layout
 from ropetool.verification.runners.llama_library import last_words, library, listening
 

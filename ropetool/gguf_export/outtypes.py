@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ropetool.errors import UnknownName, did_you_mean
-from ropetool.files.gguf.kinds import GGML_TYPES
+from ropetool.files.gguf.kinds import GGML_TYPES, ggml_type
 
 AUTO = "auto"
 MXFP4_MOE = "mxfp4_moe"  # not asked for, but found: experts stored in MXFP4, beside matrices that are not quantised
 BLOCKS = {kind.name: kind.block for kind in GGML_TYPES.values()}
-_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 # llama.cpp computes with vectors, norms and expert gates in F32 alone: the rule of convert_hf_to_gguf.py.
 _F32_ENDS = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 
@@ -80,12 +79,7 @@ def dtype_of(name: str, shape: tuple[int, ...], outtype: str) -> str:
     return dtype if shape[-1] % BLOCKS[dtype] == 0 else "F16"
 
 
-def ggml_type(dtype: str) -> int:
-    """Return the number of a type in the tensor table."""
-    return _NUMBERS[dtype]
-
-
 def nbytes_of(dtype: str, elements: int) -> int:
     """Return how many bytes elements take, whole blocks of them."""
-    kind = GGML_TYPES[_NUMBERS[dtype]]
+    kind = GGML_TYPES[ggml_type(dtype)]
     return elements // kind.block * kind.nbytes

@@ -14,11 +14,12 @@ from typing import Any
 
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, UnsupportedDtype
 from ropetool.files.dtypes import STORAGE
+from ropetool.files.gguf import ggml_type
 from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
 from ropetool.gguf_export import fp8, mxfp4
-from ropetool.gguf_export.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, ggml_type, nbytes_of
+from ropetool.gguf_export.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
 from ropetool.gguf_export.shapes import Model, Wanted, tensors
 from ropetool.gguf_export.sources import Source
 from ropetool.gguf_export.wrapped import left_out, text_names

@@ -20,7 +20,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.style import RopeKeys
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError
 from ropetool.escaping import command
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.families.tensors import Export, Row
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT

@@ -22,16 +22,15 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError
 from ropetool.files.dtypes import STORAGE, decode, encode
-from ropetool.files.gguf import GGML_TYPES
+from ropetool.files.gguf import GGML_TYPES, ggml_type
 from ropetool.files.gguf.numbers import decoded_blocks
+from ropetool.files.hf import header_bytes
 from ropetool.files.regular import open_regular
-from ropetool.gguf_export.outtypes import ggml_type
 from ropetool.gguf_export.shapes import Permutation, Wanted
 
 CHUNK = 1 << 17  # elements made at once, whose float32 numbers stay in a processor's cache
 AHEAD = 4  # pieces made while one is written
 MAX_SHARD = 5 * 10**9  # bytes of tensors in one file, as transformers saves them
-ALIGNMENT = 8  # of the data behind a safetensors header
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,8 @@ def write_tensors(source: GgufCheckpoint, made: Sequence[Made], folder: Path, dt
             name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
             files.append(folder / name)
             with files[-1].open("xb") as file:
-                file.write(_header(shard, dtype))
+                listed = ((one.name, dtype, one.shape, one.elements * STORAGE[dtype].itemsize) for one in shard)
+                file.write(header_bytes(listed, {"format": "pt"}))
                 for one in shard:
                     changed = False
                     for data, lossy in _made(source, one, dtype, pool):
@@ -138,18 +138,6 @@ def _shards(made: Sequence[Made], size: int) -> Iterator[list[Made]]:
         shard.append(one)
         held += nbytes
     yield shard
-
-
-def _header(made: Sequence[Made], dtype: str) -> bytes:
-    size, at = STORAGE[dtype].itemsize, 0
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for one in made:
-        end = at + one.elements * size
-        entries[one.name] = {"dtype": dtype, "shape": list(one.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
 
 
 # --- one tensor

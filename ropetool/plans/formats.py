@@ -22,7 +22,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.escaping import command
-from ropetool.families import TrainedLength
+from ropetool.families.family import TrainedLength
 from ropetool.files import parts
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import ABSENT

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ropetool.families import FoldStep
+from ropetool.families.family import FoldStep
 from ropetool.families.rows import K, Q, select
 from ropetool.weights import FoldTargets, TensorEdit
 

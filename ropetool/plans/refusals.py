@@ -65,9 +65,7 @@ def lossy(
     runtimes that one file serves. reading: that of the start. rope_type: of the table that is there.
     """
     wanted, request = asked.runtimes, asked.request
-    unsaid = "no rope keys can say it" + (
-        f" of a table of rope type {rope_type}" if rope_type == "proportional" else ""
-    )
+    unsaid = "no rope keys can say it" + (f" of a table of rope type {rope_type}" if rope_type != "default" else "")
     why = reasons(tried) or unsaid
     if conflict:
         who = f"no file serves {conflict[0]}" if len(conflict) == 1 else f"no one file serves {' and '.join(conflict)}"

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.report.layout import columns
 from ropetool.rope.methods import Method
 from ropetool.runtimes import Runtime

@@ -12,7 +12,7 @@ from ropetool.checkpoint import style
 from ropetool.checkpoint.edits import FileEdit, config_file_edits
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.style import RopeKeys
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import geometric

@@ -18,7 +18,7 @@ import numpy as np
 from ropetool import families, names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool import names
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import (
     Source,

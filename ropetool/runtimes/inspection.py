@@ -15,7 +15,8 @@ from ropetool.checkpoint.likeness import untyped
 from ropetool.checkpoint.opening import Checkpoint, opened_as
 from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.escaping import command
-from ropetool.families import Family, TrainedLength, records
+from ropetool.families import records
+from ropetool.families.family import Family, TrainedLength
 from ropetool.families.wrappers import ALIASES, ON_HUB, WRAPPERS
 from ropetool.files import parts
 from ropetool.files.gguf import Value

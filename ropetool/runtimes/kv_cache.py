@@ -10,7 +10,7 @@ from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import InvalidRope
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp.architectures import HEAD_COUNT, HEAD_COUNT_KV

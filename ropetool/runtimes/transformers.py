@@ -11,7 +11,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas as formulas

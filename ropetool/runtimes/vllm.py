@@ -50,7 +50,6 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     The context is the longest that --max-model-len may ask for, as far as the tables of cos and sin reach.
     Raises: Refuses where it stops with an error.
     """
-    model_type = view.family.name
     own = view.family.own_name or engine.loaded_as_family(view)
     facts = view.family.vllm if own else _inside(view, first)
     if facts is None:
@@ -60,8 +59,8 @@ def decode(view: HfCheckpoint, first: str) -> RopeSet:
     if facts.on_transformers and numbers(facts.on_transformers) <= numbers(first):
         found = _on_transformers(view)
         return replace(found, max_position_embeddings=_derived(view, given, first))
-    if model_type == "olmo3" and first == "0.25":
-        raise Refuses("KeyError: 'rope_theta', which it looks for beside the layer types")
+    if first in facts.stops:
+        raise Refuses(facts.stops[first])
     shape = engine.shape(view)
     entries, reach = {}, []
     for layer_type, keys in given.items():

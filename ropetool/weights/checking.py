@@ -15,7 +15,7 @@ import numpy as np
 from ropetool import names
 from ropetool.checkpoint.tensor_bytes import StoredTensor, read_bytes
 from ropetool.errors import LossyExport
-from ropetool.families import FoldStep
+from ropetool.families.family import FoldStep
 from ropetool.families.rows import K, Q
 from ropetool.files.dtypes import decode
 from ropetool.files.gguf.numbers import numbers

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
-from ropetool.families import Family, FoldStep, FoldSteps
+from ropetool.families.family import Family, FoldStep, FoldSteps
 from ropetool.families.rows import K, Sizes, select
 from ropetool.rope.tables import LayerRope, RopeSet
 

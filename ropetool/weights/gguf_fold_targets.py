@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ropetool import families, names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.errors import LossyExport
-from ropetool.families import Family, FoldStep
+from ropetool.families.family import Family, FoldStep
 from ropetool.files.gguf import ValueType
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.base import Refuses

@@ -5,12 +5,10 @@ Knows how each is laid out, not what happens to the numbers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ropetool.checkpoint import gguf, hf
 from ropetool.checkpoint.edits import FileEdit
@@ -18,12 +16,10 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
-from ropetool.files.gguf import GGML_TYPES, GgufHeader, Patch, read_header, split_patch, write_patched
+from ropetool.files.gguf import GgufHeader, Patch, ggml_type, read_header, split_patch, write_patched
 from ropetool.files.gguf.copying import copy_range, write_all
-from ropetool.files.hf import DTYPE_BITS, Header
+from ropetool.files.hf import DTYPE_BITS, Header, header_bytes
 from ropetool.weights.writing import WeightFile, nbytes_as
-
-_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +66,10 @@ class Shard:
         new = {name: dtypes.get(name, self.tensors[name].dtype) for name in order}
         # Wide types first, as the format's own writer has them: readers want each tensor at a multiple of its width.
         order.sort(key=lambda name: -DTYPE_BITS[new[name]])
-        entries: dict[str, Any] = {"__metadata__": dict(self.header.metadata)} if self.header.metadata else {}
-        at = 0
-        for name in order:
-            end = at + nbytes_as(self.tensors[name], new[name])
-            entries[name] = {"dtype": new[name], "shape": list(self.tensors[name].shape), "data_offsets": [at, end]}
-            at = end
-        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-        text += b" " * (-len(text) % 8)
-        return len(text).to_bytes(8, "little") + text, order
+        listed = (
+            (name, new[name], self.tensors[name].shape, nbytes_as(self.tensors[name], new[name])) for name in order
+        )
+        return header_bytes(listed, self.header.metadata), order
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +96,7 @@ class GgufFile:
         return gguf.stored_in(self.header)
 
     def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
-        retyped = {name: _NUMBERS[dtype] for name, dtype in dtypes.items() if dtype != self.tensors[name].dtype}
+        retyped = {name: ggml_type(dtype) for name, dtype in dtypes.items() if dtype != self.tensors[name].dtype}
         write_patched(self.header, self.patch, target, retyped)
         written = read_header(target)
         return {info.name: written.data_start + info.offset for info in written.tensors}

@@ -66,11 +66,10 @@ class BakedTensor:
 
 @dataclass(frozen=True)
 class Baked:
-    """What was written, in bytes and by tensor."""
+    """What was written."""
 
     files: tuple[Path, ...]
     tensors: tuple[BakedTensor, ...]
-    bytes_written: int
 
 
 def marks(edits: Sequence[TensorEdit], files: Sequence[WeightFile]) -> dict[str, str]:
@@ -141,7 +140,7 @@ def write_weights(
             progress(file.path.name)
         done += _write_file(file, inside, target, bake_dtype)
         written.append(target)
-    return Baked(tuple(written), tuple(done), sum(path.stat().st_size for path in written))
+    return Baked(tuple(written), tuple(done))
 
 
 def _check_all_there(changes: Mapping[str, RowChange], files: Sequence[WeightFile], bake_dtype: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.probing.rotation import rotary_modules
 from ropetool.rope.tables import LayerRope, RopeSet
 

@@ -71,10 +71,9 @@ def assert_same_logits(source: Path, target: Path, tmp_path: Path, length: int, 
 def test_the_baked_model_has_the_same_logits(name: str, tmp_path: Path) -> None:
     source = models.write(tmp_path / "m", models.MODELS[name], shards=2)
     bake = bake_of(source)
-    baked = models.carry_out(bake, source, tmp_path / "baked")
+    models.carry_out(bake, source, tmp_path / "baked")
     assert_only_named_rows_changed(source, tmp_path / "baked", bake)
     assert_asks_for_nothing(tmp_path / "baked")
-    assert baked.bytes_written == sum(f.stat().st_size for f in baked.files)
     length = models.LENGTH if name in LONG else BEYOND
     assert_same_logits(source, tmp_path / "baked", tmp_path, length, single=name != TOP_K)
 

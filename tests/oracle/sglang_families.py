@@ -10,6 +10,7 @@ import configs
 import peers
 
 from ropetool import families
+from ropetool.families.family import Family
 from ropetool.runtimes.base import numbers
 
 GOLDEN = Path(__file__).parent / "sglang_families.json"
@@ -101,7 +102,7 @@ def config(name: str, cell: str) -> dict[str, Any]:
     return {"model_type": name, "architectures": [family.architecture], **_scaled(family, FAMILIES[name], cell)}
 
 
-def _scaled(family: families.Family, keys: dict[str, Any], cell: str) -> dict[str, Any]:
+def _scaled(family: Family, keys: dict[str, Any], cell: str) -> dict[str, Any]:
     scaling = peers.CELLS[cell]
     if cell == "longrope-alike":
         pairs = keys["rotary_dim"] // 2 if "rotary_dim" in keys else 8 if "partial_rotary_factor" in keys else 16

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 
 from ropetool import families, names
 from ropetool.errors import ConfigError
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.runtimes import hf_formulas, inspection
 
 FULL = names.FULL_ATTENTION

@@ -13,7 +13,7 @@ from ropetool.files.gguf.header import (
     read_header,
     read_vector,
 )
-from ropetool.files.gguf.kinds import GGML_TYPES, ValueType
+from ropetool.files.gguf.kinds import GGML_TYPES, ValueType, ggml_type
 from ropetool.files.gguf.patch import Patch
 from ropetool.files.gguf.shards import model_name, read_shards, shard_paths, shards, split_patch
 from ropetool.files.gguf.tensors import TensorInfo
@@ -29,6 +29,7 @@ __all__ = [
     "Value",
     "ValueType",
     "check_vector",
+    "ggml_type",
     "model_name",
     "parse_header",
     "read_header",

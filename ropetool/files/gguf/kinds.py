@@ -94,3 +94,9 @@ GGML_TYPES = {
     41: GgmlType("Q1_0", 128, 18),
     42: GgmlType("Q2_0", 64, 18),
 }
+_NUMBERS = {kind.name: number for number, kind in GGML_TYPES.items()}
+
+
+def ggml_type(dtype: str) -> int:
+    """Return the number of a type in the tensor table."""
+    return _NUMBERS[dtype]

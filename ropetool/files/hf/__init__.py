@@ -9,7 +9,7 @@ from ropetool.files.hf.directory import (
     read_optional_object,
 )
 from ropetool.files.hf.jsontext import ABSENT, Edit, apply_edits, parse_object
-from ropetool.files.hf.safetensors import DTYPE_BITS, Header, TensorInfo, data_start, read_header
+from ropetool.files.hf.safetensors import DTYPE_BITS, Header, TensorInfo, data_start, header_bytes, read_header
 
 __all__ = [
     "ABSENT",
@@ -20,6 +20,7 @@ __all__ = [
     "TensorInfo",
     "apply_edits",
     "data_start",
+    "header_bytes",
     "headers",
     "limits_of",
     "open_directory",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ropetool import families
 from ropetool.errors import LossyExport
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.families.tensors import Row
 from ropetool.gguf_export.shapes.base import REQUIRED, Model
 from ropetool.gguf_export.shapes.orders import ORDERS, Permutation

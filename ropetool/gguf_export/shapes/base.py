@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.families.tensors import Export, LayerSwitch, Row, conditions
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown

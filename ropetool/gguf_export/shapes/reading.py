@@ -10,7 +10,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.families.tensors import Count, Export, Stated, derived
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown

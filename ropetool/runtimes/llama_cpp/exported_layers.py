@@ -12,7 +12,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.errors import LossyExport
-from ropetool.families import Family
+from ropetool.families.family import Family
 from ropetool.files.gguf import Value, ValueType
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import hf_formulas

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from ropetool.families import FoldStep, FoldSteps
+from ropetool.families.family import FoldStep, FoldSteps
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import layers
 from ropetool.runtimes.llama_cpp.architectures import Architecture
