@@ -268,9 +268,10 @@ def _export_grid() -> str:
 
 _EXPORT = """What `ropetool export` makes of each family for llama.cpp, extended by 4. `keys`: native keys, with `attn_factor` where
 the factor is not YaRN's own. `vector`: `rope_freqs.weight`. `lists`: `rope_factors_short.weight` and
-`rope_factors_long.weight`. `-`: llama.cpp cannot hold it, and the export is refused with the reason. Every cell that is
-not `-` gives transformers' logits within 2e-4 of the largest up to four times the trained length
-(`tests/exporting/test_export_families.py`). What `export` means in the table above: the name in GGUF files.
+`rope_factors_long.weight`. `-`: llama.cpp cannot hold it, and the export is refused with the reason, or no config can, where
+norms behind the rotation take a factor away. Every cell that is not `-` gives transformers' logits within 2e-4 of the largest
+up to four times the trained length (`tests/exporting/test_export_families.py`). What `export` means in the table above: the name
+in GGUF files.
 """
 
 

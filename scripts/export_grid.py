@@ -13,6 +13,7 @@ from typing import Any
 import ropetool
 from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import LossyExport
 from ropetool.families.family import Family
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import architectures as keys
@@ -49,7 +50,11 @@ def _cell(family: Family, cell: str) -> str:
         if method == "longrope":
             options = {"params": {"long_factor": [1 + pair / 9 for pair in range(_pairs(source))]}}
             options["params"]["short_factor"] = [1 + pair / 40 for pair in range(_pairs(source))]
-        ropetool.apply(ropetool.plan(source, method, factor=FACTOR, **options), source, output)
+        try:
+            plan = ropetool.plan(source, method, factor=FACTOR, **options)
+        except LossyExport:
+            return NOT  # norms behind the rotation take any factor on cos and sin away
+        ropetool.apply(plan, source, output)
         return _held(family, json.loads((output / names.CONFIG_JSON).read_text()))
 
 

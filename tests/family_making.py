@@ -40,9 +40,9 @@ def config(name: str, sizes: Mapping[str, Any], *, head_dim: int = 32, share: fl
     family = families.get(name)
     made: dict[str, Any] = {**sizes, "tie_word_embeddings": False}
     wide = head_dim * (2 if family.partial_rotary_key else 1)
-    if family.default_head_dim is not None:
+    if family.default_head_dim is not None or family.null_head_dim:
         made[family.head_dim_key] = wide
-    else:
+    if family.default_head_dim is None or (family.export is not None and family.export.square):
         made["hidden_size"] = wide * sizes["num_attention_heads"]
     if family.sliding_window == "always":
         made["sliding_window"] = None

@@ -133,7 +133,7 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     }  # fmt: skip
     if table.grouped:
         config[names.NUM_KEY_VALUE_HEADS] = sizes.get("kv_heads", sizes.get("heads"))
-    if not table.square and not family.mla:
+    if not family.mla and (not table.square or family.default_head_dim is not None):
         config[family.head_dim_key] = entry.head_dim
     if family.partial_rotary_key:
         config[family.partial_rotary_key] = entry.rotary_dim / entry.head_dim

@@ -92,6 +92,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu_new",
     },
     "cohere": {**SMALL, "logit_scale": 0.25, "tie_word_embeddings": True},
+    "cohere2": {
+        **SMALL, **HALF_WINDOW, "num_hidden_layers": 4, "logit_scale": 0.25, "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+    },
     "gpt_oss": {
         **SMALL, **HALF_WINDOW, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention"],

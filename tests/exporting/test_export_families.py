@@ -86,7 +86,8 @@ GRID = [
     (family, cell)
     for family in CONFIGS
     for cell in (PLAIN, *CELLS)
-    if ALL or family in EVERYWHERE or cell in (PLAIN, "yarn") or (family, cell) in LOSSY
+    if (ALL or family in EVERYWHERE or cell in (PLAIN, "yarn") or (family, cell) in LOSSY)
+    and not (cell == "yarn, factor 1" and families.get(family).norm_after)
 ]
 
 
@@ -110,6 +111,8 @@ class Checkpoints:
             method, options, _ = CELLS[cell]
             source = self.path(family)
             options = {"params": self._lists(source)} if method == "longrope" else options
+            if families.get(family).norm_after and method in ("yarn", "longrope"):
+                options = {**options, "attention_factor": 1.0}  # any other vanishes in its norms
             ropetool.apply(ropetool.plan(source, method, factor=FACTOR, **options), source, path)
         return path
 
@@ -243,6 +246,10 @@ VARIANTS: dict[str, Callable[[Path], Path]] = {
     "llama with heads that are wider than their share": _variant("llama", head_dim=48),
     "exaone4 whose layers slide": _variant(
         "exaone4", num_hidden_layers=64, sliding_window=64, layer_types=MOST_SLIDE * 16
+    ),
+    "hunyuan whose base is stretched": _variant(
+        "hunyuan_v1_dense",
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},
     ),
     "deepseek of which the config says little": _variant(
         "deepseek_v3", **dict.fromkeys(ASSUMED_V3, models.SILENT), num_hidden_layers=4, n_routed_experts=16

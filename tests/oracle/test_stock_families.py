@@ -50,6 +50,9 @@ CHANGES = {
         },
     },
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 10000, "rope_parameters": None},
+    # It looks for keys of the older ChatGLM.
+    "glm": {"rms_norm_eps": 1e-5, "seq_length": 512},
+    "cohere2": {"rotary_pct": 1.0},
     "phi": {"intermediate_size": 1024, "num_key_value_heads": 4},  # it takes 4 x hidden_size, and no groups
 }  # fmt: skip
 # The converter asks for rotary_pct, which transformers 5 does not hand on.
@@ -75,6 +78,7 @@ THEIRS = {
     "phi3": {"attention.sliding_window", "rope.scaling.original_context_length"},  # 0, and the context's own length
     "olmo3": {"rope.freq_base_swa"},  # which olmo2.cpp does not look at
     "cohere": {"rope.scaling.type"},  # none, where there is no scaling
+    "cohere2": {"rope.scaling.type"},  # as cohere
     "nemotron": {"rope.scaling.type", "attention.layer_norm_rms_epsilon"},  # as cohere; its norms take the mean away
 }
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
