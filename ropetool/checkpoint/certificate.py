@@ -26,6 +26,7 @@ from ropetool.rope.tables import MAX_LENGTH
 
 SCHEMA = 1
 PASS, FAIL, PARTIAL, UNDECIDED, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "undecided", "not run", "-"
+INEXACT = "inexact"  # of a check: its tables are not quite those that it was made of, as it states
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
 SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
 PUBLISHABLE, USABLE, RESEARCH = "publishable", "usable", "research"
@@ -274,7 +275,8 @@ def _judged(found: Certificate) -> tuple[str, str]:
         return UNDECIDED, f"{measured} left undecided: {_named(found, UNDECIDED)}"
     if not _named(found, PASS):
         return PARTIAL, f"{measured} checked nothing"
-    return PASSED, f"it passed {measured}"
+    inexact = _named(found, INEXACT)
+    return PASSED, f"it passed {measured}{f', with inexact {inexact}' if inexact else ''}"
 
 
 def remedy(path: Path) -> str:
@@ -309,7 +311,7 @@ _WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
 _MANIFEST = re.compile(r"[0-9a-f]{64}")
 MAX_COMMAND = 100_000  # characters, with all its paths
-_VERDICTS = (PASS, FAIL, UNDECIDED, NOT_RUN, NOT_ASKED)
+_VERDICTS = (PASS, FAIL, UNDECIDED, INEXACT, NOT_RUN, NOT_ASKED)
 
 
 def _problem(data: Any) -> str:

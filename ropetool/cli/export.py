@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     help="Put the attention factor into the keys: llama.cpp's context shift and cache reuse stay exact.",
 )  # fmt: skip
 @click.option(
+    "--allow-inexact", is_flag=True,
+    help="Write the nearest positions where llama.cpp cannot hold the checkpoint's, and say how far they are apart.",
+)  # fmt: skip
+@click.option(
     "--no-check", "check", is_flag=True, default=True, flag_value=False,
     help="Keep the file without comparing its tokens, tables and logits with the checkpoint's.",
 )  # fmt: skip

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.checkpoint import certificate, provenance
-from ropetool.checkpoint.gguf_keys import stamp
+from ropetool.checkpoint.gguf_keys import KL as INEXACT_KL
+from ropetool.checkpoint.gguf_keys import stamp, stamp_inexact
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
 from ropetool.files import hub
 from ropetool.files.counting import nobody
+from ropetool.files.gguf import Value, ValueType
+from ropetool.files.gguf.writer import overwrite_value
 from ropetool.gguf_export import files, kquants
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.comparing import compare
@@ -26,7 +29,9 @@ from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
 from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
 from ropetool.gguf_export.splitting import limits_of
+from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
+from ropetool.verification.kl_gate import KL
 from ropetool.verification.results import Check
 from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
 
@@ -57,6 +62,7 @@ class Exported:
 
     nbytes: the size of all files. bakes: what its weights hold that the checkpoint's keys ask for. checks: how the file
     compares with the checkpoint. serving: the command lines that serve it. sidecars: its model card and Modelfile.
+    deviation: of its tables from the checkpoint's, None where they are the same.
     """
 
     output: Path
@@ -71,12 +77,14 @@ class Exported:
     checks: tuple[Check, ...] = ()
     serving: tuple[str, ...] = ()
     sidecars: tuple[Path, ...] = ()
+    deviation: Deviation | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as plain data."""
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         checks, sidecars = [vars(check) for check in self.checks], [str(path) for path in self.sidecars]
-        return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars}
+        apart = None if self.deviation is None else self.deviation.to_json()
+        return {**plain, "output": str(self.output), "checks": checks, "sidecars": sidecars, "deviation": apart}
 
 
 @_with_next_step()
@@ -95,6 +103,7 @@ def export_checkpoint(
     accept_undecided: bool = False,
     rearch: str = "",
     shift_safe: bool = False,
+    allow_inexact: bool = False,
     check: bool = True,
     sidecars: bool = True,
     command: str = "",
@@ -107,7 +116,8 @@ def export_checkpoint(
     of the matrices, one of outtypes.OUTTYPES, or auto for the source's own; `imatrix` an importance matrix for those
     that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
     go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
-    `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. What ropetool
+    `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. `allow_inexact`
+    writes the nearest tables where llama.cpp cannot hold the exact ones. What ropetool
     made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`; with `accept_undecided` one
     that decided nothing will do. With `check` the tokens are compared before anything is written, and tables and logits
     before the file gets its name. `progress` is told the tensor, the bytes done, and those of the whole; in the stage
@@ -121,24 +131,31 @@ def export_checkpoint(
     choices = Choices(outtype, allow_nan, matrix, limits_of(split_max_size, split_max_tensors))
     check_outtype(outtype)
     entries = kquants.check(outtype, matrix)
-    options = ExportOptions(outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars)
+    options = ExportOptions(
+        outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars, allow_inexact
+    )
     ready = prepare(hub.local(source), output, options)
     matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
     gate_notes = _gate(ready, allow_unverified, accept_undecided)
     found = companions.fresh_certificate(ready.source)
     values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
     values |= kquants.stated(matrix, entries) if matrix is not None else {}
+    values |= stamp_inexact(ready.deviation) if ready.deviation is not None else {}
     trained = _trained_length(ready)
     tell = progress or nobody
 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
-        return compare(ready.source.path, file, (outtype,), lengths, tell)
+        checks = compare(ready.source.path, file, (outtype,), lengths, tell)
+        measured = next((check.figure for check in checks if check.name == KL), None)
+        if ready.deviation is not None and measured is not None:
+            overwrite_value(file, INEXACT_KL, Value.of(ValueType.F32, measured))
+        return checks
 
     def told(checks: tuple[Check, ...]) -> companions.Exporting:
         checks = (*ready.checks, *checks)
         return companions.Exporting(
-            ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command
+            ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command, ready.deviation
         )
 
     written = files.write(
@@ -152,7 +169,7 @@ def export_checkpoint(
     return Exported(
         written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
         ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes), ready.bakes,
-        (*ready.checks, *written.checks), tuple(lines), written.sidecars,
+        (*ready.checks, *written.checks), tuple(lines), written.sidecars, ready.deviation,
     )  # fmt: skip
 
 
@@ -193,7 +210,8 @@ def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Ch
     """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
     source, made = ready.source, ready.source.record
     export = {"outtype": ready.outtype, "encoding": ready.encoding.name}
-    more = {"bakes": list(ready.bakes), "checks": [vars(check) for check in checks]}
+    more: dict[str, Any] = {"bakes": list(ready.bakes), "checks": [vars(check) for check in checks]}
+    more["deviation"] = None if ready.deviation is None else ready.deviation.to_json()
     return Provenance(
         str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained_length, made.plan if made else {},
         export=export | {name: value for name, value in more.items() if value},

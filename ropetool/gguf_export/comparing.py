@@ -13,9 +13,9 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import VerificationFailed
 from ropetool.gguf_export.container import Progress
 from ropetool.verification import floors
-from ropetool.verification.kl_gate import KL, kl_checks
+from ropetool.verification.kl_gate import KL, kl_checks, with_inexact_tables
 from ropetool.verification.readback.comparing import same_tables
-from ropetool.verification.results import FAIL, NOT_RUN, Check
+from ropetool.verification.results import FAIL, INEXACT, NOT_RUN, Check
 from ropetool.verification.short_divergence import Lengths, short_divergence
 
 
@@ -37,6 +37,7 @@ def compare(
     # transformers computes with what stands for the numbers of a quantised checkpoint in a type of its own choice.
     own = ("bfloat16",) if "quantization_config" in reference.config else ()
     checks = kl_checks(found, None, floors.limit((*kinds, *own), floors.layers_of(target.stored)))
+    checks = with_inexact_tables(checks) if tables.verdict == INEXACT else checks
     _judge(checks, file)
     return (tables, *checks)
 

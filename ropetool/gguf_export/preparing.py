@@ -13,7 +13,7 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
-from ropetool.errors import NotACheckpoint
+from ropetool.errors import LossyExport, NotACheckpoint
 from ropetool.escaping import command
 from ropetool.files import hub, linking
 from ropetool.files.gguf import Value
@@ -28,6 +28,7 @@ from ropetool.gguf_export.tokenizer import tokenizer_values
 from ropetool.gguf_export.tokenizer.check import check_tokens
 from ropetool.gguf_export.wrapped import text_config
 from ropetool.plans.formats import HfFormat
+from ropetool.rope.deviation import Deviation
 from ropetool.runtimes.llama_cpp import exported
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
 from ropetool.verification.results import Check
@@ -49,6 +50,7 @@ class ExportOptions:
     check: bool = True
     limits: Limits = field(default_factory=Limits)
     sidecars: bool = True
+    allow_inexact: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +58,8 @@ class Prepared:
     """An export that nothing stands against: what goes into the file, and the notes so far.
 
     bakes: in words, what its weights do that the checkpoint's keys ask for. window: of the checkpoint's sliding layers,
-    where llama.cpp is allowed to attend to everything. checks: of the tokens.
+    where llama.cpp is allowed to attend to everything. checks: of the tokens. deviation: of its tables from the checkpoint's,
+    None where they are the same.
     """
 
     source: HfCheckpoint
@@ -71,6 +74,7 @@ class Prepared:
     window: int | None
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
+    deviation: Deviation | None = None
 
 
 def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> Prepared:
@@ -108,7 +112,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
 
     general, card_notes = metadata.general_values(checkpoint.path, model, layout)
     values = general | metadata.model_values(model, layout)
-    encoding, rope_notes = exported.encode(rotation, values, [placed.info for placed in layout.tensors], where)
+    encoding, rope_notes, deviation = _encoded(rotation, values, layout, where, options.allow_inexact)
     tokenizer, token_notes = tokenizer_values(checkpoint.path, config, model.counts["vocabulary"])
     values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
     checks = (check_tokens(checkpoint.path, tokenizer, token_notes),) if options.check else ()
@@ -125,7 +129,30 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
     return Prepared(
         checkpoint, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
         rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,
+        deviation,
     )  # fmt: skip
+
+
+def _encoded(
+    rotation: exported.Rotation, values: Mapping[str, Value], layout: Layout, where: str, allow_inexact: bool
+) -> tuple[GgufEncoding, tuple[str, ...], Deviation | None]:
+    """Return the encoding of the positions, notes, and how far they are from the checkpoint's where that is allowed.
+
+    Raises: LossyExport where no encoding holds them, with the size of the difference that allow_inexact would accept.
+    """
+    infos = [placed.info for placed in layout.tensors]
+    try:
+        return (*exported.encode(rotation, values, infos, where), None)
+    except LossyExport as refusal:
+        nearest = exported.approximate(rotation, values, infos, where)
+        if nearest is None:
+            raise
+        if not allow_inexact:
+            step = f"--allow-inexact, which writes the nearest that llama.cpp holds: {nearest.deviation}"
+            refusal.try_ = f"{refusal.try_}; or {step}" if refusal.try_ else step
+            raise
+        note = f"positions are not exactly the checkpoint's, as --allow-inexact accepts: {nearest.deviation}"
+        return replace(nearest.encoding, name=f"{nearest.encoding.name}, inexact"), (note,), nearest.deviation
 
 
 def _is_gguf_already(source: Path, model: GgufCheckpoint) -> NotACheckpoint:

@@ -15,6 +15,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.files import hub
 from ropetool.plans import model_card
 from ropetool.plans.serving import commands, gguf_lines
+from ropetool.rope.deviation import Deviation
 from ropetool.verification.kl_gate import KL
 from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import PASS, Check
@@ -23,7 +24,7 @@ from ropetool.verification.results import PASS, Check
 @dataclass(frozen=True)
 class Exporting:
     """What was exported how: the type of the matrices, the encoding of the positions, the context, what went into the
-    weights, how the file compares with the checkpoint, the command line."""
+    weights, how the file compares with the checkpoint, the command line, how far its tables are from the checkpoint's."""
 
     outtype: str
     encoding: str
@@ -31,6 +32,7 @@ class Exporting:
     bakes: tuple[str, ...]
     checks: tuple[Check, ...]
     command: str
+    deviation: Deviation | None = None
 
 
 def fresh_certificate(source: HfCheckpoint) -> Mapping[str, Any] | None:
@@ -55,7 +57,9 @@ def texts(
     lines = serving(names, exporting.context_length, [] if place is None else [place])
     card = model_card.with_step(
         model_card.read_card(source.path / model_card.CARD) or "",
-        model_card.exported_step(exporting.outtype, exporting.encoding, exporting.bakes, _passed(exporting.checks)),
+        model_card.exported_step(
+            exporting.outtype, exporting.encoding, exporting.bakes, _passed(exporting.checks), _inexact(exporting)
+        ),
         exporting.command, commands(lines),
         base_model=base.repo if base else "", long=source.record is not None,
     )  # fmt: skip
@@ -67,6 +71,16 @@ def serving(files: Sequence[Path], context: int, sidecars: Collection[Path]) -> 
     """Return the lines that serve the model; with a Modelfile among the sidecars, Ollama's too."""
     place = model_card.modelfile_place(files)
     return gguf_lines(str(files[0]), context, place if place in sidecars else None)
+
+
+def _inexact(exporting: Exporting) -> str:
+    """Return how far the file is from the checkpoint, in tables and in logits; empty where it holds the same tables."""
+    if exporting.deviation is None:
+        return ""
+    (measured,) = [check.figure for check in exporting.checks if check.name == KL][:1] or [None]
+    return f"{exporting.deviation}; " + (
+        "its predictions were not compared" if measured is None else f"KL {measured:.2g} nats a token"
+    )
 
 
 def _passed(checks: Sequence[Check]) -> list[str]:

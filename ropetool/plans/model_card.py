@@ -143,11 +143,21 @@ def planned_step(plan: Plan) -> str:
     )
 
 
-def exported_step(outtype: str, encoding: str, bakes: Sequence[str] = (), checks: Sequence[str] = ()) -> str:
-    """Return what an export does to a model, as a paragraph, and how the file compares with the checkpoint."""
+def exported_step(
+    outtype: str, encoding: str, bakes: Sequence[str] = (), checks: Sequence[str] = (), inexact: str = ""
+) -> str:
+    """Return what an export does to a model, as a paragraph, and how the file compares with the checkpoint.
+
+    inexact: how far its positions are from the checkpoint's, where llama.cpp cannot hold them.
+    """
     baked = f" Baked into the weights: {'; '.join(bakes)}." if bakes else ""
     compared = f" Compared with the checkpoint: {'; '.join(checks)}." if checks else ""
-    return f"Exported to GGUF: matrices in {outtype}, positions stated by {encoding}.{baked}{compared}"
+    apart = (
+        f" **Its positions are not exactly the checkpoint's, which llama.cpp cannot hold: {inexact}.**"
+        if inexact
+        else ""
+    )
+    return f"Exported to GGUF: matrices in {outtype}, positions stated by {encoding}.{apart}{baked}{compared}"
 
 
 def with_step(card: str, step: str, command: str, serving: Sequence[str], *, base_model: str = "", long: bool) -> str:

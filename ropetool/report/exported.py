@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ropetool.escaping import escaped
 from ropetool.report.layout import columns, serving_text, sidecar_rows
-from ropetool.verification.results import NOT_RUN, Check
+from ropetool.verification.results import INEXACT, NOT_RUN, UNDECIDED, Check
 
 SCHEMA = 1
 
@@ -69,11 +69,13 @@ def exported_text(written: Exported) -> str:
 
 
 def _check_rows(checks: Sequence[Check]) -> list[tuple[str, str]]:
-    return [("not checked" if check.verdict == NOT_RUN else "checked", _check_words(check)) for check in checks]
+    words = {NOT_RUN: "not checked", UNDECIDED: "undecided", INEXACT: "inexact"}
+    return [(words.get(check.verdict, "checked"), _check_words(check)) for check in checks]
 
 
 def _check_words(check: Check) -> str:
-    figure = "" if check.figure is None or check.limit is None else f" {check.figure:.2g} of at most {check.limit:.2g},"
+    unjudged = check.figure is None or check.limit is None or check.verdict == INEXACT
+    figure = "" if unjudged else f" {check.figure:.2g} of at most {check.limit:.2g},"
     return f"{check.name}:{figure} {check.detail}"
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ropetool.report.tables import TONES, Cell, Section, Table, exact, row
-from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, VerifyResult
+from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, VerifyResult
 
-ORDER = (FAIL, NOT_RUN, UNDECIDED, PASS, NOT_ASKED)
+ORDER = (FAIL, NOT_RUN, UNDECIDED, INEXACT, PASS, NOT_ASKED)
 
 
 def gate_section(result: VerifyResult) -> Section:
@@ -24,7 +24,7 @@ def gate_section(result: VerifyResult) -> Section:
         (
             "verdict",
             "pass or fail: it gates; undecided: too little was measured to tell; not run: it could not be measured, the "
-            "result is partial; -: for information",
+            "result is partial; inexact: it differs as the file states, which --allow-inexact accepted; -: for information",
         ),
     )
     grade = f", grade {result.grade}" if result.grade else ""

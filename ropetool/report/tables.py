@@ -9,7 +9,7 @@ from ropetool.verification.results import Estimate
 
 NONE = "-"
 GOOD, BAD, WARN = "good", "bad", "warn"
-TONES = {"pass": GOOD, "fail": BAD, "partial": WARN, "undecided": WARN, "not run": WARN}
+TONES = {"pass": GOOD, "fail": BAD, "partial": WARN, "undecided": WARN, "not run": WARN, "inexact": WARN}
 
 
 @dataclass(frozen=True)

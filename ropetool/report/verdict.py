@@ -10,6 +10,7 @@ from ropetool.report.tables import exact
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import (
     FAIL,
+    INEXACT,
     NOT_RUN,
     PARTIAL,
     PASS,
@@ -145,7 +146,7 @@ def summary(result: VerifyResult) -> str:
     """Return what was verified, and how good it is; where it did not pass, the check that decides and the next step."""
     said = f"{result.verdict}: {_subject(result)} {_judgement(result)}"
     if result.verdict == PASS:
-        return f"{said}{_worth(result)}."
+        return f"{said}{_worth(result)}{_inexact(result)}."
     decisive = _with(result.checks, DECIDING[result.verdict])
     others = [
         words.format(count=count)
@@ -199,6 +200,12 @@ def _worth(result: VerifyResult) -> str:
     if not useful:
         return f"; that it gains by reading more than {result.trained_length} tokens was not shown"
     return f"; it gains by reading {_of_lengths(useful)} tokens instead of {result.trained_length}"
+
+
+def _inexact(result: VerifyResult) -> str:
+    """Return how far its positions are from those that it was made of, where that was accepted."""
+    found = _with(result.checks, INEXACT)
+    return f"; its positions are not exactly those that it was made of: {found[0].detail}" if found else ""
 
 
 def _reason(result: VerifyResult, check: Check) -> str:

@@ -38,7 +38,7 @@ from ropetool.verification.readback.claimed import ExportedKeys, Terms
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.reading import harness_check
 from ropetool.verification.remade import kl_to_claim
-from ropetool.verification.results import NOT_RUN, Check, VerifyResult
+from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
 from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -133,8 +133,9 @@ def verify_checkpoint(
         checks.append(harness_check(tasks, limits.asked))
     pair = None
     if other is not None:
-        checks.append(same_tables(checkpoint, other))
-        pair = _pair(checkpoint, other, original)
+        tables = same_tables(checkpoint, other)
+        checks.append(tables)
+        pair = replace(_pair(checkpoint, other, original), inexact=tables.verdict == INEXACT)
     elif found.made is None and original is not None and parallel.size() == 1:
         kinds, reach = _kinds(checkpoint, original), Lengths(trained, max(trained, context))
         checks += kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)

@@ -20,10 +20,10 @@ from ropetool.errors import RopetoolError
 from ropetool.plans.applying import apply
 from ropetool.plans.claims import Claim, claim_of
 from ropetool.verification import floors
-from ropetool.verification.kl_gate import KL, kl_checks
+from ropetool.verification.kl_gate import KL, kl_checks, with_inexact_tables
 from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import same_tables
-from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check, DivergenceResult
+from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, PASS, Check, DivergenceResult
 from ropetool.verification.short_divergence import Lengths, Progress, short_divergence
 
 
@@ -41,17 +41,23 @@ def kl_to_claim(
         return []
     if terms.finetuned or any(check.verdict == FAIL for check in readback) or _same_types(target, source):
         return []
-    words = "the extension made of the baseline again"
+    inexact = any(check.verdict == INEXACT for check in readback)
+    words = "the baseline" if inexact else "the extension made of the baseline again"
+    found: DivergenceResult | str
     try:
-        claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
-        words = f"the baseline with {claim.words}"
-        with tempfile.TemporaryDirectory(prefix="ropetool-remade-") as folder:
-            found = _compared(target, _made(claim, source, Path(folder)), lengths, progress)
+        if inexact:  # an export without an extension, whose tables are the nearest that its format holds
+            found = short_divergence(source, target, lengths, progress)
+        else:
+            claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
+            words = f"the baseline with {claim.words}"
+            with tempfile.TemporaryDirectory(prefix="ropetool-remade-") as folder:
+                found = _compared(target, _made(claim, source, Path(folder)), lengths, progress)
     except RopetoolError as error:
         found = error.without_folders()
     if isinstance(found, str):
         return [Check(KL, None, None, NOT_ASKED, f"not compared with {words}: {found}")]
     checks = kl_checks(found, None, floors.limit(kinds, floors.layers_of(target.stored)))
+    checks = with_inexact_tables(checks) if inexact else checks
     return [dataclasses.replace(check, detail=f"{check.detail}, against {words}") for check in checks]
 
 

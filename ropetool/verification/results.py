@@ -444,12 +444,13 @@ class DivergenceResult:
 
 
 PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
+INEXACT = "inexact"  # not the same, as whoever made it accepted and the file states
 PARTIAL = "partial"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the gate: a figure beside its limit. `NOT_ASKED` lines inform and do not gate."""
+    """One line of the gate: a figure beside its limit. `NOT_ASKED` and `INEXACT` lines inform and do not gate."""
 
     name: str
     figure: float | None

@@ -23,7 +23,7 @@ from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, reading, suites
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
-from ropetool.verification.kl_gate import kl_checks
+from ropetool.verification.kl_gate import kl_checks, with_inexact_tables
 from ropetool.verification.measures.answers import NAME as NEEDLE_ANSWERS
 from ropetool.verification.measures.answers import needle_answers
 from ropetool.verification.measures.divergence import diverge, divergence_rows
@@ -69,13 +69,15 @@ class MakeRunner(Protocol):
 class Pair:
     """The file to compare the target's logits with, and the same pair before the extension, where that is to be measured.
 
-    kinds: what rounds their numbers differently, as `floors` names it. layers: of the model.
+    kinds: what rounds their numbers differently, as `floors` names it. layers: of the model. inexact: their tables are
+    known to differ.
     """
 
     other: Path
     kinds: tuple[str, ...]
     layers: int
     before: tuple[Path, Path] | None = None
+    inexact: bool = False
 
 
 def default_lengths(trained_length: int, target_length: int) -> list[int]:
@@ -508,7 +510,8 @@ def _judged(
     if suites.MANY_SHOT in found:
         checks.append(reading.many_shot_check(found[suites.MANY_SHOT]))
     if divergence is not None and against is not None:
-        checks += kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl)
+        apart = kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl)
+        checks += with_inexact_tables(apart) if against.inexact else apart
     return checks
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from math import prod
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ropetool.errors import PlanMismatch
 from ropetool.files.gguf.codec import Buffer, Value, encode_text
 from ropetool.files.gguf.copying import copy_range, write_all
 from ropetool.files.gguf.cursor import I32, I64, U32, U64
-from ropetool.files.gguf.header import MAGIC, VERSIONS, GgufHeader, reading
+from ropetool.files.gguf.header import MAGIC, VERSIONS, GgufHeader, read_header, reading
 from ropetool.files.gguf.kinds import GGML_TYPES
 from ropetool.files.gguf.patch import Patch, appended, overwritten, patched_values
 from ropetool.files.gguf.tensors import TensorInfo, padded
@@ -121,6 +121,24 @@ def encode_head(values: Mapping[str, Value], tensors: int, version: int = max(VE
     for key, value in values.items():
         head += (encode_text(key) + I32.pack(value.type), value.raw)
     return head
+
+
+def overwrite_value(path: Path, key: str, value: Value) -> None:
+    """Put another number in place of that of a key, in a file that nobody has been shown yet.
+
+    Raises: OutputError if it cannot be written.
+    """
+    values = read_header(path).values
+    assert values[key].type == value.type
+    assert len(values[key].raw) == len(value.raw)
+    before = {name: values[name] for name in takewhile(lambda name: name != key, values)}
+    at = sum(len(memoryview(part).cast("B")) for part in encode_head(before, 0)) + len(encode_text(key)) + I32.size
+    try:
+        with FileIO(path, "r+") as file:
+            file.seek(at)
+            file.write(value.raw)
+    except OSError as error:
+        raise output_error(error, path) from error
 
 
 def encode_info(info: TensorInfo) -> bytes:

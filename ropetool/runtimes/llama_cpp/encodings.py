@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +65,57 @@ def gguf_encodings(target: RopeSet, arch: str, rope_theta: float, factor: float 
         found = [native, writer.divisors(last), writer.lists(last, last, target.original_max_position_embeddings)]
     known = keys.get(arch)
     return [encoding for encoding in found if encoding is not None and _usable(encoding, known)]
+
+
+def approximate_encodings(target: RopeSet, arch: str, rope_theta: float) -> list[GgufEncoding]:
+    """Return keys that llama.cpp decodes to tables like the target's, where it cannot hold that one: none is exact.
+
+    YaRN's own keys come first, then those with another original length, which moves the ends of the ramp: llama.cpp rounds
+    them to whole pairs, and few architectures read other betas. Then a larger base, all pairs divided alike, and the
+    unscaled table. Of a table that follows the length, its value at the trained length is taken.
+    Raises: NotKnown for an architecture that is not described.
+    """
+    entry = rotating_entry(target)
+    if entry.table is None:
+        return []
+    regime = entry.table.regimes[0 if entry.table.rule is not None else -1]
+    base = base_inv_freq(rope_theta, entry.rotary_dim)
+    slowest = regime.inv_freq[-1]
+    factor = entry.factor or (float(base[-1] / slowest) if slowest > 0 else 1.0)
+    found: list[GgufEncoding | None] = []
+    if 1 < factor < math.inf:
+        for length in _ramp_lengths(target.original_max_position_embeddings, arch, rope_theta, entry.rotary_dim):
+            writer = _Writer(replace(target, original_max_position_embeddings=length), arch, rope_theta)
+            found.append(writer.yarn(regime, factor))
+        larger = rope_theta * factor ** (entry.rotary_dim / max(1, entry.rotary_dim - 2))
+        for table in (base_inv_freq(larger, entry.rotary_dim), base / factor):
+            found.append(_Writer(target, arch, rope_theta).evenly(replace(regime, inv_freq=table)))
+    found.append(_Writer(target, arch, rope_theta).evenly(replace(regime, inv_freq=base)))
+    known = keys.get(arch)
+    return [encoding for encoding in found if encoding is not None and _usable(encoding, known)]
+
+
+def _ramp_lengths(stated: int | None, arch: str, rope_theta: float, rotary_dim: int) -> list[int]:
+    """Return an original length for each pair of ends that YaRN's ramp can have, that of the model itself first."""
+    if stated is None:
+        return []
+    known = keys.get(arch)
+    fast, slow = known.betas
+
+    def index(turns: float, length: int) -> float:
+        return rotary_dim * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope_theta))
+
+    found: dict[tuple[int, int], int] = {}
+    whole = [
+        math.ceil(turns * 2 * math.pi * rope_theta ** (2 * pair / rotary_dim))
+        for turns in (fast, slow)
+        for pair in range(rotary_dim // 2)
+    ]
+    for length in (stated, *sorted({each + more for each in whole for more in (-1, 0, 1)})):
+        if 0 < length < 2**31:
+            ends = max(0, math.floor(index(fast, length))), min(rotary_dim - 1, math.ceil(index(slow, length)))
+            found.setdefault(ends, length)
+    return list(found.values())
 
 
 def gguf_length_encodings(checkpoint: GgufCheckpoint, arch: str, target: RopeSet) -> list[Candidate]:

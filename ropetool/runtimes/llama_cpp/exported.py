@@ -16,13 +16,19 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, LossyExport, RopetoolError
 from ropetool.escaping import command, number
 from ropetool.files.gguf import Patch, TensorInfo, Value, ValueType
-from ropetool.rope.tables import LayerRope, RopeSet, in_words, is_number
+from ropetool.rope.deviation import Deviation, deviation
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet, in_words, is_number
 from ropetool.runtimes import NotHeld, NotKnown, Refuses
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.llama_cpp import architectures as keys
 from ropetool.runtimes.llama_cpp import exported_layers
 from ropetool.runtimes.llama_cpp.decoding import decode
-from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, gguf_encodings, rotating_entry
+from ropetool.runtimes.llama_cpp.encodings import (
+    GgufEncoding,
+    approximate_encodings,
+    gguf_encodings,
+    rotating_entry,
+)
 
 REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
 
@@ -132,6 +138,42 @@ def encode(
         return replace(kept, keys={**rotation.keys, **kept.keys}), _list_notes(target)
     rejected = [f"{encoding.name} give another table ({reason})" for encoding, reason in tried]
     raise _lossy(target, arch, rejected, where)
+
+
+@dataclass(frozen=True)
+class Approximation:
+    """The encoding whose tables come nearest to the target's, and how far they are from it."""
+
+    encoding: GgufEncoding
+    deviation: Deviation
+
+
+def approximate(
+    rotation: Rotation, values: Mapping[str, Value], infos: Sequence[TensorInfo], where: str
+) -> Approximation | None:
+    """Return the encoding nearest to a target that no encoding holds, in a file of these keys and tensors; None without one.
+
+    Nearest is the smallest root mean square distance of rotated vectors (Deviation.rms), for it counts factors too, and a pair
+    that is off by many turns no more than one that is off by one. All but the tables has to be exactly the target's: layers,
+    windows, context, the factor on the whole score.
+    """
+    target, arch = rotation.target, rotation.arch
+    entry = rotating_entry(target)
+    if entry.rope_theta is None:
+        return None
+    plain = GgufCheckpoint({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
+    best: Approximation | None = None
+    for encoding in approximate_encodings(target, arch, entry.rope_theta):
+        try:
+            found = decode(plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
+        except (Refuses, RopetoolError):
+            continue
+        if found.max_position_embeddings != target.max_position_embeddings:
+            continue
+        apart = deviation(target, found)
+        if apart is not None and (best is None or apart.rms < best.deviation.rms * (1 - TABLE_TOLERANCE)):
+            best = Approximation(replace(encoding, keys={**rotation.keys, **encoding.keys}), apart)
+    return best
 
 
 def read_exported(view: HfCheckpoint) -> RopeSet:

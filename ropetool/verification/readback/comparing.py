@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from types import NoneType
 from typing import TypeVar
 
 from ropetool import names
-from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint import certificate, gguf_keys, provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
@@ -24,6 +24,7 @@ from ropetool.checkpoint.tensor_bytes import Compared, compare_tensors
 from ropetool.errors import CheckpointError, LossyExport, RopetoolError
 from ropetool.files import hub
 from ropetool.plans.plan import Plan
+from ropetool.rope.deviation import deviation
 from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded, decoded
@@ -43,7 +44,7 @@ from ropetool.verification.readback.claimed import (
 )
 from ropetool.verification.readback.table_parity import compare_tables
 from ropetool.verification.readback.weights import Named
-from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
+from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, Check
 from ropetool.weights import without_residual
 
 T = TypeVar("T")
@@ -91,6 +92,10 @@ def read_back(
     terms = terms or Terms()
     if made is None and baseline is not None and _is_judged_by(target, baseline, opened):
         try:
+            if states_inexact(opened(target)) and not _alike(target, baseline, opened):
+                ours, theirs = opened(target), opened(baseline)
+                tables = _same_context(dataclasses.replace(same_tables(ours, theirs), name=TABLES), ours, theirs)
+                return [tables, *read_back_rest(ours, theirs, theirs, terms, None, exported_keys)]
             return read_back_claim(opened(target), opened(baseline), terms, exported_keys)
         except CheckpointError as error:
             return [Check(name, None, None, FAIL, error.without_folders()) for name in (TABLES, WEIGHTS, FILES)]
@@ -136,8 +141,25 @@ def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows:
         return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_ASKED, detail)
     contexts = {rope.max_position_embeddings for rope in (found, wanted)}
     context = f"context {contexts.pop()}" if len(contexts) == 1 else "of different contexts"
+    accepted = reason and _inexact(sides, found, wanted, same_layout=alike)
+    if accepted:
+        return Check(SAME_TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
     agreed = " and ".join(dict.fromkeys(reading.name for reading in readings))
     return _table_check(SAME_TABLES, figure, reason, f"{agreed} compute the same, {context}")
+
+
+def _inexact(sides: Sequence[Checkpoint], found: RopeSet, wanted: RopeSet, *, same_layout: bool) -> str:
+    """Return how far tables are apart where a file among the two says that much itself; empty where none does."""
+    for file, ours, theirs in ((sides[0], wanted, found), (sides[1], found, wanted)):
+        apart = deviation(ours, theirs, same_layout=same_layout)
+        if isinstance(file, GgufCheckpoint) and apart is not None and gguf_keys.states(file, apart):
+            return str(apart)
+    return ""
+
+
+def states_inexact(checkpoint: Checkpoint) -> bool:
+    """Return whether a file says that its tables are not exactly those of the checkpoint that it was exported from."""
+    return isinstance(checkpoint, GgufCheckpoint) and gguf_keys.INEXACT in checkpoint.values
 
 
 def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, windows: bool) -> RopeSet:
@@ -233,7 +255,7 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
 def _same_context(tables: Check, target: Checkpoint, source: Checkpoint) -> Check:
     """Return the check of an export's tables, failed where the file states another context than what it was made of."""
     found, wanted = (_first_reading(each).rope for each in (target, source))
-    if tables.verdict != PASS or found is None or wanted is None:
+    if tables.verdict not in (PASS, INEXACT) or found is None or wanted is None:
         return tables
     contexts = found.max_position_embeddings, wanted.max_position_embeddings
     if contexts[0] == contexts[1]:

@@ -6,10 +6,10 @@ Knows decoded tables alone, neither files nor plans.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
+from ropetool.rope.deviation import aligned
 from ropetool.rope.tables import Array, LayerRope, RopeSet, in_words
 
 
@@ -20,24 +20,18 @@ def compare_tables(wanted: RopeSet, found: RopeSet, *, same_layout: bool = True)
     channels counts too; between formats it does not, for the exporter moves the rows of the weights with it.
     The figure is inf where the tables have no pairs to compare.
     """
-    ours, theirs = _by_layer(wanted), _by_layer(found)
-    if ours.keys() != theirs.keys():
-        return math.inf, f"{len(theirs)} layers instead of {len(ours)}"
-    pairs = {(id(ours[layer]), id(theirs[layer])): layer for layer in sorted(ours, reverse=True)}
+    kinds = aligned(wanted, found, same_layout=same_layout)
+    if kinds is None:
+        counts = [sum(len(entry.layers) for entry in rope.entries.values()) for rope in (wanted, found)]
+        return math.inf, f"{counts[1]} layers instead of {counts[0]}"
     context = min(wanted.max_position_embeddings, found.max_position_embeddings)
     figure, reasons = 0.0, []
-    for layer in sorted(pairs.values()):
-        a, b = ours[layer].within(context), theirs[layer].within(context)
-        b = replace(b, layers=a.layers, layout=b.layout if same_layout else a.layout)
-        figure = max(figure, _largest_difference(a, b, context))
-        where = f"layer {layer}: " if len(pairs) > 1 else ""
-        differences = in_words(a.differences(b))
+    for layer, ours, theirs in kinds:
+        figure = max(figure, _largest_difference(ours, theirs, context))
+        where = f"layer {layer}: " if len(kinds) > 1 else ""
+        differences = in_words(ours.differences(theirs))
         reasons += [f"{where}{differences}"] if differences else []
     return figure, reasons[0] if reasons else ""
-
-
-def _by_layer(rope: RopeSet) -> dict[int, LayerRope]:
-    return {layer: entry for entry in rope.entries.values() for layer in entry.layers}
 
 
 def _largest_difference(a: LayerRope, b: LayerRope, context: int) -> float:
