@@ -80,9 +80,12 @@ def _config(family: Family) -> dict[str, Any]:
     if family.temperature_key:
         rope |= {family.temperature_key: 0.1, names.ORIGINAL_MAX_POSITION_EMBEDDINGS: TRAINED}
     window = TRAINED // 2 if family.pattern and family.model_type != "exaone4" else None
-    return {
-        names.MODEL_TYPE: family.model_type, names.NUM_HIDDEN_LAYERS: LAYERS, names.HIDDEN_SIZE: 4 * HEAD,
+    config = {
+        names.NUM_HIDDEN_LAYERS: LAYERS, names.HIDDEN_SIZE: 4 * HEAD,
         names.NUM_ATTENTION_HEADS: 4, names.NUM_KEY_VALUE_HEADS: 2, family.head_dim_key: HEAD,
         names.MAX_POSITION_EMBEDDINGS: TRAINED, names.SLIDING_WINDOW: window,
         names.ROPE_PARAMETERS: dict.fromkeys(family.layer_types, rope) if family.nested else rope,
     }  # fmt: skip
+    for key in reversed(family.text_path):
+        config = {key: config}
+    return {names.MODEL_TYPE: family.model_type, **config}

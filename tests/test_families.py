@@ -138,7 +138,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
         "'experts' is not a size",
     ),
     "a key of both": (
-        {"export": {"layer": ["attention"], "keys": {"scale": {}}}}, ": export.keys.scale", "states a number or a switch, one of them",
+        {"export": {"layer": ["attention"], "keys": {"scale": {}}}}, ": export.keys.scale",
+        "states a number, a switch or the entries of a list, one of them",
     ),
     "the switch of a key": (
         {"export": {"layer": ["attention"], "keys": {"scale": {"switch": "on"}}}}, ": export.keys.scale", "'on' is not a switch; known: ",

@@ -35,7 +35,8 @@ def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tup
         return f"its class {classes[0]} is that of", by_class
     if not tensors:
         return "", ()
-    by_names = [name for name in families.exported() if not misfit(families.get(name), tensors)]
+    alone = (family for family in map(families.get, families.exported()) if family.alone)
+    by_names = [family.model_type for family in alone if not misfit(family, tensors)]
     return "its tensors are named as those of", tuple(sorted(by_names, key=lambda name: (name != "llama", name)))
 
 

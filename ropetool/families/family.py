@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any, Literal
 
 from ropetool.families import records
@@ -122,10 +123,10 @@ class Family:
     lists no layer_types.
     mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
     under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
-    names, and what a GGUF file says of it. llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that
-    is not known. source: where all this was read. stated: the model_type of a config.json that hands over to this
-    family, set only by of_config and find. live: it was read from the installed transformers in this process.
-    wrapped: the config that states it is around that of a text model.
+    names, and what a GGUF file says of it; in its file the name of another family says that it is that one's. llama_cpp,
+    vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that is not known. source: where all this was read.
+    stated: the model_type of a config.json that hands over to this family, set only by of_config and find. live: it was
+    read from the installed transformers in this process. wrapped: the config that states it is around that of a text model.
     """
 
     model_type: str
@@ -222,6 +223,11 @@ class Family:
         """Whether the config states this family's own model_type: engines know model files by it."""
         return not self.stated
 
+    @property
+    def alone(self) -> bool:
+        """Whether transformers has a class with a head for it, and not only for a wrapper around it."""
+        return not self.architecture.endswith("ForConditionalGeneration")
+
     def gguf_name(self, tensor: str) -> str | None:
         """Return the name in GGUF, below its layer, of a tensor that is named below the attention; None without one."""
         if self.export is None or self.bake is None:
@@ -303,7 +309,18 @@ def read(text: str, file: str) -> Family:
     data = parsed(text, file)
     model_type = data.get("model_type", "")
     data = {**(records.rest(model_type) if data.pop(records.REST, False) else records.spellings(model_type)), **data}
+    if isinstance(data.get("export"), str):
+        data |= _table_of(data["export"], file)
     family: Family = record(Family, data, file)
     for place, sentence in _faults(family, file):
         raise wrong(f"{file}: {place}", sentence)
-    return family
+    return dataclasses.replace(family, wrapped=bool(family.text_path))
+
+
+def _table_of(model_type: str, file: str) -> dict[str, Any]:
+    """Return the export of another family and the name that GGUF files give it, as its file states them."""
+    other = resources.files(__package__).joinpath(f"{model_type}.json")
+    if not other.is_file():
+        raise wrong(f"{file}: export", f"{model_type!r} is not a family with a file")
+    data = parsed(other.read_text(encoding="utf-8"), f"{model_type}.json")
+    return {key: data.get(key, "") for key in ("export", "gguf_architecture")}

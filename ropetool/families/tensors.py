@@ -93,10 +93,12 @@ class Stated:
     """What a GGUF key beside the sizes holds: a number of the config, or with `switch` whether that switch is on.
 
     number: the config's key. default: where it is absent. nonzero: a 0 is refused, for llama.cpp takes it for not set.
-    optional: the key is left out where the number is absent, null or 0.
+    optional: the key is left out where the number is absent, null or 0. entries: the number is how many entries the list
+    has under this key of the config; keys that lead to it have dots between.
     """
 
     number: str = ""
+    entries: str = ""
     default: float = 0.0
     nonzero: bool = False
     optional: bool = False
@@ -220,8 +222,10 @@ class Export:
     reckons so. activations: those that llama.cpp computes, under `activation_key`; approximated: those of them that it
     computes a little otherwise. fixed: keys whose value llama.cpp takes for granted, with the ones that it takes. sizes:
     GGUF keys that hold a size. keys: GGUF keys that hold something else. constants: GGUF keys that hold the same in every
-    model. layer_switches: switches that are on in some layers. rules: the program in gguf_export/shapes/rules.py that says
-    what no table can.
+    model. layer_switches: switches that are on in some layers. sections: how many rotary pairs of an image's token turn by
+    time, height and width where the config's mrope_section is silent; empty where all turn alike. assumed: sizes by their
+    keys that the config inside a wrapper may leave out, for transformers saves of it what differs from the class. rules: the
+    program in gguf_export/shapes/rules.py that says what no table can.
     """
 
     layer: Rows
@@ -246,6 +250,8 @@ class Export:
     keys: Mapping[str, Stated] = field(default_factory=dict)
     constants: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     layer_switches: Mapping[str, LayerSwitch] = field(default_factory=dict)
+    sections: tuple[int, ...] = ()
+    assumed: Mapping[str, int] = field(default_factory=dict)
     rules: Rules = ""
 
     def gguf_name(self, hf: str) -> str | None:
@@ -321,7 +327,7 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         if size not in names:
             yield f"sizes.{key}", f"{size!r} is not a size; known: {', '.join(names)}"
     for key, stated in export.keys.items():
-        if bool(stated.number) == bool(stated.switch):
-            yield f"keys.{key}", "states a number or a switch, one of them"
+        if sum(map(bool, (stated.number, stated.switch, stated.entries))) != 1:
+            yield f"keys.{key}", "states a number, a switch or the entries of a list, one of them"
         elif stated.switch and stated.switch not in export.switches:
             yield f"keys.{key}", f"{stated.switch!r} is not a switch; known: {', '.join(export.switches)}"

@@ -11,8 +11,8 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.wrappers import PREFIXES
 
 HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
-# What the wrapper's class computes by, wherever else the keys stand.
-_OUTER = ("quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")
+# What the wrapper's class computes by, wherever else the keys stand, and what llama.cpp is told of its other parts.
+_OUTER = ("quantization_config", "bos_token_id", "eos_token_id", "pad_token_id", "vision_config")
 _TIED = "tie_word_embeddings"
 
 
@@ -27,7 +27,9 @@ def text_config(checkpoint: HfCheckpoint) -> Mapping[str, Any]:
         return outer
     inner = style.section(outer, family, checkpoint.where)
     stated = [part[_TIED] for part in (outer, inner) if part.get(_TIED) is not None]
-    return {**inner, **{key: outer[key] for key in _OUTER if key in outer}, _TIED: True in stated or not stated}
+    assumed = family.export.assumed if family.export is not None else {}
+    kept = {key: outer[key] for key in _OUTER if key in outer}
+    return {**assumed, **inner, **kept, _TIED: True in stated or not stated}
 
 
 def text_names(held: Iterable[str]) -> dict[str, str]:

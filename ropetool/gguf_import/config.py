@@ -81,7 +81,7 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
 def _families(source: GgufCheckpoint, as_type: str) -> list[Family]:
     """Return the families whose export writes this architecture, the one that bears its name first."""
     arch = source.name
-    every = [families.get(name) for name in families.exported()]
+    every = [family for family in map(families.get, families.exported()) if family.alone]
     able = [family for family in every if family.gguf_architecture == arch]
     found = sorted(able, key=lambda family: arch not in family.gguf_architectures)
     if as_type:

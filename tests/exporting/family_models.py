@@ -14,7 +14,7 @@ from typing import Any
 import family_making
 import numpy as np
 
-from exporting import maker
+from exporting import composed_models, maker
 
 TRAINED, FACTOR = 512, 4
 LENGTH = TRAINED * FACTOR
@@ -104,6 +104,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**MLA, "topk_method": "greedy", "norm_topk_prob": False},
     "deepseek_v3": {**MLA, "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
 }  # fmt: skip
+CONFIGS |= composed_models.configs(SMALL, CONFIGS)
 IN_TABLE = {*CONFIGS}
 for _name in family_making.others(CONFIGS, exported=True):
     _rope = {"rope_type": "default", "rope_theta": 10000.0, **family_making.rope_keys(_name)}
@@ -117,18 +118,24 @@ TOKENS = [256, *(int(token) for token in np.random.default_rng(3).integers(0, 25
 PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
 
 
-def write(path: Path, family: str, changes: Mapping[str, Any] | None = None, seed: int = 7) -> Path:
+def write(
+    path: Path, family: str, changes: Mapping[str, Any] | None = None, seed: int = 7, wrapper: str | None = None
+) -> Path:
     """Write a random checkpoint by which every logit depends on every position, with a tokenizer.
 
-    changes: to its config, which is silent where they are SILENT.
+    changes: to its config, which is silent where they are SILENT. wrapper: the type of the config around it; None: that
+    of the families which have no class alone.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = {"model_type": family, **CONFIGS[family], **(changes or {})}
     config = {key: value for key, value in config.items() if value is not SILENT}
+    wrapper = composed_models.WRAPPERS.get(family, "") if wrapper is None else wrapper
+    if wrapper:
+        config = composed_models.wrapped(config, wrapper)
     made = AutoConfig.for_model(**json.loads(json.dumps(config)))
-    model = AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+    model = auto_class(made).from_config(made, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
@@ -136,6 +143,8 @@ def write(path: Path, family: str, changes: Mapping[str, Any] | None = None, see
             if weight.is_floating_point() and "rotary" not in name and not tied:
                 weight.copy_(_drawn(name, weight, family, generator))
     model.save_pretrained(path)
+    if wrapper:
+        config["architectures"] = [type(model).__name__]
     maker.save(path / "config.json", config)
     maker.save(path / "tokenizer.json", maker.tokenizer())
     maker.save(path / "tokenizer_config.json", maker.TOKENIZER_CONFIG)
@@ -158,11 +167,19 @@ def _drawn(name: str, weight: Any, family: str, generator: Any) -> Any:
     return max(0.12, 1.4 / math.sqrt(weight.shape[-1])) * drawn
 
 
+def auto_class(config: Any) -> Any:
+    """Return the auto class that has a model with a head for a config."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+
+
 def torch_logits(path: Path, length: int = LENGTH) -> np.ndarray:
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    auto = auto_class(AutoConfig.from_pretrained(path))
+    model = auto.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS[:length]]), use_cache=False).logits[0]
     found: np.ndarray = logits[[place for place in PLACES if place < length]].double().numpy()

@@ -42,6 +42,11 @@ STATED: dict[str, Any] = {
 FAMILIES = exported_families()
 
 
+def text_type(name: str) -> str:
+    """Return the type of the text model's own config."""
+    return models.composed_models.INNER.get(name, name)
+
+
 def table_of(name: str) -> Export:
     table = families.get(name).export
     assert table is not None
@@ -56,11 +61,12 @@ def test_the_names_that_files_may_use_are_those_of_the_programs() -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_classes_assume(name: str) -> None:
-    config = pytest.importorskip("transformers").AutoConfig.for_model(name)
+    config = pytest.importorskip("transformers").AutoConfig.for_model(text_type(name))
     table = table_of(name)
-    assert table.tied == config.tie_word_embeddings
+    if families.get(name).alone:  # of another the wrapper's class decides
+        assert table.tied == config.tie_word_embeddings
     assert not table.eps_key or table.eps == getattr(config, table.eps_key)
-    for key, default in table.switches.items():
+    for key, default in (*table.switches.items(), *table.assumed.items()):
         assert getattr(config, key) == default, key
     for one in table.counts.values():
         found = getattr(config, one.key)
@@ -71,7 +77,7 @@ def test_what_the_classes_assume(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_names_of_keys_are_those_of_the_classes(name: str) -> None:
-    names = pytest.importorskip("transformers").AutoConfig.for_model(name).attribute_map
+    names = pytest.importorskip("transformers").AutoConfig.for_model(text_type(name)).attribute_map
     expected = {frozenset(pair) for pair in names.items()}
     assert {frozenset((one.key, other)) for one in table_of(name).counts.values() for other in one.others} == expected
 
@@ -121,11 +127,16 @@ DENSE = [
 def test_the_tensors_are_those_of_the_class(name: str, config: dict[str, Any]) -> None:
     """Each tensor that the class has, and no other, under its name and in its shape."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    made = transformers.AutoConfig.for_model(name, **json.loads(json.dumps(config)))
-    with torch.device("meta"):
-        stored = transformers.AutoModelForCausalLM.from_config(made).state_dict()
-    wanted = {key: tuple(tensor.shape) for key, tensor in stored.items() if "rotary" not in key}
+    made = transformers.AutoConfig.for_model(text_type(name), **json.loads(json.dumps(config)))
     family = families.get(name)
+    with torch.device("meta"):
+        if family.alone:
+            stored = transformers.AutoModelForCausalLM.from_config(made).state_dict()
+        else:
+            body = transformers.AutoModel.from_config(made).state_dict()
+            head = torch.nn.Linear(config["hidden_size"], config["vocab_size"]).weight
+            stored = {**{f"model.{key}": tensor for key, tensor in body.items()}, "lm_head.weight": head}
+    wanted = {key: tuple(tensor.shape) for key, tensor in stored.items() if "rotary" not in key}
     head_dim = config.get(family.head_dim_key) or config["hidden_size"] // config["num_attention_heads"]
     model = read_model(family, config, family.gguf_architecture, head_dim, head_dim, "here")
     found = {source: one.shape for one in tensors(model, interleaved=False) for source in one.sources}

@@ -21,6 +21,7 @@ from exporting.family_models import CONFIGS, SHORT
 from making import run
 
 import ropetool
+from ropetool import families
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
@@ -70,7 +71,17 @@ def stored(path: Path) -> dict[str, np.ndarray]:
     return {name: t.to(torch.float32).numpy() if t.dtype == torch.bfloat16 else t.numpy() for name, t in found.items()}
 
 
-@pytest.mark.parametrize("family", sorted(CONFIGS))
+@pytest.mark.parametrize("family", sorted(name for name in CONFIGS if not families.get(name).alone))
+def test_a_text_model_without_a_class_of_its_own_stays_a_file(family: str, files: Files, tmp_path: Path) -> None:
+    _, file = files(family)
+    arch = families.get(family).gguf_architecture
+    if any(families.get(name).alone for name in families.exported() if families.get(name).gguf_architecture == arch):
+        return
+    with pytest.raises(LossyExport, match=f"of the architecture {arch!r} has no class here to become"):
+        import_gguf(file, tmp_path / "back")
+
+
+@pytest.mark.parametrize("family", sorted(name for name in CONFIGS if families.get(name).alone))
 def test_tensors_come_back_byte_for_byte(family: str, files: Files, tmp_path: Path) -> None:
     source, file = files(family)
     written = import_gguf(file, tmp_path / "back")

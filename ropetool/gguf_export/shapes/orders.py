@@ -20,13 +20,15 @@ Shape = tuple[int, ...]
 class Permutation:
     """An order: the elements seen in `shape`, of one axis only a part, the axes then in the order `axes`.
 
-    The first axis stays the first, so that a tensor can be turned a few units of it at a time.
+    The first axis stays the first, so that a tensor can be turned a few units of it at a time. numbers: those of the
+    entries of that axis, in their new order, where the part has no step.
     """
 
     shape: Shape
     axes: tuple[int, ...]
     axis: int = 0
     part: tuple[int | None, ...] = (None,)  # what slice() is called with
+    numbers: tuple[int, ...] = ()
 
     @property
     def unit(self) -> int:
@@ -39,14 +41,19 @@ class Permutation:
         Shapes: (units * unit,) -> fewer where a part is taken.
         """
         seen = elements.reshape(-1, *self.shape[1:])
-        taken = seen[(slice(None),) * self.axis + (slice(*self.part),)]
-        flat: npt.NDArray[Any] = taken.transpose(self.axes).reshape(-1)
+        flat: npt.NDArray[Any] = seen[self._taken].transpose(self.axes).reshape(-1)
         return flat
+
+    @property
+    def _taken(self) -> tuple[Any, ...]:
+        part = list(self.numbers) if self.numbers else slice(*self.part)
+        return (*(slice(None),) * self.axis, part)
 
     @property
     def taken(self) -> int:
         """How many elements of one unit the order takes."""
-        return self.unit * len(range(*slice(*self.part).indices(self.shape[self.axis]))) // self.shape[self.axis]
+        length = self.shape[self.axis]
+        return self.unit * (len(self.numbers) or len(range(*slice(*self.part).indices(length)))) // length
 
     def put(self, elements: npt.NDArray[Any], whole: npt.NDArray[Any]) -> None:
         """Put back what `apply` returned, into the whole units that it came from.
@@ -54,8 +61,9 @@ class Permutation:
         Shapes: (units * taken,), (units * unit,)
         """
         seen = whole.reshape(-1, *self.shape[1:])
-        places = seen[(slice(None),) * self.axis + (slice(*self.part),)].transpose(self.axes)
-        places[...] = elements.reshape(places.shape)
+        shape = seen[self._taken].shape
+        turned = elements.reshape([shape[axis] for axis in self.axes])
+        seen[self._taken] = turned.transpose(np.argsort(self.axes))
 
 
 def interleave_pairs(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:

@@ -82,6 +82,8 @@ def stated_keys(model: Model) -> dict[str, Value]:
     values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
     values |= {key: Value.of(_CONSTANT[type(value)], value) for key, value in model.table.constants.items()}
     values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
+    if model.table.sections:
+        values[keys.DIMENSION_SECTIONS] = Value.array(ValueType.I32, _sections(model))
     values |= model.rules.keys(model)
     return {f"{model.arch}.{key}": value for key, value in values.items()}
 
@@ -89,7 +91,27 @@ def stated_keys(model: Model) -> dict[str, Value]:
 def _stated(model: Model, one: Stated) -> Value:
     if one.switch:
         return Value.of(ValueType.BOOL, model.switches[one.switch])
+    if one.entries:
+        return Value.of(ValueType.U32, _entries(model, one))
     return Value.of(ValueType.F32, model.number(one.number, one.default))
+
+
+def _entries(model: Model, one: Stated) -> int:
+    found: Any = model.config
+    for key in one.entries.split("."):
+        found = found.get(key) if isinstance(found, Mapping) else None
+    if found is None:
+        return int(one.default)
+    if not isinstance(found, list):
+        raise ConfigError(f"{shown(found)} is not a list", where=f"{model.where}: {one.entries}")
+    return len(found)
+
+
+def _sections(model: Model) -> tuple[int, ...]:
+    """Return the four sections that llama.cpp reads, the last ones 0 where the config states fewer."""
+    rope = model.config.get(names.ROPE_SCALING) or model.config.get(names.ROPE_PARAMETERS) or {}
+    stated = rope.get(names.MROPE_SECTION) or model.table.sections
+    return tuple((*stated, 0, 0, 0, 0)[:4])
 
 
 def _left_out(model: Model, one: Stated) -> bool:

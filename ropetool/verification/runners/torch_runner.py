@@ -284,11 +284,20 @@ class TorchRunner:
         kept = {key: value for key, value in stated.items() if key not in (MODEL_TYPE, "auto_map")}
         return self._transformers.AutoConfig.for_model(as_type, **kept)
 
+    def _auto_class(self) -> Any:
+        """Return the auto class that has a model with a head for this config: of most wrappers the one for images and text."""
+        causal, images = self._transformers.AutoModelForCausalLM, self._transformers.AutoModelForImageTextToText
+        config = self._options.get("config") or self._transformers.AutoConfig.from_pretrained(
+            str(self.path), local_files_only=True, trust_remote_code=False
+        )
+        known = type(config) not in causal._model_mapping and type(config) in images._model_mapping
+        return images if known else causal
+
     def _load(self) -> Any:
         options = {"device_map": "auto"} if self._spread else {"tp_plan": "auto"} if self._tensor_parallel else {}
         # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
         with self._reading():
-            model, info = self._transformers.AutoModelForCausalLM.from_pretrained(
+            model, info = self._auto_class().from_pretrained(
                 str(self.path),
                 dtype=self._dtype,
                 local_files_only=True,

@@ -1,0 +1,105 @@
+"""Text models inside the wrappers that transformers saves: the same logits from llama.cpp, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporting import family_models as models
+from exporting import maker
+from ropetool.errors import CorruptFile, LossyExport, RopetoolError
+from ropetool.gguf_export import export_checkpoint
+
+pytest.importorskip("llama_cpp")
+
+TOLERANCE = 2e-4  # of the largest logit
+AROUND = (
+    ("mistral", "mistral3"), ("ministral3", "mistral3"), ("llama", "llava"), ("mistral", "llava_next"),
+    ("qwen2", "internvl"), ("llama", "idefics3"), ("qwen3", "lighton_ocr"), ("deepseek_v3", "kimi_k25"),
+)  # fmt: skip
+
+
+def rewrite(path: Path, change: Any) -> Path:
+    """Change the stored tensors of a checkpoint, by their names."""
+    from safetensors.torch import load_file, save_file
+
+    stored = load_file(path / "model.safetensors")
+    save_file(change(stored), path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def as_published(stored: dict[str, Any]) -> dict[str, Any]:
+    """Return a kimi_k25's tensors as its repository names them: saving, transformers 5.23.0 calls all layers blocks."""
+    return {
+        name.replace("language_model.model.blocks.", "language_model.model.layers."): t for name, t in stored.items()
+    }
+
+
+def written(path: Path, family: str, wrapper: str, changes: dict[str, Any] | None = None) -> Path:
+    source = models.write(path, family, changes, wrapper=wrapper)
+    return rewrite(source, as_published) if wrapper == "kimi_k25" else source
+
+
+@pytest.mark.parametrize(("family", "wrapper"), AROUND)
+def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper: str, tmp_path: Path) -> None:
+    source = written(tmp_path / "model", family, wrapper)
+    made = maker.export(source, tmp_path / "x.gguf")
+    wanted = models.torch_logits(source, models.SHORT)
+    assert models.apart(wanted, models.llama_logits(made.output, models.SHORT)) < TOLERANCE
+    assert any("the file holds the text model alone" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(("family", "wrapper"), [("llama", "llava"), ("mistral", "mistral3"), ("gemma3", "gemma3")])
+def test_one_matrix_for_embedding_and_head(family: str, wrapper: str, tmp_path: Path) -> None:
+    source = written(tmp_path / "model", family, wrapper, {"tie_word_embeddings": True})
+    made = maker.export(source, tmp_path / "x.gguf").output
+    assert "output.weight" not in maker.tensors(made)
+    wanted = models.torch_logits(source, models.SHORT)
+    assert models.apart(wanted, models.llama_logits(made, models.SHORT)) < (
+        1e-3 if family in models.TABLED else TOLERANCE
+    )
+
+
+def test_the_comparison_runs_the_wrapper(tmp_path: Path) -> None:
+    """The whole export, with its gate: the runner of torch loads the wrapper and gives its logits."""
+    source = models.write(tmp_path / "model", "qwen3_vl_text")
+    plain = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
+    (source / "tokenizer_config.json").write_text(json.dumps(plain))
+    checks = {check.name: check for check in export_checkpoint(source, tmp_path / "x.gguf").checks}
+    assert checks["KL"].figure is not None
+    assert (checks["KL"].verdict, checks["same tables"].verdict) == ("pass", "pass")
+
+
+def _without(name: str) -> Any:
+    return lambda stored: {key: tensor for key, tensor in stored.items() if not key.endswith(name)}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (_without("layers.1.mlp.up_proj.weight"), CorruptFile, r"no weight file holds model\.layers\.1\.mlp\.up_proj\.weight"),
+        (_without("lm_head.weight"), CorruptFile, r"no weight file holds lm_head\.weight"),
+        (
+            lambda stored: {**stored, "language_model.model.layers.0.adapter.weight": next(iter(stored.values())).clone()},
+            LossyExport, r"model\.layers\.0\.adapter\.weight has no place",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_wrapper_must_hold(change: Any, error: type[RopetoolError], text: str, tmp_path: Path) -> None:
+    source = rewrite(models.write(tmp_path / "model", "llama", wrapper="llava"), change)
+    with pytest.raises(error, match=text):
+        maker.export(source, tmp_path / "x.gguf")
+    assert not (tmp_path / "x.gguf").exists()
+
+
+def test_sizes_that_transformers_leaves_out_are_those_of_the_class(tmp_path: Path) -> None:
+    """llava-hf/llava-1.5-7b-hf states of its llama neither intermediate_size nor hidden_size."""
+    source = models.write(tmp_path / "model", "llama", wrapper="llava")
+    config = json.loads((source / "config.json").read_text())
+    del config["text_config"]["intermediate_size"]
+    (source / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CorruptFile, match=r"has shape \[64, 128\], and config.json asks for \[11008, 128\]"):
+        maker.export(source, tmp_path / "x.gguf")
