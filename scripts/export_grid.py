@@ -79,7 +79,8 @@ def _config(family: Family) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
     if family.temperature_key:
         rope |= {family.temperature_key: 0.1, names.ORIGINAL_MAX_POSITION_EMBEDDINGS: TRAINED}
-    window = TRAINED // 2 if family.pattern and family.model_type != "exaone4" else None
+    sliding = keys.get(family.gguf_architecture).sliding
+    window = TRAINED // 2 if sliding is not None and sliding.layer_count is None else None
     config = {
         names.NUM_HIDDEN_LAYERS: LAYERS, names.HIDDEN_SIZE: 4 * HEAD,
         names.NUM_ATTENTION_HEADS: 4, names.NUM_KEY_VALUE_HEADS: 2, family.head_dim_key: HEAD,

@@ -122,7 +122,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a switch": (
         {"export": {"layer": [{"use": "gated", "bias": "mlp_bias"}]}}, ": export.layer: mlp.gate_proj.bias",
-        "'mlp_bias' is not a switch; known: tied, untied, dense, sparse, query_latent",
+        "'mlp_bias' is not a switch; known: tied, untied, dense, sparse",
     ),
     "a formula": (
         {"export": {"layer": ["attention"], "derived": {"all": "3 * hiden"}}}, ": export.derived.all",

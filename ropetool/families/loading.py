@@ -114,8 +114,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (kind,) = (one for one in arguments if one is not type(None))
-        return _read(kind, value, where)
+        kinds = [one for one in arguments if one is not type(None)]
+        return _read(type(value) if type(value) in kinds else kinds[0], value, where)
     if is_dataclass(hint):
         return record(hint, value, where)
     if hint is float and type(value) is int:

@@ -13,17 +13,23 @@ from typing import Any, Literal
 
 # Bounds of our own, several times beyond any model: a hostile count would cost memory before it is found out.
 MAX_COUNT = 2**20
-Order = Literal["", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "latent_keys", "latent_values"]
+Order = Literal[
+    "", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "first_half", "second_half", "latent_keys",
+    "latent_values",
+]  # fmt: skip
 Head = Literal["optional", "required", "absent"]
-Rules = Literal["", "cohere", "gemma2", "gemma3", "qwen3_moe", "deepseek_v2", "deepseek_v3"]
+Rules = Literal[
+    "", "cohere", "gemma2", "gemma3", "qwen3_moe", "ernie4_5_moe", "hy_v3", "deepseek_v2", "deepseek_v3",
+]  # fmt: skip
 ALWAYS = "always"
+DRAFTS = "drafts"  # the size that counts layers behind the last, which no export takes along
 # Sizes that every model has.
 COMMON = (
     "layers", "hidden", "heads", "intermediate", "kv_heads", "vocabulary", "head_dim", "rotary_dim", "queries", "keys",
     "one", "twice",
 )  # fmt: skip
 # Switches that every model has: whether the head is the embedding, whether a layer is one of the leading dense ones.
-SWITCHES = ("tied", "untied", "dense", "sparse", "query_latent")
+SWITCHES = ("tied", "untied", "dense", "sparse")
 
 
 def conditions(when: str) -> tuple[tuple[str, bool], ...]:
@@ -37,7 +43,7 @@ class Row:
     """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
 
     shape: the sizes of the source by name, as "queries hidden". when: the switches that must be on, or off behind a `not`,
-    with commas between.
+    with commas between; a size of the family's own is on above 0.
     order: how its elements move (gguf_export/shapes/orders.py); interleave_pairs: those of queries and keys, where
     llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
     which follow each other in the file. written: the sizes in the file, where they are not those of the source.
@@ -60,7 +66,9 @@ Rows = tuple[Row, ...]
 class Count:
     """A size in config.json: its key, other keys for the same, and what the class assumes; None: it must be stated.
 
-    null: what a key with null stands for, where that is another size than without the key.
+    null: what a key with null stands for, where that is another size than without the key. alike: a list with a number a
+    layer stands for that number, where all are the same. words_key, words: a list with one of two words a layer, which
+    goes before `key`: the size is how many layers have the first word, and no layer behind them may.
     """
 
     key: str
@@ -69,6 +77,9 @@ class Count:
     most: int = MAX_COUNT
     least: int = 1
     null: int | None = None
+    alike: bool = False
+    words_key: str = ""
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,11 +147,11 @@ def attention(bias: str = "", output_bias: str = "") -> Rows:
     )
 
 
-def head_norms(shape: str = "head_dim", key_shape: str = "", offset: float = 0.0) -> Rows:
+def head_norms(shape: str = "head_dim", key_shape: str = "", offset: float = 0.0, when: str = "") -> Rows:
     """Return q_norm and k_norm: one of a head, or of all heads of a side."""
     return (
-        *vector("self_attn.q_norm", "attn_q_norm", shape, offset=offset),
-        *vector("self_attn.k_norm", "attn_k_norm", key_shape or shape, offset=offset),
+        *vector("self_attn.q_norm", "attn_q_norm", shape, when, offset),
+        *vector("self_attn.k_norm", "attn_k_norm", key_shape or shape, when, offset),
     )
 
 
@@ -219,13 +230,14 @@ class Export:
     of the config that are true or false, with what they are where it is silent. tied: tie_word_embeddings where silent.
     head: whether llama.cpp needs output.weight, takes the embedding without it, or always. output_bias: whether there is
     a place for the biases that attention_bias asks for. square: heads and channels make the hidden size, for llama.cpp
-    reckons so. activations: those that llama.cpp computes, under `activation_key`; approximated: those of them that it
-    computes a little otherwise. fixed: keys whose value llama.cpp takes for granted, with the ones that it takes. sizes:
-    GGUF keys that hold a size. keys: GGUF keys that hold something else. constants: GGUF keys that hold the same in every
-    model. layer_switches: switches that are on in some layers. sections: how many rotary pairs of an image's token turn by
-    time, height and width where the config's mrope_section is silent; empty where all turn alike. assumed: sizes by their
-    keys that the config inside a wrapper may leave out, for transformers saves of it what differs from the class. rules: the
-    program in gguf_export/shapes/rules.py that says what no table can.
+    reckons so. equal: other sizes that llama.cpp takes for the same. activations: those that llama.cpp computes, under
+    `activation_key`; approximated: those of them that it computes a little otherwise. fixed: keys whose value llama.cpp
+    takes for granted, with the ones that it takes. sizes: GGUF keys that hold a size. keys: GGUF keys that hold something
+    else. constants: GGUF keys that hold the same in every model. layer_switches: switches that are on in some layers.
+    sections: how many rotary pairs of an image's token turn by time, height and width where the config's mrope_section is
+    silent; empty where all turn alike. assumed: sizes by their keys that the config inside a wrapper may leave out, for
+    transformers saves of it what differs from the class. drafting: how the names of tensors begin that only draft tokens.
+    rules: the program in gguf_export/shapes/rules.py that says what no table can.
     """
 
     layer: Rows
@@ -242,6 +254,7 @@ class Export:
     head: Head = "optional"
     output_bias: bool = True
     square: bool = False
+    equal: Mapping[str, str] = field(default_factory=dict)
     activations: tuple[str, ...] = ("silu",)
     activation_key: str = "hidden_act"
     approximated: tuple[str, ...] = ()
@@ -252,6 +265,7 @@ class Export:
     layer_switches: Mapping[str, LayerSwitch] = field(default_factory=dict)
     sections: tuple[int, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
+    drafting: tuple[str, ...] = ()
     rules: Rules = ""
 
     def gguf_name(self, hf: str) -> str | None:
@@ -308,7 +322,7 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         except ValueError as error:
             yield f"derived.{name}", f"{formula!r} {error}"
             names[name] = 1
-    switches = (*SWITCHES, *export.switches, *export.layer_switches)
+    switches = (*SWITCHES, *export.switches, *export.layer_switches, *export.counts)
     for part, rows in (("layer", export.layer), ("outer", export.outer)):
         for row in rows:
             for size in (*row.shape.split(), *row.written.split(), *row.many.split()):
@@ -319,13 +333,18 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
                     yield f"{part}: {row.hf}", f"{switch!r} is not a switch; known: {', '.join(switches)}"
                 if part == "outer" and switch in export.layer_switches:
                     yield f"{part}: {row.hf}", f"{switch!r} is a switch of layers, and this is none's"
+    for name, one in export.counts.items():
+        if bool(one.words_key) != (len(one.words) == 2):
+            yield f"counts.{name}", "words are two, that of the first layers and the other, with the key of their list"
     for name, layers in export.layer_switches.items():
         for size in filter(None, (layers.first, layers.every)):
             if size not in names:
                 yield f"layer_switches.{name}", f"{size!r} is not a size; known: {', '.join(names)}"
-    for key, size in export.sizes.items():
-        if size not in names:
-            yield f"sizes.{key}", f"{size!r} is not a size; known: {', '.join(names)}"
+    for part, sizes in (("sizes", export.sizes), ("equal", export.equal)):
+        for key, size in sizes.items():
+            if size not in names or (part == "equal" and key not in names):
+                unknown = size if size not in names else key
+                yield f"{part}.{key}", f"{unknown!r} is not a size; known: {', '.join(names)}"
     for key, stated in export.keys.items():
         if sum(map(bool, (stated.number, stated.switch, stated.entries))) != 1:
             yield f"keys.{key}", "states a number, a switch or the entries of a list, one of them"

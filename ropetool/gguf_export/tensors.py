@@ -126,9 +126,9 @@ def _checked(wanted: Iterator[Wanted], held: Mapping[str, Source], where: str) -
 
 
 def _drafting(held: Mapping[str, Source], model: Model) -> frozenset[str]:
-    """Return the tensors of layers behind the last, which draft tokens: transformers leaves them aside."""
+    """Return the tensors that only draft tokens, in layers behind the last or beside all: transformers leaves them aside."""
     prefixes = tuple(f"{model.table.prefix}{model.layers + number}." for number in range(model.drafts))
-    return frozenset(name for name in held if name.startswith(prefixes))
+    return frozenset(name for name in held if name.startswith((*prefixes, *model.table.drafting)))
 
 
 def _refuse_others(held: Mapping[str, Source], wanted: list[Wanted], drafts: Set[str], model: Model) -> None:

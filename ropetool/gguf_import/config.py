@@ -21,7 +21,7 @@ from ropetool.checkpoint.style import RopeKeys
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError
 from ropetool.escaping import command
 from ropetool.families.family import Family
-from ropetool.families.tensors import Export, Row
+from ropetool.families.tensors import DRAFTS, Count, Export, Row
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
@@ -137,7 +137,12 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
         config[family.head_dim_key] = entry.head_dim
     if family.partial_rotary_key:
         config[family.partial_rotary_key] = entry.rotary_dim / entry.head_dim
-    config |= {one.key: sizes[name] for name, one in table.counts.items() if name in sizes}
+    config |= {one.key: sizes.get(name, 0) for name, one in table.counts.items() if name in sizes or name == DRAFTS}
+    config |= {
+        one.words_key: _words(one, sizes[name], sizes)
+        for name, one in table.counts.items()
+        if one.words_key and name in sizes
+    }
     config |= {switch: on for switch in table.switches if (on := _switch(source, table, switch)) is not None}
     if table.eps_key:
         eps = _value(source, EPSILONS[table.norms])
@@ -158,6 +163,12 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
     config |= RULES[table.rules].stated(Filed(source.name, sizes | {"head_dim": entry.head_dim}, filed))
     return {key: value for key, value in config.items() if value is not None or key == family.window_key}
+
+
+def _words(one: Count, number: int, sizes: Mapping[str, int]) -> list[str]:
+    """Return the list in which so many leading layers have the first word."""
+    first, other = one.words
+    return [first if layer < number else other for layer in range(sizes["layers"])]
 
 
 def _value(source: GgufCheckpoint, key: str) -> Any:

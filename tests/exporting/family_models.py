@@ -36,6 +36,15 @@ MLA: dict[str, Any] = {
     "qk_nope_head_dim": 16, "qk_rope_head_dim": 32, "v_head_dim": 24, "n_routed_experts": 4, "n_shared_experts": 2,
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
 }  # fmt: skip
+ROUTED: dict[str, Any] = {
+    **SMALL, **EXPERTS, "num_hidden_layers": 3, "n_routed_experts": 4, "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+
+GRANITE = {
+    "attention_multiplier": 0.25, "embedding_multiplier": 1.5, "residual_multiplier": 0.7, "logits_scaling": 3.0,
+    "attention_bias": True,
+}  # fmt: skip
 
 # By family: its config, which says what the class would otherwise assume.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -79,8 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "granite": {
-        **SMALL, "attention_multiplier": 0.25, "embedding_multiplier": 1.5, "residual_multiplier": 0.7,
-        "logits_scaling": 3.0, "attention_bias": True, "mlp_bias": True,
+        **SMALL, **GRANITE, "mlp_bias": True,
     },
     "smollm3": {**SMALL, "num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]},
     "starcoder2": {**SMALL, "sliding_window": None, "use_bias": True},
@@ -101,6 +109,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
+    "olmoe": {**SMALL, "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": {
+        **ROUTED, **HALF_ROTATES, "num_attention_heads": 4, "head_dim": 64, "attention_bias": True, "use_qk_norm": True,
+        "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    },
+    "solar_open": {**ROUTED, "head_dim": 32, "norm_topk_prob": False},
+    "dots1": {**ROUTED, "first_k_dense_replace": 1, "num_key_value_heads": 4, "sliding_window": None, "norm_topk_prob": True},
+    "ernie4_5_moe": {
+        **SMALL, "num_hidden_layers": 3, "moe_intermediate_size": 16, "moe_num_shared_experts": 2, "moe_num_experts": 4,
+        "moe_k": 2, "moe_layer_start_index": 1, "moe_layer_interval": 1,
+    },
+    "granitemoe": {**SMALL, **GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "granitemoeshared": {
+        **SMALL, **GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48,
+    },
+    "hunyuan_v1_moe": {
+        **SMALL, "head_dim": 32, "num_experts": 4, "moe_topk": [2, 2], "moe_intermediate_size": [64, 64],
+        "num_shared_expert": [1, 1],
+    },
+    "exaone_moe": {
+        **SMALL, **HALF_WINDOW, **EXPERTS, "num_hidden_layers": 4, "head_dim": 32, "num_experts": 4, "num_shared_experts": 2,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "scoring_func": "sigmoid",
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "hy_v3": {
+        **SMALL, **EXPERTS, "num_hidden_layers": 3, "head_dim": 32, "num_experts": 4, "num_shared_experts": 2,
+        "router_scaling_factor": 1.5, "mlp_layer_types": ["dense", "sparse", "sparse"],
+    },
+    "minimax_m2": {**SMALL, "head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "scoring_func": "sigmoid"},
     "deepseek_v2": {**MLA, "topk_method": "greedy", "norm_topk_prob": False},
     "deepseek_v3": {**MLA, "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
 }  # fmt: skip

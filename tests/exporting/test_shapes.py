@@ -17,7 +17,7 @@ from ropetool import families
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families import exported as exported_families
-from ropetool.families.tensors import Export, Row
+from ropetool.families.tensors import DRAFTS, Export, Row
 from ropetool.gguf_export.shapes import read_model, tensors
 from ropetool.gguf_export.shapes.orders import (
     ORDERS,
@@ -40,6 +40,7 @@ STATED: dict[str, Any] = {
 }  # fmt: skip
 
 FAMILIES = exported_families()
+NEWER = ("hy_v3",)  # architectures that the gguf package in use does not know
 
 
 def text_type(name: str) -> str:
@@ -68,8 +69,11 @@ def test_what_the_classes_assume(name: str) -> None:
     assert not table.eps_key or table.eps == getattr(config, table.eps_key)
     for key, default in (*table.switches.items(), *table.assumed.items()):
         assert getattr(config, key) == default, key
-    for one in table.counts.values():
+    for size, one in table.counts.items():
+        if size == DRAFTS and not hasattr(config, one.key):
+            continue  # a class that leaves these layers aside need not know how many there are
         found = getattr(config, one.key)
+        found = found.count(one.words[0]) if one.words and isinstance(found, list) else found
         if one.default is not None:
             assert (one.null if found is None else found) == one.default, one.key
     assert config.to_dict().get(table.activation_key, table.activations[0]) in (*table.activations, None)
@@ -149,6 +153,9 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
     """llama.cpp's converter knows the same names, which its own table gives to the checkpoint's."""
     gguf = pytest.importorskip("gguf")
     arch = families.get(name).gguf_architecture
+    if arch in NEWER:  # the converter's own copy of the package knows it, whose files test_stock_families.py compares
+        assert arch not in gguf.MODEL_ARCH_NAMES.values()
+        return
     number = next(number for number, known in gguf.MODEL_ARCH_NAMES.items() if known == arch)
     suffixes = {gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in gguf.MODEL_TENSORS[number]}
     config = {**models.CONFIGS[name], "num_hidden_layers": 1}

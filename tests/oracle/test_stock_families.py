@@ -51,6 +51,9 @@ CHANGES = {
             "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
         },
     },
+    "solar_open": {  # the converter takes half of a head to rotate without a word on it
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0},
+    },
     "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 10000, "rope_parameters": None},
     # It looks for keys of the older ChatGLM.
     "glm": {"rms_norm_eps": 1e-5, "seq_length": 512},
@@ -73,12 +76,15 @@ STATED = {
 # By family: keys that only ours state, and those that only the converter's do.
 OURS = {
     "ministral3": {"rope.scaling.attn_factor"},  # the same product as with the converter's yarn_log_multiplier
+    "hy_v3": {"leading_dense_block_count"},  # which llama.cpp sees by the tensors
     "gpt_neox": {"general.file_type", "attention.head_count_kv"},  # llama.cpp takes as many as heads
 }
 THEIRS = {
     "ministral3": {"rope.scaling.yarn_log_multiplier"},
     "phi3": {"attention.sliding_window", "rope.scaling.original_context_length"},  # 0, and the context's own length
     "olmo3": {"rope.freq_base_swa"},  # which olmo2.cpp does not look at
+    "exaone_moe": {"rope.scaling.type", "nextn_predict_layers"},  # none, where there is no scaling; 0
+    "glm4_moe": {"nextn_predict_layers"},  # 0
     "cohere": {"rope.scaling.type"},  # none, where there is no scaling
     "cohere2": {"rope.scaling.type"},  # as cohere
     "nemotron": {"rope.scaling.type", "attention.layer_norm_rms_epsilon"},  # as cohere; its norms take the mean away

@@ -11,7 +11,7 @@ from typing import Any
 
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.families.family import Family
-from ropetool.families.tensors import Export, LayerSwitch, Row, conditions
+from ropetool.families.tensors import DRAFTS, Export, LayerSwitch, Row, conditions
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
@@ -103,7 +103,7 @@ class Model:
     @property
     def drafts(self) -> int:
         """How many layers behind the last only draft tokens."""
-        return self.counts.get("drafts", 0)
+        return self.counts.get(DRAFTS, 0)
 
     def number(self, key: str, default: float) -> float:
         """Return a number of the config, the default where it is absent. Raises: ConfigError."""
@@ -124,7 +124,8 @@ class Model:
     def has(self, row: Row, layer: int | None = None) -> bool:
         """Return whether the model has this tensor, in this layer."""
         dense = layer is not None and layer < self.counts.get("dense_layers", self.layers)
-        on = {**self.switches, "dense": dense, "sparse": not dense}
+        on = {name: self.counts[name] > 0 for name in self.table.counts}
+        on |= {**self.switches, "dense": dense, "sparse": not dense}
         if layer is not None:
             on |= {name: self._is_on(switch, layer) for name, switch in self.table.layer_switches.items()}
         return all(on[switch] == wanted for switch, wanted in conditions(row.when))

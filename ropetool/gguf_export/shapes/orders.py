@@ -98,6 +98,20 @@ def _every_second(shape: Shape, first: int) -> Permutation:
     return Permutation(shape, axes, len(shape) - 1, (first, None, 2))
 
 
+def first_half(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of the first half of a matrix's rows, or of the rows of each expert's."""
+    return (_half(shape, (None, shape[-2] // 2)),)
+
+
+def second_half(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of the other half of these rows."""
+    return (_half(shape, (shape[-2] // 2, None)),)
+
+
+def _half(shape: Shape, part: tuple[int | None, ...]) -> Permutation:
+    return Permutation((1, *shape)[-3:], (0, 1, 2), 1, part)
+
+
 def latent_keys(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of MLA's plain keys: per head before its values, their matrices transposed."""
     return (_of_latent(counts, shape, (counts["plain"],), (0, 2, 1)),)
@@ -115,5 +129,7 @@ def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes:
 # By the name that a row of a family's table gives.
 ORDERS: Mapping[str, Callable[[Counts, Shape], tuple[Permutation, ...]]] = {
     order.__name__: order
-    for order in (interleave_pairs, split_qkv, columns_first, even, odd, latent_keys, latent_values)
-}
+    for order in (
+        interleave_pairs, split_qkv, columns_first, even, odd, first_half, second_half, latent_keys, latent_values,
+    )
+}  # fmt: skip

@@ -54,13 +54,12 @@ def read_model(
         "kv_heads": _kv_heads(config, family, table, heads, where),
         "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
-    stated = common | {name: count(config, one, where) for name, one in table.counts.items()}
+    stated = common | {name: _count(config, one, common["layers"], where) for name, one in table.counts.items()}
     stated |= {
         "queries": stated["heads"] * head_dim, "keys": stated["kv_heads"] * head_dim, "one": 1,
         "twice": 2 * stated["intermediate"],
     }  # fmt: skip
     switches = {key: config.get(key, default) is True for key, default in table.switches.items()}
-    switches |= {"query_latent": stated.get("query_latent", 0) > 0}
     tied = config.get("tie_word_embeddings", table.tied) is True
     switches |= {"tied": tied, "untied": not tied}
     counts = derived(table.derived, stated)
@@ -121,13 +120,40 @@ def _left_out(model: Model, one: Stated) -> bool:
 # --- reading
 
 
+def _count(config: Mapping[str, Any], one: Count, layers: int, where: str) -> int:
+    """Return a size of the config, counted in a list of words where it has one."""
+    words = config.get(one.words_key) if one.words_key else None
+    return (
+        count({} if one.key == one.words_key else config, one, where)
+        if words is None
+        else _leading(words, one, layers, where)
+    )
+
+
+def _leading(words: Any, one: Count, layers: int, where: str) -> int:
+    """Return how many leading layers have the first of two words. Raises: ConfigError; LossyExport for others that do."""
+    place = f"{where}: {one.words_key}"
+    if not isinstance(words, list) or len(words) < layers or any(word not in one.words for word in words):
+        raise ConfigError(f"is not a list of {' and '.join(map(shown, one.words))}, one a layer, {layers}", where=place)
+    found = words[:layers].count(one.words[0])
+    if one.words[0] in words[found:layers]:
+        raise LossyExport(
+            f"has {one.words[0]} layers behind others; llama.cpp takes the first layers alone for it", where=place
+        )
+    return found
+
+
 def count(config: Mapping[str, Any], one: Count, where: str) -> int:
     """Return a size of the config.
 
-    Raises: ConfigError for one that is missing or no count.
+    Raises: ConfigError for one that is missing or no count; LossyExport for layers of which each has another.
     """
     key = next((key for key in (one.key, *one.others) if config.get(key) is not None), one.key)
     value = config.get(key)
+    if one.alike and isinstance(value, list) and value:
+        if any(other != value[0] for other in value):
+            raise LossyExport(f"{key} has not the same number for all layers, and llama.cpp takes one", where=where)
+        value = value[0]
     if value is None:
         value = one.default if one.null is None or key not in config else one.null
     if value is None:
@@ -182,6 +208,11 @@ def _check_architecture(model: Model) -> None:
             f"head_dim is {c['head_dim']}; llama.cpp reckons with hidden_size / num_attention_heads, "
             f"{c['hidden']} / {c['heads']}, for {model.arch}"
         )
+    for one, other in table.equal.items():
+        if c[one] != c[other]:
+            raise model.lossy(
+                f"{one} are {c[one]} and {other} {c[other]}; llama.cpp takes {model.arch} to have as many of both"
+            )
     if c["heads"] % c["kv_heads"]:
         raise ConfigError(
             f"num_attention_heads {c['heads']} is not a multiple of num_key_value_heads {c['kv_heads']}",

@@ -72,6 +72,21 @@ def _check_shares(model: Model) -> None:
         raise model.lossy(f"norm_topk_prob is {shown(stated)}; llama.cpp computes as if it were true")
 
 
+def _check_last_sparse(model: Model) -> None:
+    """Refuse experts that end before the last layer."""
+    last = model.config.get("moe_layer_end_index")
+    if last not in (None, -1) and (not isinstance(last, int) or last < model.layers - 1):
+        raise model.lossy(
+            f"moe_layer_end_index is {shown(last)}; llama.cpp takes all layers from moe_layer_start_index on to have experts"
+        )
+
+
+def _of_shared(filed: Filed) -> Mapping[str, Any]:
+    """Return how many experts make up the shared one, whose size alone a hy_v3 file states."""
+    one, whole = filed.sizes.get("expert_intermediate", 0), filed.sizes.get("all_shared", 0)
+    return {"num_shared_experts": whole // one} if one else {}
+
+
 # --- DeepSeek: queries, keys and values through latents, experts behind some dense layers
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type in src/llama-hparams.h
@@ -137,10 +152,7 @@ def _of_v2(filed: Filed) -> Mapping[str, Any]:
 
 
 def _of_v3(filed: Filed) -> Mapping[str, Any]:
-    return {
-        **_of_latents(filed), "norm_topk_prob": filed.keys.get("expert_weights_norm", False),
-        "num_nextn_predict_layers": 0,
-    }  # fmt: skip
+    return {**_of_latents(filed), "norm_topk_prob": filed.keys.get("expert_weights_norm", False)}
 
 
 def _check_latents(model: Model) -> None:
@@ -179,6 +191,8 @@ RULES: Mapping[str, Rules] = {
     "gemma2": Rules(check=_check_capped, stated=_score),
     "gemma3": Rules(check=_check_score, stated=_score),
     "qwen3_moe": Rules(check=_check_shares, stated=lambda filed: {"norm_topk_prob": True}),
+    "ernie4_5_moe": Rules(check=_check_last_sparse),
+    "hy_v3": Rules(stated=_of_shared),
     "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
     "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),
 }
