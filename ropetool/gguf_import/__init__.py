@@ -21,7 +21,7 @@ from ropetool.errors import ConfigError, NotACheckpoint, RopetoolError
 from ropetool.escaping import command
 from ropetool.files.counting import nobody
 from ropetool.files.dtypes import STORAGE
-from ropetool.files.gguf import model_name
+from ropetool.files.gguf import GGML_TYPES, ggml_type, model_name
 from ropetool.files.transaction import transaction
 from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.tokenizer.check import check_tokens
@@ -29,6 +29,7 @@ from ropetool.gguf_import.config import Described, described
 from ropetool.gguf_import.tensors import Made, made_of, main_type, write_tensors
 from ropetool.gguf_import.tokenizer import tokenizer_files
 from ropetool.runtimes import inspection
+from ropetool.verification import floors
 from ropetool.verification.results import Check
 from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
 
@@ -126,10 +127,7 @@ def _compared(
 ) -> tuple[Check, ...]:
     """Return how the staged checkpoint compares with the file. Raises: VerificationFailed, LossyExport."""
     types = {each.dtype for each in model.stored.values() if len(each.shape) > 1}
-    # Where weights stand in blocks, llama.cpp rounds what it multiplies with them to 8 bits.
-    of_file = sorted(
-        {dtype.lower() for dtype in types & STORAGE.keys()} | ({"q8_0"} if types - STORAGE.keys() else set())
-    )
+    of_file = sorted({_rounding(dtype) for dtype in types})
     kinds = (*of_file, *({dtype.lower()} - set(of_file)))
     tokenizer = {key: value for key, value in model.values.items() if key.startswith("tokenizer.")}
     try:
@@ -138,6 +136,13 @@ def _compared(
     except RopetoolError as error:
         error.where = str(target)
         raise
+
+
+def _rounding(dtype: str) -> str:
+    """Return the kind of noise of a type: what stands in blocks is decoded, and llama.cpp rounds its inputs to 8 bits."""
+    if dtype in STORAGE:
+        return dtype.lower()
+    return floors.INPUTS_BY_256 if GGML_TYPES[ggml_type(dtype)].block == 256 else "q8_0"
 
 
 def _beside(file: Path) -> Path:

@@ -23,7 +23,7 @@ from making import run
 import ropetool
 from ropetool import families
 from ropetool.checkpoint.opening import open_checkpoint
-from ropetool.errors import CorruptFile, LossyExport
+from ropetool.errors import CorruptFile, LossyExport, VerificationFailed
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export.shapes.orders import ORDERS
 from ropetool.gguf_import import Imported, tensors
@@ -327,6 +327,48 @@ def test_a_checkpoint_is_sent_to_export(tmp_path: Path) -> None:
     assert done.code == 1
     assert "is a Hugging Face checkpoint already" in done.err
     assert f"Try: ropetool export {source}" in done.err
+
+
+# --- the comparison
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Export the demo checkpoint with weights in blocks of 256, whose inputs llama.cpp rounds in such blocks too."""
+    source = shutil.copytree(
+        Path(ropetool.__file__).parent / "demo" / "model", tmp_path_factory.mktemp("demo") / "demo"
+    )
+    return maker.export(source, source.with_name("demo.gguf"), outtype="q4_k_m", sidecars=False).output
+
+
+def test_a_sound_import_of_small_blocks_passes_with_room(demo: Path, tmp_path: Path) -> None:
+    checks = {check.name: check for check in imported(demo, tmp_path / "m", dtype="f32").checks}
+    for name in ("KL", "KL p99", "KL window", "KL rare tokens"):
+        check = checks[name]
+        assert check.verdict == "pass"
+        assert check.figure is not None
+        assert check.limit is not None
+        assert check.figure < check.limit / 8
+
+
+def test_rows_of_one_layer_in_the_order_of_the_file_fail(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    def spoiled(model: Any, made: Any, stage: Path, *rest: Any) -> Any:
+        written = tensors.write_tensors(model, made, stage, *rest)
+        found = load_file(stage / "model.safetensors")
+        keys = found["model.layers.2.self_attn.k_proj.weight"]
+        pairs = keys.reshape(-1, 2, 32, keys.shape[1]).swapaxes(1, 2)  # of heads of 64 channels
+        found["model.layers.2.self_attn.k_proj.weight"] = pairs.reshape(keys.shape).copy()
+        save_file(found, stage / "model.safetensors", metadata={"format": "pt"})
+        return written
+
+    monkeypatch.setattr("ropetool.gguf_import.write_tensors", spoiled)
+    with pytest.raises(VerificationFailed, match="does not compute what the checkpoint does"):
+        imported(demo, tmp_path / "m", dtype="f32")
+    assert not (tmp_path / "m").exists()
 
 
 # --- the command
