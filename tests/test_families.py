@@ -128,9 +128,18 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
         {"export": {"layer": ["attention"], "derived": {"all": "3 * hiden"}}}, ": export.derived.all",
         "'3 * hiden' has 'hiden', which is not a size; known: layers,",
     ),
+    "a formula of a default": (
+        {"export": {"layer": ["attention"], "counts": {"value": {"key": "v_head_dim", "formula": "hiden // heads"}}}},
+        ": export.counts.value.formula",
+        "'hiden // heads' has 'hiden', which is not a size; known: layers,",
+    ),
+    "another name of no switch": (
+        {"export": {"layer": ["attention"], "switch_names": {"bias": "use_bias"}}}, ": export.switch_names.bias",
+        "'bias' is not a switch; known: ",
+    ),
     "a formula with more": (
-        {"export": {"layer": ["attention"], "derived": {"all": "hidden // 2"}}}, ": export.derived.all",
-        "'hidden // 2' has 'hidden // 2'; it takes sizes, whole numbers, + and *",
+        {"export": {"layer": ["attention"], "derived": {"all": "hidden - 2"}}}, ": export.derived.all",
+        "'hidden - 2' has 'hidden - 2'; it takes sizes, whole numbers, +, * and //",
     ),
     "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is not a formula"),
     "the size of a key": (

@@ -20,6 +20,7 @@ Order = Literal[
 Head = Literal["optional", "required", "absent"]
 Rules = Literal[
     "", "cohere", "gemma2", "gemma3", "qwen3_moe", "ernie4_5_moe", "hy_v3", "deepseek_v2", "deepseek_v3",
+    "minicpm3",
 ]  # fmt: skip
 ALWAYS = "always"
 DRAFTS = "drafts"  # the size that counts layers behind the last, which no export takes along
@@ -68,7 +69,8 @@ class Count:
 
     null: what a key with null stands for, where that is another size than without the key. alike: a list with a number a
     layer stands for that number, where all are the same. words_key, words: a list with one of two words a layer, which
-    goes before `key`: the size is how many layers have the first word, and no layer behind them may.
+    goes before `key`: the size is how many layers have the first word, and no layer behind them may. formula: the default,
+    made of sizes that every model has.
     """
 
     key: str
@@ -80,6 +82,7 @@ class Count:
     alike: bool = False
     words_key: str = ""
     words: tuple[str, ...] = ()
+    formula: str = ""
 
 
 @dataclass(frozen=True)
@@ -227,7 +230,8 @@ class Export:
     values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key, none where no
     key says it.
     counts: sizes beyond the common ones. derived: sizes by a formula of others, as "queries + 2 * keys". switches: keys
-    of the config that are true or false, with what they are where it is silent. tied: tie_word_embeddings where silent.
+    of the config that are true or false, with what they are where it is silent. switch_names: what configs call a switch
+    too. tied: tie_word_embeddings where silent.
     head: whether llama.cpp needs output.weight, takes the embedding without it, or always. output_bias: whether there is
     a place for the biases that attention_bias asks for. square: heads and channels make the hidden size, for llama.cpp
     reckons so. equal: other sizes that llama.cpp takes for the same. activations: those that llama.cpp computes, under
@@ -250,6 +254,7 @@ class Export:
     counts: Mapping[str, Count] = field(default_factory=dict)
     derived: Mapping[str, str] = field(default_factory=dict)
     switches: Mapping[str, bool] = field(default_factory=dict)
+    switch_names: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False
     head: Head = "optional"
     output_bias: bool = True
@@ -279,7 +284,7 @@ class Export:
 
 
 def sized(formula: str, counts: Mapping[str, int]) -> int:
-    """Return the value of a formula of sizes, with only + and *.
+    """Return the value of a formula of sizes, with only +, * and //.
 
     Raises: ValueError with what is wrong in it.
     """
@@ -302,7 +307,9 @@ def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
             return _value(left, counts) + _value(right, counts)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _value(left, counts) * _value(right, counts)
-    raise ValueError(f"has {ast.unparse(node)!r}; it takes sizes, whole numbers, + and *")
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
+            return _value(left, counts) // max(1, _value(right, counts))
+    raise ValueError(f"has {ast.unparse(node)!r}; it takes sizes, whole numbers, +, * and //")
 
 
 def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, int]:
@@ -316,6 +323,11 @@ def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str,
 def faults(export: Export) -> Iterable[tuple[str, str]]:
     """Yield what a table says of sizes, switches and orders that it does not have: the place, and a sentence on it."""
     names: dict[str, int] = dict.fromkeys((*COMMON, *export.counts), 1)
+    for name, one in export.counts.items():
+        try:
+            sized(one.formula or "1", dict.fromkeys(COMMON, 1))
+        except ValueError as error:
+            yield f"counts.{name}.formula", f"{one.formula!r} {error}"
     for name, formula in export.derived.items():
         try:
             names[name] = sized(formula, names)
@@ -336,6 +348,9 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
     for name, one in export.counts.items():
         if bool(one.words_key) != (len(one.words) == 2):
             yield f"counts.{name}", "words are two, that of the first layers and the other, with the key of their list"
+    for name in export.switch_names:
+        if name not in export.switches:
+            yield f"switch_names.{name}", f"{name!r} is not a switch; known: {', '.join(export.switches)}"
     for name, layers in export.layer_switches.items():
         for size in filter(None, (layers.first, layers.every)):
             if size not in names:

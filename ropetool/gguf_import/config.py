@@ -106,7 +106,8 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
-    model = read_model(family, config, source.name, entry.head_dim, entry.rotary_dim, source.where)
+    head_dim = entry.rotary_dim if family.mla else entry.head_dim  # MLA's heads are the channels that rotate
+    model = read_model(family, config, source.name, head_dim, entry.rotary_dim, source.where)
     absent = _compare_keys(source, model)
     wanted = tuple(tensors(model, _moves(family, source.name)))
     _compare_tensors(source, wanted)
@@ -161,7 +162,9 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
             config[f"{'pad' if kind == 'padding' else kind}_token_id"] = plain(number)
     front = f"{source.name}."
     filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
-    config |= RULES[table.rules].stated(Filed(source.name, sizes | {"head_dim": entry.head_dim}, filed))
+    config |= RULES[table.rules].stated(
+        Filed(source.name, sizes | {"head_dim": entry.rotary_dim if family.mla else entry.head_dim}, filed)
+    )
     return {key: value for key, value in config.items() if value is not None or key == family.window_key}
 
 

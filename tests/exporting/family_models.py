@@ -104,6 +104,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **SMALL, **HALF_WINDOW, "num_hidden_layers": 4, "logit_scale": 0.25, "tie_word_embeddings": True,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
     },
+    "granite_swa": {
+        **SMALL, **HALF_WINDOW, "num_hidden_layers": 3, "attention_multiplier": 0.25, "embedding_multiplier": 1.5,
+        "residual_multiplier": 0.7, "logits_scaling": 3.0, "attention_bias": True, "mlp_bias": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    },
+    "ministral": {**SMALL, "head_dim": 32, "sliding_window": 2 * LENGTH},
+    "minicpm3": {
+        **SMALL, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 32, "v_head_dim": 24, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
+        "rms_norm_eps": 1e-6,
+    },
     "gpt_oss": {
         **SMALL, **HALF_WINDOW, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention"],

@@ -31,7 +31,10 @@ from ropetool.gguf_import import import_gguf as imported
 
 TOLERANCE = 2e-4  # of the largest logit, as for exports
 # What a class computes otherwise than the checkpoint's own says: these are written as files of the other's architecture.
-AS_LLAMA = {"mistral": "llama"}
+AS_LLAMA = dict.fromkeys(("mistral", "ministral", "internlm3", "iquestcoder"), "llama")
+AS_TOLD = {
+    "helium": "helium"
+}  # its own class has the channels of a head in another order than the llama that it would become
 RUN = ("llama", "mixtral", "qwen2", "qwen3_moe", "gemma3_text", "phi3", "deepseek_v3", "gpt_oss")
 Files = Callable[..., tuple[Path, Path]]
 
@@ -84,7 +87,7 @@ def test_a_text_model_without_a_class_of_its_own_stays_a_file(family: str, files
 @pytest.mark.parametrize("family", sorted(name for name in CONFIGS if families.get(name).alone))
 def test_tensors_come_back_byte_for_byte(family: str, files: Files, tmp_path: Path) -> None:
     source, file = files(family)
-    written = import_gguf(file, tmp_path / "back")
+    written = import_gguf(file, tmp_path / "back", as_type=AS_TOLD.get(family, ""))
     assert written.model_type == AS_LLAMA.get(family, family)
     before, after = stored(source), stored(written.output)
     tied = {"lm_head.weight"} if "lm_head.weight" not in before else set()

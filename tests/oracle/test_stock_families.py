@@ -89,6 +89,10 @@ THEIRS = {
     "cohere2": {"rope.scaling.type"},  # as cohere
     "nemotron": {"rope.scaling.type", "attention.layer_norm_rms_epsilon"},  # as cohere; its norms take the mean away
 }
+# The converter does not know these classes; of some it knows one that computes the same.
+UNKNOWN = ("helium",)
+ALIKE = {"ministral": "MistralForCausalLM"}
+CONVERTED = [family for family in models.CONFIGS if family not in UNKNOWN]
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
 CUT = {"gemma3_text": "token_embd.weight"}
 
@@ -97,7 +101,7 @@ CUT = {"gemma3_text": "token_embd.weight"}
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("converted")
     arguments: dict[str, list[str]] = {}
-    for family in models.CONFIGS:
+    for family in CONVERTED:
         source = models.write(folder / family / "tiny-model", family, CHANGES.get(family))
         config = json.loads((source / "config.json").read_text())
         config = {key: value for key, value in config.items() if value is not None or key != "rope_parameters"}
@@ -113,7 +117,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def architecture(family: str) -> str:
     from ropetool import families
 
-    return families.get(family).architecture
+    return ALIKE.get(family, families.get(family).architecture)
 
 
 def keys_of(path: Path, arch: str) -> dict[str, Value]:
@@ -121,7 +125,7 @@ def keys_of(path: Path, arch: str) -> dict[str, Value]:
     return {key: value for key, value in values.items() if not key.startswith("tokenizer.")}
 
 
-@pytest.mark.parametrize("family", models.CONFIGS)
+@pytest.mark.parametrize("family", CONVERTED)
 def test_the_file_is_the_stock_converters(family: str, converted: Path, tmp_path: Path) -> None:
     stock = converted / family / "stock.gguf"
     if not stock.is_file():

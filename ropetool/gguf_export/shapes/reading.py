@@ -6,12 +6,13 @@ Refuses what transformers computes and llama.cpp does not; knows no family.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.families.family import Family
-from ropetool.families.tensors import Count, Export, Stated, derived
+from ropetool.families.tensors import Count, Export, Stated, derived, sized
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_export.fp8 import is_fp8
@@ -54,12 +55,15 @@ def read_model(
         "kv_heads": _kv_heads(config, family, table, heads, where),
         "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
-    stated = common | {name: _count(config, one, common["layers"], where) for name, one in table.counts.items()}
+    stated = common | {name: _count(config, one, common, where) for name, one in table.counts.items()}
     stated |= {
         "queries": stated["heads"] * head_dim, "keys": stated["kv_heads"] * head_dim, "one": 1,
         "twice": 2 * stated["intermediate"],
     }  # fmt: skip
-    switches = {key: config.get(key, default) is True for key, default in table.switches.items()}
+    switches = {
+        key: config.get(key, config.get(table.switch_names.get(key, key), default)) is True
+        for key, default in table.switches.items()
+    }
     tied = config.get("tie_word_embeddings", table.tied) is True
     switches |= {"tied": tied, "untied": not tied}
     counts = derived(table.derived, stated)
@@ -120,14 +124,13 @@ def _left_out(model: Model, one: Stated) -> bool:
 # --- reading
 
 
-def _count(config: Mapping[str, Any], one: Count, layers: int, where: str) -> int:
+def _count(config: Mapping[str, Any], one: Count, common: Mapping[str, int], where: str) -> int:
     """Return a size of the config, counted in a list of words where it has one."""
     words = config.get(one.words_key) if one.words_key else None
-    return (
-        count({} if one.key == one.words_key else config, one, where)
-        if words is None
-        else _leading(words, one, layers, where)
-    )
+    if words is not None:
+        return _leading(words, one, common["layers"], where)
+    default = sized(one.formula, common) if one.formula else one.default
+    return count({} if one.key == one.words_key else config, replace(one, default=default), where)
 
 
 def _leading(words: Any, one: Count, layers: int, where: str) -> int:

@@ -126,7 +126,7 @@ def _latent_eps(model: Model) -> tuple[str, ...]:
 
     Raises: LossyExport for one that is far off.
     """
-    eps = model.number("rms_norm_eps", LATENT_EPS)
+    eps = model.number("rms_norm_eps", model.table.eps)
     if eps == LATENT_EPS:
         return ()
     note = f"rms_norm_eps is {eps:g}; llama.cpp adds it in the norms of the latents too, where transformers adds {LATENT_EPS:g}"
@@ -185,6 +185,15 @@ def _check_v3(model: Model) -> None:
         )
 
 
+def _check_eps(model: Model) -> None:
+    _latent_eps(model)
+
+
+def _of_minicpm3(filed: Filed) -> Mapping[str, Any]:
+    turning = filed.keys["rope.dimension_count"]
+    return {"qk_rope_head_dim": turning, "qk_nope_head_dim": filed.keys["attention.key_length"] - turning}
+
+
 RULES: Mapping[str, Rules] = {
     "": Rules(),
     "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
@@ -195,4 +204,5 @@ RULES: Mapping[str, Rules] = {
     "hy_v3": Rules(stated=_of_shared),
     "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
     "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),
+    "minicpm3": Rules(check=_check_eps, caveats=_latent_eps, stated=_of_minicpm3),
 }
