@@ -47,6 +47,11 @@ if TYPE_CHECKING:
     help="Write for another architecture whose graph computes the same: qwen2 models as llama, which takes any table.",
 )  # fmt: skip
 @click.option(
+    "--converter", metavar="auto|PATH", default="",
+    help="For a family that ropetool has no table of: llama.cpp's own converter, as a child process without network. PATH: "
+    "its script, or a folder of llama.cpp's sources.",
+)  # fmt: skip
+@click.option(
     "--shift-safe", is_flag=True,
     help="Put the attention factor into the keys: llama.cpp's context shift and cache reuse stay exact.",
 )  # fmt: skip

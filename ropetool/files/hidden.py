@@ -123,6 +123,21 @@ def make_hidden(hidden: Path) -> tuple[bool, int | None]:
 
 
 @contextmanager
+def hidden_folder(output: Path) -> Iterator[Path]:
+    """Yield a new hidden folder of this process beside an output, which is gone with everything in it afterwards."""
+    own, lock = False, None
+    while not own:
+        hidden = hidden_name(output)
+        own, lock = make_hidden(hidden)
+    try:
+        yield hidden
+    finally:
+        clear(hidden)
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
 def _taken_over(hidden: Path) -> Iterator[bool]:
     """Yield whether the process that made a hidden folder is gone; then it belongs to this one."""
     if hidden.is_symlink() or not hidden.is_dir():

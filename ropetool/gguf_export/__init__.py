@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropetool.checkpoint import certificate, provenance
 from ropetool.checkpoint.gguf_keys import KL as INEXACT_KL
 from ropetool.checkpoint.gguf_keys import stamp, stamp_inexact
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
 from ropetool.files import hub
@@ -25,14 +27,17 @@ from ropetool.gguf_export import files, kquants
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.container import File, Progress
+from ropetool.gguf_export.converter import prepared
 from ropetool.gguf_export.files import Choices
+from ropetool.gguf_export.imatrix import Weights
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
 from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
 from ropetool.gguf_export.splitting import limits_of
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL
-from ropetool.verification.results import Check
+from ropetool.verification.kl_gate import NAMES as KL_NAMES
+from ropetool.verification.results import NOT_RUN, Check
 from ropetool.verification.short_divergence import COMPARING_LOGITS, Lengths
 
 __all__ = ["COMPARING_LOGITS", "Exported", "Progress", "check_export", "export_checkpoint"]
@@ -102,6 +107,7 @@ def export_checkpoint(
     allow_unverified: bool = False,
     accept_undecided: bool = False,
     rearch: str = "",
+    converter: str = "",
     shift_safe: bool = False,
     allow_inexact: bool = False,
     check: bool = True,
@@ -116,6 +122,7 @@ def export_checkpoint(
     of the matrices, one of outtypes.OUTTYPES, or auto for the source's own; `imatrix` an importance matrix for those
     that libllama makes. Tensors of more bytes than `split_max_size`, as "2G", or more than `split_max_tensors` of them
     go to several files, NAME-00001-of-00003.gguf. `rearch` is another architecture whose graph computes the same.
+    `converter`: what converts a family that has no table here, a folder of llama.cpp's sources, the script, or `auto`.
     `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. `allow_inexact`
     writes the nearest tables where llama.cpp cannot hold the exact ones. What ropetool
     made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`; with `accept_undecided` one
@@ -134,15 +141,48 @@ def export_checkpoint(
     options = ExportOptions(
         outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars, allow_inexact
     )
-    ready = prepare(hub.local(source), output, options)
-    matrix_notes = kquants.check_fit(matrix, entries, ready.layout) if matrix is not None else ()
-    gate_notes = _gate(ready, allow_unverified, accept_undecided)
+    tell = progress or nobody
+    asking = _Asking(matrix, entries, allow_unverified, accept_undecided, command)
+    with _ready(hub.local(source), output, options, converter, tell) as ready:
+        return _written(ready, choices, options, asking, tell)
+
+
+@contextmanager
+def _ready(
+    source: Path, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
+) -> Iterator[Prepared]:
+    """Yield the export of a checkpoint: by its family's table, or where it has none by the converter that is asked for."""
+    checkpoint = open_checkpoint(source)
+    if not asked or not isinstance(checkpoint, HfCheckpoint):
+        yield prepare(source, output, options)
+    elif checkpoint.family.export is not None:
+        ready = prepare(source, output, options)
+        unused = f"--converter was not used: ropetool has a table of its own for {checkpoint.name}"
+        yield replace(ready, notes=(unused, *ready.notes))
+    else:
+        with prepared(checkpoint, output, options, asked, progress) as ready:
+            yield ready
+
+
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """What is asked of an export beside its content: an importance matrix with its entries, and the options of the gate."""
+
+    matrix: Path | None
+    entries: Weights
+    allow_unverified: bool
+    accept_undecided: bool
+    command: str
+
+
+def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: _Asking, tell: Progress) -> Exported:
+    matrix_notes = kquants.check_fit(asking.matrix, asking.entries, ready.layout) if asking.matrix is not None else ()
+    gate_notes = _gate(ready, asking.allow_unverified, asking.accept_undecided)
     found = companions.fresh_certificate(ready.source)
     values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
-    values |= kquants.stated(matrix, entries) if matrix is not None else {}
+    values |= kquants.stated(asking.matrix, asking.entries) if asking.matrix is not None else {}
     values |= stamp_inexact(ready.deviation) if ready.deviation is not None else {}
     trained = _trained_length(ready)
-    tell = progress or nobody
 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
@@ -155,20 +195,27 @@ def export_checkpoint(
     def told(checks: tuple[Check, ...]) -> companions.Exporting:
         checks = (*ready.checks, *checks)
         return companions.Exporting(
-            ready.outtype, ready.encoding.name, ready.context_length, ready.bakes, checks, command, ready.deviation
+            ready.outtype,
+            ready.encoding.name,
+            ready.context_length,
+            ready.bakes,
+            checks,
+            asking.command,
+            ready.deviation,
         )
 
     written = files.write(
         ready.target, ready.source.path, File(values, ready.layout, ready.encoding.tensors), choices,
         lambda checks: _provenance(ready, trained, (*ready.checks, *checks)),
-        lambda paths, checks: companions.texts(ready.source, paths, told(checks), found) if sidecars else {},
-        compared if check else None, force=force, progress=tell,
+        lambda paths, checks: companions.texts(ready.source, paths, told(checks), found) if options.sidecars else {},
+        compared if options.check else None, force=options.force, progress=tell,
     )  # fmt: skip
     lines = companions.serving(written.paths, ready.context_length, written.sidecars)
+    unseen = _unseen(ready, written.checks)
     several = () if len(written.paths) == 1 else (f"split over {len(written.paths)} files, of which this is the first",)
     return Exported(
         written.paths[0], ready.arch, ready.outtype, written.tensors, written.nbytes, ready.encoding.name,
-        ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes), ready.bakes,
+        ready.context_length, (*ready.notes, *matrix_notes, *written.notes, *several, *gate_notes, *unseen), ready.bakes,
         (*ready.checks, *written.checks), tuple(lines), written.sidecars, ready.deviation,
     )  # fmt: skip
 
@@ -201,6 +248,18 @@ def _gate(ready: Prepared, allow_unverified: bool, accept_undecided: bool) -> tu
     return (f"certificate: {certificate.state(path).why}",)
 
 
+def _unseen(ready: Prepared, checks: Sequence[Check]) -> tuple[str, ...]:
+    """Return a note where nothing has shown that the tensors of a converter's file are the checkpoint's."""
+    reasons = [check.detail for check in checks if check.name == KL and check.verdict == NOT_RUN]
+    reason = reasons[0] if reasons else "" if any(check.name in KL_NAMES for check in checks) else "nobody asked for it"
+    if not ready.converter or not reason:
+        return ()
+    return (
+        f"its logits were not compared with the checkpoint's, for {reason}: that its tensors are the checkpoint's rests on "
+        "llama.cpp's converter alone",
+    )
+
+
 def _trained_length(ready: Prepared) -> int | None:
     source = ready.source
     return (source.record or inspection.inspect_checkpoint(source)).trained_length
@@ -210,7 +269,11 @@ def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Ch
     """Return what the file says about its making: the source's own plan and trained length, as far as it has them."""
     source, made = ready.source, ready.source.record
     export = {"outtype": ready.outtype, "encoding": ready.encoding.name}
-    more: dict[str, Any] = {"bakes": list(ready.bakes), "checks": [vars(check) for check in checks]}
+    more: dict[str, Any] = {
+        "converter": ready.converter,
+        "bakes": list(ready.bakes),
+        "checks": [vars(check) for check in checks],
+    }
     more["deviation"] = None if ready.deviation is None else ready.deviation.to_json()
     return Provenance(
         str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained_length, made.plan if made else {},

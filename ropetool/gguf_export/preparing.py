@@ -59,7 +59,7 @@ class Prepared:
 
     bakes: in words, what its weights do that the checkpoint's keys ask for. window: of the checkpoint's sliding layers,
     where llama.cpp is allowed to attend to everything. checks: of the tokens. deviation: of its tables from the checkpoint's,
-    None where they are the same.
+    None where they are the same. converter: what wrote its tensors, where ropetool did not.
     """
 
     source: HfCheckpoint
@@ -75,6 +75,7 @@ class Prepared:
     checks: tuple[Check, ...]
     notes: tuple[str, ...]
     deviation: Deviation | None = None
+    converter: str = ""
 
 
 def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> Prepared:
@@ -104,7 +105,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
     model = read_model(checkpoint.family, config, rotation.arch, rotation.head_dim, rotation.rotary_dim, where)
     layout = _layout(checkpoint, model, options.outtype, rotation.interleaved, safe)
     written_as = options.outtype if is_made_by_libllama(options.outtype) else layout.outtype
-    target = Path(output) if output is not None else _beside(checkpoint.path, written_as)
+    target = Path(output) if output is not None else beside(checkpoint.path, written_as)
     # before the tokenizer, which takes a second
     file_notes = files.check(target, checkpoint.path, options.limits, force=options.force)
     if options.sidecars:
@@ -187,6 +188,7 @@ def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: b
     return replace(exact, notes=(*exact.notes, f"matrices are quantised to {outtype} by llama.cpp's own quantiser"))
 
 
-def _beside(source: Path, outtype: str) -> Path:
+def beside(source: Path, outtype: str) -> Path:
+    """Return where an export goes that no output is named for: NAME-TYPE.gguf beside the checkpoint."""
     source = hub.beside(source).absolute()
     return source.with_name(f"{source.name}-{outtype.upper()}{SUFFIX}")

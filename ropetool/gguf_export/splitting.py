@@ -88,10 +88,10 @@ def _part(file: File, part: range, number: int, count: int, total: int) -> File:
         SPLIT_COUNT: Value.of(ValueType.U16, count),
     }  # fmt: skip
     values = {**file.values, **ties} if number == 0 else ties
-    return File(values, replace(file.layout, tensors=tuple(_moved(chosen))), rest)
+    return File(values, replace(file.layout, tensors=tuple(moved(chosen))), rest)
 
 
-def _moved(tensors: Sequence[Placed]) -> Iterator[Placed]:
+def moved(tensors: Sequence[Placed]) -> Iterator[Placed]:
     """Yield the tensors with the places that they have in a file of their own."""
     offset = 0
     for placed in tensors:

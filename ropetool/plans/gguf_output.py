@@ -38,7 +38,12 @@ def settled(target: Path, source: Path) -> tuple[str, ...]:
     Raises: OutputError if this is not a place for an output.
     """
     check_place(target, source)
-    return tuple(settle(target.with_name(_hidden_name(target))))
+    return tuple(settle(hidden_place(target)))
+
+
+def hidden_place(target: Path) -> Path:
+    """Return what the hidden folders of a model are named after."""
+    return target.with_name(_hidden_name(target))
 
 
 def _hidden_name(target: Path) -> str:

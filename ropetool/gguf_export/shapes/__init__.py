@@ -40,7 +40,7 @@ def check_exported(family: Family, where: str) -> None:
         raise LossyExport(
             f"{family.name} models cannot be exported yet; these can: {', '.join(families.exported())}",
             where=where,
-            try_="convert_hf_to_gguf.py of llama.cpp, then ropetool inspect on its file; docs/contributing.md says how to add one",
+            try_="--converter auto, with which llama.cpp's own converter writes the tensors; docs/contributing.md says how to add a table",
         )  # fmt: skip
 
 

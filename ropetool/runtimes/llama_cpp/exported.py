@@ -76,7 +76,7 @@ def rotation(source: RopeSet, view: HfCheckpoint, *, allow_full_attention: bool 
     """
     arch = keys.get(_checked_arch(view.family.gguf_architecture, rearch))
     layers = exported_layers.layers_of(view.config, view.family, source, view.where)
-    context, context_notes = _context(source)
+    context, context_notes = reached_context(source)
     window_notes = exported_layers.window_notes(layers, arch, context, view.where, allow_full_attention)
     target = replace(
         source, max_position_embeddings=context, entries=exported_layers.entries(source, layers, arch, view.where)
@@ -101,7 +101,7 @@ def _checked_arch(own: str, rearch: str) -> str:
     return rearch
 
 
-def _context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
+def reached_context(source: RopeSet) -> tuple[int, tuple[str, ...]]:
     """Return the context to state; YaRN's factor reaches beyond a max_position_embeddings that was left as it was."""
     entry, stated = source.entries[names.FULL_ATTENTION], source.max_position_embeddings
     original = entry.original_max_position_embeddings

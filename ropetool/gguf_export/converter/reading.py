@@ -1,0 +1,69 @@
+"""A converter's file held against itself and against the config: before anything is made of what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import CorruptFile, RopetoolError
+from ropetool.files.gguf import ValueType
+from ropetool.gguf_export.converter.finding import OPTION, Converter
+from ropetool.runtimes.llama_cpp import architectures as archs
+
+EMBEDDING, TOKENS = "token_embd.weight", "tokenizer.ggml.tokens"
+
+
+def checked(path: Path, checkpoint: HfCheckpoint, converter: Converter) -> GgufCheckpoint:
+    """Return the converter's file.
+
+    Raises: CorruptFile for one that breaks its format, or says other sizes than the config, or than its own tensors.
+    """
+    where = f"{OPTION} {converter.script}"
+    try:
+        file = GgufCheckpoint.open(path)
+        _ = file.name
+        faults = list(_faults(file, checkpoint.section))
+    except RopetoolError as error:
+        raise CorruptFile(f"it wrote a file that cannot be read: {error.message}", where=where) from None
+    if faults:
+        raise CorruptFile(f"it wrote a file that contradicts the checkpoint: {faults[0]}", where=where)
+    return file
+
+
+def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
+    drafts = _number(file, archs.NEXTN_LAYERS) or 0
+    layers = config.get(names.NUM_HIDDEN_LAYERS)
+    for suffix, wanted in (
+        (archs.BLOCK_COUNT, None if layers is None else layers + drafts),
+        (archs.EMBEDDING_LENGTH, config.get(names.HIDDEN_SIZE)),
+        (archs.HEAD_COUNT, config.get(names.NUM_ATTENTION_HEADS)),
+    ):
+        stated = _number(file, suffix)
+        if stated is not None and isinstance(wanted, int) and stated != wanted:
+            yield f"{file.name}.{suffix} is {stated} where {names.CONFIG_JSON} makes it {wanted}"
+    embedding = file.tensors.get(EMBEDDING)
+    if embedding is None or len(embedding.shape) != 2:
+        yield f"it has no matrix {EMBEDDING}"
+        return
+    columns, rows = embedding.shape
+    if columns != _number(file, archs.EMBEDDING_LENGTH):
+        yield f"{EMBEDDING} has rows of {columns}, and {file.name}.{archs.EMBEDDING_LENGTH} is another number"
+    tokens = file.values.get(TOKENS)
+    if tokens is not None and tokens.count != rows:
+        yield f"{EMBEDDING} has {rows} rows for {tokens.count} tokens"
+    blocks = {int(name.split(".")[1]) for name in file.tensors if name.startswith("blk.") and name[4:5].isdigit()}
+    if blocks and blocks != {*range(max(blocks) + 1)}:
+        yield f"it has no tensors of layer {min({*range(max(blocks))} - blocks)}"
+    stated = _number(file, archs.BLOCK_COUNT)
+    if stated is not None and max(blocks, default=-1) + 1 not in (stated, stated - drafts):
+        yield f"it has {len(blocks)} layers of tensors, and {file.name}.{archs.BLOCK_COUNT} is {stated}"
+
+
+def _number(file: GgufCheckpoint, suffix: str) -> int | None:
+    """Return a whole number that the file states for all layers, None where it states none or one for each layer."""
+    value = file.values.get(f"{file.name}.{suffix}")
+    return int(str(value.decode())) if value is not None and value.type is ValueType.U32 else None

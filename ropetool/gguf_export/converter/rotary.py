@@ -1,0 +1,122 @@
+"""The rotary part of a converter's file: what the checkpoint computes, under the file's own division into kinds of layer.
+
+What a file already computes stays as it is; else our encodings are tried on it, as `extend` tries them on any GGUF file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ropetool import names
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.errors import LossyExport, RopetoolError
+from ropetool.files.gguf import Patch, Value, ValueType
+from ropetool.rope.tables import RopeSet, in_words
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.decoded import first_that_serves
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp.decoding import decode
+from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, edits_of, gguf_encodings, rotating_entry
+from ropetool.runtimes.llama_cpp.exported import reached_context
+from ropetool.runtimes.llama_cpp.regrouped import regrouped
+
+AS_CONVERTED = "as converted"
+
+
+@dataclass(frozen=True)
+class Turned:
+    """A converter's file that computes the checkpoint's tables.
+
+    patch: what makes it so, nothing where it did already. encoding: how it states its table. window: of the checkpoint's
+    sliding layers, where llama.cpp is allowed to attend to everything.
+    """
+
+    patch: Patch
+    target: RopeSet
+    encoding: str
+    window: int | None
+    notes: tuple[str, ...]
+
+
+def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool, where: str) -> Turned:
+    """Return the file with keys and vectors by which llama.cpp computes what transformers does of the checkpoint.
+
+    Raises: LossyExport for what no file of this architecture holds, or the converter wrote otherwise.
+    """
+    found = _decoded(file, where)
+    dimensions = _dimensions(source, found, file)
+    if dimensions:
+        file = file.after(Patch(set=dimensions))
+        found = _decoded(file, where)
+    context, context_notes = reached_context(source)
+    window, window_notes = _ignored_window(source, found, context, where, allow_full_attention)
+    target = regrouped(source, found, context, where)
+    objection = in_words(target.differences(found))
+    if not objection:
+        return Turned(Patch(set=dimensions), target, AS_CONVERTED, window, (*context_notes, *window_notes))
+    entry = rotating_entry(target)
+    if entry.table is None or entry.rope_theta is None:
+        raise LossyExport(f"the converter's file computes something else: {objection}", where=where)
+
+    def attempt(encoding: GgufEncoding) -> tuple[Patch | None, str]:
+        patch = patch_of(edits_of(encoding, file.name, file))
+        against = _objection(target, file.after(patch))
+        return (None, against) if against else (patch, "")
+
+    kept, tried = first_that_serves(gguf_encodings(target, file.name, entry.rope_theta), attempt)
+    if kept is None:
+        rejected = "; ".join(f"{encoding.name} give another table ({reason})" for encoding, reason in tried)
+        raise LossyExport(
+            f"{file.name} files cannot hold what the checkpoint computes: {rejected or objection}", where=where
+        )
+    kept = replace(kept, set={**dimensions, **kept.set})
+    return Turned(kept, target, tried[-1][0].name, window, (*context_notes, *window_notes))
+
+
+def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
+    try:
+        return decode(file)
+    except (Refuses, RopetoolError) as error:
+        raise LossyExport(f"llama.cpp does not take the converter's file: {error}", where=where) from None
+
+
+def _dimensions(source: RopeSet, found: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
+    """Return the keys that say how many channels rotate, where the converter has left them out or says another number."""
+    by_layer = {layer: entry for entry in source.entries.values() for layer in entry.layers}
+    keys = {names.FULL_ATTENTION: archs.DIMENSION_COUNT, names.SLIDING_ATTENTION: archs.DIMENSION_COUNT_SWA}
+    wanted = {}
+    for kind, key in keys.items():
+        entry = found.entries.get(kind)
+        ours = by_layer.get(entry.layers[0]) if entry is not None and entry.table is not None else None
+        if entry is not None and ours is not None and ours.table is not None and ours.rotary_dim != entry.rotary_dim:
+            wanted[f"{file.name}.{key}"] = Value.of(ValueType.U32, ours.rotary_dim)
+    return wanted
+
+
+def _objection(target: RopeSet, file: GgufCheckpoint) -> str:
+    try:
+        return in_words(target.differences(decode(file)))
+    except (Refuses, RopetoolError) as refusal:
+        return f"llama.cpp refuses with {refusal}"
+
+
+def _ignored_window(
+    source: RopeSet, found: RopeSet, context: int, where: str, allowed: bool
+) -> tuple[int | None, tuple[str, ...]]:
+    """Return the window that llama.cpp does not know of, if it is shorter than the context, and a note on it.
+
+    Raises: LossyExport for such a one, unless full attention is allowed.
+    """
+    windows = {entry.sliding_window for entry in source.entries.values()} - {None}
+    if not windows or any(entry.sliding_window is not None for entry in found.entries.values()):
+        return None, ()
+    window = min(one for one in windows if one is not None)
+    if window >= context:
+        return None, (
+            f"llama.cpp ignores the sliding window of {window} tokens; a context of {context} stays inside it",
+        )
+    ignored = f"llama.cpp ignores the sliding window of {window} tokens and attends to the whole context of {context}"
+    if not allowed:
+        raise LossyExport(ignored, where=where, try_="--allow-full-attention, if the model is meant to bear it")
+    return window, (f"{ignored}: beyond {window} tokens it computes something else than transformers",)

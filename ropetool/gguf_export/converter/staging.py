@@ -1,0 +1,91 @@
+"""The folder that the converter sees in place of a checkpoint: links to its weights and its tokenizer, a plain config.
+
+No Python file, no pickle, no auto_map: what a checkpoint brings cannot ask for code of its own to run. The rope scaling
+is taken out of the config too, so that the converter writes an unscaled file, which our planner then scales.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.files.hf import read_object
+from ropetool.files.hf.jsontext import Limits
+from ropetool.files.linking import check_within
+
+AUTO_MAP = "auto_map"
+# What is linked as it is: data that is read by its format alone.
+_LINKED = (
+    names.TOKENIZER_JSON, "tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt",
+    "chat_template.jinja", "README.md", "LICENSE",
+)  # fmt: skip
+_LINKED_SUFFIXES = (".tiktoken",)
+# What may name code: copied without it.
+_COPIED = (
+    names.TOKENIZER_CONFIG_JSON, "special_tokens_map.json", "added_tokens.json", "generation_config.json",
+    "preprocessor_config.json", "processor_config.json", "chat_template.json",
+)  # fmt: skip
+_LIMITS = Limits(16 << 20, 1_000_000)  # of a file that is copied; a tokenizer_config.json lists each added token
+# Types whose scaling is planned here. `proportional` says which channels rotate, and scales nothing by itself.
+_SCALED = frozenset({"linear", "dynamic", "yarn", "longrope", "su", "llama3"})
+_SCALING = frozenset({
+    "factor", "short_factor", "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
+    "alpha", names.LEGACY_TYPE, *names.ROPE_TYPE_KEYS,
+}) - {names.ROPE_TYPE}  # fmt: skip
+
+
+def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str) -> None:
+    """Fill an empty folder with what the converter may see of the checkpoint.
+
+    architecture: the class to name where the config names none.
+    Raises: CheckpointError for a link that leads out of the checkpoint, or a file that cannot be read.
+    """
+    config = unscaled(dict(checkpoint.config))
+    if not config.get("architectures"):
+        config["architectures"] = [architecture]
+    _save(folder / names.CONFIG_JSON, config)
+    root = checkpoint.path
+    for name in _COPIED:
+        if (root / name).is_file():
+            check_within(root / name, root)
+            _save(folder / name, read_object(root / name, _LIMITS)[1])
+    tokens = [path for suffix in _LINKED_SUFFIXES for path in sorted(root.glob(f"*{suffix}"))]
+    for path in [*(root / name for name in _LINKED), *tokens, *checkpoint.directory.weights]:
+        if path.is_file():
+            check_within(path, root)
+            (folder / path.name).symlink_to(path.resolve())
+    if checkpoint.directory.index is not None:
+        _save(folder / names.SAFETENSORS_INDEX_JSON, {"metadata": {}, "weight_map": dict(checkpoint.directory.index)})
+
+
+def unscaled(value: Any) -> Any:
+    """Return a part of a config without code to load and without rope scaling, in either style and at any depth."""
+    if isinstance(value, list):
+        return [unscaled(one) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    found = {key: unscaled(one) for key, one in value.items() if key != AUTO_MAP}
+    for key in (names.ROPE_SCALING, names.ROPE_PARAMETERS):
+        if isinstance(found.get(key), dict):
+            found[key] = _plain(found[key])
+    return found
+
+
+def _plain(keys: dict[str, Any]) -> dict[str, Any] | None:
+    """Return rope keys without a scaling; nested by kind of layer, each kind's."""
+    if any(isinstance(value, dict) for value in keys.values()):
+        return {key: _plain(value) if isinstance(value, dict) else value for key, value in keys.items()}
+    stated = keys.get(names.ROPE_TYPE, keys.get(names.LEGACY_TYPE))
+    if stated not in _SCALED:
+        return keys
+    kept = {key: value for key, value in keys.items() if key not in _SCALING}
+    kept[names.ROPE_TYPE] = "default"
+    return kept
+
+
+def _save(path: Path, data: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(unscaled(data) if path.name != names.CONFIG_JSON else data), encoding="utf-8")
