@@ -109,6 +109,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7, "logits_scaling": 3.0, "attention_bias": True, "mlp_bias": True,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     },
+    "mellum": {
+        **SMALL, **EXPERTS, **HALF_WINDOW, "head_dim": 32, "num_experts": 4, "norm_topk_prob": True, "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 40000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 40000.0},
+        },
+    },
     "ministral": {**SMALL, "head_dim": 32, "sliding_window": 2 * LENGTH},
     "minicpm3": {
         **SMALL, "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16,

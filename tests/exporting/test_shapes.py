@@ -40,7 +40,7 @@ STATED: dict[str, Any] = {
 }  # fmt: skip
 
 FAMILIES = exported_families()
-NEWER = ("granite_swa", "hy_v3")  # architectures that the gguf package in use does not know
+NEWER = ("granite_swa", "hy_v3", "mellum")  # architectures that the gguf package in use does not know
 
 
 def text_type(name: str) -> str:

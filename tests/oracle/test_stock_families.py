@@ -83,6 +83,7 @@ THEIRS = {
     "ministral3": {"rope.scaling.yarn_log_multiplier"},
     "phi3": {"attention.sliding_window", "rope.scaling.original_context_length"},  # 0, and the context's own length
     "olmo3": {"rope.freq_base_swa"},  # which olmo2.cpp does not look at
+    "mellum": {"rope.freq_base_swa"},  # nor mellum.cpp
     "exaone_moe": {"rope.scaling.type", "nextn_predict_layers"},  # none, where there is no scaling; 0
     "glm4_moe": {"nextn_predict_layers"},  # 0
     "cohere": {"rope.scaling.type"},  # none, where there is no scaling
