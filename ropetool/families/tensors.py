@@ -14,12 +14,12 @@ from typing import Any, Literal
 # Bounds of our own, several times beyond any model: a hostile count would cost memory before it is found out.
 MAX_COUNT = 2**20
 Order = Literal[
-    "", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "first_half", "second_half", "latent_keys",
-    "latent_values",
+    "", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "first_half", "second_half", "first_columns",
+    "last_columns", "latent_keys", "latent_values",
 ]  # fmt: skip
 Head = Literal["optional", "required", "absent"]
 Rules = Literal[
-    "", "cohere", "gemma2", "gemma3", "qwen3_moe", "ernie4_5_moe", "hy_v3", "deepseek_v2", "deepseek_v3",
+    "", "cohere", "gemma2", "gemma3", "ernie4_5_moe", "hy_v3", "llama4", "latents", "deepseek_v2", "deepseek_v3",
     "minicpm3",
 ]  # fmt: skip
 ALWAYS = "always"
@@ -205,6 +205,27 @@ def experts(
     )
 
 
+def latent_attention() -> Rows:
+    """Return self_attn of MLA: queries through a latent or without, keys and values through one, sizes as DeepSeek's."""
+    return (
+        *linear("self_attn.q_proj", "attn_q", "whole_queries hidden", when="not query_latent"),
+        *linear("self_attn.q_a_proj", "attn_q_a", "query_latent hidden", when="query_latent"),
+        *vector("self_attn.q_a_layernorm", "attn_q_a_norm", "query_latent", "query_latent"),
+        *linear("self_attn.q_b_proj", "attn_q_b", "whole_queries query_latent", when="query_latent"),
+        *linear("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", "latent_and_key hidden"),
+        *vector("self_attn.kv_a_layernorm", "attn_kv_a_norm", "latent"),
+        Row(
+            "self_attn.kv_b_proj.weight", "attn_k_b.weight", "both_sides latent", order="latent_keys",
+            written="heads latent plain",
+        ),
+        Row(
+            "self_attn.kv_b_proj.weight", "attn_v_b.weight", "both_sides latent", order="latent_values",
+            written="heads value latent",
+        ),
+        *linear("self_attn.o_proj", "attn_output", "hidden all_values"),
+    )  # fmt: skip
+
+
 def outer() -> Rows:
     """Return the embedding, the last norm and the head."""
     return (
@@ -217,7 +238,7 @@ def outer() -> Rows:
 GROUPS: Mapping[str, Callable[..., Rows]] = {
     group.__name__: group
     for group in (
-        norms, post_norms, vector, affine, linear, attention, head_norms, gated, fused_gate, experts, outer,
+        norms, post_norms, vector, affine, linear, attention, head_norms, latent_attention, gated, fused_gate, experts, outer,
     )
 }  # fmt: skip
 

@@ -236,7 +236,12 @@ def _layer_keys(family: Family, rope: RopeSet) -> dict[str, Any]:
     if family.sliding_window not in ("never", "always", "alternate"):
         found[family.sliding_window] = window is not None
     kinds = {layer: kind for kind, entry in rope.entries.items() for layer in entry.layers}
-    if window is not None and (family.has_kinds or family.nested) and "layer_types" in family.kinds_keys:
+    if (
+        window is not None
+        and not family.chunked
+        and (family.has_kinds or family.nested)
+        and "layer_types" in family.kinds_keys
+    ):
         slides = {
             layer for entry in rope.entries.values() if entry.sliding_window is not None for layer in entry.layers
         }

@@ -46,6 +46,9 @@ GRANITE = {
     "attention_bias": True,
 }  # fmt: skip
 
+MIXED = {"n_routed_experts", "n_shared_experts", "moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace",
+         "routed_scaling_factor"}  # fmt: skip
+
 # By family: its config, which says what the class would otherwise assume.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**SMALL, "attention_bias": True, "mlp_bias": True},
@@ -157,6 +160,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "router_scaling_factor": 1.5, "mlp_layer_types": ["dense", "sparse", "sparse"],
     },
     "minimax_m2": {**SMALL, "head_dim": 32, "rotary_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "scoring_func": "sigmoid"},
+    "glm4_moe_lite": {**MLA, "mlp_layer_types": ["dense", "sparse", "sparse"], "n_group": 1, "topk_group": 1},
+    # transformers loads the padding token's embedding as 0
+    "youtu": {**{key: value for key, value in MLA.items() if key not in MIXED}, "pad_token_id": None},
+    "afmoe": {
+        **SMALL, **HALF_WINDOW, **EXPERTS, "num_hidden_layers": 4, "head_dim": 32, "num_experts": 4, "num_shared_experts": 2,
+        "num_dense_layers": 1, "route_scale": 1.5, "route_norm": True, "mup_enabled": True, "score_func": "sigmoid",
+    },
+    "llama4_text": {
+        **SMALL, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size_mlp": 96, "num_local_experts": 4,
+        "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "no_rope_layers": [1, 1, 1, 0],
+    },
     "deepseek_v2": {**MLA, "topk_method": "greedy", "norm_topk_prob": False},
     "deepseek_v3": {**MLA, "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
 }  # fmt: skip

@@ -176,7 +176,14 @@ def test_a_base_that_is_slightly_off_would_be_seen(family: str, checkpoints: Che
     assert models.apart(checkpoints.logits(family), models.llama_logits(changed, length_of(family))) > 20 * TOLERANCE
 
 
-TURNED = ("llama", "gpt_neox", "gpt_oss", "deepseek_v3", "granitemoeshared")  # every order of elements there is
+TURNED = (
+    "llama",
+    "gpt_neox",
+    "gpt_oss",
+    "deepseek_v3",
+    "granitemoeshared",
+    "llama4_text",
+)  # every order of elements there is
 
 
 @pytest.mark.parametrize("family", TURNED)

@@ -85,7 +85,7 @@ def test_what_the_classes_assume(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_other_names_of_keys_are_those_of_the_classes(name: str) -> None:
     names = pytest.importorskip("transformers").AutoConfig.for_model(text_type(name)).attribute_map
-    expected = {frozenset(pair) for pair in names.items()}
+    expected = {frozenset(pair) for pair in names.items() if families.get(name).head_dim_key not in pair}
     assert {frozenset((one.key, other)) for one in table_of(name).counts.values() for other in one.others} | {
         frozenset(pair) for pair in table_of(name).switch_names.items()
     } == expected

@@ -76,6 +76,7 @@ STATED = {
 # By family: keys that only ours state, and those that only the converter's do.
 OURS = {
     "ministral3": {"rope.scaling.attn_factor"},  # the same product as with the converter's yarn_log_multiplier
+    "llama4_text": {"attention.sliding_window"},  # 8192, as llama.cpp takes it to be
     "hy_v3": {"leading_dense_block_count"},  # which llama.cpp sees by the tensors
     "gpt_neox": {"general.file_type", "attention.head_count_kv"},  # llama.cpp takes as many as heads
 }

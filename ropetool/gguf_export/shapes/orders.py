@@ -112,6 +112,16 @@ def _half(shape: Shape, part: tuple[int | None, ...]) -> Permutation:
     return Permutation((1, *shape)[-3:], (0, 1, 2), 1, part)
 
 
+def first_columns(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of experts whose matrices are stored by columns, of the first half of the columns."""
+    return (Permutation(shape, (0, 2, 1), 2, (None, shape[2] // 2)),)
+
+
+def last_columns(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of the other half of these columns."""
+    return (Permutation(shape, (0, 2, 1), 2, (shape[2] // 2, None)),)
+
+
 def latent_keys(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
     """Return the order of MLA's plain keys: per head before its values, their matrices transposed."""
     return (_of_latent(counts, shape, (counts["plain"],), (0, 2, 1)),)
@@ -130,6 +140,7 @@ def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes:
 ORDERS: Mapping[str, Callable[[Counts, Shape], tuple[Permutation, ...]]] = {
     order.__name__: order
     for order in (
-        interleave_pairs, split_qkv, columns_first, even, odd, first_half, second_half, latent_keys, latent_values,
+        interleave_pairs, split_qkv, columns_first, even, odd, first_half, second_half, first_columns, last_columns,
+        latent_keys, latent_values,
     )
 }  # fmt: skip

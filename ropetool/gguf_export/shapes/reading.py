@@ -197,9 +197,10 @@ def _check_computable(config: Mapping[str, Any], table: Export, where: str) -> N
             where=where,
         )
     for key, values in table.fixed.items():
-        if config.get(key, values[0]) not in values:
+        stated = config.get(key, table.switches.get(key, values[0]))
+        if stated not in values:
             raise LossyExport(
-                f"{key} is {shown(config[key])}; llama.cpp computes as if it were {shown(values[0])}", where=where
+                f"{key} is {shown(stated)}; llama.cpp computes as if it were {shown(values[0])}", where=where
             )
 
 

@@ -65,13 +65,6 @@ def _check_capped(model: Model) -> None:
 # --- experts
 
 
-def _check_shares(model: Model) -> None:
-    """Refuse experts whose shares are not normalised, which the class assumes where the config is silent."""
-    stated = model.config.get("norm_topk_prob", False)
-    if stated is not True:
-        raise model.lossy(f"norm_topk_prob is {shown(stated)}; llama.cpp computes as if it were true")
-
-
 def _check_last_sparse(model: Model) -> None:
     """Refuse experts that end before the last layer."""
     last = model.config.get("moe_layer_end_index")
@@ -87,22 +80,56 @@ def _of_shared(filed: Filed) -> Mapping[str, Any]:
     return {"num_shared_experts": whole // one} if one else {}
 
 
+WITHOUT_NORMS = 128  # experts of the llama4 whose queries and keys llama.cpp does not normalise
+
+
+def _check_llama4(model: Model) -> None:
+    """Refuse norms and experts elsewhere than where llama.cpp takes them to be."""
+    normed, step = model.config.get("use_qk_norm", True) is True, model.counts["step"]
+    if normed != (model.experts != WITHOUT_NORMS):
+        raise model.lossy(
+            f"use_qk_norm is {str(normed).lower()}; llama.cpp normalises queries and keys of a llama4 unless it has "
+            f"{WITHOUT_NORMS} experts, and this one has {model.experts}"
+        )
+    routed = [layer for layer in range(model.layers) if (layer + 1) % step == 0]
+    if model.config.get("moe_layers") not in (None, routed):
+        raise model.lossy(
+            f"moe_layers is {shown(model.config['moe_layers'])}; llama.cpp takes every layer to have experts that "
+            f"interleave_moe_layer_step, {step}, divides"
+        )
+
+
+def _of_llama4(filed: Filed) -> Mapping[str, Any]:
+    return {"use_qk_norm": filed.sizes.get("experts") != WITHOUT_NORMS}
+
+
 # --- DeepSeek: queries, keys and values through latents, experts behind some dense layers
 
 SOFTMAX, SIGMOID = 1, 2  # llama_expert_gating_func_type in src/llama-hparams.h
 WITHOUT_QUERY_LATENT = (26, 27)  # layers of the Lite models, which llama.cpp knows by that number
+KANANA = (48, 128256)  # layers and vocabulary of another one
 LATENT_EPS = 1e-6  # of q_a_layernorm and kv_a_layernorm, whatever the config says
 # Random logits move by half of eps to five times eps over the mean square of a latent: by 1e-4 here where that is 2.
 MOST_EPS = 1e-4
+
+
+def _without_query_latent(sizes: Mapping[str, int]) -> bool:
+    """Return whether llama.cpp takes a deepseek2 of these sizes to have no latent of queries."""
+    return sizes["layers"] in WITHOUT_QUERY_LATENT or (sizes["layers"], sizes["vocabulary"]) == KANANA
+
+
+def _query_latent_key(model: Model) -> dict[str, Value]:
+    c = model.counts
+    if _without_query_latent(c) and not c["query_latent"]:
+        return {}
+    return {"attention.q_lora_rank": Value.of(ValueType.U32, c["query_latent"])}
 
 
 def _latent_keys(model: Model, gating: int, scale: float) -> dict[str, Value]:
     """Return the keys of the latents and of the choice among experts."""
     c = model.counts
     numbers = {"leading_dense_block_count": c["dense_layers"], "expert_gating_func": gating}
-    if c["layers"] not in WITHOUT_QUERY_LATENT or c["query_latent"]:
-        numbers["attention.q_lora_rank"] = c["query_latent"]
-    found = {key: Value.of(ValueType.U32, number) for key, number in numbers.items()}
+    found = _query_latent_key(model) | {key: Value.of(ValueType.U32, number) for key, number in numbers.items()}
     return found | {"expert_weights_scale": Value.of(ValueType.F32, model.number("routed_scaling_factor", scale))}
 
 
@@ -135,15 +162,22 @@ def _latent_eps(model: Model) -> tuple[str, ...]:
     return (note,)
 
 
+def _of_plain_latents(filed: Filed) -> dict[str, Any]:
+    """Return the keys of a config that say the sizes of latents and heads."""
+    return {
+        "q_lora_rank": filed.keys.get("attention.q_lora_rank"), "qk_rope_head_dim": filed.sizes["head_dim"],
+        "num_key_value_heads": filed.sizes["heads"],
+        "qk_nope_head_dim": filed.keys.get("attention.key_length_mla", 0) - filed.sizes["head_dim"],
+    }  # fmt: skip
+
+
 def _of_latents(filed: Filed) -> dict[str, Any]:
     """Return the keys of a config that _latent_keys writes, and of expert groups."""
     read = filed.keys.get
     return {
-        "q_lora_rank": read("attention.q_lora_rank"), "first_k_dense_replace": read("leading_dense_block_count", 0),
-        "qk_rope_head_dim": filed.sizes["head_dim"], "num_key_value_heads": filed.sizes["heads"],
+        **_of_plain_latents(filed), "first_k_dense_replace": read("leading_dense_block_count", 0),
         "routed_scaling_factor": read("expert_weights_scale", 1.0), "n_group": read("expert_group_count", 1),
         "topk_group": read("expert_group_used_count", 1),
-        "qk_nope_head_dim": read("attention.key_length_mla", 0) - filed.sizes["head_dim"],
     }  # fmt: skip
 
 
@@ -157,7 +191,7 @@ def _of_v3(filed: Filed) -> Mapping[str, Any]:
 
 def _check_latents(model: Model) -> None:
     _latent_eps(model)
-    if model.counts["query_latent"] and model.layers in WITHOUT_QUERY_LATENT:
+    if model.counts["query_latent"] and _without_query_latent(model.counts):
         raise model.lossy(f"q_lora_rank is set; llama.cpp takes a deepseek2 of {model.layers} layers to have none")
     if model.config.get("rope_interleave", True) is False:
         raise model.lossy(
@@ -199,9 +233,10 @@ RULES: Mapping[str, Rules] = {
     "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
     "gemma2": Rules(check=_check_capped, stated=_score),
     "gemma3": Rules(check=_check_score, stated=_score),
-    "qwen3_moe": Rules(check=_check_shares, stated=lambda filed: {"norm_topk_prob": True}),
     "ernie4_5_moe": Rules(check=_check_last_sparse),
     "hy_v3": Rules(stated=_of_shared),
+    "llama4": Rules(check=_check_llama4, stated=_of_llama4),
+    "latents": Rules(_query_latent_key, _check_latents, _latent_eps, _of_plain_latents),
     "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
     "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),
     "minicpm3": Rules(check=_check_eps, caveats=_latent_eps, stated=_of_minicpm3),

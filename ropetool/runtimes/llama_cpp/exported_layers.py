@@ -35,12 +35,23 @@ def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where:
     part = style.section(config, family, where)
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
     alike = source.entries[names.FULL_ATTENTION].sliding_window
+    if family.chunked:
+        return Layers(count, _chunked(part, source, where), alike)
     if not family.has_kinds or family.sliding_window not in hf_formulas.PER_LAYER:
         return Layers(count, frozenset(range(count)) if alike is not None else frozenset(), alike)
     window = part.get(family.window_key, family.default_sliding_window)
     kinds = hf_formulas.kinds(part, family, count)
     sliding = frozenset(layer for layer, kind in enumerate(kinds) if kind == names.SLIDING_ATTENTION)
     return Layers(count, sliding, int(window)) if window is not None else Layers(count)
+
+
+def _chunked(part: Mapping[str, Any], source: RopeSet, where: str) -> frozenset[int]:
+    """Return the layers that attend within chunks, those that rotate. Raises: LossyExport where others do."""
+    rotating = frozenset(source.entries[names.FULL_ATTENTION].layers)
+    stated = part.get("layer_types")
+    if stated is not None and rotating != {layer for layer, kind in enumerate(stated) if kind == "chunked_attention"}:
+        raise LossyExport("layer_types has chunked layers that do not rotate, or others that do", where=where)
+    return rotating
 
 
 def slides(arch: Architecture, layers: Layers) -> bool:

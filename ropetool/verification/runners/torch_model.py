@@ -17,6 +17,8 @@ class TorchModel:
 
     def __init__(self, torch: Any, model: Any) -> None:
         self._torch, self._model = torch, model
+        # Llama4ForCausalLM says that its body is called language_model, which it does not have.
+        self._body = model.model if model.base_model is model else model.base_model
         self._rope_state = RopeState(model)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.fixed_table = not any(kind in LENGTH_RULES for kind in self._rope_state.rope_types)
@@ -30,12 +32,12 @@ class TorchModel:
         if not self.fixed_table or chunk >= ids.shape[1]:
             # No mask and no position_ids: rows are of one length, and transformers reads steps other than one
             # as the borders of packed sequences.
-            outputs = self._model.base_model(input_ids=ids, use_cache=False)
+            outputs = self._body(input_ids=ids, use_cache=False)
             return Hidden(type(outputs), outputs.last_hidden_state[:, first:])
         cache, parts = None, []
         for start in range(0, ids.shape[1], chunk):
             piece = ids[:, start : start + chunk]
-            outputs = self._model.base_model(input_ids=piece, past_key_values=cache, use_cache=True)
+            outputs = self._body(input_ids=piece, past_key_values=cache, use_cache=True)
             cache = outputs.past_key_values
             if start + piece.shape[1] > first:
                 parts.append(outputs.last_hidden_state[:, max(0, first - start) :])
@@ -87,7 +89,7 @@ class TorchModel:
         respected without being known. Shapes: (rows, end - start, vocabulary).
         """
         states = hidden.states[:, start:end]
-        base = self._model.base_model
+        base = self._body
         own = base.__dict__.get("forward")  # accelerate's, where layers are spread over devices
         base.forward = lambda *args, **kwargs: hidden.kind(last_hidden_state=states)
         try:
@@ -112,7 +114,7 @@ class TorchModel:
             if bad and not found:
                 found.append((name, bad[0][1]))
 
-        base = self._model.base_model
+        base = self._body
         places = [("the embeddings", self._model.get_input_embeddings())]
         places += [(f"layer {index}", layer) for index, layer in enumerate(getattr(base, "layers", ()))]
         hooks = [
