@@ -134,7 +134,12 @@ def _encode_all(type_: ValueType, values: Sequence[Any]) -> bytes:
     """Return values one after the other; a vocabulary has hundreds of thousands, mostly plain text and whole numbers."""
     kinds = set(map(type, values))
     if type_ is ValueType.STR and kinds == {str}:
-        return b"".join([LENGTH.pack(len(encoded)) + encoded for encoded in map(utf8, values)])
+        try:
+            encoded = [value.encode("utf-8", "surrogateescape") for value in values]
+        except UnicodeEncodeError:
+            encoded = [*map(utf8, values)]  # which says of which
+        heads = {length: LENGTH.pack(length) for length in {*map(len, encoded)}}
+        return b"".join([heads[len(each)] + each for each in encoded])
     if type_ in _INTEGERS and kinds == {int}:
         low, high = _range(type_)
         if low <= min(values) and max(values) <= high:

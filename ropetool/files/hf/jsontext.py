@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Any, Final
 
 from ropetool.errors import CorruptFile, PlanMismatch
@@ -121,11 +122,14 @@ def _too_deep(where: str) -> CorruptFile:
     return CorruptFile(f"is nested more than {MAX_DEPTH} levels deep", where=where)
 
 
+_NESTED = frozenset({dict, list})  # the only types of what json reads that hold others
+
+
 def _deeper_than(value: Any, limit: int) -> bool:
-    level = [value] if isinstance(value, dict | list) else []
+    level = [value] if type(value) in _NESTED else []
     for _ in range(limit):
-        nested = (node.values() if isinstance(node, dict) else node for node in level)
-        level = [child for children in nested for child in children if isinstance(child, dict | list)]
+        nested = chain.from_iterable(node.values() if type(node) is dict else node for node in level)
+        level = [child for child in nested if type(child) in _NESTED]
         if not level:
             return False
     return True

@@ -19,7 +19,6 @@ from ropetool.files.hf.jsontext import Limits, shown, uncollected
 from ropetool.files.hf.typed import LIST, OBJECT, taken
 from ropetool.gguf_export.metadata import collected
 from ropetool.gguf_export.tokenizer.byte_level import check_bpe, check_byte_level
-from ropetool.gguf_export.tokenizer.merges import merge_pairs
 from ropetool.gguf_export.tokenizer.pieces import (
     SENTENCEPIECE_MODEL,
     T5,
@@ -117,7 +116,8 @@ def _bpe_values(pre: str, tokens: Tokens, model: Mapping[str, Any]) -> dict[str,
         keys.PRE: Value.of(ValueType.STR, pre),
         keys.LIST: Value.array(ValueType.STR, tokens.texts),
         keys.TOKEN_TYPE: Value.array(ValueType.I32, tokens.types),
-        keys.MERGES: Value.array(ValueType.STR, map(" ".join, merge_pairs(model))),
+        # As text or as a list of two; either was checked to be a pair.
+        keys.MERGES: Value.array(ValueType.STR, [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]),
     }
 
 

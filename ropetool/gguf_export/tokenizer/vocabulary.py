@@ -44,14 +44,20 @@ class Tokens:
 def numbered(vocabulary: Mapping[str, Any], where: str) -> dict[str, Entry]:
     """Return the tokens of a vocabulary that maps texts to ids. Raises: CorruptFile if an id is none."""
     check_lengths(vocabulary, where)
-    for text, number in vocabulary.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise CorruptFile(f"gives {text!r} the id {shown(number)}; ids are whole numbers from 0", where=where)
-    return {text: Entry(number) for text, number in vocabulary.items()}
+    numbers = vocabulary.values()
+    if {*map(type, numbers)} - {int} or min(numbers, default=0) < 0:
+        for text, number in vocabulary.items():
+            if type(number) is not int or number < 0:
+                raise CorruptFile(f"gives {text!r} the id {shown(number)}; ids are whole numbers from 0", where=where)
+    return dict(zip(vocabulary, map(Entry, numbers), strict=True))
 
 
 def check_lengths(texts: Iterable[str], where: str) -> None:
     """Raise CorruptFile for tokens longer than any: what is asked of each takes time by the square of its length."""
+    texts = list(texts)
+    lengths = [*map(len, texts)]
+    if max(lengths, default=0) <= MAX_TOKEN and sum(lengths) <= MAX_LETTERS and is_text("".join(texts)):
+        return  # a vocabulary has hundreds of thousands; which one is wrong is asked where one is
     letters = 0
     for text in texts:
         letters += len(text)

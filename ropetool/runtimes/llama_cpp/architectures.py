@@ -213,7 +213,7 @@ class Architecture:
 
 def names() -> list[str]:
     """Return the architectures whose rotation is known, sorted."""
-    return sorted(_architectures())
+    return sorted({**_of_families(), **_architectures()})
 
 
 def get(name: str) -> Architecture:
@@ -221,7 +221,7 @@ def get(name: str) -> Architecture:
 
     Raises: NotKnown if llama.cpp does not have it, or runs it in a way that is not described here.
     """
-    found = _architectures().get(name)
+    found = _architectures().get(name) or _of_families().get(name)
     if found is not None:
         return found
     if name in UNDESCRIBED:
@@ -395,14 +395,14 @@ KEYS = {
 @cache
 def _architectures() -> dict[str, Architecture]:
     layouts = dict.fromkeys(INTERLEAVED, "interleaved") | dict.fromkeys(HALF, "half")
-    found = {
+    return {
         name: _architecture(name, layout) for name, layout in (layouts | dict.fromkeys(WITHOUT_ROTATION, "")).items()
     }
-    return {**_of_families(), **found}
 
 
+@cache
 def _of_families() -> dict[str, Architecture]:
-    """Return plain architectures that only a family's file describes."""
+    """Return plain architectures that only a family's file describes; all of them are read for it."""
     known = map(families.get, families.exported())
     return {
         f.gguf_architecture: Architecture(
