@@ -229,20 +229,22 @@ def test_a_value_that_cannot_be(case: str, tmp_path: Path) -> None:
 
 # --- shards
 
+TOGETHER = "put all files of the model into one folder, under the names they were made with"
+
 
 def test_a_missing_shard(tmp_path: Path) -> None:
     first = model(tmp_path / "model.gguf", shards=2)
     (tmp_path / "model-00002-of-00002.gguf").unlink()
     error = f"{first}: the shard model-00002-of-00002.gguf is not beside it"
     for command in (("extend", first, *EXTEND), ("inspect", first)):
-        refused(tmp_path, error, "put all files of the model into one folder", *command)
+        refused(tmp_path, error, TOGETHER, *command)
 
 
 def test_a_foreign_shard(tmp_path: Path) -> None:
     first = model(tmp_path / "model.gguf", shards=2)
     second = tmp_path / "model-00002-of-00002.gguf"
     model(second)
-    refused(tmp_path, f"{second}: is not a shard: it has no split.count", "", "extend", first, *EXTEND)
+    refused(tmp_path, f"{second}: is not a shard: it has no split.count", TOGETHER, "extend", first, *EXTEND)
     (tmp_path / "others").mkdir()
     model(tmp_path / "others" / "model.gguf", shards=2)
     first.write_bytes((tmp_path / "others" / "model-00001-of-00002.gguf").read_bytes())

@@ -312,6 +312,59 @@ def test_a_file_cut_short_writes_nothing(files: Files, tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.parametrize(
+    ("defect", "sentence"),
+    [
+        ("absent", "the shard m-00002-of-00004.gguf is not beside it"),
+        ("of another model", "which m-00001-of-00004.gguf has too"),
+        ("of another split", "for which llama.cpp wants the name m-00003-of-00004.gguf"),
+        ("whole", "is not a shard: it has no split.count"),
+    ],
+)
+def test_a_split_that_does_not_belong_together_is_refused(
+    defect: str, sentence: str, files: Files, tmp_path: Path
+) -> None:
+    source, whole = files("qwen2")
+    first = maker.export(source, tmp_path / "m.gguf", split_max_tensors=8, sidecars=False).output
+    second, third = (tmp_path / f"m-0000{number}-of-00004.gguf" for number in (2, 3))
+    assert first.name == "m-00001-of-00004.gguf"
+    second.unlink()
+    if defect == "of another model":
+        other, _ = files("llama")
+        foreign = maker.export(other, tmp_path / "o.gguf", split_max_tensors=6, sidecars=False).output
+        count = Patch(set={"split.count": Value.of(ValueType.U16, 4)})
+        write_patched(read_header(foreign.with_name(foreign.name.replace("00001-of", "00002-of"))), count, second)
+    elif defect != "absent":
+        shutil.copy(third if defect == "of another split" else whole, second)
+    done = run("import", str(first), "-o", str(tmp_path / "back"))
+    assert done.code == 1
+    lines = done.err.strip().splitlines()
+    assert lines[0].startswith("Error: ")
+    assert sentence in lines[0]
+    assert len(lines) == 2
+    assert lines[1].startswith("Try: ")
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("tokenizer.ggml.model", "rwkv", 'tokenizer.ggml.model is "rwkv", which is not written as tokenizer.json'),
+        ("tokenizer.ggml.pre", "nobodys", 'tokenizer.ggml.pre is "nobodys"'),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_said_is_named(
+    key: str, value: str, sentence: str, files: Files, tmp_path: Path
+) -> None:
+    _, file = files("qwen2")
+    write_patched(read_header(file), Patch(set={key: Value.of(ValueType.STR, value)}), tmp_path / "odd.gguf")
+    done = run("import", str(tmp_path / "odd.gguf"), "-o", str(tmp_path / "back"))
+    error, step = done.err.strip().splitlines()
+    assert (done.code, error.startswith("Error: "), step.startswith("Try: ")) == (1, True, True)
+    assert sentence in error
+    assert not (tmp_path / "back").exists()
+
+
 def test_numbers_beyond_the_type_are_refused(tmp_path: Path) -> None:
     source = maker.checkpoint(tmp_path / "source")
     name = "model.layers.0.mlp.up_proj.weight"

@@ -20,6 +20,7 @@ SPLIT_COUNT = "split.count"
 SPLIT_TENSORS = "split.tensors.count"
 
 _SHARD_SUFFIX = re.compile(r"(-[0-9]{5}-of-[0-9]{5})?\.gguf$")
+_TOGETHER = "put all files of the model into one folder, under the names they were made with"
 
 
 def shard_paths(output: Path, count: int) -> list[Path]:
@@ -95,7 +96,7 @@ def _read_neighbour(path: Path, given: GgufHeader, read: Callable[[Path], GgufHe
         raise MissingFile(
             f"the shard {path.name} is not beside it",
             where=str(given.path),
-            try_="put all files of the model into one folder",
+            try_=_TOGETHER,
         )
     header = read_header(path) if read is None else read(path)
     _check_name(header)
@@ -108,14 +109,17 @@ def _check_name(header: GgufHeader) -> None:
     number = header.get(SPLIT_NO, ValueType.U16)
     if count is None or number is None:
         missing = SPLIT_COUNT if count is None else SPLIT_NO
-        raise CorruptFile(f"is not a shard: it has no {missing}", where=str(header.path))
+        raise CorruptFile(f"is not a shard: it has no {missing}", where=str(header.path), try_=_TOGETHER)
     if number >= count:
-        raise CorruptFile(f"{SPLIT_NO} is {number}, and {SPLIT_COUNT} only {count}", where=str(header.path))
+        raise CorruptFile(
+            f"{SPLIT_NO} is {number}, and {SPLIT_COUNT} only {count}", where=str(header.path), try_=_TOGETHER
+        )
     name = _shard_name(header.path.name, number, count)
     if header.path.name != name:
         raise CorruptFile(
             f"is shard {number + 1} of {count} by its keys, for which llama.cpp wants the name {name}",
             where=str(header.path),
+            try_=_TOGETHER,
         )
 
 
@@ -126,6 +130,7 @@ def _check_no_metadata(header: GgufHeader) -> None:
             raise CorruptFile(
                 f"has the key {shown(key)}; the metadata of a split model stands only in its first shard",
                 where=str(header.path),
+                try_=_TOGETHER,
             )
 
 
@@ -136,7 +141,9 @@ def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
         for tensor in header.tensors:
             if tensor.name in home:
                 raise CorruptFile(
-                    f"has tensor {shown(tensor.name)}, which {home[tensor.name].name} has too", where=str(header.path)
+                    f"has tensor {shown(tensor.name)}, which {home[tensor.name].name} has too",
+                    where=str(header.path),
+                    try_=_TOGETHER,
                 )
             home[tensor.name] = header.path
     # The other shards announce a number as well, which is only true until a tensor is added: llama.cpp ignores it.
@@ -144,5 +151,7 @@ def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
     if announced != len(home):
         said = "does not say how many tensors there are" if announced is None else f"is {announced}"
         raise CorruptFile(
-            f"{SPLIT_TENSORS} {said}, and its {len(headers)} shards have {len(home)}", where=str(first.path)
+            f"{SPLIT_TENSORS} {said}, and its {len(headers)} shards have {len(home)}",
+            where=str(first.path),
+            try_=_TOGETHER,
         )
