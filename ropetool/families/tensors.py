@@ -15,12 +15,13 @@ from typing import Any, Literal
 MAX_COUNT = 2**20
 Order = Literal[
     "", "interleave_pairs", "split_qkv", "columns_first", "even", "odd", "first_half", "second_half", "first_columns",
-    "last_columns", "latent_keys", "latent_values",
+    "last_columns", "latent_keys", "latent_values", "delta_qkv", "delta_gate", "tiled_tail", "tiled_rows", "tiled_columns",
 ]  # fmt: skip
+Function = Literal["", "minus_exp"]
 Head = Literal["optional", "required", "absent"]
 Rules = Literal[
-    "", "cohere", "gemma2", "gemma3", "ernie4_5_moe", "hy_v3", "llama4", "latents", "deepseek_v2", "deepseek_v3",
-    "minicpm3",
+    "", "cohere", "gemma2", "gemma3", "ernie4_5_moe", "hy_v3", "llama4", "lfm2", "lfm2_moe", "gated_delta", "latents",
+    "deepseek_v2", "deepseek_v3", "minicpm3",
 ]  # fmt: skip
 ALWAYS = "always"
 DRAFTS = "drafts"  # the size that counts layers behind the last, which no export takes along
@@ -47,7 +48,8 @@ class Row:
     with commas between; a size of the family's own is on above 0.
     order: how its elements move (gguf_export/shapes/orders.py); interleave_pairs: those of queries and keys, where
     llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
-    which follow each other in the file. written: the sizes in the file, where they are not those of the source.
+    which follow each other in the file. written: the sizes in the file, where they are not those of the source. function:
+    what llama.cpp wants of each number; minus_exp: -exp(x) of an A_log.
     """
 
     hf: str
@@ -58,6 +60,7 @@ class Row:
     offset: float = 0.0
     many: str = ""
     written: str = ""
+    function: Function = ""
 
 
 Rows = tuple[Row, ...]
@@ -103,6 +106,17 @@ class LayerSwitch:
 
 
 @dataclass(frozen=True)
+class PerLayer:
+    """A GGUF key with an entry for each layer: a size where the switches are as `when` has them and 0 elsewhere.
+
+    Without a size it is whether they are.
+    """
+
+    when: str
+    size: str = ""
+
+
+@dataclass(frozen=True)
 class Stated:
     """What a GGUF key beside the sizes holds: a number of the config, or with `switch` whether that switch is on.
 
@@ -137,16 +151,17 @@ def linear(hf: str, gguf: str, shape: str, bias: str = "", when: str = "", order
     weight = Row(f"{hf}.weight", f"{gguf}.weight", shape, when, order)
     if not bias:
         return (weight,)
-    return (weight, Row(f"{hf}.bias", f"{gguf}.bias", shape.split()[0], "" if bias == ALWAYS else bias, order))
+    both = ", ".join(filter(None, (when, "" if bias == ALWAYS else bias)))
+    return (weight, Row(f"{hf}.bias", f"{gguf}.bias", shape.split()[0], both, order))
 
 
-def attention(bias: str = "", output_bias: str = "") -> Rows:
+def attention(bias: str = "", output_bias: str = "", when: str = "") -> Rows:
     """Return self_attn's q_proj, k_proj, v_proj and o_proj; the switches of their biases, as in `linear`."""
     return (
-        *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, order="interleave_pairs"),
-        *linear("self_attn.k_proj", "attn_k", "keys hidden", bias, order="interleave_pairs"),
-        *linear("self_attn.v_proj", "attn_v", "keys hidden", bias),
-        *linear("self_attn.o_proj", "attn_output", "hidden queries", output_bias),
+        *linear("self_attn.q_proj", "attn_q", "queries hidden", bias, when, "interleave_pairs"),
+        *linear("self_attn.k_proj", "attn_k", "keys hidden", bias, when, "interleave_pairs"),
+        *linear("self_attn.v_proj", "attn_v", "keys hidden", bias, when),
+        *linear("self_attn.o_proj", "attn_output", "hidden queries", output_bias, when),
     )
 
 
@@ -259,6 +274,8 @@ class Export:
     `activation_key`; approximated: those of them that it computes a little otherwise. fixed: keys whose value llama.cpp
     takes for granted, with the ones that it takes. sizes: GGUF keys that hold a size. keys: GGUF keys that hold something
     else. constants: GGUF keys that hold the same in every model. layer_switches: switches that are on in some layers.
+    arrays: GGUF keys with an entry for each layer. held: switches that are on where the checkpoint holds this tensor in a
+    layer, for it may be stored in two ways.
     sections: how many rotary pairs of an image's token turn by time, height and width where the config's mrope_section is
     silent; empty where all turn alike. assumed: sizes by their keys that the config inside a wrapper may leave out, for
     transformers saves of it what differs from the class. drafting: how the names of tensors begin that only draft tokens.
@@ -289,6 +306,8 @@ class Export:
     keys: Mapping[str, Stated] = field(default_factory=dict)
     constants: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     layer_switches: Mapping[str, LayerSwitch] = field(default_factory=dict)
+    arrays: Mapping[str, PerLayer] = field(default_factory=dict)
+    held: Mapping[str, str] = field(default_factory=dict)
     sections: tuple[int, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
     drafting: tuple[str, ...] = ()
@@ -355,7 +374,7 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         except ValueError as error:
             yield f"derived.{name}", f"{formula!r} {error}"
             names[name] = 1
-    switches = (*SWITCHES, *export.switches, *export.layer_switches, *export.counts)
+    switches = (*SWITCHES, *export.switches, *export.held, *export.layer_switches, *export.counts)
     for part, rows in (("layer", export.layer), ("outer", export.outer)):
         for row in rows:
             for size in (*row.shape.split(), *row.written.split(), *row.many.split()):
@@ -381,6 +400,12 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
             if size not in names or (part == "equal" and key not in names):
                 unknown = size if size not in names else key
                 yield f"{part}.{key}", f"{unknown!r} is not a size; known: {', '.join(names)}"
+    for key, each in export.arrays.items():
+        if each.size and each.size not in names:
+            yield f"arrays.{key}", f"{each.size!r} is not a size; known: {', '.join(names)}"
+        for switch, _ in conditions(each.when):
+            if switch not in switches:
+                yield f"arrays.{key}", f"{switch!r} is not a switch; known: {', '.join(switches)}"
     for key, stated in export.keys.items():
         if sum(map(bool, (stated.number, stated.switch, stated.entries))) != 1:
             yield f"keys.{key}", "states a number, a switch or the entries of a list, one of them"

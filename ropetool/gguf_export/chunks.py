@@ -6,6 +6,7 @@ Knows arrays, types and orders of elements; neither files nor threads. Refuses w
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from ropetool.weights import RowChange
 SLICE = 1 << 16  # elements converted at once: their float32 numbers stay in a processor's cache
 # The least number that becomes infinite: halfway to what would be the next one.
 _INFINITE_FROM = {"F16": 65520.0, "F32": 2.0**128 - 2.0**103, "BF16": 2.0**128 - 2.0**119}
+# Computed in float64 and rounded once.
+FUNCTIONS: dict[str, Callable[[dtypes.Floats], dtypes.Floats]] = {"minus_exp": lambda x: -np.exp(x.astype(np.float64))}
 _FIRST_NOT_FINITE = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000, "F64": 0x7FF << 52}
 
 
@@ -124,6 +127,8 @@ def _encoded(elements: npt.NDArray[Any], piece: Piece) -> npt.NDArray[np.uint8]:
         elements = source.turn.apply(elements)
     if placed.offset:
         elements = _numbers(elements, source).astype(np.float32) + np.float32(placed.offset)
+    if placed.function:
+        elements = FUNCTIONS[placed.function](_numbers(elements, source)).astype(np.float32)
     if _type_of(elements, source) == placed.dtype:
         return np.ascontiguousarray(elements).view(np.uint8)
     slices = (_numbers(elements[at : at + SLICE], source) for at in range(0, len(elements), SLICE))

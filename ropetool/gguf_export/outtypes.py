@@ -10,8 +10,10 @@ from ropetool.files.gguf.kinds import GGML_TYPES, ggml_type
 AUTO = "auto"
 MXFP4_MOE = "mxfp4_moe"  # not asked for, but found: experts stored in MXFP4, beside matrices that are not quantised
 BLOCKS = {kind.name: kind.block for kind in GGML_TYPES.values()}
-# llama.cpp computes with vectors, norms and expert gates in F32 alone: the rule of convert_hf_to_gguf.py.
-_F32_ENDS = ("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+# llama.cpp computes with vectors, norms, expert gates and short convolutions in F32 alone: the rule of convert_hf_to_gguf.py.
+_F32_ENDS = (
+    "_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "ssm_conv1d.weight", "shortconv.conv.weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

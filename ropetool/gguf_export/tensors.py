@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, UnsupportedDtype
+from ropetool.families.tensors import Function
 from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import ggml_type
 from ropetool.files.gguf.tensors import TensorInfo, padded
@@ -37,13 +38,14 @@ _COMPUTED = (".rotary_emb.inv_freq", ".attention.masked_bias", ".attention.bias"
 class Placed:
     """A tensor of the output: where it goes, and the sources that follow each other in it.
 
-    dtype: the type to write. offset: what is added to each number, in float32.
+    dtype: the type to write. offset: what is added to each number, in float32; function: what is done to it then.
     """
 
     info: TensorInfo
     dtype: str
     sources: tuple[Source, ...]
     offset: float = 0.0
+    function: Function = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def lay_out(
     held = {kept[name]: source for name, source in held.items() if name in kept}
     gains = {kept[name]: change for name, change in (gains or {}).items()}
     held = mxfp4.paired(fp8.paired(held, quantization), quantization)
-    held, model, head_notes = _tied(held, model)
+    held, model, head_notes = _tied(held, model.stored_as(held))
     held |= {name: replace(held[name], gains=change) for name, change in gains.items() if name in held}
     wanted = list(_checked(tensors(model, interleaved), held, where))
     drafts = _drafting(held, model)
@@ -208,7 +210,7 @@ def _placed(wanted: list[Wanted], held: Mapping[str, Source], outtype: str) -> I
             for name in one.sources
             for turn in one.turns or (None,)
         )
-        yield Placed(info, dtype, sources, one.offset)
+        yield Placed(info, dtype, sources, one.offset, one.function)
         offset = padded(info.end, ALIGNMENT)
 
 

@@ -107,7 +107,8 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
     head_dim = entry.rotary_dim if family.mla else entry.head_dim  # MLA's heads are the channels that rotate
-    model = read_model(family, config, source.name, head_dim, entry.rotary_dim, source.where)
+    turned = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}
+    model = read_model(family, config | turned, source.name, head_dim, entry.rotary_dim, source.where)
     absent = _compare_keys(source, model)
     wanted = tuple(tensors(model, _moves(family, source.name)))
     _compare_tensors(source, wanted)
@@ -155,7 +156,7 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     config[table.activation_key] = table.activations[0]
     config |= {key: values[0] for key, values in table.fixed.items() if values[0] is not None}
     config["tie_word_embeddings"] = table.head != "required" and "output.weight" not in source.tensors
-    config |= _layer_keys(family, rope)
+    config |= _layer_keys(family, rope, sizes.get("layers", 0))
     for kind in ("bos", "eos", "padding"):
         number = source.values.get(f"tokenizer.ggml.{kind}_token_id")
         if number is not None:
@@ -185,6 +186,8 @@ def _known_sizes(source: GgufCheckpoint, table: Export) -> dict[str, int]:
         value = _value(source, key)
         if value is ABSENT:
             continue
+        if key in table.arrays and isinstance(value, list):
+            value = max(value, default=0)
         if type(value) is not int:
             raise LossyExport(
                 f"{source.name}.{key} is {shown(value)}; a config of this class has one number for all layers",
@@ -227,7 +230,7 @@ def _switch(source: GgufCheckpoint, table: Export, switch: str) -> bool | None:
     return told[0] if told else None
 
 
-def _layer_keys(family: Family, rope: RopeSet) -> dict[str, Any]:
+def _layer_keys(family: Family, rope: RopeSet, count: int) -> dict[str, Any]:
     """Return the window, and the list of which layers slide or rotate where the class takes one."""
     found: dict[str, Any] = {}
     window = next((e.sliding_window for e in rope.entries.values() if e.sliding_window is not None), None)
@@ -247,6 +250,10 @@ def _layer_keys(family: Family, rope: RopeSet) -> dict[str, Any]:
         }
         found["layer_types"] = [
             names.SLIDING_ATTENTION if layer in slides else names.FULL_ATTENTION for layer in sorted(kinds)
+        ]
+    if family.rotates == "full":
+        found[family.kinds_keys[0]] = [
+            names.FULL_ATTENTION if layer in kinds else family.pattern_other for layer in range(count)
         ]
     if family.rotates == "no_rope_layers":
         turns = {layer for entry in rope.entries.values() if entry.table is not None for layer in entry.layers}
@@ -333,7 +340,11 @@ def _candidates(
     theta, grows = _short(entry.rope_theta), _of_temperature(entry, family)
     begun = {**config, names.ROPE_PARAMETERS: {names.ROPE_TYPE: "default", names.ROPE_THETA: theta, **grows}}
     plainly = {kind: RopeKeys("default", theta, grows) for kind in family.extends}
-    view = _stating(_view(begun if grows else config, source), plainly, rope, config_style)
+    table = family.export
+    assert table is not None
+    if table.sections:  # how image tokens turn, of which tables of text say nothing
+        begun[names.ROPE_PARAMETERS][names.MROPE_SECTION] = _sections(source)
+    view = _stating(_view(begun if grows or table.sections else config, source), plainly, rope, config_style)
     trained = entry.original_max_position_embeddings or rope.max_position_embeddings
     derived = Derived(
         entry.table, rope.max_position_embeddings, tuple(_natives(entry, family, rope, source.name)),
@@ -347,6 +358,15 @@ def _candidates(
                 yield encoding.name, view.edited(config_edits(view, encoding.keys, target, config_style))
             except RopetoolError:
                 continue
+
+
+def _sections(source: GgufCheckpoint) -> list[int]:
+    """Return the sections of the rotary pairs, without the zeros behind them."""
+    found = _value(source, archs.DIMENSION_SECTIONS)
+    stated = list(found) if isinstance(found, list) else []
+    while stated and stated[-1] == 0:
+        stated.pop()
+    return stated
 
 
 def _view(config: Mapping[str, Any], source: GgufCheckpoint) -> HfCheckpoint:

@@ -21,6 +21,7 @@ from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError
+from ropetool.families.tensors import Function
 from ropetool.files.dtypes import STORAGE, decode, encode
 from ropetool.files.gguf import GGML_TYPES, ggml_type
 from ropetool.files.gguf.numbers import decoded_blocks
@@ -37,13 +38,14 @@ MAX_SHARD = 5 * 10**9  # bytes of tensors in one file, as transformers saves the
 class Part:
     """Where elements of a checkpoint's tensor stand in the file: from element `begin` of a tensor on, in this order.
 
-    offset: what the file has added to each.
+    offset: what the file has added to each; function: what it has done to each then.
     """
 
     name: str
     begin: int
     turn: Permutation | None
     offset: float
+    function: Function = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Written:
     rounded: int
 
 
+INVERSES: dict[str, Callable[[Any], Any]] = {"minus_exp": lambda x: np.log(-x)}
 Tell = Callable[[str, int, int], None]
 
 
@@ -81,7 +84,7 @@ def made_of(wanted: Iterable[Wanted]) -> tuple[Made, ...]:
         for source in one.sources:
             shapes[source] = one.shape
             for turn in one.turns or (None,):
-                parts.setdefault(source, []).append(Part(one.name, at, turn, one.offset))
+                parts.setdefault(source, []).append(Part(one.name, at, turn, one.offset, one.function))
                 at += math.prod(one.shape) if turn is None else turn.shape[0] * turn.taken
     return tuple(Made(name, shapes[name], tuple(found)) for name, found in parts.items())
 
@@ -198,7 +201,7 @@ def _converted(
     raw: npt.NDArray[np.uint8], stored: StoredTensor, part: Part, dtype: str
 ) -> tuple[npt.NDArray[Any], bool]:
     """Return the elements as they stand in the checkpoint, and whether rounding changed one that had a plain type."""
-    if stored.dtype == dtype and not part.offset:
+    if stored.dtype == dtype and not part.offset and not part.function:
         return raw.view(STORAGE[dtype]), False
     plain = stored.dtype in STORAGE
     found: npt.NDArray[Any]
@@ -207,13 +210,16 @@ def _converted(
     else:
         found = decoded_blocks(raw.reshape(1, -1), ggml_type(stored.dtype), f"{stored.path}: {part.name}").reshape(-1)
     _check_finite(found, part, stored, CheckpointError("holds numbers that are not finite"))
+    if part.function:
+        found = INVERSES[part.function](found.astype(np.float64))
+        _check_finite(found, part, stored, LossyExport("holds numbers that no checkpoint's become"))
     if part.offset:
         found = found.astype(np.float64) - part.offset
     with np.errstate(over="ignore"):
         elements = encode(found, dtype)
     back = decode(elements.data.cast("B"), dtype)
     _check_finite(back, part, stored, LossyExport(f"holds numbers beyond {dtype}", try_="--dtype bf16, or f32"))
-    return elements, plain and not part.offset and bool((back != found).any())
+    return elements, plain and not part.offset and not part.function and bool((back != found).any())
 
 
 def _check_finite(found: npt.NDArray[Any], part: Part, stored: StoredTensor, error: RopetoolError) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 # By the family of the text model that no class has alone: the wrapper that its checkpoint is of.
 WRAPPERS = {
     "gemma3": "gemma3", "qwen2_vl_text": "qwen2_vl", "qwen2_5_vl_text": "qwen2_5_vl", "qwen3_vl_text": "qwen3_vl",
+    "qwen3_vl_moe_text": "qwen3_vl_moe",
 }  # fmt: skip
 # By wrapper: what its other parts must have in common with the text model, and what its class leaves open.
 PARTS: dict[str, dict[str, Any]] = {
@@ -17,8 +18,20 @@ PARTS: dict[str, dict[str, Any]] = {
     },  # whose embedding it takes for one of padding, without an image too
     "qwen2_vl": {"vision_config": {"hidden_size": 128}},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": 128}},
+    "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 128, "depth": 2, "deepstack_visual_indexes": [0, 1]}},
     "qwen3_vl": {"vision_config": {"out_hidden_size": 128, "depth": 2, "deepstack_visual_indexes": [0, 1]}},
 }
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 48}
+SHARED = {"num_experts": 4, "shared_expert_intermediate_size": 80}
+CONVOLUTIONS = {
+    "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+LINEAR = {
+    "num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "full_attention"], "head_dim": 64,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}  # fmt: skip
 INNER = {"gemma3": "gemma3_text"}
 
 
@@ -34,7 +47,34 @@ def configs(small: Mapping[str, Any], known: Mapping[str, dict[str, Any]]) -> di
         "qwen2_vl_text": {**small, **mrope((6, 5, 5))},
         "qwen2_5_vl_text": {**small, **mrope((6, 5, 5))},
         "qwen3_vl_text": {**heads, **mrope((6, 5, 5))},
-    }
+        "qwen3_vl_moe_text": {**heads, **EXPERTS, "num_experts": 4, **mrope((6, 5, 5))},
+        "lfm2": {**small, **CONVOLUTIONS, "num_attention_heads": 4, "intermediate_size": 90, "block_multiple_of": 32},
+        "lfm2_moe": {**small, **CONVOLUTIONS, **EXPERTS, "tie_word_embeddings": True, "num_experts": 4, "num_dense_layers": 1},
+        "qwen3_5_text": {**heads, **LINEAR, **mrope((6, 5, 5), partial_rotary_factor=0.5)},
+        "qwen3_5_moe_text": {
+            **{key: value for key, value in heads.items() if key != "intermediate_size"}, **LINEAR, **EXPERTS, **SHARED,
+            **mrope((6, 5, 5), partial_rotary_factor=0.5),
+        },
+        "qwen3_next": {
+            **heads, **LINEAR, **EXPERTS, **SHARED,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    }  # fmt: skip
+
+
+def as_published(stored: dict[str, Any], wrapper: str) -> dict[str, Any]:
+    """Return tensors as the repositories of a wrapper hold them, where transformers 5.23.0 saves them otherwise.
+
+    Of a kimi_k25 it calls all layers blocks; of a qwen3_vl_moe it leaves the experts as they are computed with.
+    """
+    if wrapper == "kimi_k25":
+        return {
+            name.replace("language_model.model.blocks.", "language_model.model.layers."): t
+            for name, t in stored.items()
+        }
+    if wrapper == "qwen3_vl_moe":
+        return {name: t.transpose(1, 2).contiguous() if ".mlp.experts." in name else t for name, t in stored.items()}
+    return stored
 
 
 def wrapped(text: Mapping[str, Any], wrapper: str) -> dict[str, Any]:

@@ -180,10 +180,10 @@ for _name in family_making.others(CONFIGS, exported=True):
     _rope = {"rope_type": "default", "rope_theta": 10000.0, **family_making.rope_keys(_name)}
     CONFIGS[_name] = {**family_making.config(_name, SMALL), "rope_parameters": _rope}
 SILENT = object()
-MULTIPLIED = ("gemma", "gemma2", "gemma3_text")  # embeddings, by the root of the hidden size
-ADDED_ONE = (*MULTIPLIED, "nemotron")
+MULTIPLIED = ("gemma", "gemma2", "gemma3_text", "gemma3")  # embeddings, by the root of the hidden size
+ADDED_ONE = (*MULTIPLIED, "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.
-TABLED = ("gemma", "gemma2", "gemma3_text", "starcoder2", "gpt_neox", "phi")
+TABLED = ("gemma", "gemma2", "gemma3", "gemma3_text", "starcoder2", "gpt_neox", "phi")
 TOKENS = [256, *(int(token) for token in np.random.default_rng(3).integers(0, 256, LENGTH - 1))]
 PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
 
@@ -197,6 +197,7 @@ def write(
     of the families which have no class alone.
     """
     import torch
+    from safetensors.torch import load_file, save_file
     from transformers import AutoConfig
 
     config = {"model_type": family, **CONFIGS[family], **(changes or {})}
@@ -215,6 +216,8 @@ def write(
     model.save_pretrained(path)
     if wrapper:
         config["architectures"] = [type(model).__name__]
+        stored = load_file(path / "model.safetensors")
+        save_file(composed_models.as_published(stored, wrapper), path / "model.safetensors", metadata={"format": "pt"})
     maker.save(path / "config.json", config)
     maker.save(path / "tokenizer.json", maker.tokenizer())
     maker.save(path / "tokenizer_config.json", maker.TOKENIZER_CONFIG)
@@ -241,7 +244,8 @@ def auto_class(config: Any) -> Any:
     """Return the auto class that has a model with a head for a config."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    return AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModelForImageTextToText
+    images = type(config) in AutoModelForImageTextToText._model_mapping
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
 
 
 def torch_logits(path: Path, length: int = LENGTH) -> np.ndarray:

@@ -22,12 +22,19 @@ from ropetool.gguf_export.shapes import read_model, tensors
 from ropetool.gguf_export.shapes.orders import (
     ORDERS,
     Permutation,
+    delta_gate,
+    delta_qkv,
     even,
+    first_columns,
     interleave_pairs,
+    last_columns,
     latent_keys,
     latent_values,
     odd,
     split_qkv,
+    tiled_columns,
+    tiled_rows,
+    tiled_tail,
 )
 from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.runtimes import Refuses
@@ -167,7 +174,7 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     model = read_model(families.get(name), config, arch, head_dim, head_dim, "here")
     for one in tensors(model, interleaved=False):
-        assert one.name.rpartition(".")[0] in suffixes, one.name
+        assert one.name.removesuffix(".weight").removesuffix(".bias") in suffixes, one.name
 
 
 # --- orders, written out one by one
@@ -209,6 +216,39 @@ def test_latent_keys_stand_before_their_values() -> None:
     assert np.array_equal(turned(latent_values(HEADS, stored.shape), stored), values.reshape(-1))
 
 
+DELTA = {"linear_keys": 2, "linear_values": 4, "linear_key_dim": 1, "linear_value_dim": 2}
+
+
+def test_columns_of_gates_stand_before_those_of_up() -> None:
+    stored = np.arange(2 * 3 * 4).reshape(2, 3, 4)
+    assert np.array_equal(turned(first_columns({}, stored.shape), stored), stored[:, :, :2].swapaxes(1, 2).reshape(-1))
+    assert np.array_equal(turned(last_columns({}, stored.shape), stored), stored[:, :, 2:].swapaxes(1, 2).reshape(-1))
+
+
+def test_a_gated_delta_net_has_all_queries_then_keys_then_values_and_its_gates_apart() -> None:
+    stored = np.arange(20 * 3).reshape(
+        20, 3
+    )  # of each key's head a query, a key, four rows of values and four of gates
+    rows = [0, 10, 1, 11, *range(2, 6), *range(12, 16)]
+    assert np.array_equal(turned(delta_qkv(DELTA, stored.shape), stored), stored[rows].reshape(-1))
+    gates = [*range(6, 10), *range(16, 20)]
+    assert np.array_equal(turned(delta_gate(DELTA, stored.shape), stored), stored[gates].reshape(-1))
+
+
+def test_first_value_heads_of_all_keys_come_before_the_second_ones() -> None:
+    heads = [0, 1, 4, 5, 2, 3, 6, 7]  # the channels of value heads 0 and 1 of the first key, 2 and 3 of the second
+    rows = np.arange(8 * 3).reshape(8, 3)
+    assert np.array_equal(turned(tiled_rows(DELTA, (8, 3)), rows), rows[heads].reshape(-1))
+    assert turned(tiled_rows(DELTA, (4,)), np.arange(4)).tolist() == [0, 2, 1, 3]
+    assert np.array_equal(
+        turned(tiled_columns(DELTA, (3, 8)), rows.reshape(3, 8)), rows.reshape(3, 8)[:, heads].reshape(-1)
+    )
+    tail = np.arange(12).reshape(12, 1, 1)
+    expected = [*range(4), *(4 + head for head in heads)]
+    assert turned(tiled_tail(DELTA, tail.shape), tail).tolist() == expected
+    assert tiled_rows({**DELTA, "linear_keys": 4}, (8, 3)) == ()
+
+
 # --- what llama.cpp does not compute
 
 REFUSED: list[tuple[str, dict[str, Any], type[RopetoolError], str]] = [
@@ -240,6 +280,10 @@ REFUSED: list[tuple[str, dict[str, Any], type[RopetoolError], str]] = [
     ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 64}, LossyExport, "ignores the sliding window"),
     ("deepseek_v3", {"kv_lora_rank": 0}, ConfigError, "0 is not a whole number from 1"),
     ("phi3", {"head_dim": 48}, LossyExport, "llama.cpp reckons with hidden_size"),
+    ("qwen3_5_text", {"linear_value_head_dim": 32}, LossyExport, "linear_key_dim"),
+    ("qwen3_5_text", {"linear_num_value_heads": 5}, ConfigError, "5 is not a multiple of linear_num_key_heads 2"),
+    ("lfm2", {"conv_bias": True}, LossyExport, "conv_bias is true"),
+    ("lfm2_moe", {"norm_topk_prob": False}, LossyExport, "norm_topk_prob is false"),
     ("granite", {}, CorruptFile, "no weight file holds model.embed_tokens.weight"),
 ]  # fmt: skip
 

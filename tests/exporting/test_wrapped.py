@@ -19,6 +19,7 @@ TOLERANCE = 2e-4  # of the largest logit
 AROUND = (
     ("mistral", "mistral3"), ("ministral3", "mistral3"), ("llama", "llava"), ("mistral", "llava_next"),
     ("qwen2", "internvl"), ("llama", "idefics3"), ("qwen3", "lighton_ocr"), ("deepseek_v3", "kimi_k25"),
+    ("qwen3_5_text", "qwen3_5"), ("qwen3_5_moe_text", "qwen3_5_moe"), ("lfm2", "lfm2_vl"),
 )  # fmt: skip
 
 
@@ -31,21 +32,9 @@ def rewrite(path: Path, change: Any) -> Path:
     return path
 
 
-def as_published(stored: dict[str, Any]) -> dict[str, Any]:
-    """Return a kimi_k25's tensors as its repository names them: saving, transformers 5.23.0 calls all layers blocks."""
-    return {
-        name.replace("language_model.model.blocks.", "language_model.model.layers."): t for name, t in stored.items()
-    }
-
-
-def written(path: Path, family: str, wrapper: str, changes: dict[str, Any] | None = None) -> Path:
-    source = models.write(path, family, changes, wrapper=wrapper)
-    return rewrite(source, as_published) if wrapper == "kimi_k25" else source
-
-
 @pytest.mark.parametrize(("family", "wrapper"), AROUND)
 def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper: str, tmp_path: Path) -> None:
-    source = written(tmp_path / "model", family, wrapper)
+    source = models.write(tmp_path / "model", family, wrapper=wrapper)
     made = maker.export(source, tmp_path / "x.gguf")
     wanted = models.torch_logits(source, models.SHORT)
     assert models.apart(wanted, models.llama_logits(made.output, models.SHORT)) < TOLERANCE
@@ -54,7 +43,7 @@ def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper
 
 @pytest.mark.parametrize(("family", "wrapper"), [("llama", "llava"), ("mistral", "mistral3"), ("gemma3", "gemma3")])
 def test_one_matrix_for_embedding_and_head(family: str, wrapper: str, tmp_path: Path) -> None:
-    source = written(tmp_path / "model", family, wrapper, {"tie_word_embeddings": True})
+    source = models.write(tmp_path / "model", family, {"tie_word_embeddings": True}, wrapper=wrapper)
     made = maker.export(source, tmp_path / "x.gguf").output
     assert "output.weight" not in maker.tensors(made)
     wanted = models.torch_logits(source, models.SHORT)
@@ -63,9 +52,10 @@ def test_one_matrix_for_embedding_and_head(family: str, wrapper: str, tmp_path: 
     )
 
 
-def test_the_comparison_runs_the_wrapper(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "wrapper"), [("qwen3_vl_text", "qwen3_vl"), ("qwen3_5_text", "qwen3_5")])
+def test_the_comparison_runs_the_wrapper(family: str, wrapper: str, tmp_path: Path) -> None:
     """The whole export, with its gate: the runner of torch loads the wrapper and gives its logits."""
-    source = models.write(tmp_path / "model", "qwen3_vl_text")
+    source = models.write(tmp_path / "model", family, wrapper=wrapper)
     plain = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
     (source / "tokenizer_config.json").write_text(json.dumps(plain))
     checks = {check.name: check for check in export_checkpoint(source, tmp_path / "x.gguf").checks}

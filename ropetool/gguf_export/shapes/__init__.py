@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ropetool import families
 from ropetool.errors import LossyExport
 from ropetool.families.family import Family
-from ropetool.families.tensors import Row
+from ropetool.families.tensors import Function, Row
 from ropetool.gguf_export.shapes.base import REQUIRED, Model
 from ropetool.gguf_export.shapes.orders import ORDERS, Permutation
 from ropetool.gguf_export.shapes.reading import read_model, stated_keys
@@ -23,7 +23,8 @@ __all__ = ["Model", "Permutation", "Wanted", "check_exported", "read_model", "st
 class Wanted:
     """A tensor of the file: the names that make it up, one after the other, each in these orders.
 
-    shape: that of each source; written: that of the whole. offset: what is added to each number.
+    shape: that of each source; written: that of the whole. offset: what is added to each number. function: what else is
+    done to it.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Wanted:
     written: tuple[int, ...]
     turns: tuple[Permutation, ...] = ()
     offset: float = 0.0
+    function: Function = ""
 
 
 def check_exported(family: Family, where: str) -> None:
@@ -68,4 +70,4 @@ def _wanted(model: Model, row: Row, prefix: str, block: str, interleaved: bool) 
     moves = row.order and (row.order != "interleave_pairs" or interleaved)
     written = (len(sources), *shape) if row.many else model.shape(row.written or row.shape)
     turns = ORDERS[row.order](model.counts, shape) if moves else ()
-    return Wanted(block + row.gguf, sources, shape, written, turns, row.offset)
+    return Wanted(block + row.gguf, sources, shape, written, turns, row.offset, row.function)

@@ -5,7 +5,7 @@ Knows no family; the tables stand in families/, the programs in rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,13 +33,15 @@ class Rules:
     """What no table can say of a family. keys: further GGUF keys. check: refuses what else llama.cpp does not compute.
 
     caveats: notes on what it computes a little otherwise. stated: the keys of the config that a file comes
-    from, as far as no table says them, what llama.cpp computes without being told among them.
+    from, as far as no table says them, what llama.cpp computes without being told among them. config: the config with its
+    sizes under the keys of the table, where the class reckons them out or has older keys.
     """
 
     keys: Callable[[Model], Mapping[str, Value]] = lambda model: {}
     check: Callable[[Model], None] = lambda model: None
     caveats: Callable[[Model], tuple[str, ...]] = lambda model: ()
     stated: Callable[[Filed], Mapping[str, Any]] = lambda filed: {}
+    config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,14 @@ class Model:
             raise self.lossy(f"{reason}; llama.cpp takes the embedding as the head of {self.arch}")
         return replace(self, switches={**self.switches, "tied": False, "untied": True})
 
+    def stored_as(self, held: Collection[str]) -> Model:
+        """Return the model with the switches that the names of a checkpoint's tensors decide."""
+        found = {
+            switch: any(f"{self.table.prefix}{layer}.{hf}" in held for layer in range(self.layers))
+            for switch, hf in self.table.held.items()
+        }
+        return replace(self, switches={**self.switches, **found})
+
     @property
     def experts(self) -> int:
         """How many experts a layer has, 0 for a dense model."""
@@ -123,12 +133,16 @@ class Model:
 
     def has(self, row: Row, layer: int | None = None) -> bool:
         """Return whether the model has this tensor, in this layer."""
+        return self.holds(row.when, layer)
+
+    def holds(self, when: str, layer: int | None = None) -> bool:
+        """Return whether switches are as `when` has them, in this layer."""
         dense = layer is not None and layer < self.counts.get("dense_layers", self.layers)
         on = {name: self.counts[name] > 0 for name in self.table.counts}
         on |= {**self.switches, "dense": dense, "sparse": not dense}
         if layer is not None:
             on |= {name: self._is_on(switch, layer) for name, switch in self.table.layer_switches.items()}
-        return all(on[switch] == wanted for switch, wanted in conditions(row.when))
+        return all(on[switch] == wanted for switch, wanted in conditions(when))
 
     def _is_on(self, switch: LayerSwitch, layer: int) -> bool:
         every = self.counts[switch.every] if switch.every else 1

@@ -136,11 +136,62 @@ def _of_latent(counts: Counts, shape: Shape, part: tuple[int | None, ...], axes:
     return Permutation((counts["heads"], counts["plain"] + counts["value"], shape[1]), axes, 1, part)
 
 
+# --- gated delta nets: values have several heads for each of the keys'
+
+
+def delta_qkv(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return three orders: of [query, key, values, gates] in each head of keys all queries, all keys, all values."""
+    key, values = counts["linear_key_dim"], _values_of_key(counts)
+    seen = (counts["linear_keys"], 2 * (key + values), *shape[1:])
+    ends = (0, key, 2 * key, 2 * key + values)
+    return tuple(Permutation(seen, tuple(range(len(seen))), 1, ends[at : at + 2]) for at in range(3))
+
+
+def delta_gate(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of the gates, the last of each head of keys."""
+    key, values = counts["linear_key_dim"], _values_of_key(counts)
+    seen = (counts["linear_keys"], 2 * (key + values), *shape[1:])
+    return (Permutation(seen, tuple(range(len(seen))), 1, (2 * key + values, None)),)
+
+
+def _values_of_key(counts: Counts) -> int:
+    return counts["linear_values"] // counts["linear_keys"] * counts["linear_value_dim"]
+
+
+def _tiled(counts: Counts, shape: Shape, first: int, axis: int) -> tuple[Permutation, ...]:
+    """Return the order in which the first value heads of all keys come before the second ones, as llama.cpp repeats keys.
+
+    The heads stand behind `first` entries of this axis.
+    """
+    keys, values = counts["linear_keys"], counts["linear_values"]
+    if keys == values:
+        return ()
+    heads = np.arange(values * ((shape[axis] - first) // values)).reshape(keys, values // keys, -1)
+    numbers = (*range(first), *(first + int(at) for at in heads.swapaxes(0, 1).reshape(-1)))
+    seen = shape if axis else (1, *shape)
+    return (Permutation(seen, tuple(range(len(seen))), axis or 1, (None,), numbers),)
+
+
+def tiled_tail(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of rows of queries, keys and values, of which the values' are tiled."""
+    return _tiled(counts, shape, 2 * counts["linear_keys"] * counts["linear_key_dim"], 0)
+
+
+def tiled_rows(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of rows of the value heads, or of one number for each."""
+    return _tiled(counts, shape, 0, 0)
+
+
+def tiled_columns(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
+    """Return the order of columns of the value heads."""
+    return _tiled(counts, shape, 0, 1)
+
+
 # By the name that a row of a family's table gives.
 ORDERS: Mapping[str, Callable[[Counts, Shape], tuple[Permutation, ...]]] = {
     order.__name__: order
     for order in (
         interleave_pairs, split_qkv, columns_first, even, odd, first_half, second_half, first_columns, last_columns,
-        latent_keys, latent_values,
+        latent_keys, latent_values, delta_qkv, delta_gate, tiled_tail, tiled_rows, tiled_columns,
     )
 }  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 from ropetool import names
 from ropetool.errors import ConfigError, LossyExport
 from ropetool.families.family import Family
-from ropetool.families.tensors import Count, Export, Stated, derived, sized
+from ropetool.families.tensors import Count, Export, PerLayer, Stated, derived, sized
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_export.fp8 import is_fp8
@@ -46,12 +46,13 @@ def read_model(
     """
     table = family.export
     assert table is not None
+    config = RULES[table.rules].config(config)
     _check_computable(config, table, where)
     heads = count(config, Count(names.NUM_ATTENTION_HEADS), where)
     common = {
         "layers": count(config, Count(names.NUM_HIDDEN_LAYERS, most=MAX_LAYERS), where),
         "hidden": count(config, Count(names.HIDDEN_SIZE), where), "heads": heads,
-        "intermediate": count(config, Count("intermediate_size"), where),
+        "intermediate": count(config, table.counts.get("intermediate", Count("intermediate_size")), where),
         "kv_heads": _kv_heads(config, family, table, heads, where),
         "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
@@ -64,6 +65,7 @@ def read_model(
         key: config.get(key, config.get(table.switch_names.get(key, key), default)) is True
         for key, default in table.switches.items()
     }
+    switches |= dict.fromkeys(table.held, False)
     tied = config.get("tie_word_embeddings", table.tied) is True
     switches |= {"tied": tied, "untied": not tied}
     counts = derived(table.derived, stated)
@@ -85,6 +87,7 @@ def stated_keys(model: Model) -> dict[str, Value]:
     values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
     values |= {key: Value.of(_CONSTANT[type(value)], value) for key, value in model.table.constants.items()}
     values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
+    values |= {key: _per_layer(model, one) for key, one in model.table.arrays.items()}
     if model.table.sections:
         values[keys.DIMENSION_SECTIONS] = Value.array(ValueType.I32, _sections(model))
     values |= model.rules.keys(model)
@@ -108,6 +111,13 @@ def _entries(model: Model, one: Stated) -> int:
     if not isinstance(found, list):
         raise ConfigError(f"{shown(found)} is not a list", where=f"{model.where}: {one.entries}")
     return len(found)
+
+
+def _per_layer(model: Model, one: PerLayer) -> Value:
+    on = [model.holds(one.when, layer) for layer in range(model.layers)]
+    if not one.size:
+        return Value.array(ValueType.BOOL, on)
+    return Value.array(ValueType.I32, [model.counts[one.size] if each else 0 for each in on])
 
 
 def _sections(model: Model) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from ropetool.errors import ConfigError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
 from ropetool.gguf_export.shapes.base import Filed, Model, Rules
+from ropetool.rope.tables import is_number
 
 # --- cohere
 
@@ -228,6 +229,52 @@ def _of_minicpm3(filed: Filed) -> Mapping[str, Any]:
     return {"qk_rope_head_dim": turning, "qk_nope_head_dim": filed.keys["attention.key_length"] - turning}
 
 
+# --- layers that keep a state
+
+
+def _lfm2_sizes(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config with the width that Lfm2MLP makes of the stated one, and a tie_embedding under its newer name."""
+    found = _tie_embedding(config)
+    width = config.get("block_ff_dim", config.get("intermediate_size"))
+    if config.get("block_auto_adjust_ff_dim", True) and isinstance(width, int):
+        width, share = int(2 * width / 3), config.get("block_ffn_dim_multiplier", 1.0)
+        step = config.get("block_multiple_of", 256)
+        if is_number(share) and isinstance(step, int) and step > 0:  # a share of null leaves it there
+            width = -(-int(share * width) // step) * step
+    return {**found, "intermediate_size": width}
+
+
+def _tie_embedding(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {**config, "tie_word_embeddings": config["tie_embedding"]} if "tie_embedding" in config else config
+
+
+def _of_lfm2(filed: Filed) -> Mapping[str, Any]:
+    return {"block_auto_adjust_ff_dim": False}
+
+
+INTERVAL = "full_attention_interval"
+
+
+def _interval(model: Model) -> Mapping[str, Value]:
+    """Return the key that older releases of llama.cpp find the full-attention layers by."""
+    stated = model.config.get(INTERVAL, 4)
+    return {INTERVAL: Value.of(ValueType.U32, stated if isinstance(stated, int) and stated > 0 else 4)}
+
+
+def _of_delta(filed: Filed) -> Mapping[str, Any]:
+    return {INTERVAL: filed.keys.get(INTERVAL)}
+
+
+def _check_delta(model: Model) -> None:
+    """Refuse value heads that do not divide among those of the keys."""
+    c = model.counts
+    if c["linear_values"] % c["linear_keys"]:
+        raise ConfigError(
+            f"{c['linear_values']} is not a multiple of linear_num_key_heads {c['linear_keys']}",
+            where=f"{model.where}: linear_num_value_heads",
+        )
+
+
 RULES: Mapping[str, Rules] = {
     "": Rules(),
     "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
@@ -236,6 +283,9 @@ RULES: Mapping[str, Rules] = {
     "ernie4_5_moe": Rules(check=_check_last_sparse),
     "hy_v3": Rules(stated=_of_shared),
     "llama4": Rules(check=_check_llama4, stated=_of_llama4),
+    "lfm2": Rules(stated=_of_lfm2, config=_lfm2_sizes),
+    "lfm2_moe": Rules(config=_tie_embedding),
+    "gated_delta": Rules(keys=_interval, check=_check_delta, stated=_of_delta),
     "latents": Rules(_query_latent_key, _check_latents, _latent_eps, _of_plain_latents),
     "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
     "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),

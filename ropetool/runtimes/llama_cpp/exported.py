@@ -29,6 +29,7 @@ from ropetool.runtimes.llama_cpp.encodings import (
     gguf_encodings,
     rotating_entry,
 )
+from ropetool.runtimes.llama_cpp.exported_layers import Layers
 
 REARCH = {"qwen2": ("llama",)}  # whose graph computes the same with other names, and takes frequency vectors
 
@@ -39,7 +40,7 @@ class Rotation:
 
     `source` is what transformers computes; `target` the same with llama.cpp's layout and kinds of layer, the context
     that the scaling reaches, and without a window that makes no difference. keys: those that tell the kinds apart.
-    ignored_window: one shorter than the context that llama.cpp does not know of.
+    layers: those of the model. ignored_window: one shorter than the context that llama.cpp does not know of.
     """
 
     arch: str
@@ -47,6 +48,7 @@ class Rotation:
     target: RopeSet
     keys: Mapping[str, Value]
     notes: tuple[str, ...]
+    layers: Layers
     ignored_window: int | None = None
 
     @property
@@ -84,7 +86,7 @@ def rotation(source: RopeSet, view: HfCheckpoint, *, allow_full_attention: bool 
     stated = exported_layers.layer_keys(target, layers, arch)
     ignored = layers.window if layers.sliding and not exported_layers.slides(arch, layers) else None
     return Rotation(
-        arch.name, source, target, stated, (*context_notes, *window_notes),
+        arch.name, source, target, stated, (*context_notes, *window_notes), layers,
         ignored if ignored is not None and ignored < context else None,
     )  # fmt: skip
 
@@ -209,12 +211,17 @@ def exported(view: HfCheckpoint) -> tuple[Rotation, GgufCheckpoint]:
 def _sizes(turned: Rotation) -> dict[str, Value]:
     """Return the keys beside the rotary ones that llama.cpp's reading of a rotation depends on."""
     arch, entry = turned.arch, rotating_entry(turned.target)
-    layers = sum(len(kind.layers) for kind in turned.target.entries.values())
     numbers = {
-        keys.BLOCK_COUNT: layers, keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
+        keys.BLOCK_COUNT: turned.layers.count, keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
         keys.KEY_LENGTH: entry.head_dim, keys.DIMENSION_COUNT: entry.rotary_dim,
     }  # fmt: skip
     values = {f"{arch}.{key}": Value.of(ValueType.U32, number) for key, number in numbers.items()}
+    if turned.layers.stateful:
+        stateful = [layer in turned.layers.stateful for layer in range(turned.layers.count)]
+        heads = Value.array(ValueType.I32, [int(not one) for one in stateful])
+        values |= {
+            f"{arch}.{keys.RECURRENT_LAYERS}": Value.array(ValueType.BOOL, stateful), f"{arch}.{keys.HEAD_COUNT_KV}": heads,
+        }  # fmt: skip
     return {keys.ARCHITECTURE: Value.of(ValueType.STR, arch), **values}
 
 

@@ -23,17 +23,21 @@ from ropetool.runtimes.llama_cpp.layers import UNROTATED
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model: how many, which of them look back through a window, and how far."""
+    """The layers of a model: how many, which of them look back through a window, how far, and which keep a state instead."""
 
     count: int
     sliding: frozenset[int] = frozenset()
     window: int | None = None
+    stateful: frozenset[int] = frozenset()
 
 
 def layers_of(config: Mapping[str, Any], family: Family, source: RopeSet, where: str) -> Layers:
     """Return the layers as transformers has them."""
     part = style.section(config, family, where)
     count = int(part.get(names.NUM_HIDDEN_LAYERS) or 0)
+    if family.rotates == "full":  # the others keep a state
+        attending = {layer for entry in source.entries.values() for layer in entry.layers}
+        return Layers(count, stateful=frozenset(range(count)) - attending)
     alike = source.entries[names.FULL_ATTENTION].sliding_window
     if family.chunked:
         return Layers(count, _chunked(part, source, where), alike)
@@ -68,9 +72,10 @@ def entries(source: RopeSet, layers: Layers, arch: Architecture, where: str) -> 
     full = source.entries[names.FULL_ATTENTION]
     rotating = {layer for entry in source.entries.values() for layer in entry.layers}
     sliding = layers.sliding if slides(arch, layers) else frozenset()
+    attending = [layer for layer in range(layers.count) if layer not in layers.stateful]
     found: dict[str, LayerRope] = {}
     for kind in (names.FULL_ATTENTION, names.SLIDING_ATTENTION):
-        of_kind = [layer for layer in range(layers.count) if (layer in sliding) == (kind == names.SLIDING_ATTENTION)]
+        of_kind = [layer for layer in attending if (layer in sliding) == (kind == names.SLIDING_ATTENTION)]
         turning = tuple(layer for layer in of_kind if layer in rotating)
         still = tuple(layer for layer in of_kind if layer not in rotating)
         window = layers.window if kind == names.SLIDING_ATTENTION else None
