@@ -250,7 +250,7 @@ def test_a_foreign_shard(tmp_path: Path) -> None:
     first.write_bytes((tmp_path / "others" / "model-00001-of-00002.gguf").read_bytes())
     second.write_bytes(first.read_bytes())
     error = f"{second}: is shard 1 of 2 by its keys, for which llama.cpp wants the name model-00001-of-00002.gguf"
-    refused(tmp_path, error, "", "extend", first, *EXTEND)
+    refused(tmp_path, error, TOGETHER, "extend", first, *EXTEND)
 
 
 # --- outputs
