@@ -222,7 +222,7 @@ def test_another_class_of_the_architecture_can_be_asked_for(files: Files, tmp_pa
     assert json.loads((written.output / "config.json").read_text())["sliding_window"] is None
     with pytest.raises(LossyExport, match="as gemma2 has no class here") as refused:
         import_gguf(file, tmp_path / "c", as_type="gemma2")
-    assert refused.value.try_ == "--as llama or --as mistral or --as mixtral"
+    assert {"--as llama", "--as mistral", "--as mixtral"} <= {*refused.value.try_.split(" or ")}
 
 
 # --- bad input
