@@ -130,7 +130,7 @@ def _latent_keys(model: Model, gating: int, scale: float) -> dict[str, Value]:
     """Return the keys of the latents and of the choice among experts."""
     c = model.counts
     numbers = {"leading_dense_block_count": c["dense_layers"], "expert_gating_func": gating}
-    found = _query_latent_key(model) | {key: Value.of(ValueType.U32, number) for key, number in numbers.items()}
+    found = {key: Value.of(ValueType.U32, number) for key, number in numbers.items()} | _query_latent_key(model)
     return found | {"expert_weights_scale": Value.of(ValueType.F32, model.number("routed_scaling_factor", scale))}
 
 
