@@ -29,6 +29,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("llama3", {}),
     "longrope": ("longrope", {}),
 }
+SCALED = ("mistral4",)  # whose class computes no table without a scaling
 BY_KEYS, BY_VECTOR, BY_LISTS, NOT = "keys", "vector", "lists", "-"
 
 
@@ -51,7 +52,8 @@ def _cell(family: Family, cell: str) -> str:
             options = {"params": {"long_factor": [1 + pair / 9 for pair in range(_pairs(source))]}}
             options["params"]["short_factor"] = [1 + pair / 40 for pair in range(_pairs(source))]
         try:
-            plan = ropetool.plan(source, method, factor=FACTOR, **options)
+            reading = "original" if family.model_type in SCALED else None
+            plan = ropetool.plan(source, method, factor=FACTOR, reading=reading, **options)
         except LossyExport:
             return NOT  # norms behind the rotation take any factor on cos and sin away
         ropetool.apply(plan, source, output)
@@ -79,12 +81,14 @@ def _config(family: Family) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
     if family.temperature_key:
         rope |= {family.temperature_key: 0.1, names.ORIGINAL_MAX_POSITION_EMBEDDINGS: TRAINED}
+    if family.model_type in SCALED:
+        rope |= {names.ROPE_TYPE: "yarn", names.FACTOR: 2.0}
     sliding = keys.get(family.gguf_architecture).sliding
     window = TRAINED // 2 if sliding is not None and sliding.layer_count is None else None
     config = {
         names.NUM_HIDDEN_LAYERS: LAYERS, names.HIDDEN_SIZE: 4 * HEAD,
         names.NUM_ATTENTION_HEADS: 4, names.NUM_KEY_VALUE_HEADS: 2, family.head_dim_key: HEAD,
-        names.MAX_POSITION_EMBEDDINGS: TRAINED, names.SLIDING_WINDOW: window,
+        names.MAX_POSITION_EMBEDDINGS: TRAINED * int(rope.get(names.FACTOR, 1)), names.SLIDING_WINDOW: window,
         names.ROPE_PARAMETERS: dict.fromkeys(family.layer_types, rope) if family.nested else rope,
     }  # fmt: skip
     for key in reversed(family.text_path):

@@ -139,7 +139,7 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
         config[names.NUM_KEY_VALUE_HEADS] = sizes.get("kv_heads", sizes.get("heads"))
     if not family.mla and (not table.square or family.default_head_dim is not None):
         config[family.head_dim_key] = entry.head_dim
-    if family.partial_rotary_key:
+    if family.partial_rotary_key and not family.mla:  # which share of whole heads MLA rotates follows from their sizes
         config[family.partial_rotary_key] = entry.rotary_dim / entry.head_dim
     config |= {one.key: sizes.get(name, 0) for name, one in table.counts.items() if name in sizes or name == DRAFTS}
     config |= {

@@ -175,6 +175,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **SMALL, "num_hidden_layers": 4, "head_dim": 32, "intermediate_size_mlp": 96, "num_local_experts": 4,
         "num_experts_per_tok": 1, "interleave_moe_layer_step": 2, "no_rope_layers": [1, 1, 1, 0],
     },
+    "mistral4": {
+        **MLA, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0, "original_max_position_embeddings": TRAINED,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+        },
+        "max_position_embeddings": 2 * TRAINED,
+    },
     "deepseek_v2": {**MLA, "topk_method": "greedy", "norm_topk_prob": False},
     "deepseek_v3": {**MLA, "n_group": 2, "topk_group": 1, "norm_topk_prob": True, "num_nextn_predict_layers": 0},
 }  # fmt: skip
@@ -183,6 +191,7 @@ IN_TABLE = {*CONFIGS}
 for _name in family_making.others(CONFIGS, exported=True):
     _rope = {"rope_type": "default", "rope_theta": 10000.0, **family_making.rope_keys(_name)}
     CONFIGS[_name] = {**family_making.config(_name, SMALL), "rope_parameters": _rope}
+SCALED = ("mistral4",)  # whose class computes no table without a scaling
 SILENT = object()
 MULTIPLIED = ("gemma", "gemma2", "gemma3_text", "gemma3")  # embeddings, by the root of the hidden size
 ADDED_ONE = (*MULTIPLIED, "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")

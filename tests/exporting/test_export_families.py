@@ -6,6 +6,7 @@ tried unextended and under YaRN. ROPETOOL_ALL_FAMILIES=1 tries all of them under
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -116,7 +117,8 @@ class Checkpoints:
             options = {"params": self._lists(source)} if method == "longrope" else options
             if families.get(family).norm_after and method in ("yarn", "longrope"):
                 options = {**options, "attention_factor": 1.0}  # any other vanishes in its norms
-            ropetool.apply(ropetool.plan(source, method, factor=FACTOR, **options), source, path)
+            reading = "original" if family in models.SCALED else None
+            ropetool.apply(ropetool.plan(source, method, factor=FACTOR, reading=reading, **options), source, path)
         return path
 
     def logits(self, family: str, cell: str = PLAIN) -> np.ndarray:
@@ -275,6 +277,41 @@ VARIANTS: dict[str, Callable[[Path], Path]] = {
     "mixtral with another name": _variant("mixtral", num_local_experts=models.SILENT, num_experts=4),
     "smollm3 with a window that is switched off": _variant("smollm3", use_sliding_window=False, sliding_window=64),
 }
+
+
+def _as_published_kimi_k2(path: Path, **scaling: float) -> Path:
+    """Write a deepseek_v3 under the name and with the keys that the repository of Kimi K2 gives it."""
+    source = models.write(path, "deepseek_v3", {"n_group": 1, "topk_group": 1})
+    config = json.loads((source / "config.json").read_text())
+    config |= {
+        "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "topk_method": "noaux_tc", "seq_aux": True,
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "scoring_func": "sigmoid",
+        "rope_theta": 50000.0, "max_position_embeddings": LENGTH,
+        "rope_scaling": {
+            "type": "yarn", "factor": float(FACTOR), "original_max_position_embeddings": TRAINED, "mscale": 1.0,
+            "mscale_all_dim": 1.0, **scaling,
+        },
+    }  # fmt: skip
+    maker.save(source / "config.json", config)
+    return source
+
+
+def test_kimi_k2_is_the_class_that_its_code_copies(tmp_path: Path) -> None:
+    source = _as_published_kimi_k2(tmp_path / "model")
+    found = models.llama_logits(export(source, tmp_path / "x.gguf"), SHORT)
+    config = json.loads((source / "config.json").read_text())
+    maker.save(source / "config.json", {**config, "model_type": "deepseek_v3"})
+    assert models.apart(models.torch_logits(source, SHORT), found) < TOLERANCE
+
+
+def test_kimi_k2s_betas_have_no_place(tmp_path: Path) -> None:
+    """Of llama.cpp's architectures grok and mistral3 alone read them (src/models/grok.cpp, mistral3.cpp)."""
+    source = _as_published_kimi_k2(tmp_path / "model", beta_fast=1.0, beta_slow=1.0)
+    with pytest.raises(
+        LossyExport,
+        match=r"deepseek2 files cannot hold yarn scaling with .*, beta_fast 1\.0, beta_slow 1\.0: yarn keys give another table",
+    ):
+        export(source, tmp_path / "x.gguf")
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -20,6 +20,7 @@ AROUND = (
     ("mistral", "mistral3"), ("ministral3", "mistral3"), ("llama", "llava"), ("mistral", "llava_next"),
     ("qwen2", "internvl"), ("llama", "idefics3"), ("qwen3", "lighton_ocr"), ("deepseek_v3", "kimi_k25"),
     ("qwen3_5_text", "qwen3_5"), ("qwen3_5_moe_text", "qwen3_5_moe"), ("lfm2", "lfm2_vl"),
+    ("mistral4", "mistral3"),
 )  # fmt: skip
 
 

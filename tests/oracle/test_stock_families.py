@@ -82,6 +82,10 @@ STATED = {
 # By family: keys that only ours state, and those that only the converter's do.
 OURS = {
     "ministral3": {"rope.scaling.attn_factor"},  # the same product as with the converter's yarn_log_multiplier
+    "mistral4": {
+        "attention.temperature_scale",
+        "attention.temperature_length",
+    },  # without which long texts come out otherwise
     "llama4_text": {"attention.sliding_window"},  # 8192, as llama.cpp takes it to be
     "qwen3_5_moe_text": {"feed_forward_length"},  # of dense layers, of which there are none: that of an expert
     "hy_v3": {"leading_dense_block_count"},  # which llama.cpp sees by the tensors
@@ -99,9 +103,9 @@ THEIRS = {
     "cohere2": {"rope.scaling.type"},  # as cohere
     "nemotron": {"rope.scaling.type", "attention.layer_norm_rms_epsilon"},  # as cohere; its norms take the mean away
 }
-# The converter does not know these classes; of some it knows one that computes the same.
+# The converter does not know these classes; of some it knows one that computes the same, or their wrapper's.
 UNKNOWN = ("helium",)
-ALIKE = {"ministral": "MistralForCausalLM"}
+ALIKE = {"ministral": "MistralForCausalLM", "mistral4": "Mistral3ForConditionalGeneration"}
 CONVERTED = [family for family in models.CONFIGS if family not in UNKNOWN]
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
 CUT = {"gemma3_text": "token_embd.weight", "gemma3": "token_embd.weight"}

@@ -105,6 +105,8 @@ def layer_keys(target: RopeSet, layers: Layers, arch: Architecture) -> dict[str,
     temperature = next((entry.temperature for entry in target.entries.values() if entry.temperature), None)
     if temperature is not None and keys.TEMPERATURE_SCALE in arch.keys:
         found[keys.TEMPERATURE_SCALE] = Value.of(ValueType.F32, temperature.beta)
+        if keys.TEMPERATURE_LENGTH in arch.keys:
+            found[keys.TEMPERATURE_LENGTH] = Value.of(ValueType.U32, temperature.length)
     return {f"{arch.name}.{key}": value for key, value in found.items()}
 
 
