@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import converted_page
 import defects_page
 import export_grid
 from engine_grid import judging, recorded
@@ -63,6 +64,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
     yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
+    yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 

@@ -28,6 +28,7 @@ from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.comparing import compare
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.converter import prepared
+from ropetool.gguf_export.converter.trial import check_runs
 from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
@@ -185,6 +186,8 @@ def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: 
     trained = _trained_length(ready)
 
     def compared(file: Path, outtype: str) -> tuple[Check, ...]:
+        if ready.converter:
+            check_runs(file)
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
         checks = compare(ready.source.path, file, (outtype,), lengths, tell)
         measured = next((check.figure for check in checks if check.name == KL), None)

@@ -172,13 +172,15 @@ def test_what_is_staged_names_no_code_and_no_scaling(tmp_path: Path) -> None:
     path = hostile(tmp_path / "model", tmp_path / "mark")
     stage = tmp_path / "stage"
     stage.mkdir()
-    staging.stage(HfCheckpoint.open(path), stage, "LlamaForCausalLM")
+    staging.stage(HfCheckpoint.open(path), stage, "LlamaForCausalLM", (4, 8))
     names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {one.name for one in stage.iterdir()} == names
     assert "auto_map" not in "".join(one.read_text("utf-8") for one in stage.glob("*config.json"))
     config = json.loads((stage / "config.json").read_text("utf-8"))
     assert config["rope_scaling"] == {"rope_type": "default"}
     assert config["architectures"] == ["LlamaForCausalLM"]
+    assert (config["rotary_pct"], config["rotary_dim"]) == (0.5, 4)
+    assert config["head_dim"] == 8
     assert (stage / "model.safetensors").samefile(path / "model.safetensors")
 
 
@@ -391,6 +393,19 @@ def test_numbers_that_are_not_are_refused(source: Path, right: Path, tmp_path: P
     (tmp_path / "out").mkdir()
     wrong = changed(right, tmp_path, nan)
     refused(source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CheckpointError, "NaN in row 3, column 4")
+
+
+def test_a_file_over_which_llama_cpp_ends_its_process_is_refused(
+    source: Path, right: Path, tmp_path: Path, without_table: None
+) -> None:
+    """A GGML_ASSERT, which no exception tells: of no experts three are to be used."""
+    pytest.importorskip("llama_cpp")
+    keys = {"llama.expert_used_count": Value.of(ValueType.U32, 3)}
+    wrong = patched(right, tmp_path, keys)
+    (tmp_path / "out").mkdir()
+    refused(
+        source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "ends its process .*GGML_ASSERT"
+    )
 
 
 @pytest.mark.parametrize(

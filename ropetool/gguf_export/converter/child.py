@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -69,18 +70,19 @@ class Limits:
 
 def convert(
     converter: Converter, stage: Path, target: Path, outtype: str, limits: Limits,
-    *, vocabulary: bool = True, progress: Progress = nobody,
+    *, more: Sequence[str] = (), vocabulary: bool = True, progress: Progress = nobody,
 ) -> str:  # fmt: skip
     """Write the staged checkpoint as a GGUF file; return what stopped the converter, nothing if it did its work.
 
-    vocabulary: whether it writes the tokenizer too. What it says, and whatever it writes besides, lies beside the target.
+    more: options beside these. vocabulary: whether it writes the tokenizer too.
+    What it says, and whatever it writes besides, lies beside the target.
     Raises: MissingDependency where its Python cannot be started.
     """
     home = target.parent / "home"
     home.mkdir(exist_ok=True)
     task = {
         "script": str(converter.script), "folder": str(target.parent), "limits": limits.of_process(),
-        "arguments": [str(stage), "--outfile", str(target), "--outtype", outtype], "vocabulary": vocabulary,
+        "arguments": [str(stage), "--outfile", str(target), "--outtype", outtype, *more], "vocabulary": vocabulary,
     }  # fmt: skip
     command = [*_network(), str(converter.python), "-I", "-B", str(_LAUNCH), json.dumps(task)]
     said = target.parent / "said"

@@ -38,15 +38,23 @@ _SCALING = frozenset({
 }) - {names.ROPE_TYPE}  # fmt: skip
 
 
-def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str) -> None:
+def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tuple[int, int]) -> None:
     """Fill an empty folder with what the converter may see of the checkpoint.
 
-    architecture: the class to name where the config names none.
+    architecture: the class to name where the config names none. rotary: how many channels of how many rotate, for keys that
+    configs written by transformers 5 have no more, and some converters ask for.
     Raises: CheckpointError for a link that leads out of the checkpoint, or a file that cannot be read.
     """
     config = unscaled(dict(checkpoint.config))
     if not config.get("architectures"):
         config["architectures"] = [architecture]
+    part = config
+    for name in checkpoint.family.text_path:
+        part = part[name]
+    part.setdefault("rotary_pct", rotary[0] / rotary[1])
+    part.setdefault("rotary_dim", rotary[0])
+    if not checkpoint.family.mla:
+        part.setdefault("head_dim", rotary[1])
     _save(folder / names.CONFIG_JSON, config)
     root = checkpoint.path
     for name in _COPIED:

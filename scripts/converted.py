@@ -1,0 +1,298 @@
+#!/usr/bin/env python3
+"""Export a tiny random model of every class that llama.cpp's converter registers and transformers has, and write what came of it.
+
+Each is made of its class's defaults with every size small that does not decide rotation (ropetool/probing/tiny.py),
+exported in float32 by its family's table or by the converter, and run by transformers and by llama.cpp. The result is
+tests/exporting/converted.json, from which scripts/docs.py writes a table of docs/export.md.
+
+    scripts/converted.py                    all: some 40 minutes of a core
+    scripts/converted.py --only CLASS       these alone, keep the rest; repeat it
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import json
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "")]
+
+from exporting import maker  # noqa: E402
+
+from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
+from ropetool.errors import RopetoolError  # noqa: E402
+from ropetool.families import Family  # noqa: E402
+from ropetool.gguf_export import export_checkpoint  # noqa: E402
+from ropetool.gguf_export.converter import child, launch  # noqa: E402
+from ropetool.gguf_export.converter.finding import SOURCES, Converter  # noqa: E402
+from ropetool.probing import facts, tiny  # noqa: E402
+
+RESULT = ROOT / "tests" / "exporting" / "converted.json"
+TOKENS = 192
+VOCABULARY = 265  # rows: those of the tokenizer, and a few that no token has
+TOKENIZER_CONFIG = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
+Record = dict[str, Any]
+
+
+def registered() -> list[str]:
+    """Return the classes of text models that the converter registers."""
+    text = Path(os.environ[SOURCES], "conversion", "__init__.py").read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "TEXT_MODEL_MAP" and node.value:
+            return sorted(ast.literal_eval(node.value))
+    raise SystemExit("the converter has no TEXT_MODEL_MAP")
+
+
+def make(architecture: str, folder: Path) -> str:
+    """Write a tiny checkpoint of a class of transformers, and return its model_type."""
+    import torch
+    import transformers
+
+    kind = getattr(transformers, architecture)
+    defaults = kind.config_class()
+    keys = tiny.overrides(defaults)
+    for key, value in CHANGES.get(architecture, {}).items():
+        keys[key] = {**keys.get(key, {}), **value} if key == "text_config" else value
+    keys = _widened(keys)
+    config = kind.config_class(**keys)
+    config.architectures = [architecture]
+    torch.manual_seed(0)
+    model = kind._from_config(config, attn_implementation="eager").float().eval()
+    facts.spread(model)
+    _quiet_gelu(model, config)
+    model.save_pretrained(folder)
+    maker.save(folder / "tokenizer.json", maker.tokenizer())
+    maker.save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return str(config.model_type)
+
+
+def _quiet_gelu(model: Any, config: Any) -> None:
+    """Make what a gelu is taken of small: llama.cpp takes it from a table of float16 numbers, which full weights show."""
+    import torch
+
+    if not _gelu(config):
+        return
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if re.search(r"mlp|ffn|feed_forward|experts|fc1|dense_h_to_4h|per_layer", name):
+                weight.mul_(0.1)
+
+
+# What the classes' own defaults leave without a model that both programs run, by class.
+SIGMOID = {"scoring_func": "sigmoid", "first_k_dense_replace": 1}
+AXES = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+QUARTER = {**AXES, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25}
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    # Keys that published configs state, and the converter asks for.
+    "DeepseekV3ForCausalLM": SIGMOID,
+    "DeepseekV32ForCausalLM": {**SIGMOID, "first_k_dense_replace": 3},
+    "Dots1ForCausalLM": SIGMOID,
+    "Glm4MoeForCausalLM": SIGMOID,
+    "Glm4MoeLiteForCausalLM": SIGMOID,
+    "GlmMoeDsaForCausalLM": {**SIGMOID, "first_k_dense_replace": 3},
+    "SolarOpenForCausalLM": {"scoring_func": "sigmoid"},
+    "AfmoeForCausalLM": {"mup_enabled": True, "route_norm": True, "score_func": "sigmoid"},
+    "MiniMaxM2ForCausalLM": {"scoring_func": "sigmoid"},
+    "ExaoneMoeForCausalLM": SIGMOID,
+    "HunYuanMoEV1ForCausalLM": {"moe_intermediate_size": [32] * 4, "moe_topk": [2] * 4, "num_shared_expert": [1] * 4},
+    "Qwen2VLForConditionalGeneration": {"text_config": {"rope_parameters": {**AXES, "mrope_section": [16, 24, 24]}}},
+    "PaddleOCRVLForConditionalGeneration": {
+        "text_config": {"rope_parameters": {**AXES, "mrope_section": [16, 24, 24]}}
+    },
+    "Qwen3VLForConditionalGeneration": {"text_config": {"rope_parameters": AXES}},
+    "Qwen3VLMoeForConditionalGeneration": {"text_config": {"rope_parameters": AXES}},
+    "Qwen3_5ForCausalLM": {"rope_parameters": QUARTER},
+    "Qwen3_5MoeForCausalLM": {"rope_parameters": QUARTER},
+    # What llama.cpp takes for granted, or a window that it does not know of.
+    "BitNetForCausalLM": {"tie_word_embeddings": True},
+    "Exaone4ForCausalLM": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "FalconForCausalLM": {"num_kv_heads": 1, "ffn_hidden_size": 512},
+    "Gemma3nForCausalLM": {"hidden_size_per_layer_input": 256, "laurel_rank": 64},
+    "GptOssForCausalLM": {"rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+    "GraniteForCausalLM": {"attention_multiplier": 0.1},
+    "GraniteMoeForCausalLM": {"attention_multiplier": 0.1},
+    "GraniteMoeSharedForCausalLM": {"attention_multiplier": 0.1},
+    "Llama4ForCausalLM": {"attention_chunk_size": 8192},
+    "MistralForCausalLM": {"sliding_window": None},
+    "PhiForCausalLM": {"intermediate_size": 512},
+    "Qwen3MoeForCausalLM": {"norm_topk_prob": True},
+}
+
+
+def _widened(value: Any) -> Any:
+    """Return keys of a config with a vocabulary that the tokenizer fits in."""
+    if isinstance(value, dict):
+        return {
+            key: VOCABULARY if "vocab_size" in key and one == tiny.VOCABULARY else _widened(one)
+            for key, one in value.items()
+        }
+    return value
+
+
+def record(architecture: str, folder: Path) -> Record:
+    """Return what exporting a tiny model of the class comes to."""
+    import transformers
+
+    if not hasattr(transformers, architecture):
+        return {"outcome": "remote code"}
+    source, target = folder / "model", folder / "model.gguf"
+    try:
+        found: Record = {"model_type": make(architecture, source)}
+    except Exception as error:  # noqa: BLE001 - whatever the class makes of its own defaults
+        return {"outcome": "not made", "reason": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
+    try:
+        written = export_checkpoint(
+            source, target, outtype="f32", converter="auto", allow_full_attention=True, check=False, sidecars=False
+        )
+    except RopetoolError as error:
+        return found | {"outcome": "refused", "reason": error.message.replace(str(folder), "")[:600]}
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        return found | {"outcome": "crashed", "reason": f"{type(error).__name__}: {error}"[:600]}
+    found |= {"arch": written.arch, "encoding": written.encoding}
+    try:
+        distance = apart(architecture, source, target)
+    except Exception as error:  # noqa: BLE001
+        return found | {
+            "outcome": "not run",
+            "reason": getattr(error, "message", f"{type(error).__name__}: {error}")[:300],
+        }
+    return found | {"outcome": "converted", "gelu": has_gelu(architecture, source), "apart": float(f"{distance:.2g}")}
+
+
+def has_gelu(architecture: str, source: Path) -> bool:
+    """Return whether llama.cpp takes its activation from a table of float16 numbers."""
+    import transformers
+
+    config = getattr(transformers, architecture).config_class.from_pretrained(source)
+    return _gelu(config)
+
+
+def _gelu(config: Any) -> bool:
+    text = config.get_text_config(decoder=True)
+    return any("gelu" in str(value) for key, value in vars(text).items() if "act" in key)
+
+
+def without_tables() -> None:
+    """Have no family be written by a table of ours, so that the converter is tried on each."""
+    cached = vars(HfCheckpoint)["family"]
+
+    def family(self: HfCheckpoint) -> Family:
+        return dataclasses.replace(cached.func(self), export=None)
+
+    setattr(HfCheckpoint, "family", property(family))  # noqa: B010
+
+
+def forked(
+    converter: Converter,
+    stage: Path,
+    target: Path,
+    outtype: str,
+    limits: child.Limits,
+    *,
+    more: Any,
+    vocabulary: bool,
+    progress: Any,
+) -> str:
+    """Do what child.convert does in a copy of this process, which has loaded all that the converter takes long to load.
+
+    The tokenizer of the tests is none that the converter knows, so it is not asked to write it.
+    """
+    if vocabulary:
+        return f"{child.LACKING}: the tests' tokenizer"
+    task = {
+        "script": str(converter.script), "folder": str(target.parent), "limits": limits.of_process(),
+        "arguments": [str(stage), "--outfile", str(target), "--outtype", outtype, *more], "vocabulary": False,
+    }  # fmt: skip
+    said, (end, _) = target.parent / "said", os.pipe()
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            output = os.open(said, os.O_WRONLY | os.O_CREAT)
+            for number, mine in enumerate((end, output, output)):
+                os.dup2(mine, number)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+                del sys.modules[name]  # the converter brings its own
+            sys.argv = ["launch", json.dumps(task)]
+            launch.main()
+            code = 0
+        except BaseException:  # noqa: BLE001 - what it says goes to the file
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    return "" if status == 0 else child._last_words(said) or f"it ended with status {status}"
+
+
+def apart(architecture: str, source: Path, target: Path) -> float:
+    """Return the largest difference of a logit, as a share of the largest."""
+    import numpy as np
+    import torch
+    import transformers
+
+    from ropetool.verification.runners.llama_runner import LlamaRunner
+
+    tokens = [256, *(int(token) for token in np.random.default_rng(3).integers(3, 250, TOKENS - 1))]
+    kind = getattr(transformers, architecture)
+    model = kind.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        wanted = model(torch.tensor([tokens]), use_cache=False).logits[0].double().numpy()
+    found = np.concatenate([piece.copy() for _, piece in LlamaRunner(target).logits(tokens)]).astype(np.float64)
+    wanted, rows = wanted[: len(found)], found.shape[1]
+    return float(np.abs(wanted[:, :rows] - found).max() / np.abs(wanted).max())
+
+
+def alone(architecture: str) -> Record:
+    """Return the record of a class, made in a copy of this process: llama.cpp ends its own where it cannot go on."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, pid = Path(folder, "result.json"), os.fork()
+        if not pid:
+            try:
+                result.write_text(json.dumps(record(architecture, Path(folder))), encoding="utf-8")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        if not result.is_file():
+            return {"outcome": "not run", "reason": "llama.cpp ends the process"}
+        found: Record = json.loads(result.read_text(encoding="utf-8"))
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", action="append", metavar="CLASS", help="a class; repeat it")
+    options = parser.parse_args()
+    known = json.loads(RESULT.read_text(encoding="utf-8"))["classes"] if RESULT.is_file() else {}
+    import transformers  # noqa: F401 - once for all copies of this process
+
+    from ropetool.verification.runners import llama_runner  # noqa: F401
+
+    without_tables()
+    child.convert = forked
+    for architecture in options.only or registered():
+        known[architecture] = alone(architecture)
+        print(architecture, json.dumps(known[architecture]), flush=True)
+        _write(known)
+    return 0
+
+
+def _write(known: Mapping[str, Record]) -> None:
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
+    RESULT.write_text(f'{{"classes": {{\n{lines}\n}}}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

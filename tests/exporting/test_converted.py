@@ -1,0 +1,59 @@
+"""The record of what llama.cpp's converter does with each class that it registers: what it promises, and a sample made again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from converter import needs_converter
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts"
+AGAIN = """
+import json, sys
+sys.path[:0] = sys.argv[1:2]
+import converted
+converted.without_tables()
+converted.child.convert = converted.forked
+print(json.dumps(converted.alone(sys.argv[2])))
+"""
+
+
+def classes() -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(
+        (ROOT / "tests" / "exporting" / "converted.json").read_text(encoding="utf-8")
+    )["classes"]
+    return found
+
+
+def test_the_converter_s_own_files_give_the_same_logits_for_most_classes() -> None:
+    same = [
+        one for one in classes().values()
+        if one["outcome"] == "converted" and float(str(one["apart"])) <= (1e-3 if one["gelu"] else 2e-4)
+    ]  # fmt: skip
+    assert len(same) >= 50
+
+
+@needs_converter
+@pytest.mark.parametrize(
+    "name",
+    [
+        "GlmForCausalLM",  # whose epsilon is put right
+        "Qwen3NextForCausalLM",  # layers that keep a state, and none that drafts
+        "Cohere2MoeForCausalLM",  # a key that configs of transformers 5 do not have
+        "MuseGlimmerForConditionalGeneration",  # which does not come out the same
+    ],
+)
+def test_a_class_does_again_what_the_record_says(name: str) -> None:
+    pytest.importorskip("llama_cpp")
+    done = subprocess.run(
+        [sys.executable, "-c", AGAIN, str(SCRIPTS), name], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    found, known = json.loads(done.stdout.splitlines()[-1]), classes()[name]
+    assert {key: found[key] for key in ("arch", "encoding", "outcome")} == {
+        key: known[key] for key in ("arch", "encoding", "outcome")
+    }
+    assert (found["apart"] < 2e-4) == (float(str(known["apart"])) < 2e-4)
