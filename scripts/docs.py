@@ -278,11 +278,11 @@ in GGUF files.
 
 
 _FAMILIES = """Three kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
-weights and the engines too: `bake` and `export` take these families. `generated/` holds what `scripts/families` reads from the
-source of transformers and proves on tiny models; those families are inspected and extended, and the engines that load them
-are named in [runtimes](runtimes.md). `remote/` holds [types that only remote code has](#remote-code). A type that none
-describes is read on the spot where the installed transformers has it. `inspect` shows the rope keys of any other model as
-they are written, `extend` refuses it.
+engines too, and most of them where `bake` puts factors. `generated/` holds what `scripts/families` reads from the source of
+transformers and proves on tiny models; those families are inspected and extended, and exported where a file of their own
+lists their tensors; the engines that load them are named in [runtimes](runtimes.md). `remote/` holds
+[types that only remote code has](#remote-code). A type that none describes is read on the spot where the installed
+transformers has it. `inspect` shows the rope keys of any other model as they are written, `extend` refuses it.
 [How to add one](contributing.md#a-model-family).
 """
 
