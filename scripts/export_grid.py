@@ -91,6 +91,8 @@ def _config(family: Family) -> dict[str, Any]:
         names.MAX_POSITION_EMBEDDINGS: TRAINED * int(rope.get(names.FACTOR, 1)), names.SLIDING_WINDOW: window,
         names.ROPE_PARAMETERS: dict.fromkeys(family.layer_types, rope) if family.nested else rope,
     }  # fmt: skip
+    if family.nested:
+        config[names.LAYER_TYPES] = [*[names.SLIDING_ATTENTION] * (LAYERS - 1), names.FULL_ATTENTION]
     for key in reversed(family.text_path):
         config = {key: config}
     return {names.MODEL_TYPE: family.model_type, **config}

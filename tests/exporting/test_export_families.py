@@ -66,11 +66,13 @@ LOSSY = {(family, cell): "uses no frequency vectors" for family in NO_VECTORS fo
     # gemma3.cpp: ggml_rope_ext(..., freq_base_l, freq_scale_l, ext_factor, attn_factor, ...): attn_factor is the same
     # for sliding layers, whose own scale is 1.
     ("gemma3_text", "yarn, factor 1"): "sliding_attention: attention factor 0.878249 instead of 1",
+    ("gemma3", "yarn, factor 1"): "sliding_attention: attention factor 0.878249 instead of 1",
     # olmo2.cpp: if (is_swa) ggml_rope_ext(..., freq_base, 1.0, 0.0, 1.0, ...): the base is that of the full layers.
     ("olmo3", "ntk"): "sliding_attention: table: .* pairs differ: distances look up to 4x shorter",
     ("mellum", "ntk"): "sliding_attention: table: .* pairs differ: distances look up to 4x shorter",  # mellum.cpp: as olmo2
     # minicpm3.cpp: kq_scale = 1.0f / sqrtf(float(hparams.n_embd_head_k())), where the class follows mscale_all_dim.
     ("minicpm3", "yarn"): "the whole score is multiplied by 1 instead of 1.29648",
+    ("minicpm3", "yarn, beta 8"): "the whole score is multiplied by 1 instead of 1.29648",
     # exaone4.cpp creates LLM_TENSOR_ROPE_FREQS alone.
     ("exaone4", "longrope"): "no short and long lists",
 }  # fmt: skip
