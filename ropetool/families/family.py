@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Literal
@@ -239,6 +239,11 @@ class Family:
     def has_kinds(self) -> bool:
         """Whether its layers are of several kinds, whatever they rotate by."""
         return bool(self.pattern is not None or self.default_kinds or self.unrotated_window_key)
+
+    def one_key_for_all(self, config: Mapping[str, Any]) -> bool:
+        """Return whether all heads share one key and value under this config."""
+        shared, *others = self.one_key_head or ("",)
+        return bool(shared) and bool(config.get(shared, True)) and not any(config.get(key) for key in others)
 
     def rope_group(self, layer_type: str) -> str:
         """Return the word under which rope_parameters holds the keys of a kind of layer."""

@@ -21,7 +21,7 @@ Function = Literal["", "minus_exp"]
 Head = Literal["optional", "required", "absent"]
 Rules = Literal[
     "", "cohere", "gemma2", "gemma3", "ernie4_5_moe", "hy_v3", "llama4", "lfm2", "lfm2_moe", "gated_delta", "latents",
-    "deepseek_v2", "deepseek_v3", "minicpm3",
+    "deepseek_v2", "deepseek_v3", "minicpm3", "falcon",
 ]  # fmt: skip
 ALWAYS = "always"
 DRAFTS = "drafts"  # the size that counts layers behind the last, which no export takes along
@@ -45,7 +45,7 @@ class Row:
     """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
 
     shape: the sizes of the source by name, as "queries hidden". when: the switches that must be on, or off behind a `not`,
-    with commas between; a size of the family's own is on above 0.
+    with commas between; a size of the family's own, also a derived one, is on above 0.
     order: how its elements move (gguf_export/shapes/orders.py); interleave_pairs: those of queries and keys, where
     llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
     which follow each other in the file. written: the sizes in the file, where they are not those of the source. function:
@@ -263,11 +263,10 @@ class Export:
     """What the class of a family does, assumes where the config is silent, and calls its tensors.
 
     layer, outer: the tensors of a layer below `prefix`, and those of none. grouped: whether heads may share keys and
-    values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key, none where no
-    key says it.
-    counts: sizes beyond the common ones. derived: sizes by a formula of others, as "queries + 2 * keys". switches: keys
-    of the config that are true or false, with what they are where it is silent. switch_names: what configs call a switch
-    too. tied: tie_word_embeddings where silent.
+    values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key,
+    none where no key says it. counts: sizes beyond the common ones, or the class's own key for one of those. derived:
+    sizes by a formula of others, as "queries + 2 * keys". switches: keys of the config that are true or false, with what
+    they are where it is silent. switch_names: what configs call a switch too. tied: tie_word_embeddings where silent.
     head: whether llama.cpp needs output.weight, takes the embedding without it, or always. output_bias: whether there is
     a place for the biases that attention_bias asks for. square: heads and channels make the hidden size, for llama.cpp
     reckons so. equal: other sizes that llama.cpp takes for the same. activations: those that llama.cpp computes, under
@@ -374,7 +373,7 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
         except ValueError as error:
             yield f"derived.{name}", f"{formula!r} {error}"
             names[name] = 1
-    switches = (*SWITCHES, *export.switches, *export.held, *export.layer_switches, *export.counts)
+    switches = (*SWITCHES, *export.switches, *export.held, *export.layer_switches, *export.counts, *export.derived)
     for part, rows in (("layer", export.layer), ("outer", export.outer)):
         for row in rows:
             for size in (*row.shape.split(), *row.written.split(), *row.many.split()):

@@ -130,10 +130,12 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     config: dict[str, Any] = {
         "architectures": [family.architecture], names.MODEL_TYPE: family.model_type,
         names.HIDDEN_SIZE: sizes.get("hidden"), names.NUM_HIDDEN_LAYERS: sizes.get("layers"),
-        names.NUM_ATTENTION_HEADS: sizes.get("heads"), "intermediate_size": sizes.get("intermediate"),
-        "vocab_size": sizes.get("vocabulary"), family.context_key: rope.max_position_embeddings,
+        names.NUM_ATTENTION_HEADS: sizes.get("heads"), "vocab_size": sizes.get("vocabulary"),
+        family.context_key: rope.max_position_embeddings,
     }  # fmt: skip
-    if table.grouped:
+    if "intermediate" not in table.counts:
+        config["intermediate_size"] = sizes.get("intermediate")
+    if table.grouped and "kv_heads" not in table.counts:
         config[names.NUM_KEY_VALUE_HEADS] = sizes.get("kv_heads", sizes.get("heads"))
     if not family.mla and (not table.square or family.default_head_dim is not None):
         config[family.head_dim_key] = entry.head_dim
@@ -164,7 +166,9 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     front = f"{source.name}."
     filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
     config |= RULES[table.rules].stated(
-        Filed(source.name, sizes | {"head_dim": entry.rotary_dim if family.mla else entry.head_dim}, filed)
+        Filed(
+            source.name, sizes | {"head_dim": entry.rotary_dim if family.mla else entry.head_dim}, filed, source.tensors
+        )
     )
     return {key: value for key, value in config.items() if value is not None or key == family.window_key}
 

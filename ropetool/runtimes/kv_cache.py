@@ -81,7 +81,6 @@ def of_config(config: Mapping[str, Any], family: Family, decoded: RopeSet) -> di
 
 def _heads(part: Mapping[str, Any], family: Family) -> int:
     """Return how many key heads transformers keeps."""
-    shared, *others = family.one_key_head or ("",)
-    if shared and part.get(shared, True) and not any(part.get(key) for key in others):
+    if family.one_key_for_all(part):
         return 1
     return part.get(names.NUM_KEY_VALUE_HEADS) or part.get(names.NUM_ATTENTION_HEADS) or 0

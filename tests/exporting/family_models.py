@@ -112,6 +112,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.7, "logits_scaling": 3.0, "attention_bias": True, "mlp_bias": True,
         "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
     },
+    "falcon": {
+        **{key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "intermediate_size")},
+        "ffn_hidden_size": 64, "multi_query": True, "new_decoder_architecture": False, "activation": "gelu_new",
+    },
     "mellum": {
         **SMALL, **EXPERTS, **HALF_WINDOW, "head_dim": 32, "num_experts": 4, "norm_topk_prob": True, "num_hidden_layers": 3,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -192,7 +196,7 @@ SILENT = object()
 MULTIPLIED = ("gemma", "gemma2", "gemma3_text", "gemma3")  # embeddings, by the root of the hidden size
 ADDED_ONE = (*MULTIPLIED, "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.
-TABLED = ("gemma", "gemma2", "gemma3", "gemma3_text", "starcoder2", "gpt_neox", "phi")
+TABLED = ("gemma", "gemma2", "gemma3", "gemma3_text", "starcoder2", "gpt_neox", "phi", "falcon")
 TOKENS = [256, *(int(token) for token in np.random.default_rng(3).integers(0, 256, LENGTH - 1))]
 PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
 

@@ -248,6 +248,7 @@ def _variant(family: str, **changes: Any) -> Callable[[Path], Path]:
 
 MOST_SLIDE = ["sliding_attention"] * 3 + ["full_attention"]
 ASSUMED_V3 = ("n_group", "topk_group", "first_k_dense_replace", "q_lora_rank", "num_nextn_predict_layers")
+GROUPS = {"new_decoder_architecture": True, "num_kv_heads": 2}
 VARIANTS: dict[str, Callable[[Path], Path]] = {
     "deepseek without a query latent": _variant("deepseek_v2", q_lora_rank=None),
     "stablelm with norms of each head": _variant("stablelm", qk_layernorm=True),
@@ -261,6 +262,9 @@ VARIANTS: dict[str, Callable[[Path], Path]] = {
     "exaone4 whose layers slide": _variant(
         "exaone4", num_hidden_layers=64, sliding_window=64, layer_types=MOST_SLIDE * 16
     ),
+    "falcon with groups": _variant("falcon", **GROUPS),
+    "falcon with groups and one norm": _variant("falcon", **GROUPS, num_ln_in_parallel_attn=1),
+    "falcon with a key a head": _variant("falcon", multi_query=False, tie_word_embeddings=True),
     "hunyuan whose base is stretched": _variant(
         "hunyuan_v1_dense",
         rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "alpha": 50.0, "factor": 1.0},

@@ -123,6 +123,16 @@ def test_a_key_stands_for_what_the_class_makes_of_it(
     assert read_model(families.get(family), config, "arch", head_dim, head_dim, "here").counts[size] == expected
 
 
+@pytest.mark.parametrize("on", [True, False])
+def test_a_switch_goes_by_its_other_name(on: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    kept = {key: value for key, value in models.CONFIGS["internlm3"].items() if "bias" not in key}
+    config = {**kept, "qkv_bias": on, "bias": on}
+    switches = read_model(families.get("internlm3"), config, "llama", 32, 32, "here").switches
+    expected = transformers.AutoConfig.for_model("internlm3", **config)
+    assert (switches["attention_bias"], switches["mlp_bias"]) == (expected.attention_bias, expected.mlp_bias)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_that_is_exported_has_a_name_in_gguf(name: str) -> None:
     assert families.get(name).gguf_architecture
@@ -179,7 +189,7 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
 
 # --- orders, written out one by one
 
-HEADS = {"heads": 2, "head_dim": 4, "plain": 3, "value": 2}
+HEADS = {"heads": 2, "kv_heads": 2, "head_dim": 4, "plain": 3, "value": 2}
 
 
 def turned(turns: tuple[Permutation, ...], stored: np.ndarray) -> np.ndarray:
@@ -198,6 +208,10 @@ def test_sides_are_all_queries_then_all_keys_then_all_values() -> None:
     stored = np.arange(24 * 2).reshape(24, 2)
     rows = [*range(4), *range(12, 16), *range(4, 8), *range(16, 20), *range(8, 12), *range(20, 24)]
     assert np.array_equal(turned(split_qkv(HEADS, (24, 2)), stored), stored[rows].reshape(-1))
+    shared = {**HEADS, "heads": 4}  # of two keys
+    stored = np.arange(32 * 2).reshape(32, 2)
+    rows = [*range(8), *range(16, 24), *range(8, 12), *range(24, 28), *range(12, 16), *range(28, 32)]
+    assert np.array_equal(turned(split_qkv(shared, (32, 2)), stored), stored[rows].reshape(-1))
 
 
 def test_gate_and_up_take_turns() -> None:
@@ -279,6 +293,17 @@ REFUSED: list[tuple[str, dict[str, Any], type[RopetoolError], str]] = [
     ("smollm3", {"use_sliding_window": True, "sliding_window": 64}, LossyExport, "ignores the sliding window of 64 tokens"),
     ("smollm3", {"layer_types": ["sliding_attention"] * 4, "sliding_window": 64}, LossyExport, "ignores the sliding window"),
     ("deepseek_v3", {"kv_lora_rank": 0}, ConfigError, "0 is not a whole number from 1"),
+    ("falcon", {"parallel_attn": False}, LossyExport, "parallel_attn is false"),
+    ("falcon", {"bias": True}, LossyExport, "bias is true"),
+    ("minicpm3", {"scale_emb": 6}, LossyExport, "scale_emb is 6; llama.cpp computes as if it were 12"),
+    ("minicpm3", {"rms_norm_eps": 1e-3}, LossyExport, r"adds it in the norms of the latents too"),
+    ("minicpm3", {"q_lora_rank": None}, ConfigError, "q_lora_rank: 0 is not a whole number from 1"),
+    ("jais2", {"mlp_bias": False}, LossyExport, "mlp_bias is false"),
+    ("olmo", {"clip_qkv": 0}, LossyExport, "clip_qkv is 0; llama.cpp computes as if it were not set"),
+    ("gemma", {"attention_bias": True}, LossyExport, "no bias behind gemma's attention"),
+    ("phi", {"qk_layernorm": True}, LossyExport, "qk_layernorm is true"),
+    ("ernie4_5", {"use_bias": True}, LossyExport, "use_bias is true"),
+    ("mellum", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, LossyExport, "dense layers behind others"),
     ("phi3", {"head_dim": 48}, LossyExport, "llama.cpp reckons with hidden_size"),
     ("qwen3_5_text", {"linear_value_head_dim": 32}, LossyExport, "linear_key_dim"),
     ("qwen3_5_text", {"linear_num_value_heads": 5}, ConfigError, "5 is not a multiple of linear_num_key_heads 2"),

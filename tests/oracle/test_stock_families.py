@@ -60,6 +60,10 @@ CHANGES = {
     # It looks for keys of the older ChatGLM.
     "glm": {"rms_norm_eps": 1e-5, "seq_length": 512},
     "cohere2": {"rotary_pct": 1.0},
+    # It takes 4 x hidden_size and this context, and of a model with one key as many as transformers fills in.
+    "falcon": {
+        "ffn_hidden_size": 512, "max_position_embeddings": 2048, "new_decoder_architecture": True, "num_kv_heads": 2,
+    },
     "phi": {"intermediate_size": 1024, "num_key_value_heads": 4},  # it takes 4 x hidden_size, and no groups
 }  # fmt: skip
 # The converter asks for rotary_pct, which transformers 5 does not hand on.
@@ -92,6 +96,7 @@ THEIRS = {
     "phi3": {"attention.sliding_window", "rope.scaling.original_context_length"},  # 0, and the context's own length
     "olmo3": {"rope.freq_base_swa"},  # which olmo2.cpp does not look at
     "mellum": {"rope.freq_base_swa"},  # nor mellum.cpp
+    "falcon": {"tensor_data_layout"},  # a name for the order of queries, keys and values, which llama.cpp only reads
     "exaone_moe": {"rope.scaling.type", "nextn_predict_layers"},  # none, where there is no scaling; 0
     "glm4_moe": {"nextn_predict_layers"},  # 0
     "cohere": {"rope.scaling.type"},  # none, where there is no scaling

@@ -21,11 +21,13 @@ OPTIONAL, REQUIRED, ABSENT = "optional", "required", "absent"  # what llama.cpp 
 
 @dataclass(frozen=True)
 class Filed:
-    """What a GGUF file says of a model: its sizes by their names in a table, its keys without the architecture's name."""
+    """What a GGUF file says of a model: its sizes by their names in a table, its keys without the architecture's name,
+    the names of its tensors."""
 
     arch: str
     sizes: Mapping[str, int]
     keys: Mapping[str, Any]
+    tensors: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Model:
     def holds(self, when: str, layer: int | None = None) -> bool:
         """Return whether switches are as `when` has them, in this layer."""
         dense = layer is not None and layer < self.counts.get("dense_layers", self.layers)
-        on = {name: self.counts[name] > 0 for name in self.table.counts}
+        on = {name: self.counts[name] > 0 for name in (*self.table.counts, *self.table.derived)}
         on |= {**self.switches, "dense": dense, "sparse": not dense}
         if layer is not None:
             on |= {name: self._is_on(switch, layer) for name, switch in self.table.layer_switches.items()}

@@ -73,9 +73,11 @@ def interleave_pairs(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
 
 
 def split_qkv(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:
-    """Return three orders: of [query, key, value] in each head all queries, all keys, all values."""
-    seen = (counts["heads"], 3, counts["head_dim"], *shape[1:])
-    return tuple(Permutation(seen, tuple(range(len(seen))), 1, (at, at + 1)) for at in range(3))
+    """Return three orders: of the queries that share a key, this and its value all queries, all keys, all values."""
+    groups = counts["kv_heads"]
+    seen = (groups, counts["heads"] // groups + 2, counts["head_dim"], *shape[1:])
+    parts = ((None, -2), (-2, -1), (-1, None))
+    return tuple(Permutation(seen, tuple(range(len(seen))), 1, part) for part in parts)
 
 
 def columns_first(counts: Counts, shape: Shape) -> tuple[Permutation, ...]:

@@ -52,11 +52,11 @@ def read_model(
     common = {
         "layers": count(config, Count(names.NUM_HIDDEN_LAYERS, most=MAX_LAYERS), where),
         "hidden": count(config, Count(names.HIDDEN_SIZE), where), "heads": heads,
-        "intermediate": count(config, table.counts.get("intermediate", Count("intermediate_size")), where),
-        "kv_heads": _kv_heads(config, family, table, heads, where),
         "vocabulary": count(config, Count("vocab_size", most=MAX_VOCABULARY), where), "head_dim": head_dim, "rotary_dim": rotary_dim,
     }  # fmt: skip
-    stated = common | {name: _count(config, one, common, where) for name, one in table.counts.items()}
+    common["intermediate"] = _count(config, table.counts.get("intermediate", Count("intermediate_size")), common, where)
+    common["kv_heads"] = _kv_heads(config, family, table, common, where)
+    stated = {name: _count(config, one, common, where) for name, one in table.counts.items()} | common
     stated |= {
         "queries": stated["heads"] * head_dim, "keys": stated["kv_heads"] * head_dim, "one": 1,
         "twice": 2 * stated["intermediate"],
@@ -178,11 +178,15 @@ def count(config: Mapping[str, Any], one: Count, where: str) -> int:
     return value
 
 
-def _kv_heads(config: Mapping[str, Any], family: Family, table: Export, heads: int, where: str) -> int:
+def _kv_heads(config: Mapping[str, Any], family: Family, table: Export, common: Mapping[str, int], where: str) -> int:
+    heads = common["heads"]
     if not table.grouped:
         return heads
+    if family.one_key_for_all(config):
+        return 1
     assumed = None if family.mla else family.default_sizes.get(names.NUM_KEY_VALUE_HEADS)  # all share MLA's one key
-    return count(config, Count(names.NUM_KEY_VALUE_HEADS, assumed or heads, null=heads), where)
+    usual = Count(names.NUM_KEY_VALUE_HEADS, assumed or heads, null=heads)
+    return _count(config, table.counts.get("kv_heads", usual), common, where)
 
 
 def _epsilon(model: Model) -> float:

@@ -275,6 +275,17 @@ def _check_delta(model: Model) -> None:
         )
 
 
+# --- falcon
+
+
+def _of_falcon(filed: Filed) -> Mapping[str, Any]:
+    """Return which of falcon's three forms a file has, by its groups and by its norms."""
+    groups, two = filed.sizes["kv_heads"], "blk.0.attn_norm_2.weight" in filed.tensors
+    new = two or 1 < groups < filed.sizes["heads"]
+    found = {"new_decoder_architecture": new, "multi_query": not new and groups == 1}
+    return {**found, "num_ln_in_parallel_attn": 2 if two else 1} if new else found
+
+
 RULES: Mapping[str, Rules] = {
     "": Rules(),
     "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
@@ -290,4 +301,5 @@ RULES: Mapping[str, Rules] = {
     "deepseek_v2": Rules(_v2_keys, _check_v2, _latent_eps, _of_v2),
     "deepseek_v3": Rules(_v3_keys, _check_v3, _latent_eps, _of_v3),
     "minicpm3": Rules(check=_check_eps, caveats=_latent_eps, stated=_of_minicpm3),
+    "falcon": Rules(stated=_of_falcon),
 }
