@@ -230,6 +230,25 @@ def test_readback_says_that_tables_differ_and_by_how_much(
     assert found["files"].verdict == PASS
 
 
+def test_without_its_checkpoint_it_is_held_against_the_plan(tmp_path: Path) -> None:
+    source = Path(shutil.copytree(DEMO, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    maker.save(source / "config.json", {**config, "model_type": "seed_oss", "architectures": ["SeedOssForCausalLM"]})
+    plan = ropetool.plan(source, "yarn", factor=8, params={"truncate": False}, for_runtimes=("transformers",))
+    extended = ropetool.apply(plan, source, tmp_path / "extended").output
+    made = maker.export(extended, tmp_path / "x.gguf", outtype="f32", allow_inexact=True, allow_unverified=True)
+    shutil.rmtree(extended)
+    tables = {check.name: check for check in read_back(made.output)}["tables"]
+    assert (tables.verdict, tables.detail) == (INEXACT, str(made.deviation))
+    header = read_header(made.output)
+    record = Path(f"{made.output}.ropetool.json").read_text()
+    for key, value in (("rope.freq_base", 10100.0), ("rope.scaling.attn_factor", 1.1)):
+        other = tmp_path / f"{key}.gguf"
+        write_patched(header, Patch(set={f"seed_oss.{key}": Value.of(ValueType.F32, value)}), other)
+        Path(f"{other}.ropetool.json").write_text(record)
+        assert {check.name: check for check in read_back(other)}["tables"].verdict == "fail"
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

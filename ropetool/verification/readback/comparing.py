@@ -250,8 +250,19 @@ def _tables(target: Checkpoint, made: Provenance | None, plan: Plan | None, orig
     results = [_against_plan(plan, readings.get(name), source) for name in wanted]
     figure = max((figure for figure, _ in results), default=math.inf)
     reasons = [f"{name}: {reason}" for name, (_, reason) in zip(wanted, results, strict=True) if reason]
+    accepted = reasons and _inexact_plan(plan, readings.get(wanted[0]), target)
+    if accepted:
+        return Check(TABLES, figure if math.isfinite(figure) else None, TABLE_TOLERANCE, INEXACT, accepted)
     agreed = f"{', '.join(wanted)}: {_agreed(plan, origin)}, context {plan.max_position_embeddings}"
     return _table_check(TABLES, figure, reasons[0] if reasons else "", agreed)
+
+
+def _inexact_plan(plan: Plan, reading: Decoded | None, target: Checkpoint) -> str:
+    """Return how far a file is from the plan of its checkpoint, which is gone, where it says that much; else nothing."""
+    found = None if reading is None else reading.rope
+    if found is None or found.max_position_embeddings != plan.max_position_embeddings:
+        return ""
+    return _inexact((target, target), found, _planned(plan, found), same_layout=True)
 
 
 def _same_context(tables: Check, target: Checkpoint, source: Checkpoint) -> Check:
