@@ -138,8 +138,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str, str]] = {
         "'bias' is not a switch; known: ",
     ),
     "a formula with more": (
-        {"export": {"layer": ["attention"], "derived": {"all": "hidden - 2"}}}, ": export.derived.all",
-        "'hidden - 2' has 'hidden - 2'; it takes sizes, whole numbers, +, * and //",
+        {"export": {"layer": ["attention"], "derived": {"all": "hidden / 2"}}}, ": export.derived.all",
+        "'hidden / 2' has 'hidden / 2'; it takes sizes, whole numbers, +, -, * and //",
     ),
     "no formula": ({"export": {"layer": [], "derived": {"all": "+"}}}, ": export.derived.all", "'+' is not a formula"),
     "the size of a key": (

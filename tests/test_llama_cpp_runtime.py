@@ -402,6 +402,15 @@ def test_gemma4_divides_full_layers_alone() -> None:
     close(table(near), BASE)
 
 
+def test_a_gemma4_says_of_pairs_that_they_stand_still() -> None:
+    keys = {archs.SLIDING_WINDOW_PATTERN: [True, False] * 6, archs.KEY_LENGTH_SWA: 64, archs.DIMENSION_COUNT_SWA: 64}
+    turns = np.arange(FREQS.size) < FREQS.size // 4
+    freqs = np.where(turns, 1.0, 1e30).astype(np.float32)  # as convert_hf_to_gguf.py writes them
+    every, _ = entries("gemma4", {**keys, archs.KEY_LENGTH: 64}, vectors={archs.ROPE_FREQS: freqs})
+    np.testing.assert_array_equal(table(every), np.where(turns, BASE, 0.0))
+    assert (table(decode("llama", vectors={archs.ROPE_FREQS: freqs}).entries[FULL]) > 0).all()
+
+
 # --- layers that do not rotate
 
 

@@ -20,7 +20,7 @@ Order = Literal[
 Function = Literal["", "minus_exp"]
 Head = Literal["optional", "required", "absent"]
 Rules = Literal[
-    "", "cohere", "gemma2", "gemma3", "ernie4_5_moe", "hy_v3", "llama4", "lfm2", "lfm2_moe", "gated_delta", "latents",
+    "", "cohere", "gemma2", "gemma3", "gemma4", "ernie4_5_moe", "hy_v3", "llama4", "lfm2", "lfm2_moe", "gated_delta", "latents",
     "deepseek_v2", "deepseek_v3", "minicpm3", "falcon",
 ]  # fmt: skip
 ALWAYS = "always"
@@ -43,6 +43,8 @@ def conditions(when: str) -> tuple[tuple[str, bool], ...]:
 @dataclass(frozen=True)
 class Row:
     """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
+
+    One without a `gguf` may be there, and transformers leaves it aside.
 
     shape: the sizes of the source by name, as "queries hidden". when: the switches that must be on, or off behind a `not`,
     with commas between; a size of the family's own, also a derived one, is on above 0.
@@ -107,13 +109,15 @@ class LayerSwitch:
 
 @dataclass(frozen=True)
 class PerLayer:
-    """A GGUF key with an entry for each layer: a size where the switches are as `when` has them and 0 elsewhere.
+    """A GGUF key with an entry for each layer: a size where the switches are as `when` has them, another elsewhere or 0.
 
-    Without a size it is whether they are.
+    Without a size it is whether they are. where: the switches without which the key holds one number for all layers.
     """
 
     when: str
     size: str = ""
+    other: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -344,11 +348,13 @@ def _value(node: ast.expr, counts: Mapping[str, int]) -> int:
             return counts[name]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             return _value(left, counts) + _value(right, counts)
+        case ast.BinOp(left=left, op=ast.Sub(), right=right):
+            return _value(left, counts) - _value(right, counts)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _value(left, counts) * _value(right, counts)
         case ast.BinOp(left=left, op=ast.FloorDiv(), right=right):
             return _value(left, counts) // max(1, _value(right, counts))
-    raise ValueError(f"has {ast.unparse(node)!r}; it takes sizes, whole numbers, +, * and //")
+    raise ValueError(f"has {ast.unparse(node)!r}; it takes sizes, whole numbers, +, -, * and //")
 
 
 def derived(formulas: Mapping[str, str], counts: Mapping[str, int]) -> dict[str, int]:
@@ -400,9 +406,10 @@ def faults(export: Export) -> Iterable[tuple[str, str]]:
                 unknown = size if size not in names else key
                 yield f"{part}.{key}", f"{unknown!r} is not a size; known: {', '.join(names)}"
     for key, each in export.arrays.items():
-        if each.size and each.size not in names:
-            yield f"arrays.{key}", f"{each.size!r} is not a size; known: {', '.join(names)}"
-        for switch, _ in conditions(each.when):
+        for size in filter(None, (each.size, each.other)):
+            if size not in names:
+                yield f"arrays.{key}", f"{size!r} is not a size; known: {', '.join(names)}"
+        for switch, _ in (*conditions(each.when), *conditions(each.where)):
             if switch not in switches:
                 yield f"arrays.{key}", f"{switch!r} is not a switch; known: {', '.join(switches)}"
     for key, stated in export.keys.items():

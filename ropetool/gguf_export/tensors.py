@@ -21,7 +21,7 @@ from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
 from ropetool.gguf_export import fp8, mxfp4
 from ropetool.gguf_export.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
-from ropetool.gguf_export.shapes import Model, Wanted, tensors
+from ropetool.gguf_export.shapes import Model, Wanted, tensors, unread
 from ropetool.gguf_export.sources import Source
 from ropetool.gguf_export.wrapped import left_out, text_names
 from ropetool.weights import RowChange
@@ -134,7 +134,7 @@ def _drafting(held: Mapping[str, Source], model: Model) -> frozenset[str]:
 
 
 def _refuse_others(held: Mapping[str, Source], wanted: list[Wanted], drafts: Set[str], model: Model) -> None:
-    known = {name for one in wanted for name in one.sources} | drafts
+    known = {name for one in wanted for name in one.sources} | drafts | {*unread(model)}
     others = sorted(held.keys() - known)
     if others:
         more = f", nor have {len(others) - 1} others" if len(others) > 1 else ""

@@ -348,6 +348,9 @@ def _candidates(
     assert table is not None
     if table.sections:  # how image tokens turn, of which tables of text say nothing
         begun[names.ROPE_PARAMETERS][names.MROPE_SECTION] = _sections(source)
+    if share := _share(entry, family):  # which edits of rope keys leave as it is
+        inner = {names.ROPE_TYPE: "proportional", **share, names.ROPE_THETA: theta}
+        config = {**config, names.ROPE_PARAMETERS: {family.rope_group(names.FULL_ATTENTION): inner}}
     view = _stating(_view(begun if grows or table.sections else config, source), plainly, rope, config_style)
     trained = entry.original_max_position_embeddings or rope.max_position_embeddings
     derived = Derived(
@@ -409,15 +412,26 @@ def _natives(entry: LayerRope, family: Family, rope: RopeSet, arch: str) -> Iter
             yield {names.ROPE_TYPE: "yarn", **always, **factor, **length, **more}
     if entry.rope_type == "table" and entry.table.is_fixed:
         assert entry.rope_theta is not None
-        divisors = base_inv_freq(entry.rope_theta, entry.rotary_dim) / np.maximum(
-            entry.table.regimes[0].inv_freq, 1e-30
-        )
+        inv_freq = entry.table.regimes[0].inv_freq
+        divisors = base_inv_freq(entry.rope_theta, entry.rotary_dim) / np.maximum(inv_freq, 1e-30)
+        if share := _share(entry, family):
+            scaled = {} if divisors[0] == 1 else {names.FACTOR: _short(divisors[0])}
+            yield {names.ROPE_TYPE: "proportional", **share, **scaled}
         largest = float(f"{divisors.max():.6g}")
         for before in (*_LLAMA3_LENGTHS, round(rope.max_position_embeddings / largest)):
             yield {
                 names.ROPE_TYPE: "llama3", names.FACTOR: largest, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 names.ORIGINAL_MAX_POSITION_EMBEDDINGS: before,
             }  # fmt: skip
+
+
+def _share(entry: LayerRope, family: Family) -> dict[str, Any]:
+    """Return the share of pairs that turn, where the class is one that leaves the others in their places."""
+    if family.default_rope_keys.get(names.FULL_ATTENTION, {}).get(names.ROPE_TYPE) != "proportional":
+        return {}
+    assert entry.table is not None
+    inv_freq = entry.table.regimes[0].inv_freq
+    return {names.PARTIAL_ROTARY_FACTOR: int(np.count_nonzero(inv_freq)) / inv_freq.size}
 
 
 def _of_temperature(entry: LayerRope, family: Family) -> dict[str, Any]:

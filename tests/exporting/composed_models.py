@@ -16,6 +16,21 @@ PARTS: dict[str, dict[str, Any]] = {
         "image_token_id": 299,
         "video_token_id": 298,
     },  # whose embedding it takes for one of padding, without an image too
+    "gemma4": {
+        "image_token_id": 299,
+        "video_token_id": 298,
+        "audio_token_id": 297,  # as kimi_k25
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "position_embedding_size": 16,
+        },
+    },
     "qwen2_vl": {"vision_config": {"hidden_size": 128}},
     "qwen2_5_vl": {"vision_config": {"out_hidden_size": 128}},
     "qwen3_vl_moe": {"vision_config": {"out_hidden_size": 128, "depth": 2, "deepstack_visual_indexes": [0, 1]}},
@@ -48,6 +63,16 @@ def configs(small: Mapping[str, Any], known: Mapping[str, dict[str, Any]]) -> di
         "qwen2_5_vl_text": {**small, **mrope((6, 5, 5))},
         "qwen3_vl_text": {**heads, **mrope((6, 5, 5))},
         "qwen3_vl_moe_text": {**heads, **EXPERTS, "num_experts": 4, **mrope((6, 5, 5))},
+        "gemma4_text": {
+            **small, "head_dim": 32, "global_head_dim": 64, "sliding_window": 256, "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": small["vocab_size"], "use_double_wide_mlp": True,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 40000.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
         "lfm2": {**small, **CONVOLUTIONS, "num_attention_heads": 4, "intermediate_size": 90, "block_multiple_of": 32},
         "lfm2_moe": {**small, **CONVOLUTIONS, **EXPERTS, "tie_word_embeddings": True, "num_experts": 4, "num_dense_layers": 1},
         "qwen3_5_text": {**heads, **LINEAR, **mrope((6, 5, 5), partial_rotary_factor=0.5)},

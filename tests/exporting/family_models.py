@@ -196,7 +196,7 @@ SILENT = object()
 MULTIPLIED = ("gemma", "gemma2", "gemma3_text", "gemma3")  # embeddings, by the root of the hidden size
 ADDED_ONE = (*MULTIPLIED, "nemotron", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 # llama.cpp takes gelu from a table of float16 numbers: with full weights that alone would be 1e-3 of the largest logit.
-TABLED = ("gemma", "gemma2", "gemma3", "gemma3_text", "starcoder2", "gpt_neox", "phi", "falcon")
+TABLED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4_text", "starcoder2", "gpt_neox", "phi", "falcon")
 TOKENS = [256, *(int(token) for token in np.random.default_rng(3).integers(0, 256, LENGTH - 1))]
 PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
 
@@ -242,13 +242,15 @@ def _drawn(name: str, weight: Any, family: str, generator: Any) -> Any:
     import torch
 
     drawn = torch.randn(weight.shape, generator=generator)
+    if name.endswith("layer_scalar"):
+        return 1 + 0.2 * drawn
     if "norm" in name and name.endswith("weight"):
         return 0.2 * drawn if family in ADDED_ONE else 1 + 0.2 * drawn
     if weight.ndim == 1:
         return 0.3 * drawn
     if "embed" in name:  # attention alone would make much of the last bits of float32 angles
-        return (0.5 if family in MULTIPLIED else 2.0) * drawn
-    if family in TABLED and "mlp" in name:
+        return (0.5 if family in (*MULTIPLIED, "gemma4_text") else 2.0) * drawn
+    if family in TABLED and any(part in name for part in ("mlp", "per_layer", "experts")):
         return 0.02 * drawn
     return max(0.12, 1.4 / math.sqrt(weight.shape[-1])) * drawn
 

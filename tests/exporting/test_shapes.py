@@ -18,7 +18,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families import exported as exported_families
 from ropetool.families.tensors import DRAFTS, Export, Row, sized
-from ropetool.gguf_export.shapes import read_model, tensors
+from ropetool.gguf_export.shapes import Model, read_model, tensors, unread
 from ropetool.gguf_export.shapes.orders import (
     ORDERS,
     Permutation,
@@ -46,6 +46,7 @@ STATED: dict[str, Any] = {
     "num_attention_heads": 64, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 2, "vocab_size": 9,
 }  # fmt: skip
 
+OF_SOME_LAYERS = ("num_global_key_value_heads",)  # which the class takes apart, layer by layer
 FAMILIES = exported_families()
 NEWER = ("granite_swa", "hy_v3", "mellum")  # architectures that the gguf package in use does not know
 
@@ -70,6 +71,7 @@ def test_the_names_that_files_may_use_are_those_of_the_programs() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_classes_assume(name: str) -> None:
     config = pytest.importorskip("transformers").AutoConfig.for_model(text_type(name))
+    config.allow_global_per_layer_attribute_access = True  # that of the kinds of layer which have none of their own
     table = table_of(name)
     if families.get(name).alone:  # of another the wrapper's class decides
         assert table.tied == config.tie_word_embeddings
@@ -79,6 +81,8 @@ def test_what_the_classes_assume(name: str) -> None:
     for size, one in table.counts.items():
         if size == DRAFTS and not hasattr(config, one.key):
             continue  # a class that leaves these layers aside need not know how many there are
+        if one.key in OF_SOME_LAYERS:
+            continue
         found = getattr(config, one.key)
         found = found.count(one.words[0]) if one.words and isinstance(found, list) else found
         if one.formula:
@@ -180,11 +184,48 @@ def test_names_are_those_of_the_gguf_package(name: str) -> None:
         return
     number = next(number for number, known in gguf.MODEL_ARCH_NAMES.items() if known == arch)
     suffixes = {gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in gguf.MODEL_TENSORS[number]}
-    config = {**models.CONFIGS[name], "num_hidden_layers": 1}
+    config = {**models.CONFIGS[name], "num_hidden_layers": 1, "num_kv_shared_layers": 0}
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     model = read_model(families.get(name), config, arch, head_dim, head_dim, "here")
     for one in tensors(model, interleaved=False):
         assert one.name.removesuffix(".weight").removesuffix(".bias") in suffixes, one.name
+
+
+GEMMA4 = {
+    "per_layer_config": (
+        {"per_layer_config": {"1": {"head_dim": 64}}}, LossyExport, "per_layer_config states sizes layer by layer"
+    ),
+    "vocabulary": (
+        {"vocab_size_per_layer_input": 200}, LossyExport, "vocab_size_per_layer_input is 200 and vocab_size 300"
+    ),
+    "shared": ({"num_kv_shared_layers": 5}, ConfigError, "5 is more than the 4 layers"),
+    "experts": (
+        {"enable_moe_block": True, "num_experts": 2, "top_k_experts": 3, "moe_intermediate_size": 8}, ConfigError,
+        "3 is not a number from 1 to num_experts 2",
+    ),
+    "bidirectional": ({"use_bidirectional_attention": "all"}, LossyExport, 'use_bidirectional_attention is "all"'),
+    "biases": ({"attention_bias": True}, LossyExport, "llama.cpp has no bias behind gemma4's attention"),
+}  # fmt: skip
+
+
+def gemma4(**changes: Any) -> Model:
+    return read_model(families.get("gemma4_text"), models.CONFIGS["gemma4_text"] | changes, "gemma4", 64, 64, "here")
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_what_llama_cpp_does_not_compute_of_a_gemma4(name: str) -> None:
+    changes, error, text = GEMMA4[name]
+    with pytest.raises(error, match=text):
+        gemma4(**changes)
+
+
+def test_keys_of_layers_that_take_those_of_others_are_left_aside() -> None:
+    model = gemma4()
+    left, written = {*unread(model)}, {source for one in tensors(model, False) for source in one.sources}
+    parts = ("k_proj", "v_proj", "k_norm")
+    assert left == {f"model.layers.{layer}.self_attn.{part}.weight" for layer in (2, 3) for part in parts}
+    assert {f"model.layers.{layer}.self_attn.{part}.weight" for layer in (0, 1) for part in parts} <= written
+    assert not left & written
 
 
 # --- orders, written out one by one

@@ -19,7 +19,7 @@ TOLERANCE = 2e-4  # of the largest logit
 AROUND = (
     ("mistral", "mistral3"), ("ministral3", "mistral3"), ("llama", "llava"), ("mistral", "llava_next"),
     ("qwen2", "internvl"), ("llama", "idefics3"), ("qwen3", "lighton_ocr"), ("deepseek_v3", "kimi_k25"),
-    ("qwen3_5_text", "qwen3_5"), ("qwen3_5_moe_text", "qwen3_5_moe"), ("lfm2", "lfm2_vl"),
+    ("qwen3_5_text", "qwen3_5"), ("qwen3_5_moe_text", "qwen3_5_moe"), ("lfm2", "lfm2_vl"), ("gemma4_text", "gemma4"),
     ("mistral4", "mistral3"),
 )  # fmt: skip
 
@@ -38,7 +38,8 @@ def test_llama_cpp_computes_what_the_wrapper_does_with_text(family: str, wrapper
     source = models.write(tmp_path / "model", family, wrapper=wrapper)
     made = maker.export(source, tmp_path / "x.gguf")
     wanted = models.torch_logits(source, models.SHORT)
-    assert models.apart(wanted, models.llama_logits(made.output, models.SHORT)) < TOLERANCE
+    tolerance = 1e-3 if family in models.TABLED else TOLERANCE
+    assert models.apart(wanted, models.llama_logits(made.output, models.SHORT)) < tolerance
     assert any("the file holds the text model alone" in note for note in made.notes)
 
 

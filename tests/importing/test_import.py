@@ -101,6 +101,31 @@ def test_tensors_come_back_byte_for_byte(family: str, files: Files, tmp_path: Pa
             np.testing.assert_array_equal(after[name], tensor, err_msg=name)
 
 
+GEMMA4 = {
+    "keys are values": {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0, "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+    },
+    "experts": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+    "capped logits": {"final_logit_softcapping": 3.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["", *GEMMA4])
+def test_heads_and_layers_of_several_kinds_come_back(name: str, tmp_path: Path) -> None:
+    source = models.write(tmp_path / "source", "gemma4_text", GEMMA4.get(name))
+    if not name:  # all of whose pairs turn four times slower, but for those that stand still
+        source = ropetool.apply(ropetool.plan(source, "linear", factor=4), source, tmp_path / "linear").output
+    file = maker.export(source, tmp_path / "m.gguf", allow_unverified=True, sidecars=False).output
+    back = import_gguf(file, tmp_path / "back").output
+    said, found = (json.loads((path / "config.json").read_text()) for path in (source, back))
+    assert {key: found[key] for key in GEMMA4.get(name, {})} == GEMMA4.get(name, {})
+    assert found["rope_parameters"]["full_attention"] == said["rope_parameters"]["full_attention"]
+    before, after = stored(source), stored(back)
+    assert {key: tensor.shape for key, tensor in before.items()} == {key: after[key].shape for key in before}
+    assert all((after[key] == tensor).all() for key, tensor in before.items())
+
+
 @pytest.mark.parametrize("family", RUN)
 @pytest.mark.parametrize("method", ["", "yarn"])
 def test_transformers_computes_what_llama_cpp_does_with_the_file(

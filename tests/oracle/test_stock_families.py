@@ -88,6 +88,8 @@ OURS = {
     },  # without which long texts come out otherwise
     "llama4_text": {"attention.sliding_window"},  # 8192, as llama.cpp takes it to be
     "qwen3_5_moe_text": {"feed_forward_length"},  # of dense layers, of which there are none: that of an expert
+    # llama.cpp caps the logits at 30 where nothing is stated; the vectors' keys
+    "gemma4_text": {"final_logit_softcapping", "rope.scaling.type", "rope.scaling.original_context_length"},
     "hy_v3": {"leading_dense_block_count"},  # which llama.cpp sees by the tensors
     "gpt_neox": {"general.file_type", "attention.head_count_kv"},  # llama.cpp takes as many as heads
 }
@@ -108,7 +110,7 @@ UNKNOWN = ("helium",)
 ALIKE = {"ministral": "MistralForCausalLM", "mistral4": "Mistral3ForConditionalGeneration"}
 CONVERTED = [family for family in models.CONFIGS if family not in UNKNOWN]
 # The converter cuts rows off the embedding that its tokenizer has no token for; here they stay, as padding.
-CUT = {"gemma3_text": "token_embd.weight", "gemma3": "token_embd.weight"}
+CUT = {"gemma3_text": "token_embd.weight", "gemma3": "token_embd.weight", "gemma4_text": "token_embd.weight"}
 
 
 @pytest.fixture(scope="module")

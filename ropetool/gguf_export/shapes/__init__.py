@@ -16,7 +16,7 @@ from ropetool.gguf_export.shapes.base import REQUIRED, Model
 from ropetool.gguf_export.shapes.orders import ORDERS, Permutation
 from ropetool.gguf_export.shapes.reading import read_model, stated_keys
 
-__all__ = ["Model", "Permutation", "Wanted", "check_exported", "read_model", "stated_keys", "tensors"]
+__all__ = ["Model", "Permutation", "Wanted", "check_exported", "read_model", "stated_keys", "tensors", "unread"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,21 @@ def tensors(model: Model, interleaved: bool) -> Iterator[Wanted]:
     yield _wanted(model, first, "", "", interleaved)
     for layer in range(model.layers):
         for row in model.table.layer:
-            if model.has(row, layer):
+            if row.gguf and model.has(row, layer):
                 yield _wanted(model, row, f"{model.table.prefix}{layer}.", f"blk.{layer}.", interleaved)
     for row in last:
         yield _wanted(model, row, "", "", interleaved)
     if model.tied and model.table.head == REQUIRED:
         yield _wanted(model, Row(first.hf, "output.weight", first.shape), "", "", interleaved)
+
+
+def unread(model: Model) -> Iterator[str]:
+    """Yield the tensors that the checkpoint may have and transformers leaves aside."""
+    for row in model.table.layer:
+        if not row.gguf:
+            yield from (
+                f"{model.table.prefix}{layer}.{row.hf}" for layer in range(model.layers) if model.has(row, layer)
+            )
 
 
 def _wanted(model: Model, row: Row, prefix: str, block: str, interleaved: bool) -> Wanted:

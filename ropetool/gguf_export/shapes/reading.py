@@ -87,7 +87,7 @@ def stated_keys(model: Model) -> dict[str, Value]:
     values[EPSILONS[model.table.norms]] = Value.of(ValueType.F32, _epsilon(model))
     values |= {key: Value.of(_CONSTANT[type(value)], value) for key, value in model.table.constants.items()}
     values |= {key: _stated(model, one) for key, one in model.table.keys.items() if not _left_out(model, one)}
-    values |= {key: _per_layer(model, one) for key, one in model.table.arrays.items()}
+    values |= {key: _per_layer(model, one) for key, one in model.table.arrays.items() if model.holds(one.where)}
     if model.table.sections:
         values[keys.DIMENSION_SECTIONS] = Value.array(ValueType.I32, _sections(model))
     values |= model.rules.keys(model)
@@ -117,7 +117,8 @@ def _per_layer(model: Model, one: PerLayer) -> Value:
     on = [model.holds(one.when, layer) for layer in range(model.layers)]
     if not one.size:
         return Value.array(ValueType.BOOL, on)
-    return Value.array(ValueType.I32, [model.counts[one.size] if each else 0 for each in on])
+    other = model.counts[one.other] if one.other else 0
+    return Value.array(ValueType.I32, [model.counts[one.size] if each else other for each in on])
 
 
 def _sections(model: Model) -> tuple[int, ...]:

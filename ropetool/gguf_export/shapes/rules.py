@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ropetool import names
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
@@ -229,6 +230,81 @@ def _of_minicpm3(filed: Filed) -> Mapping[str, Any]:
     return {"qk_rope_head_dim": turning, "qk_nope_head_dim": filed.keys["attention.key_length"] - turning}
 
 
+# --- gemma4: heads of two sizes
+
+GEMMA4_CAP = 30.0  # f_final_logit_softcapping in src/llama-hparams.h
+
+
+def _gemma4_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config with the key heads of full-attention layers, which have their own where values are keys.
+
+    Without a cap on logits it is 0: llama.cpp caps at GEMMA4_CAP where a file says nothing.
+    """
+    stated = config.get("num_global_key_value_heads") if config.get("attention_k_eq_v") else None
+    alike = config.get(names.NUM_KEY_VALUE_HEADS, 4)
+    capped = config.get("final_logit_softcapping") or 0.0
+    return {
+        **config, "num_global_key_value_heads": alike if stated is None else stated, "final_logit_softcapping": capped
+    }  # fmt: skip
+
+
+def _check_gemma4(model: Model) -> None:
+    """Refuse sizes that are said elsewhere, and those that do not belong together."""
+    c = model.counts
+    if model.config.get("per_layer_config") is not None:
+        raise model.lossy(
+            "per_layer_config states sizes layer by layer; export takes them from global_head_dim and num_global_key_value_heads",
+            "state these two instead, as published gemma4 configs do",
+        )
+    if c["per_layer"] and c["per_layer_vocabulary"] != c["vocabulary"]:
+        raise model.lossy(
+            f"vocab_size_per_layer_input is {c['per_layer_vocabulary']} and vocab_size {c['vocabulary']}; llama.cpp takes "
+            f"{model.arch} to have as many of both"
+        )
+    if not 0 <= c["own_layers"] <= c["layers"]:
+        raise ConfigError(
+            f"{c['shared_layers']} is more than the {c['layers']} layers there are",
+            where=f"{model.where}: num_kv_shared_layers",
+        )
+    if model.switches["enable_moe_block"] and not 0 < c["used"] <= c["experts"]:
+        raise ConfigError(
+            f"{c['used']} is not a number from 1 to num_experts {c['experts']}", where=f"{model.where}: top_k_experts"
+        )
+
+
+def _gemma4_experts(model: Model) -> Mapping[str, Value]:
+    if not model.switches["enable_moe_block"]:
+        return {}
+    sizes = {
+        "expert_count": "experts", "expert_used_count": "used", "expert_feed_forward_length": "expert_intermediate"
+    }  # fmt: skip
+    return {key: Value.of(ValueType.U32, model.counts[size]) for key, size in sizes.items()}
+
+
+def _of_gemma4(filed: Filed) -> Mapping[str, Any]:
+    """Return what differs between the layers of a file, by the first layer of each kind."""
+    read = filed.keys.get
+    slides = read("attention.sliding_window_pattern")
+    slides = slides if isinstance(slides, list) else []
+    full = slides.index(False) if False in slides else 0
+    wide, heads = read("feed_forward_length"), read("attention.head_count_kv")
+    found = {
+        "head_dim": read("attention.key_length_swa"),
+        "global_head_dim": filed.sizes["head_dim"],
+        "final_logit_softcapping": read("final_logit_softcapping", GEMMA4_CAP) or None,
+        "attention_k_eq_v": f"blk.{full}.attn_v.weight" not in filed.tensors,
+        "use_double_wide_mlp": isinstance(wide, list),
+        "intermediate_size": next(iter(wide), None) if isinstance(wide, list) else wide,
+        "top_k_experts": read("expert_used_count"),
+    }
+    if not isinstance(heads, list):
+        return found
+    by_kind = dict(zip(reversed(slides), reversed(heads[: len(slides)]), strict=False))
+    return {
+        **found, names.NUM_KEY_VALUE_HEADS: by_kind.get(True), "num_global_key_value_heads": by_kind.get(False)
+    }  # fmt: skip
+
+
 # --- layers that keep a state
 
 
@@ -291,6 +367,7 @@ RULES: Mapping[str, Rules] = {
     "cohere": Rules(check=_check_cohere, stated=_cohere_norms),
     "gemma2": Rules(check=_check_capped, stated=_score),
     "gemma3": Rules(check=_check_score, stated=_score),
+    "gemma4": Rules(_gemma4_experts, _check_gemma4, stated=_of_gemma4, config=_gemma4_heads),
     "ernie4_5_moe": Rules(check=_check_last_sparse),
     "hy_v3": Rules(stated=_of_shared),
     "llama4": Rules(check=_check_llama4, stated=_of_llama4),

@@ -325,6 +325,9 @@ LISTS_FOR_LONGROPE = _words(
     "llama llama-embed deci minicpm mistral3 granite granitemoe granite_swa apertus pangu-embedded refact step35"
 )
 FREQS_REQUIRED = frozenset({"gemma4"})
+STANDS_STILL = (
+    1e30  # the divisor by which their files, as convert_hf_to_gguf.py writes them, say that a pair never turns
+)
 FREQS_OF_HEADS = frozenset(
     {"gemma4", "phimoe"}
 )  # a divisor for each pair of the head, the first ones for those that rotate

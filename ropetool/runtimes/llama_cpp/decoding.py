@@ -199,6 +199,8 @@ def _divisors(model: Model, name: str) -> Array:
             f"entry {pair} is {divisors[pair]}; it divides a frequency and must be above 0",
             where=f"{model.view.where}: {name}",
         )
+    if model.arch.name in archs.FREQS_REQUIRED:
+        divisors[divisors >= archs.STANDS_STILL] = np.inf
     return divisors
 
 

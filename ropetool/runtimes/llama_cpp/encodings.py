@@ -209,8 +209,11 @@ class _Writer:
         return self._scaled(kind, self.rope_theta, attn_factor, {**stated, **log_multiplier})
 
     def divisors(self, regime: Regime) -> GgufEncoding | None:
-        """Return any fixed table as the base frequencies divided by one vector; None where a pair never turns."""
-        if not regime.inv_freq.all():
+        """Return any fixed table as the base frequencies divided by one vector.
+
+        None where a pair never turns, unless the architecture's files have a divisor that says so.
+        """
+        if not regime.inv_freq.all() and self.arch not in keys.FREQS_REQUIRED:
             return None
         vectors = {keys.ROPE_FREQS: self._divisor(regime)}
         stated = self._scaled("none", self.rope_theta, regime.attention_factor, {})
@@ -231,7 +234,8 @@ class _Writer:
 
     def _divisor(self, regime: Regime) -> Vector:
         base = base_inv_freq(self.rope_theta, 2 * regime.inv_freq.size)
-        return (base / regime.inv_freq).astype(np.float32)
+        turning = np.where(regime.inv_freq > 0, regime.inv_freq, base / keys.STANDS_STILL)
+        return (base / turning).astype(np.float32)
 
     def _scaled(self, kind: str, theta: float, attn_factor: float, more: Mapping[str, Value]) -> dict[str, Value]:
         stated = {keys.SCALING_TYPE: Value.of(ValueType.STR, kind), **more}

@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from ropetool.errors import LossyExport
-from ropetool.rope.tables import LayerRope, RopeSet, RopeTable, in_words
-
-NO_TURN = 1e-20  # radians a token: 2^31 tokens on, float32 has the cosine as 1
+from ropetool.rope.tables import LayerRope, RopeSet, in_words
 
 
 def regrouped(source: RopeSet, found: RopeSet, context: int, where: str, *, windows: bool = False) -> RopeSet:
@@ -38,13 +34,10 @@ def regrouped(source: RopeSet, found: RopeSet, context: int, where: str, *, wind
         ours = [by_layer[layer] for layer in entry.layers]
         first, others = ours[0], {id(one): one for one in ours[1:] if one is not ours[0]}
         window = first.sliding_window if knows_windows else None
-        entries[kind] = replace(
-            first, table=_still_as_found(first.table, entry.table), layout=entry.layout, layers=entry.layers,
-            sliding_window=window,
-        )  # fmt: skip
+        entries[kind] = replace(first, layout=entry.layout, layers=entry.layers, sliding_window=window)
         for other in others.values():
             alike = replace(
-                other, table=_still_as_found(other.table, entry.table), layout=entry.layout, layers=entry.layers,
+                other, layout=entry.layout, layers=entry.layers,
                 sliding_window=other.sliding_window if knows_windows else None,
             )  # fmt: skip
             differs = in_words(entries[kind].differences(alike))
@@ -54,19 +47,3 @@ def regrouped(source: RopeSet, found: RopeSet, context: int, where: str, *, wind
                     where=where,
                 )
     return RopeSet(entries, context, source.original_max_position_embeddings)
-
-
-def _still_as_found(table: RopeTable | None, found: RopeTable) -> RopeTable | None:
-    """Return a table whose pairs that never turn have the file's frequencies, where those are none either.
-
-    A file can only divide, so a pair that does not turn is divided by 1e30, as gemma4's converter does.
-    """
-    if table is None or table.rule is not None or len(table.regimes) != len(found.regimes):
-        return table
-    regimes = []
-    for ours, theirs in zip(table.regimes, found.regimes, strict=True):
-        if ours.inv_freq.shape != theirs.inv_freq.shape:
-            return table
-        still = (ours.inv_freq == 0) & (theirs.inv_freq < NO_TURN)
-        regimes.append(replace(ours, inv_freq=np.where(still, theirs.inv_freq, ours.inv_freq)))
-    return replace(table, regimes=tuple(regimes))
