@@ -40,9 +40,10 @@ def check_exported(family: Family, where: str) -> None:
     """Raise LossyExport where a family has no table."""
     if family.export is None:
         raise LossyExport(
-            f"{family.name} models cannot be exported yet; these can: {', '.join(families.exported())}",
+            f"no table says which tensors a GGUF file of {family.name} has, as {len(families.exported())} do of other families "
+            "(docs/families.md)",
             where=where,
-            try_="--converter auto, with which llama.cpp's own converter writes the tensors; docs/contributing.md says how to add a table",
+            try_="--converter auto, with which llama.cpp's own converter writes the tensors",
         )  # fmt: skip
 
 
