@@ -218,7 +218,7 @@ def test_what_is_not_described_is_refused_with_the_reason(arch: str) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "head"),
-    [("qwen3", "qwen3, family: qwen3"), ("llama4", "architecture: llama4 (decoded)"),
+    [("qwen3", "qwen3, family: qwen3"), ("llama4", "llama4, family: llama4_text"),
      ("deepseek2", "architecture: deepseek2 (decoded)"), ("eagle3", "architecture: eagle3 (not decoded)"),
      ("nosuch", "architecture: nosuch (not decoded)")],
 )  # fmt: skip
