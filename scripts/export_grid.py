@@ -76,6 +76,13 @@ def _pairs(source: Path) -> int:
     return rope.entries[names.FULL_ATTENTION].rotary_dim // 2
 
 
+def _of_kind(family: Family, kind: str, rope: dict[str, Any]) -> dict[str, Any]:
+    """Return the rope keys of a kind of layer: of the family's own type, with half of each head where a part rotates."""
+    usual = family.default_rope_keys.get(kind, {})
+    share = {names.PARTIAL_ROTARY_FACTOR: 0.5} if names.PARTIAL_ROTARY_FACTOR in usual else {}
+    return {**rope, **{key: value for key, value in usual.items() if key == names.ROPE_TYPE}, **share}
+
+
 def _config(family: Family) -> dict[str, Any]:
     """Return an unscaled config of some layers, whose sliding layers, if it has any, look back less than it was trained."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
@@ -89,7 +96,8 @@ def _config(family: Family) -> dict[str, Any]:
         names.NUM_HIDDEN_LAYERS: LAYERS, names.HIDDEN_SIZE: 4 * HEAD,
         names.NUM_ATTENTION_HEADS: 4, names.NUM_KEY_VALUE_HEADS: 2, family.head_dim_key: HEAD,
         names.MAX_POSITION_EMBEDDINGS: TRAINED * int(rope.get(names.FACTOR, 1)), names.SLIDING_WINDOW: window,
-        names.ROPE_PARAMETERS: dict.fromkeys(family.layer_types, rope) if family.nested else rope,
+        names.ROPE_PARAMETERS: {kind: _of_kind(family, kind, rope) for kind in family.layer_types} if family.nested else rope,
+        **dict.fromkeys(family.head_dim_keys.values(), HEAD),
     }  # fmt: skip
     if family.nested:
         config[names.LAYER_TYPES] = [*[names.SLIDING_ATTENTION] * (LAYERS - 1), names.FULL_ATTENTION]

@@ -62,11 +62,11 @@ def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, mon
         families.get("qwen3"), model_type="later", gguf_architecture="later", gguf_architectures=("later",),
         llama_cpp=LlamaCpp("half", whole_heads=True),
     )  # fmt: skip
-    files, whole = families._with_files(), families.handwritten()
+    files, whole = families._with_files(), families.exported()
     monkeypatch.setattr(families, "_with_files", lambda: (*files, known))
-    monkeypatch.setattr(families, "handwritten", lambda: (*whole, "later"))
+    monkeypatch.setattr(families, "exported", lambda: (*whole, "later"))
     monkeypatch.setitem(families._LIVE, "later", known)
-    archs._architectures.cache_clear()
+    archs._of_families.cache_clear()
     try:
         assert archs.get("later").layout == "half"
         assert archs.get("later").loads("none") == ()
@@ -75,7 +75,7 @@ def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, mon
         touched = by_tensor(bakes.attention_factor(model).tensors)
         assert sorted(touched) == ["blk.0.attn_k_norm.weight", "blk.1.attn_k_norm.weight"]
     finally:
-        archs._architectures.cache_clear()
+        archs._of_families.cache_clear()
 
 
 def test_layers_of_different_sizes_are_each_taken_by_their_own(tmp_path: Path) -> None:

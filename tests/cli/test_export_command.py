@@ -97,7 +97,7 @@ def test_types_and_names(model: Path, outtype: str, stored: str) -> None:
         "schema": 1, "output": "out.gguf", "arch": "llama", "outtype": stored.lower(), "encoding": "base frequency",
         "tensors": len(gguf.GGUFReader("out.gguf").tensors), "nbytes": Path("out.gguf").stat().st_size,
         "context_length": 256, "serving": gguf_lines("out.gguf", 256, Path("out.gguf.Modelfile")),
-        "bakes": [], "sidecars": ["out.gguf.README.md", "out.gguf.Modelfile"],
+        "bakes": [], "sidecars": ["out.gguf.README.md", "out.gguf.Modelfile"], "deviation": None,
         "notes": [*(["matrices in BF16 are rounded to f16"] if stored == "F16" else []), AS_IT_CAME],
     }  # fmt: skip
     assert types(Path("out.gguf")) == {stored}

@@ -215,10 +215,15 @@ def test_tensors_are_made_piece_by_piece(files: Files, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("name", sorted(ORDERS))
 def test_an_order_is_taken_back(name: str) -> None:
-    counts = {"head_dim": 4, "heads": 3, "plain": 2, "value": 5}
-    shape = {"split_qkv": (36, 7), "latent_keys": (21, 6), "latent_values": (21, 6), "interleave_pairs": (12, 7)}.get(
-        name, (3, 4, 6)
-    )
+    counts = {
+        "head_dim": 4, "heads": 6, "kv_heads": 3, "plain": 2, "value": 5, "linear_keys": 2, "linear_key_dim": 3, "linear_values": 4,
+        "linear_value_dim": 5,
+    }  # fmt: skip
+    shapes = {
+        "split_qkv": (48, 7), "latent_keys": (42, 6), "latent_values": (42, 6), "interleave_pairs": (12, 7), "delta_qkv": (52, 7),
+        "delta_gate": (52, 7), "tiled_tail": (32, 7), "tiled_rows": (20, 7), "tiled_columns": (7, 20),
+    }  # fmt: skip
+    shape = shapes.get(name, (3, 4, 6))
     numbers = np.arange(np.prod(shape), dtype=np.float64)
     back = np.full(numbers.shape, -1.0)
     taken = 0

@@ -215,6 +215,9 @@ def _sizes(turned: Rotation) -> dict[str, Value]:
         keys.BLOCK_COUNT: turned.layers.count, keys.EMBEDDING_LENGTH: entry.head_dim, keys.HEAD_COUNT: 1,
         keys.KEY_LENGTH: entry.head_dim, keys.DIMENSION_COUNT: entry.rotary_dim,
     }  # fmt: skip
+    sliding = turned.target.entries.get(names.SLIDING_ATTENTION)
+    if sliding is not None and sliding.head_dim != entry.head_dim:
+        numbers |= {keys.KEY_LENGTH_SWA: sliding.head_dim, keys.DIMENSION_COUNT_SWA: sliding.rotary_dim}
     values = {f"{arch}.{key}": Value.of(ValueType.U32, number) for key, number in numbers.items()}
     if turned.layers.stateful:
         stateful = [layer in turned.layers.stateful for layer in range(turned.layers.count)]
