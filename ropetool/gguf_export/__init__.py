@@ -153,8 +153,8 @@ def _ready(
     source: Path, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
 ) -> Iterator[Prepared]:
     """Yield the export of a checkpoint: by its family's table, or where it has none by the converter that is asked for."""
-    checkpoint = open_checkpoint(source)
-    if not asked or not isinstance(checkpoint, HfCheckpoint):
+    checkpoint = open_checkpoint(source) if asked else None
+    if not isinstance(checkpoint, HfCheckpoint):
         yield prepare(source, output, options)
     elif checkpoint.family.export is not None:
         ready = prepare(source, output, options)

@@ -88,12 +88,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
         raise _is_gguf_already(source, checkpoint)
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
     check_exported(checkpoint.family, where)
-    if checkpoint.directory.config_only:
-        raise NotACheckpoint(
-            "holds a config and no weights",
-            where=str(checkpoint.path),
-            try_="give a directory with weights, *.safetensors",
-        )
+    check_weights(checkpoint)
     linking.check_links(checkpoint.path)  # its card and its chat template go into the file
     rope = form.read(checkpoint.runtime).understood(where)
     safe = shift_safe(bakeable(checkpoint).targets) if options.shift_safe else ShiftSafe(rope, {}, ())
@@ -132,6 +127,16 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
         rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,
         deviation,
     )  # fmt: skip
+
+
+def check_weights(checkpoint: HfCheckpoint) -> None:
+    """Raise NotACheckpoint for a config without weights."""
+    if checkpoint.directory.config_only:
+        raise NotACheckpoint(
+            "holds a config and no weights",
+            where=str(checkpoint.path),
+            try_="give a directory with weights, *.safetensors",
+        )
 
 
 def _encoded(

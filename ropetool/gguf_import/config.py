@@ -106,9 +106,8 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
-    head_dim = entry.rotary_dim if family.mla else entry.head_dim  # MLA's heads are the channels that rotate
     turned = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}
-    model = read_model(family, config | turned, source.name, head_dim, entry.rotary_dim, source.where)
+    model = read_model(family, config | turned, source.name, _head_dim(entry, family), entry.rotary_dim, source.where)
     absent = _compare_keys(source, model)
     wanted = tuple(tensors(model, _moves(family, source.name)))
     _compare_tensors(source, wanted)
@@ -165,12 +164,14 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
             config[f"{'pad' if kind == 'padding' else kind}_token_id"] = plain(number)
     front = f"{source.name}."
     filed = {key.removeprefix(front): plain(value) for key, value in source.values.items() if key.startswith(front)}
-    config |= RULES[table.rules].stated(
-        Filed(
-            source.name, sizes | {"head_dim": entry.rotary_dim if family.mla else entry.head_dim}, filed, source.tensors
-        )
-    )
+    filed_sizes = sizes | {"head_dim": _head_dim(entry, family)}
+    config |= RULES[table.rules].stated(Filed(source.name, filed_sizes, filed, source.tensors))
     return {key: value for key, value in config.items() if value is not None or key == family.window_key}
+
+
+def _head_dim(entry: LayerRope, family: Family) -> int:
+    """Return the channels of a head; MLA's heads are those that rotate."""
+    return entry.rotary_dim if family.mla else entry.head_dim
 
 
 def _words(one: Count, number: int, sizes: Mapping[str, int]) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import ConfigError, LossyExport, MissingDependency, NotACheckpoint, RopetoolError
+from ropetool.errors import ConfigError, LossyExport, MissingDependency, RopetoolError
 from ropetool.escaping import escaped
 from ropetool.files import hub
 from ropetool.files.gguf import Patch, Value
@@ -31,7 +31,7 @@ from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, checked
 from ropetool.gguf_export.converter.rotary import turned
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
 from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
-from ropetool.gguf_export.preparing import ExportOptions, Prepared, beside
+from ropetool.gguf_export.preparing import ExportOptions, Prepared, beside, check_weights
 from ropetool.gguf_export.sources import Source
 from ropetool.gguf_export.splitting import moved
 from ropetool.gguf_export.tensors import Layout, Placed
@@ -60,12 +60,7 @@ def prepared(
     """
     _check_options(options)
     converter, form = find(asked), HfFormat.of(checkpoint, None)
-    if checkpoint.directory.config_only:
-        raise NotACheckpoint(
-            "holds a config and no weights",
-            where=str(checkpoint.path),
-            try_="give a directory with weights, *.safetensors",
-        )
+    check_weights(checkpoint)
     source = form.read(checkpoint.runtime).understood(checkpoint.where)
     outtype = _outtype(options.outtype, checkpoint)
     written_as = options.outtype if is_made_by_libllama(options.outtype) else outtype
@@ -174,7 +169,7 @@ def _name(checkpoint: HfCheckpoint) -> str:
 
 
 def _without_folder(text: str, folder: Path) -> str:
-    return text.replace(f"{folder}{'/'}", "")
+    return text.replace(f"{folder}/", "")
 
 
 def _next_step(checkpoint: HfCheckpoint) -> str:

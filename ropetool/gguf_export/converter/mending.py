@@ -9,9 +9,9 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import Value, ValueType
+from ropetool.gguf_export.shapes.reading import EPSILONS
 from ropetool.rope.tables import is_number
 
-EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _STATED = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
 ROUNDING = 1e-6  # of float32, which the file holds
 
@@ -23,7 +23,7 @@ def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, V
         return {}, ()
     key, number = next(iter(stated.items()))
     found, notes = {}, []
-    for name in (f"{file.name}.{suffix}" for suffix in EPSILONS):
+    for name in (f"{file.name}.{suffix}" for suffix in EPSILONS.values()):
         value = file.values.get(name)
         if value is None or value.type is not ValueType.F32:
             continue

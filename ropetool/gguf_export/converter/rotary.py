@@ -18,7 +18,8 @@ from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp.decoding import decode
 from ropetool.runtimes.llama_cpp.encodings import GgufEncoding, edits_of, gguf_encodings, rotating_entry
-from ropetool.runtimes.llama_cpp.exported import reached_context
+from ropetool.runtimes.llama_cpp.exported import objection_to, reached_context
+from ropetool.runtimes.llama_cpp.exported_layers import ignored_window_notes
 from ropetool.runtimes.llama_cpp.regrouped import regrouped
 
 AS_CONVERTED = "as converted"
@@ -61,7 +62,7 @@ def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool,
 
     def attempt(encoding: GgufEncoding) -> tuple[Patch | None, str]:
         patch = patch_of(edits_of(encoding, file.name, file))
-        against = _objection(target, file.after(patch))
+        against = objection_to(target, file.after(patch))
         return (None, against) if against else (patch, "")
 
     kept, tried = first_that_serves(gguf_encodings(target, file.name, entry.rope_theta), attempt)
@@ -94,13 +95,6 @@ def _dimensions(source: RopeSet, found: RopeSet, file: GgufCheckpoint) -> dict[s
     return wanted
 
 
-def _objection(target: RopeSet, file: GgufCheckpoint) -> str:
-    try:
-        return in_words(target.differences(decode(file)))
-    except (Refuses, RopetoolError) as refusal:
-        return f"llama.cpp refuses with {refusal}"
-
-
 def _ignored_window(
     source: RopeSet, found: RopeSet, context: int, where: str, allowed: bool
 ) -> tuple[int | None, tuple[str, ...]]:
@@ -112,11 +106,5 @@ def _ignored_window(
     if not windows or any(entry.sliding_window is not None for entry in found.entries.values()):
         return None, ()
     window = min(one for one in windows if one is not None)
-    if window >= context:
-        return None, (
-            f"llama.cpp ignores the sliding window of {window} tokens; a context of {context} stays inside it",
-        )
-    ignored = f"llama.cpp ignores the sliding window of {window} tokens and attends to the whole context of {context}"
-    if not allowed:
-        raise LossyExport(ignored, where=where, try_="--allow-full-attention, if the model is meant to bear it")
-    return window, (f"{ignored}: beyond {window} tokens it computes something else than transformers",)
+    notes = ignored_window_notes(window, context, where, allowed)
+    return window if window < context else None, notes

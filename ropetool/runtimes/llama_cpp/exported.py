@@ -132,7 +132,7 @@ def encode(
     plain = GgufCheckpoint({**values, **rotation.keys}, {info.name: info for info in infos}, _no_vector, where)
 
     def attempt(encoding: GgufEncoding) -> tuple[GgufEncoding | None, str]:
-        objection = _objection(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
+        objection = objection_to(target, plain.after(Patch(set=encoding.keys, tensors=encoding.tensors)))
         return (None, objection) if objection else (encoding, "")
 
     kept, tried = first_that_serves(gguf_encodings(target, arch, entry.rope_theta), attempt)
@@ -228,7 +228,8 @@ def _sizes(turned: Rotation) -> dict[str, Value]:
     return {keys.ARCHITECTURE: Value.of(ValueType.STR, arch), **values}
 
 
-def _objection(target: RopeSet, model: GgufCheckpoint) -> str:
+def objection_to(target: RopeSet, model: GgufCheckpoint) -> str:
+    """Return what llama.cpp makes of a file instead of the target, in words; empty where it computes that."""
     try:
         found = decode(model)
     except (Refuses, RopetoolError) as refusal:

@@ -118,6 +118,14 @@ def window_notes(layers: Layers, arch: Architecture, context: int, where: str, a
     window = layers.window
     if window is None or not layers.sliding or slides(arch, layers):
         return ()
+    return ignored_window_notes(window, context, where, allowed)
+
+
+def ignored_window_notes(window: int, context: int, where: str, allowed: bool) -> tuple[str, ...]:
+    """Return a note on a window that llama.cpp does not know of.
+
+    Raises: LossyExport for one shorter than the context, unless full attention is allowed.
+    """
     if window >= context:
         return (f"llama.cpp ignores the sliding window of {window} tokens; a context of {context} stays inside it",)
     ignored = f"llama.cpp ignores the sliding window of {window} tokens and attends to the whole context of {context}"
