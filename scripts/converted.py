@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Export a tiny random model of every class that llama.cpp's converter registers and transformers has, and write what came of it.
+"""Export a tiny random model of the classes that llama.cpp's converter registers, and write what came of it.
 
-Each is made of its class's defaults with every size small that does not decide rotation (ropetool/probing/tiny.py),
-exported in float32 by its family's table or by the converter, and run by transformers and by llama.cpp. The result is
-tests/exporting/converted.json, from which scripts/docs.py writes a table of docs/export.md.
+Those that transformers has are made of their defaults with every size small that does not decide rotation
+(ropetool/probing/tiny.py); those of remote code that tests/exporting/remote_models.py states are made by it, and mlx-lm or a
+class of transformers stands for them. Each is exported in float32 by the converter, and both sides' logits are compared. The
+result is tests/exporting/converted.json, from which scripts/docs.py writes a table of docs/export.md. mlx-lm runs by the
+interpreter that ROPETOOL_ENGINE_MLX names.
 
     scripts/converted.py                    all: some 40 minutes of a core
     scripts/converted.py --only CLASS       these alone, keep the rest; repeat it
@@ -17,6 +19,7 @@ import dataclasses
 import json
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -27,7 +30,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "")]
 
-from exporting import maker  # noqa: E402
+from exporting import maker, remote_models  # noqa: E402
+from exporting.remote_models import TOKENIZER_CONFIG, VOCABULARY  # noqa: E402
 
 from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
 from ropetool.errors import RopetoolError  # noqa: E402
@@ -39,8 +43,7 @@ from ropetool.probing import facts, tiny  # noqa: E402
 
 RESULT = ROOT / "tests" / "exporting" / "converted.json"
 TOKENS = 192
-VOCABULARY = 265  # rows: those of the tokenizer, and a few that no token has
-TOKENIZER_CONFIG = {**maker.TOKENIZER_CONFIG, "eos_token": "<|eos|>"}
+MLX = "ROPETOOL_ENGINE_MLX"  # the interpreter of an environment with mlx-lm
 Record = dict[str, Any]
 
 
@@ -144,11 +147,12 @@ def record(architecture: str, folder: Path) -> Record:
     """Return what exporting a tiny model of the class comes to."""
     import transformers
 
-    if not hasattr(transformers, architecture):
+    remote = not hasattr(transformers, architecture)
+    if remote and architecture not in remote_models.REMOTE:
         return {"outcome": "remote code"}
     source, target = folder / "model", folder / "model.gguf"
     try:
-        found: Record = {"model_type": make(architecture, source)}
+        found: Record = {"model_type": (remote_models.make if remote else make)(architecture, source)}
     except Exception as error:  # noqa: BLE001 - whatever the class makes of its own defaults
         return {"outcome": "not made", "reason": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     try:
@@ -161,6 +165,8 @@ def record(architecture: str, folder: Path) -> Record:
         traceback.print_exc()
         return found | {"outcome": "crashed", "reason": f"{type(error).__name__}: {error}"[:600]}
     found |= {"arch": written.arch, "encoding": written.encoding}
+    if remote:
+        found["by"] = oracle_of(architecture)
     try:
         distance = apart(architecture, source, target)
     except Exception as error:  # noqa: BLE001
@@ -175,6 +181,8 @@ def has_gelu(architecture: str, source: Path) -> bool:
     """Return whether llama.cpp takes its activation from a table of float16 numbers."""
     import transformers
 
+    if not hasattr(transformers, architecture):
+        return "gelu" in json.dumps({**remote_models.REMOTE[architecture].config})
     config = getattr(transformers, architecture).config_class.from_pretrained(source)
     return _gelu(config)
 
@@ -240,19 +248,42 @@ def forked(
 def apart(architecture: str, source: Path, target: Path) -> float:
     """Return the largest difference of a logit, as a share of the largest."""
     import numpy as np
-    import torch
-    import transformers
 
     from ropetool.verification.runners.llama_runner import LlamaRunner
 
     tokens = [256, *(int(token) for token in np.random.default_rng(3).integers(3, 250, TOKENS - 1))]
-    kind = getattr(transformers, architecture)
-    model = kind.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
-    with torch.no_grad():
-        wanted = model(torch.tensor([tokens]), use_cache=False).logits[0].double().numpy()
+    wanted = logits_of(architecture, source, tokens)
     found = np.concatenate([piece.copy() for _, piece in LlamaRunner(target).logits(tokens)]).astype(np.float64)
     wanted, rows = wanted[: len(found)], found.shape[1]
     return float(np.abs(wanted[:, :rows] - found).max() / np.abs(wanted).max())
+
+
+def logits_of(architecture: str, source: Path, tokens: list[int]) -> Any:
+    """Return what a checkpoint's own class computes, or who stands for it, (tokens, rows)."""
+    import numpy as np
+    import torch
+    import transformers
+
+    kind = getattr(transformers, architecture, None)
+    if kind is not None:
+        model = kind.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.no_grad():
+            return model(torch.tensor([tokens]), use_cache=False).logits[0].double().numpy()
+    if remote_models.REMOTE[architecture].twin is not None:
+        return remote_models.twin_logits(architecture, tokens)
+    asked, answer = source.parent / "tokens.json", source.parent / "logits.npy"
+    asked.write_text(json.dumps(tokens), encoding="utf-8")
+    script = ROOT / "scripts" / "engine_mlx_logits.py"
+    done = subprocess.run([os.environ[MLX], script, source, asked, answer], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"mlx-lm: {(done.stderr.strip() or 'nothing said').splitlines()[-1]}")
+    return np.load(answer).astype(np.float64)
+
+
+def oracle_of(architecture: str) -> str:
+    """Return who computes the logits of a class that only remote code has."""
+    twin = remote_models.REMOTE[architecture].twin
+    return "mlx-lm" if twin is None else twin.architecture
 
 
 def alone(architecture: str) -> Record:

@@ -28,7 +28,7 @@ def classes() -> dict[str, dict[str, Any]]:
 
 
 def is_same(record: Record) -> bool:
-    """Return whether transformers and llama.cpp give the same logits, as far as float32 tells."""
+    """Return whether the class and llama.cpp give the same logits, as far as float32 tells."""
     return record["outcome"] == CONVERTED and record["apart"] <= (SAME_GELU if record["gelu"] else SAME)
 
 
@@ -50,10 +50,15 @@ def rows() -> list[list[str]]:
     ours, known, lines = own(), classes(), []
     for arch in decoders():
         tried = {name: one for name, one in known.items() if one.get("arch") == arch}
-        same = [f"{name} {one['apart']:.1e}" for name, one in sorted(tried.items()) if is_same(one)]
+        same = [f"{name} {one['apart']:.1e}{_against(one)}" for name, one in sorted(tried.items()) if is_same(one)]
         way = "table" if arch in ours else "converter" if same else "-"
         lines.append([arch, way, ", ".join(sorted(ours.get(arch, ()))) or "-", ", ".join(same) or _why(tried)])
     return lines
+
+
+def _against(record: Record) -> str:
+    """Return who computed the logits in place of a class that only remote code has."""
+    return f" (by {record['by']})" if "by" in record else ""
 
 
 def _why(tried: Mapping[str, Record]) -> str:
@@ -75,12 +80,13 @@ def table() -> str:
     ways = [line[1] for line in lines]
     same = sorted(name for name, one in known.items() if is_same(one))
     remote = sum(one["outcome"] == REMOTE for one in known.values())
+    stood_for = sum("by" in one for one in known.values())
     counts = (
         f"Of {len(lines)} architectures that rotate and write text, {ways.count('table')} are written by a table, "
         f"{ways.count('converter')} more by the converter, {ways.count('-')} by neither. By the converter alone, tables of ours "
-        f"left out, the logits of {len(same)} classes of {len(known) - remote} that transformers has are the same. Of the classes that it "
-        f"registers, {remote} are remote code: nothing here has a model of them, so of theirs tables and tokens are compared and logits "
-        "are not, which a note says."
+        f"left out, the logits of {len(same)} classes of {len(known) - remote} are the same: those that transformers has, and "
+        f"{stood_for} of remote code, where mlx-lm serves them or a class of transformers computes the same under other names (by). "
+        f"Of {remote} more that it registers nothing here computes logits: tables and tokens are compared, which a note says."
     )
     head = ["architecture", "way", "families with a table", "by the converter: difference of the logits, or why not"]
     stopped = [
