@@ -20,7 +20,7 @@ from ropetool.checkpoint.certificate import Certificate
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
-from ropetool.errors import ConfigError
+from ropetool.errors import CheckpointError, ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.plans import model_card
@@ -42,6 +42,7 @@ from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
 from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
 from ropetool.verification.short_divergence import Lengths
@@ -237,6 +238,13 @@ class _Open:
         as_type = (
             self._renamed.get(str(HfCheckpoint.open(path).config.get(names.MODEL_TYPE)), "") if self._renamed else ""
         )
+        problem = "" if as_type else without_class(HfCheckpoint.open(path))
+        if problem:
+            raise CheckpointError(
+                f"transformers cannot run it: {problem}",
+                where=str(path),
+                try_="ropetool export --converter auto, and ropetool verify FILE.gguf, which llama.cpp runs",
+            )
         return TorchRunner(
             path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel, as_type=as_type
         )
@@ -352,7 +360,10 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
             passed_on = made.kind == provenance.EXPORT or made.plan.get("method") == BAKE
             if passed_on and provenance.record(source) is not None:
                 continue
-            return source
+            problem = without_class(HfCheckpoint.open(source)) if source.is_dir() and not target.is_dir() else ""
+            if not problem:
+                return source
+            problem = f"cannot be run, for {problem}"
         length = f" within {made.trained_length} tokens" if made.trained_length else ""
         notes.append(
             f"the source {source} {problem}: the target's own figures{length} are the baseline; --baseline names another"

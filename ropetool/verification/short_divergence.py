@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import CheckpointError, RopetoolError
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.results import DivergenceResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Corpus, Runner
 from ropetool.verification.texts import embedded_documents
@@ -117,9 +119,12 @@ def _memory(checkpoint: Checkpoint, elements: int) -> int:
 
 
 def _lacking(sides: Sequence[Checkpoint]) -> str:
+    """Return what it takes to run them and is not there, nothing where all is."""
     packages = sorted({name for each in sides for name in PACKAGES[each.format]})
     lacking = [name for name in packages if find_spec(name) is None]
-    return f"{' and '.join(lacking)} is not installed" if lacking else ""
+    if lacking:
+        return f"{' and '.join(lacking)} is not installed"
+    return next(filter(None, (without_class(each) for each in sides if isinstance(each, HfCheckpoint))), "")
 
 
 def _too_large(need: int) -> str:

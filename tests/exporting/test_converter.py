@@ -23,7 +23,7 @@ import pytest
 from converter import needs_converter
 from gguf_reading import GGUFReader
 
-from exporting import maker
+from exporting import maker, remote_models
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import (
     CheckpointError,
@@ -40,6 +40,7 @@ from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patc
 from ropetool.gguf_export import Exported, export_checkpoint
 from ropetool.gguf_export.converter import child, staging
 from ropetool.gguf_export.converter.finding import Converter, find
+from ropetool.gguf_export.verifying import verify_checkpoint
 from ropetool.runtimes import inspection
 
 LLAMA3 = {
@@ -295,6 +296,20 @@ def test_a_sound_file_gets_the_tables_of_the_checkpoint(
     assert json.loads(Path(f"{made.output}.ropetool.json").read_text("utf-8"))["export"]["converter"] == "fake.py"
 
 
+def test_paths_are_taken_from_where_the_command_was_typed(
+    source: Path, right: Path, tmp_path: Path, without_table: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    converter = script(
+        tmp_path,
+        "import shutil, sys\nfrom pathlib import Path\n"
+        "assert Path(sys.argv[1], 'config.json').is_file()\n"
+        f"shutil.copyfile({str(right)!r}, sys.argv[sys.argv.index('--outfile') + 1])\n",
+    )
+    (tmp_path / "link").symlink_to(source)
+    assert exported(Path("link"), converter.relative_to(tmp_path), Path("x.gguf")).output == Path("x.gguf")
+
+
 def test_that_logits_were_not_compared_is_said(
     source: Path, right: Path, tmp_path: Path, without_table: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -471,3 +486,16 @@ def test_the_stock_converter_runs_no_code_of_the_checkpoint(tmp_path: Path, with
     assert GGUFReader(made.output).fields["general.name"].contents() == "Model"
     verdicts = {check.name: check.verdict for check in made.checks}
     assert verdicts["tokens"] == verdicts["same tables"] == "pass"
+
+
+@needs_converter
+def test_a_class_of_remote_code_is_said_to_be_one_and_its_file_is_verified_alone(tmp_path: Path) -> None:
+    remote_models.make("InternLM2ForCausalLM", tmp_path / "model")
+    made = export_checkpoint(tmp_path / "model", tmp_path / "x.gguf", converter="auto", outtype="f32")
+    reason = "only remote code has a class for internlm2, and ropetool never runs it"
+    assert f"its logits were not compared with the checkpoint's, for {reason}: that" in " ".join(made.notes)
+    found = verify_checkpoint(made.output, suite="quick", lengths=[64], segments=8)
+    assert any(f"cannot be run, for {reason}: the target's own figures" in note for note in found.notes)
+    assert {check.name: check.verdict for check in found.checks}["tables"] == "pass"
+    with pytest.raises(CheckpointError, match=reason):
+        verify_checkpoint(tmp_path / "model", suite="quick", lengths=[64])

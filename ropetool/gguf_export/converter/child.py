@@ -78,6 +78,7 @@ def convert(
     What it says, and whatever it writes besides, lies beside the target.
     Raises: MissingDependency where its Python cannot be started.
     """
+    stage, target = stage.absolute(), target.absolute()  # the child works in a folder of its own
     home = target.parent / "home"
     home.mkdir(exist_ok=True)
     task = {

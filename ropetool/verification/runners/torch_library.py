@@ -11,7 +11,10 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
+from ropetool import families, names
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, MissingDependency
+from ropetool.probing import records
 
 MAP = "map"  # layers over all devices, as accelerate spreads them
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -25,6 +28,14 @@ def library(name: str) -> Any:
         raise MissingDependency(
             f"verification needs {name}, which is not installed", try_='pip install "ropetool[verify]"'
         ) from error
+
+
+def without_class(checkpoint: HfCheckpoint) -> str:
+    """Return why transformers has no class that runs a checkpoint, nothing where it may have one."""
+    family = families.find(str(checkpoint.config.get(names.MODEL_TYPE)))
+    if family is None or not family.remote or records.is_registered(family.name):
+        return ""
+    return f"only remote code has a class for {family.name}, and ropetool never runs it"
 
 
 @contextmanager
