@@ -2,7 +2,7 @@
 """Export a tiny random model of the classes that llama.cpp's converter registers, and write what came of it.
 
 Those that transformers has are made of their defaults with every size small that does not decide rotation
-(ropetool/probing/tiny.py); those of remote code that tests/exporting/remote_models.py states are made by it, and mlx-lm or a
+(ropetool/probing/tiny.py); those of remote code that tests/exporting/remote_models states are made by it, and mlx-lm or a
 class of transformers stands for them. Each is exported in float32 by the converter, and both sides' logits are compared. The
 result is tests/exporting/converted.json, from which scripts/docs.py writes a table of docs/export.md. mlx-lm runs by the
 interpreter that ROPETOOL_ENGINE_MLX names.
@@ -166,7 +166,7 @@ def record(architecture: str, folder: Path) -> Record:
         return found | {"outcome": "crashed", "reason": f"{type(error).__name__}: {error}"[:600]}
     found |= {"arch": written.arch, "encoding": written.encoding}
     if remote:
-        found["by"] = oracle_of(architecture)
+        found["by"] = remote_models.oracle(architecture)
     try:
         distance = apart(architecture, source, target)
     except Exception as error:  # noqa: BLE001
@@ -278,12 +278,6 @@ def logits_of(architecture: str, source: Path, tokens: list[int]) -> Any:
     if done.returncode:
         raise RuntimeError(f"mlx-lm: {(done.stderr.strip() or 'nothing said').splitlines()[-1]}")
     return np.load(answer).astype(np.float64)
-
-
-def oracle_of(architecture: str) -> str:
-    """Return who computes the logits of a class that only remote code has."""
-    twin = remote_models.REMOTE[architecture].twin
-    return "mlx-lm" if twin is None else twin.architecture
 
 
 def alone(architecture: str) -> Record:

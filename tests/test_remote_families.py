@@ -36,6 +36,8 @@ def entry(path: Path) -> LayerRope:
 
 
 def plain(name: str, base: float = BASE) -> Any:
+    if not families.get(name).rope_theta_key:
+        base = families.get(name).default_rope_theta["full_attention"]  # whatever a config states
     width = int(128 * families.get(name).default_partial_rotary_factor)
     return base ** (-np.arange(0, width, 2) / width)
 

@@ -96,7 +96,10 @@ def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, R
     scaling = part.get(names.ROPE_SCALING)
     outer, local_key = theta_keys(family)
     theta = config_numbers.base(part.get(outer), f"{where}: {outer}")
-    keys = _keys({} if scaling is None else scaling, f"{where}: rope_scaling")
+    unread = family.rope_scaling_reaches == () and not isinstance(
+        scaling, Mapping
+    )  # as rnd1's, which is published as false
+    keys = _keys({} if scaling is None or unread else scaling, f"{where}: rope_scaling")
     if any(isinstance(value, Mapping) for value in keys.params.values()):
         raise InvalidRope("it is nested, and rope_scaling is read flat", where=f"{where}: rope_scaling")
     entries = {names.FULL_ATTENTION: RopeKeys(keys.rope_type, keys.rope_theta or theta, keys.params)}

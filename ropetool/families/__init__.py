@@ -16,7 +16,7 @@ from ropetool.escaping import command
 from ropetool.families import records
 from ropetool.families.family import REMOTE, Family, read
 from ropetool.families.loading import parsed, record, wrong
-from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, UNREAD, WRAPPERS, Wrapper
+from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNREAD, WRAPPERS, Wrapper
 
 
 @cache
@@ -142,7 +142,8 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     stated = model_type if isinstance(model_type, str) else ""
     wrapper = wrapper_of(stated)
     if wrapper is None:
-        return get(stated, where)
+        key, other = TOLD_APART.get(stated, ("", ""))
+        return dataclasses.replace(get(other, where), stated=stated) if config.get(key) else get(stated, where)
     try:
         family = get(text_type(config), where)  # a wrapper inside a wrapper has none
     except UnknownFamily as unknown:

@@ -123,7 +123,9 @@ class Family:
     lists no layer_types.
     mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
     under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
-    names, and what a GGUF file says of it; in its file the name of another family says that it is that one's. llama_cpp,
+    names, and what a GGUF file says of it; in its file the name of another family says that it is that one's.
+    fixed: keys that remote code computes by and that llama.cpp or its converter takes for granted, each with the values that
+    agree, null where it may be left out: the converter's file of any other would be another model. llama_cpp,
     vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that is not known. source: where all this was read.
     stated: the model_type of a config.json that hands over to this family, set only by of_config and find. live: it was
     read from the installed transformers in this process. wrapped: the config that states it is around that of a text model.
@@ -202,6 +204,7 @@ class Family:
     gguf_architectures: tuple[str, ...] = ()
     bake: FoldSteps | None = None
     export: Export | None = None
+    fixed: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     llama_cpp: LlamaCpp | None = None
     vllm: Vllm | None = None
     sglang: Sglang | None = None

@@ -104,6 +104,11 @@ ALIASES: dict[str, str] = {
     "llava_qwen": "qwen2",  # LLaVA-NeXT, llava/model/language_model/llava_qwen.py: class LlavaQwenConfig(Qwen2Config)
 }
 
+# model_types under which two classes of remote code are published: a key that configs of one alone have, and its family.
+TOLD_APART: dict[str, tuple[str, str]] = {
+    "llada": ("num_experts", "lladamoe"),  # inclusionAI/LLaDA-MoE-7B-A1B-Base beside GSAI-ML/LLaDA-8B-Base
+}
+
 # Types that only remote code has, and why it is not read here: what a user can do instead ends each.
 UNREAD: dict[str, str] = {
     "baichuan": "its 7B reads no rope keys, for the base is 10000 in its code, and its 13B has ALiBi under the same name",

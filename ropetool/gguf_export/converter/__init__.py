@@ -24,7 +24,7 @@ from ropetool.files.hidden import hidden_folder
 from ropetool.gguf_export import files, metadata
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import Progress
-from ropetool.gguf_export.converter import child
+from ropetool.gguf_export.converter import child, computable
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
 from ropetool.gguf_export.converter.mending import mended
 from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, checked
@@ -60,6 +60,7 @@ def prepared(
     """
     _check_options(options)
     converter, form = find(asked), HfFormat.of(checkpoint, None)
+    computable.check(checkpoint)
     check_weights(checkpoint)
     source = form.read(checkpoint.runtime).understood(checkpoint.where)
     outtype = _outtype(options.outtype, checkpoint)

@@ -1,0 +1,45 @@
+"""Configs of remote code that llama.cpp computes otherwise are refused, and two classes under one model_type are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from making import write_config
+
+from exporting.remote_models import REMOTE
+from ropetool import families
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import LossyExport
+from ropetool.families.wrappers import TOLD_APART
+from ropetool.gguf_export.converter import computable
+
+STATED = {name: {"architectures": [name], **remote.config} for name, remote in REMOTE.items()}
+TAKEN = [(name, key) for name, config in STATED.items() for key in families.of_config(config).fixed]
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_what_published_files_state_is_computed(name: str, tmp_path: Path) -> None:
+    computable.check(HfCheckpoint.open(write_config(tmp_path / "m", STATED[name])))
+
+
+@pytest.mark.parametrize(("name", "key"), TAKEN)
+def test_what_llama_cpp_takes_for_granted_is_refused_otherwise(name: str, key: str, tmp_path: Path) -> None:
+    other = HfCheckpoint.open(write_config(tmp_path / "other", {**STATED[name], key: "another"}))
+    with pytest.raises(LossyExport, match=f': {key} is "another"; llama.cpp computes a .* as if it were'):
+        computable.check(other)
+    silent = {word: value for word, value in STATED[name].items() if word != key}
+    checkpoint = HfCheckpoint.open(write_config(tmp_path / "silent", silent))
+    if None in families.of_config(STATED[name]).fixed[key]:
+        computable.check(checkpoint)
+    else:
+        with pytest.raises(LossyExport, match=f": {key} is not stated, and its class assumes something else; "):
+            computable.check(checkpoint)
+
+
+@pytest.mark.parametrize("name", TOLD_APART)
+def test_two_classes_under_one_model_type_are_told_apart_by_a_key(name: str) -> None:
+    key, other = TOLD_APART[name]
+    assert families.of_config({"model_type": name, key: 4}).model_type == other
+    assert families.of_config({"model_type": name}).model_type == name
+    assert families.of_config({"model_type": name, key: 4}).name == name
