@@ -193,11 +193,11 @@ def _gelu(config: Any) -> bool:
 
 
 def without_tables() -> None:
-    """Have no family be written by a table of ours, so that the converter is tried on each."""
+    """Have no family be written by a table of ours or be refused as a whole, so that the converter is tried on each."""
     cached = vars(HfCheckpoint)["family"]
 
     def family(self: HfCheckpoint) -> Family:
-        return dataclasses.replace(cached.func(self), export=None)
+        return dataclasses.replace(cached.func(self), export=None, not_computed="")
 
     setattr(HfCheckpoint, "family", property(family))  # noqa: B010
 

@@ -26,7 +26,7 @@ def check(part: Config, family: Family, where: str) -> None:
         family.pattern_offset_key: _offset,
     }
     if family.rotates == "no_rope_layers":
-        rules[names.NO_ROPE_LAYERS] = _flags
+        rules[family.rotating_key] = _flags
     for key, rule in rules.items():
         fault = rule(part[key], part, family) if key and part.get(key) is not None else ""
         if fault:

@@ -114,7 +114,8 @@ class Family:
     default_rope_type: what it assumes without any rope keys. stretch_key: the rope key by whose number alone `dynamic`
     stretches the base, by NTK's formula and once for all lengths.
     rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
-    (these alone where there is a window), full (these alone: the others keep a state), or none. temperature_key: the rope
+    (these alone where there is a window), rotating_key: that list, which other classes have under another name, and for which
+    they take all layers where it is absent; full (these alone: the others keep a state), or none. temperature_key: the rope
     key whose number lets the score
     grow with the position. in_v4: whether it is known how transformers 4.57 reads the family.
     interleave_key: the boolean key that, when false, makes the layout half.
@@ -125,7 +126,8 @@ class Family:
     under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
     names, and what a GGUF file says of it; in its file the name of another family says that it is that one's.
     fixed: keys that remote code computes by and that llama.cpp or its converter takes for granted, each with the values that
-    agree, null where it may be left out: the converter's file of any other would be another model. llama_cpp,
+    agree, null where it may be left out: the converter's file of any other would be another model. not_computed: what
+    llama.cpp does otherwise with every such model, so that the converter is not asked. llama_cpp,
     vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that is not known. source: where all this was read.
     stated: the model_type of a config.json that hands over to this family, set only by of_config and find. live: it was
     read from the installed transformers in this process. wrapped: the config that states it is around that of a text model.
@@ -182,6 +184,7 @@ class Family:
     default_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     one_key_head: tuple[str, ...] = ()
     rotates: Rotates = "all"
+    rotating_key: str = "no_rope_layers"
     rotates_if: dict[str, str] = dataclasses.field(default_factory=dict)
     norm_after: bool = False
     temperature_key: str = ""
@@ -205,6 +208,7 @@ class Family:
     bake: FoldSteps | None = None
     export: Export | None = None
     fixed: dict[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    not_computed: str = ""
     llama_cpp: LlamaCpp | None = None
     vllm: Vllm | None = None
     sglang: Sglang | None = None

@@ -106,13 +106,13 @@ ALIASES: dict[str, str] = {
 
 # model_types under which two classes of remote code are published: a key that configs of one alone have, and its family.
 TOLD_APART: dict[str, tuple[str, str]] = {
+    "bailing_moe": ("n_group", "bailing_moe_v2"),  # inclusionAI/Ling-mini-2.0 beside inclusionAI/Ling-lite
     "llada": ("num_experts", "lladamoe"),  # inclusionAI/LLaDA-MoE-7B-A1B-Base beside GSAI-ML/LLaDA-8B-Base
 }
 
 # Types that only remote code has, and why it is not read here: what a user can do instead ends each.
 UNREAD: dict[str, str] = {
     "baichuan": "its 7B reads no rope keys, for the base is 10000 in its code, and its 13B has ALiBi under the same name",
-    "bailing_moe": "what its remote code reads of rope_scaling is not known here; bailing_moe_v2 is",
     "chatglm": (
         "its remote code has no rope keys but rope_ratio, which multiplies the base in some releases and divides positions "
         "in others; the same model as a glm (zai-org/glm-4-9b-chat-hf) is extended"

@@ -268,9 +268,9 @@ def _rotating(part: Mapping[str, Any], family: Family, count: int) -> tuple[int,
         return tuple(i for i, kind in enumerate(kinds(part, family, count)) if kind == names.FULL_ATTENTION)
     if family.rotates == "no_rope_layers":
         interval = part.get(names.NO_ROPE_LAYER_INTERVAL, 4)
-        flags = part.get(names.NO_ROPE_LAYERS) or [
-            (i + 1) % interval != 0 for i in range(count)
-        ]  # an empty list says nothing
+        usual = family.rotating_key == names.NO_ROPE_LAYERS
+        assumed = [not usual or (i + 1) % interval != 0 for i in range(count)]
+        flags = part.get(family.rotating_key) or assumed  # an empty list says nothing
         return tuple(i for i, rotates in enumerate(flags[:count]) if rotates)
     window = part.get(family.window_key, family.default_sliding_window)
     if family.rotates == "all" or (family.rotates == "sliding-if-any" and window is None):

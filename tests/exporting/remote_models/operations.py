@@ -1,0 +1,72 @@
+"""What layers of text models are made of, in torch and float64: for classes that are written out here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Tensor = Any  # torch is imported where it is needed
+
+
+def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Return a token's numbers with a mean square of 1, times the weight."""
+    return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def rotated(x: Tensor, base: float) -> Tensor:
+    """Return heads turned by their position, pairs half a head apart. Shapes: (heads, tokens, head_dim) -> same."""
+    import torch
+
+    dim = x.shape[-1]
+    angles = torch.outer(torch.arange(x.shape[-2]).double(), base ** -(torch.arange(0, dim, 2).double() / dim))
+    cos, sin = angles.cos(), angles.sin()
+    first, second = x[..., : dim // 2], x[..., dim // 2 :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def heads(x: Tensor, size: int) -> Tensor:
+    """Return heads of a size. Shapes: (tokens, heads * size) -> (heads, tokens, size)."""
+    return x.unflatten(-1, (-1, size)).transpose(0, 1)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, cap: float = 0.0) -> Tensor:
+    """Return what each token takes from those before it. Shapes: (heads, tokens, size) -> (tokens, heads * size).
+
+    scale: of the scores; None: the root of 1 / size. cap: what scores are bent to by tanh, 0 for nothing.
+    """
+    import torch
+
+    tokens, shared = q.shape[1], q.shape[0] // k.shape[0]
+    scores = q @ k.repeat_interleave(shared, 0).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = cap * (scores / cap).tanh() if cap else scores
+    later = torch.ones(tokens, tokens).triu(1).bool()
+    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    return (weights @ v.repeat_interleave(shared, 0)).transpose(0, 1).flatten(1)
+
+
+def attention(x: Tensor, w: Mapping[str, Tensor], place: str, config: Mapping[str, Any], base: float | None) -> Tensor:
+    """Return a llama's attention, of the matrices below a place; base: None for a layer that does not rotate."""
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    q, k, v = (heads(x @ w[f"{place}{name}_proj.weight"].T, size) for name in "qkv")
+    if f"{place}q_norm.weight" in w:
+        q = rms(q, w[f"{place}q_norm.weight"], config["rms_norm_eps"])
+        k = rms(k, w[f"{place}k_norm.weight"], config["rms_norm_eps"])
+    if base is not None:
+        q, k = rotated(q, base), rotated(k, base)
+    return attended(q, k, v) @ w[f"{place}o_proj.weight"].T
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return a feed-forward with a gate."""
+    return (act(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def mixed(x: Tensor, weights: Tensor, chosen: Tensor, expert: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Return what the chosen experts make of each token, in these weights. Shapes: weights and chosen (tokens, experts)."""
+    import torch
+
+    rows = [
+        sum(weight * expert(token[None], int(one))[0] for weight, one in zip(row, ones, strict=True))
+        for token, row, ones in zip(x, weights, chosen, strict=True)
+    ]
+    return torch.stack(rows)
