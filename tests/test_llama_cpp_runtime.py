@@ -258,6 +258,13 @@ def test_hunyuan_raises_its_base_by_alpha() -> None:
     close(table(full("llama", {archs.ALPHA: 4.0})), BASE)
 
 
+def test_text_does_not_turn_by_a_fourth_image_section() -> None:
+    sections = {archs.DIMENSION_SECTIONS: [8, 8, 8, 8]}
+    close(table(full("hunyuan_vl", sections)), np.where(PAIRS < 24, BASE, 0))
+    close(table(full("hunyuan_vl", {archs.DIMENSION_SECTIONS: [8, 12, 12, 0]})), BASE)
+    close(table(full("hunyuan-dense", sections)), BASE)
+
+
 # --- frequency vectors
 
 
@@ -617,7 +624,7 @@ PERTURBED: dict[str, Any] = {
     archs.ALPHA: 3.0, archs.YARN_LOG_MULTIPLIER: 0.05, archs.YARN_EXT_FACTOR: 0.5, archs.YARN_ATTN_FACTOR: 1.3,
     archs.YARN_BETA_FAST: 12.0, archs.YARN_BETA_SLOW: 2.0, archs.TEMPERATURE_SCALE: 0.2,
     archs.TEMPERATURE_LENGTH: 4096, archs.ROPE_PATTERN: [True, False, True, True],
-    archs.DIMENSION_SECTIONS: [8, 12, 12, 0], archs.LEADING_DENSE: 3, archs.EXPERT_COUNT: 128,
+    archs.DIMENSION_SECTIONS: [8, 8, 8, 8], archs.LEADING_DENSE: 3, archs.EXPERT_COUNT: 128,
     archs.COMPRESS_RATIOS: [4, 0, 4, 0, 4, 4, 0, 0], archs.COMPRESS_FREQ_BASE: 40000.0,
 }  # fmt: skip
 COMMON: dict[str, Any] = {

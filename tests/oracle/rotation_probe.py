@@ -200,6 +200,7 @@ OWN: dict[str, dict[str, Any]] = {
         "attention.value_length_swa": 64, "attention.sliding_window_pattern": [1, 1, 1, 1, 0],
     },
     "hrm_text": {"hrm.layers_per_stack": 1, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
+    "hunyuan_vl": {"rope.dimension_sections": [16, 16, 16, 16]},
     "hy_v4": {
         "hyper_connection.count": 4, "hyper_connection.epsilon": 1e-6, "hyper_connection.magnitude": 2.0,
         "swiglu_clamp_exp": 10.0, "attention.indexer.types": [1, 0],

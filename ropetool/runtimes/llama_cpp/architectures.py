@@ -309,7 +309,6 @@ NORM_AFTER = frozenset({"hunyuan-moe", "hunyuan-dense", "hunyuan_vl", "maincoder
 NORM_UNLESS_EXPERTS = {"llama4": 128}  # with so many experts there is none (llama4.cpp:41)
 WITHOUT_FACTOR = frozenset({"deepseek4"})  # deepseek4.cpp:11
 GRANITE = frozenset({"granite", "granitehybrid", "graniteswitch"})  # rope.scaling.finetuned = false: no rotation
-HUNYUAN = frozenset({"hunyuan-dense", "hunyuan_vl"})
 RECURRENT_WITHOUT_HEADS = frozenset({"lfm2", "lfm2moe", "plamo2", "granitehybrid", "bailingmoe3"})  # no key heads
 # Of so many layers the last attends.
 RECURRENT_BY_INTERVAL = {"qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4, "minimax-01": 8}
@@ -391,7 +390,8 @@ KEYS = {
     "llama4": frozenset({EXPERT_COUNT}),
     "deepseek2-ocr": frozenset({FREQ_BASE, SCALING_TYPE, FACTOR, SCALE_LINEAR, ATTN_FACTOR}),
     **dict.fromkeys(GRANITE, frozenset({FINETUNED})),
-    **dict.fromkeys(HUNYUAN, frozenset({ALPHA})),
+    "hunyuan-dense": frozenset({ALPHA}),
+    "hunyuan_vl": frozenset({ALPHA, DIMENSION_SECTIONS}),
 }
 
 

@@ -260,7 +260,7 @@ def _of_the_graph(model: Model, r: _Resolved) -> _Resolved:
 
 
 def _table(model: Model, r: _Resolved, rotary_dim: int) -> RopeTable:
-    base = arithmetic.base_inv_freq(r.rope_theta, rotary_dim)
+    base = arithmetic.base_inv_freq(r.rope_theta, rotary_dim) * _turning(model, rotary_dim)
     kept = _kept(r, rotary_dim)
     magnitude = r.attn * (1 + 0.1 * math.log(r.factor)) if r.mix else r.attn
     magnitude = 1.0 if layers.loses_factor(model) else magnitude
@@ -277,6 +277,15 @@ def _table(model: Model, r: _Resolved, rotary_dim: int) -> RopeTable:
     up_to = trained // CONTEXT_STEP * CONTEXT_STEP  # a context is longer than `trained` from the next step on
     short = regime(archs.ROPE_FACTORS_SHORT, up_to)
     return RopeTable((long,) if up_to == 0 or np.array_equal(short.inv_freq, long.inv_freq) else (short, long))
+
+
+def _turning(model: Model, rotary_dim: int) -> Array:
+    """Return 1 for each pair that turns, 0 for those of a fourth image section: text is at 0 there (llama-graph.cpp:140)."""
+    pairs = np.arange(rotary_dim // 2)
+    sections = layers.image_sections(model)
+    if not sections or sections[3] <= 0:
+        return np.ones(pairs.size)
+    return (pairs % sum(sections) < sum(sections[:3])).astype(np.float64)
 
 
 def _kept(r: _Resolved, rotary_dim: int) -> Array:
@@ -319,10 +328,7 @@ def _trained(r: _Resolved, rope_type: str) -> int | None:
 
 
 def _layout(model: Model) -> str:
-    if model.arch.name not in archs.HALF_WITH_SECTIONS:
-        return model.arch.layout
-    sections = model.listed(archs.DIMENSION_SECTIONS) or []
-    return "half" if len(sections) == 4 and min(sections[:2]) > 0 else model.arch.layout
+    return "half" if model.arch.name in archs.HALF_WITH_SECTIONS and layers.image_sections(model) else model.arch.layout
 
 
 def _softmax_multiplier(model: Model, r: _Resolved) -> float:

@@ -228,6 +228,12 @@ def loses_factor(model: Model) -> bool:
 # --- heads
 
 
+def image_sections(model: Model) -> list[int]:
+    """Return how many pairs turn by each of an image's four positions, nothing where all turn by one."""
+    sections = (model.listed(archs.DIMENSION_SECTIONS) if archs.DIMENSION_SECTIONS in model.arch.keys else None) or []
+    return sections if len(sections) == 4 and min(sections[:2]) > 0 else []
+
+
 def head_dim(model: Model, sliding: bool = False) -> int:
     """Return the channels of a query head, 0 in a model without attention.
 
