@@ -34,7 +34,7 @@ def test_the_converter_s_own_files_give_the_same_logits_for_most_classes() -> No
         one for one in classes().values()
         if one["outcome"] == "converted" and float(str(one["apart"])) <= (1e-3 if one["gelu"] else 2e-4)
     ]  # fmt: skip
-    assert len(same) >= 50
+    assert len(same) >= 65
 
 
 @needs_converter
@@ -44,7 +44,11 @@ def test_the_converter_s_own_files_give_the_same_logits_for_most_classes() -> No
         "GlmForCausalLM",  # whose epsilon is put right
         "Qwen3NextForCausalLM",  # layers that keep a state, and none that drafts
         "Cohere2MoeForCausalLM",  # a key that configs of transformers 5 do not have
-        "MuseGlimmerForConditionalGeneration",  # which does not come out the same
+        "MiniMaxM3SparseForConditionalGeneration",  # keys that transformers drops
+        "BambaForCausalLM",  # a part of each head turns
+        "HunYuanVLForConditionalGeneration",  # image sections by which text is turned otherwise
+        "HrmTextForCausalLM",  # two stacks of layers that run over and over
+        "Llama4ForCausalLM",  # which does not come out the same
         "InternLM2ForCausalLM",  # of remote code
         "LLaDAMoEModelLM",  # which attends both ways
         "SmallThinkerForCausalLM",  # written out, with layers that do not rotate

@@ -26,7 +26,7 @@ from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import Progress
 from ropetool.gguf_export.converter import child, computable
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
-from ropetool.gguf_export.converter.mending import mended
+from ropetool.gguf_export.converter.mending import mended, otherwise
 from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, checked
 from ropetool.gguf_export.converter.rotary import turned
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
@@ -45,7 +45,7 @@ from ropetool.verification.results import Check
 
 WRITTEN = ("f32", "f16", "bf16", "q8_0")  # by the converter itself
 _STORED = {"F32": "f32", "F64": "f32", "F16": "f16"}  # anything else becomes bf16, FP8 among it
-_DRAFTING = ("Qwen3Next", "Qwen3_5")
+_DRAFTING = ("Qwen3Next", "Qwen3_5", "MiMoV2")
 _TOKENIZER, _ALIGNMENT = "tokenizer.", "general.alignment"
 
 
@@ -83,7 +83,8 @@ def prepared(
             checkpoint, target, _layout(file, rotation.patch, outtype), written_as,
             GgufEncoding(rotation.encoding, {}, rotation.patch.tensors), values, file.name,
             rotation.target.max_position_embeddings, (), rotation.window, checks,
-            (_note(converter, checkpoint), *form.notes(), *rotation.notes, *eps_notes, *token_notes, *name_notes, *notes),
+            (_note(converter, checkpoint), *form.notes(), *rotation.notes, *eps_notes, *otherwise(file), *token_notes, *name_notes,
+             *notes),
             converter=converter.script.name,
         )  # fmt: skip
 
@@ -137,7 +138,7 @@ def _converted(
     for vocabulary in (True, False):
         written = folder / ("converted.gguf" if vocabulary else "without-tokenizer.gguf")
         reason = child.convert(
-            converter, seen, written, outtype, limits,
+            converter, seen, written, outtype, limits, rotary=rotary,
             more=_without_drafts(checkpoint), vocabulary=vocabulary, progress=progress,
         )  # fmt: skip
         if not reason:

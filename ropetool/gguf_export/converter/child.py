@@ -70,11 +70,11 @@ class Limits:
 
 def convert(
     converter: Converter, stage: Path, target: Path, outtype: str, limits: Limits,
-    *, more: Sequence[str] = (), vocabulary: bool = True, progress: Progress = nobody,
+    *, rotary: tuple[int, int] = (1, 1), more: Sequence[str] = (), vocabulary: bool = True, progress: Progress = nobody,
 ) -> str:  # fmt: skip
     """Write the staged checkpoint as a GGUF file; return what stopped the converter, nothing if it did its work.
 
-    more: options beside these. vocabulary: whether it writes the tokenizer too.
+    rotary: how many channels of a head of how many turn. more: options beside these. vocabulary: whether it writes the tokenizer too.
     What it says, and whatever it writes besides, lies beside the target.
     Raises: MissingDependency where its Python cannot be started.
     """
@@ -84,6 +84,7 @@ def convert(
     task = {
         "script": str(converter.script), "folder": str(target.parent), "limits": limits.of_process(),
         "arguments": [str(stage), "--outfile", str(target), "--outtype", outtype, *more], "vocabulary": vocabulary,
+        "rotary": rotary,
     }  # fmt: skip
     command = [*_network(), str(converter.python), "-I", "-B", str(_LAUNCH), json.dumps(task)]
     said = target.parent / "said"

@@ -1,7 +1,8 @@
 """What runs in the converter's process, before the converter: limits, no network, no other program, no file elsewhere.
 
 Run as a file by the converter's own Python, which may have no ropetool: the standard library alone. Its one argument
-is JSON: script, arguments, folder (where alone it may write), limits (by resource), vocabulary.
+is JSON: script, arguments, folder (where alone it may write), limits (by resource), vocabulary, rotary (how many channels of
+a head of how many turn).
 """
 
 import contextlib
@@ -36,6 +37,8 @@ def main() -> None:
     sys.path.insert(0, folder)
     sys.argv = [task["script"], *task["arguments"]]
     sys.addaudithook(_guard(os.path.realpath(task["folder"])))
+    _with_every_key()
+    _with_rotary_part(*task["rotary"])
     if not task["vocabulary"]:
         _without_vocabulary()
     runpy.run_path(task["script"], run_name="__main__")
@@ -86,6 +89,61 @@ def _guard(folder: str) -> Any:
                 raise PermissionError(f"{event} outside the folder to write in")
 
     return hook
+
+
+def _with_every_key() -> None:
+    """Have the converter see each key of config.json: it reads them by a class of transformers, which drops some."""
+    try:
+        model: Any = importlib.import_module("conversion").ModelBase
+    except (ImportError, AttributeError):  # an older converter, which is one script
+        return
+    found = model.load_hparams
+
+    def load_hparams(folder: Any, *arguments: Any, **options: Any) -> Any:
+        config = found(folder, *arguments, **options)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(os.path.join(folder, "config.json"), encoding="utf-8") as file,
+        ):
+            _fill(config, json.load(file))
+        return config
+
+    model.load_hparams = staticmethod(load_hparams)
+
+
+def _fill(config: "dict[str, Any]", stated: "dict[str, Any]") -> None:
+    """Add what is stated and lost; kinds of layer as they are stated, for the class may give them other names."""
+    for key, value in stated.items():
+        if isinstance(value, dict) and isinstance(config.get(key), dict):
+            _fill(config[key], value)
+        elif key == "layer_types":
+            config[key] = value
+        else:
+            config.setdefault(key, value)
+
+
+def _with_rotary_part(channels: int, head: int) -> None:
+    """Have the converter put next to each other what turns together, in heads of which a part turns: it permutes them whole."""
+    if channels == head:
+        return
+    try:
+        model: Any = importlib.import_module("conversion.llama").LlamaModel
+    except (ImportError, AttributeError):  # an older converter, which is one script
+        return
+    whole = model.permute
+
+    def permute(weights: Any, heads: int, key_heads: "int | None") -> Any:
+        import torch
+
+        count = key_heads or heads
+        if weights.shape[0] != count * head:
+            return whole(weights, heads, key_heads)
+        parts = weights.reshape(count, head, *weights.shape[1:])
+        turning, still = parts[:, :channels], parts[:, channels:]
+        turning = turning.reshape(count, 2, channels // 2, *weights.shape[1:]).swapaxes(1, 2).reshape(turning.shape)
+        return torch.cat([turning, still], dim=1).reshape(weights.shape)
+
+    model.permute = staticmethod(permute)
 
 
 def _without_vocabulary() -> None:

@@ -14,6 +14,20 @@ from ropetool.rope.tables import is_number
 
 _STATED = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
 ROUNDING = 1e-6  # of float32, which the file holds
+# What llama.cpp computes otherwise than transformers, by architecture, and no key changes.
+OTHERWISE = {
+    "gemma3n": "llama.cpp takes the spread of n channels by n - 1 where it thins a feed-forward (gemma3n.cpp:395)",
+    "hrm_text": "llama.cpp attends causally; prefix_lm, a prompt that sees all of itself, is not computed (hrm-text.cpp:11)",
+    "minimax-m3": "llama.cpp chooses blocks of keys with flash attention alone, and else attends to all (minimax-m3.cpp:233); "
+    "the logits are compared without",
+    "qwen4exp": "beyond indexer_budget tokens llama.cpp attends to as many as indexer_compress_ratio - 1 too many "
+    "(qwen4exp.cpp:688)",
+}
+
+
+def otherwise(file: GgufCheckpoint) -> tuple[str, ...]:
+    """Return a note on what llama.cpp computes otherwise of any file of this architecture."""
+    return (OTHERWISE[file.name],) if file.name in OTHERWISE else ()
 
 
 def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, Value], tuple[str, ...]]:

@@ -13,6 +13,7 @@ from ropetool.errors import CorruptFile, RopetoolError
 from ropetool.files.gguf import ValueType
 from ropetool.gguf_export.converter.finding import OPTION, Converter
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp.folding import TWO_STACKS
 
 EMBEDDING, TOKENS = "token_embd.weight", "tokenizer.ggml.tokens"
 
@@ -59,7 +60,9 @@ def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
     if blocks and blocks != {*range(max(blocks) + 1)}:
         yield f"it has no tensors of layer {min({*range(max(blocks))} - blocks)}"
     stated = _number(file, archs.BLOCK_COUNT)
-    if stated is not None and max(blocks, default=-1) + 1 not in (stated, stated - drafts):
+    stack = _number(file, TWO_STACKS[file.name]) if file.name in TWO_STACKS else None
+    held = {2 * stack} if stack is not None else {stated, (stated or 0) - drafts}
+    if stated is not None and max(blocks, default=-1) + 1 not in held:
         yield f"it has {len(blocks)} layers of tensors, and {file.name}.{archs.BLOCK_COUNT} is {stated}"
 
 

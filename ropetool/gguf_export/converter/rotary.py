@@ -6,6 +6,7 @@ What a file already computes stays as it is; else our encodings are tried on it,
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
@@ -45,17 +46,15 @@ def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool,
 
     Raises: LossyExport for what no file of this architecture holds, or the converter wrote otherwise.
     """
+    mended, mended_notes = _mended(source, file, where)
+    file = file.after(mended)
     found = _decoded(file, where)
-    dimensions = _dimensions(source, found, file)
-    if dimensions:
-        file = file.after(Patch(set=dimensions))
-        found = _decoded(file, where)
     context, context_notes = reached_context(source)
     window, window_notes = _ignored_window(source, found, context, where, allow_full_attention)
     target = regrouped(source, found, context, where)
     objection = in_words(target.differences(found))
     if not objection:
-        return Turned(Patch(set=dimensions), target, AS_CONVERTED, window, (*context_notes, *window_notes))
+        return Turned(mended, target, AS_CONVERTED, window, (*mended_notes, *context_notes, *window_notes))
     entry = rotating_entry(target)
     if entry.table is None or entry.rope_theta is None:
         raise LossyExport(f"the converter's file computes something else: {objection}", where=where)
@@ -71,8 +70,8 @@ def turned(source: RopeSet, file: GgufCheckpoint, *, allow_full_attention: bool,
         raise LossyExport(
             f"{file.name} files cannot hold what the checkpoint computes: {rejected or objection}", where=where
         )
-    kept = replace(kept, set={**dimensions, **kept.set})
-    return Turned(kept, target, tried[-1][0].name, window, (*context_notes, *window_notes))
+    kept = replace(kept, set={**mended.set, **kept.set}, remove=mended.remove | kept.remove)
+    return Turned(kept, target, tried[-1][0].name, window, (*mended_notes, *context_notes, *window_notes))
 
 
 def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
@@ -80,6 +79,52 @@ def _decoded(file: GgufCheckpoint, where: str) -> RopeSet:
         return decode(file)
     except (Refuses, RopetoolError) as error:
         raise LossyExport(f"llama.cpp does not take the converter's file: {error}", where=where) from None
+
+
+def _mended(source: RopeSet, file: GgufCheckpoint, where: str) -> tuple[Patch, tuple[str, ...]]:
+    """Return what the converter left out or wrote otherwise beside the table itself, and notes."""
+    found = _decoded(file, where)
+    remove, notes = _sections(file)
+    patch = Patch(_switch(source, file) | _pattern(source, found, file), remove)
+    found = _decoded(file.after(patch), where)
+    return replace(patch, set={**patch.set, **_dimensions(source, found, file)}), notes
+
+
+def _switch(source: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
+    """Return the key by which some graphs rotate at all, where the converter switches off what the checkpoint does."""
+    key = f"{file.name}.{archs.FINETUNED}"
+    rotates = any(entry.table is not None for entry in source.entries.values())
+    wrong = (
+        archs.FINETUNED in archs.reads(file.name) and rotates and key in file.values and not file.values[key].decode()
+    )
+    return {key: Value.of(ValueType.BOOL, True)} if wrong else {}
+
+
+def _pattern(source: RopeSet, found: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:
+    """Return the list of sliding layers, where the converter leaves it to llama.cpp, which slides others."""
+    wanted, theirs = _sliding(source), _sliding(found)
+    if not wanted or wanted == theirs or archs.SLIDING_WINDOW_PATTERN not in archs.reads(file.name):
+        return {}
+    count = 1 + max(layer for entry in found.entries.values() for layer in entry.layers)
+    listed = [layer in wanted for layer in range(count)]
+    return {f"{file.name}.{archs.SLIDING_WINDOW_PATTERN}": Value.array(ValueType.BOOL, listed)}
+
+
+def _sliding(rope: RopeSet) -> set[int]:
+    return {layer for entry in rope.entries.values() if entry.sliding_window is not None for layer in entry.layers}
+
+
+def _sections(file: GgufCheckpoint) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Return the key of image sections that llama.cpp rotates text wrongly by, and a note on what it is for."""
+    key = f"{file.name}.{archs.DIMENSION_SECTIONS}"
+    if archs.DIMENSION_SECTIONS not in archs.reads(file.name) or key not in file.values:
+        return frozenset(), ()
+    decoded: Any = file.values[key].decode()
+    sections = list(decoded)
+    if len(sections) < 4 or sections[3] <= 0:
+        return frozenset(), ()
+    said = f"{key} {sections} is left out: llama.cpp takes the fourth position of text for 0; a second file for images needs it"
+    return frozenset({key}), (said,)
 
 
 def _dimensions(source: RopeSet, found: RopeSet, file: GgufCheckpoint) -> dict[str, Value]:

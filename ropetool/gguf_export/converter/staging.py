@@ -36,6 +36,11 @@ _SCALING = frozenset({
     "factor", "short_factor", "long_factor", "short_mscale", "long_mscale", "low_freq_factor", "high_freq_factor",
     "alpha", names.LEGACY_TYPE, *names.ROPE_TYPE_KEYS,
 }) - {names.ROPE_TYPE}  # fmt: skip
+# Kinds of layer as converters know them, by model_type, where transformers 5 names them anew when it saves.
+_PUBLISHED_KINDS = {
+    "granitemoehybrid": {"full_attention": "attention", "linear_attention": "mamba"},
+    "qwen4_exp_text": {"indexed_attention": "full_attention"},
+}
 
 
 def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tuple[int, int]) -> None:
@@ -53,8 +58,13 @@ def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tup
         part = part[name]
     part.setdefault("rotary_pct", rotary[0] / rotary[1])
     part.setdefault("rotary_dim", rotary[0])
+    if isinstance(part.get(names.ROPE_PARAMETERS), dict):
+        part[names.ROPE_PARAMETERS].setdefault(names.PARTIAL_ROTARY_FACTOR, rotary[0] / rotary[1])
     if not checkpoint.family.mla:
         part.setdefault("head_dim", rotary[1])
+    kinds = _PUBLISHED_KINDS.get(checkpoint.name, {})
+    if kinds and isinstance(part.get(names.LAYER_TYPES), list):
+        part[names.LAYER_TYPES] = [kinds.get(one, one) for one in part[names.LAYER_TYPES]]
     _save(folder / names.CONFIG_JSON, config)
     root = checkpoint.path
     for name in _COPIED:
