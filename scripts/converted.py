@@ -57,12 +57,18 @@ def registered() -> list[str]:
     raise SystemExit("the converter has no TEXT_MODEL_MAP")
 
 
+def kind_of(architecture: str) -> Any:
+    """Return the class of transformers of this name, or the one that is published under it; None without one."""
+    import transformers
+
+    return getattr(transformers, PUBLISHED_AS.get(architecture, architecture), None)
+
+
 def make(architecture: str, folder: Path) -> str:
     """Write a tiny checkpoint of a class of transformers, and return its model_type."""
     import torch
-    import transformers
 
-    kind = getattr(transformers, architecture)
+    kind = kind_of(architecture)
     defaults = kind.config_class()
     keys = tiny.overrides(defaults)
     for key, value in CHANGES.get(architecture, {}).items():
@@ -86,7 +92,7 @@ def _state(path: Path, more: Mapping[str, Mapping[str, Any]]) -> None:
     """Add keys to the parts of a config.json."""
     config = json.loads(path.read_text(encoding="utf-8"))
     for part, keys in more.items():
-        config[part].update(keys)
+        (config[part] if part else config).update(keys)
     maker.save(path, config)
 
 
@@ -101,6 +107,9 @@ def _quiet_gelu(model: Any, config: Any) -> None:
             if re.search(r"mlp|ffn|feed_forward|experts|fc1|dense_h_to_4h|per_layer", name):
                 weight.mul_(0.1)
 
+
+# Classes of transformers that files are published for under another name, by that name.
+PUBLISHED_AS = {"BailingMoeV3ForCausalLM": "BailingHybridForCausalLM"}
 
 # What the classes' own defaults leave without a model that both programs run, by class.
 SIGMOID = {"scoring_func": "sigmoid", "first_k_dense_replace": 1}
@@ -141,6 +150,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "Qwen4ExpForCausalLM": {"output_gate_type": "sigmoid", "indexer_budget": 2048, "rope_parameters": QUARTER},
     "Qwen3_5MoeForCausalLM": {"rope_parameters": QUARTER},
     # What llama.cpp takes for granted, or a window that it does not know of.
+    "BailingMoeV3ForCausalLM": {"linear_head_dim": 64},  # as large as what rotates: head_dim is one key for both
     "BitNetForCausalLM": {"tie_word_embeddings": True},
     "Exaone4ForCausalLM": {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     "FalconForCausalLM": {"num_kv_heads": 1, "ffn_hidden_size": 512},
@@ -161,6 +171,13 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
 
 # Keys of published configs that the class reads and does not save, by class and part of the config: added to what it saves.
 STATED: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "BailingMoeV3ForCausalLM": {
+        "": {
+            "architectures": ["BailingMoeV3ForCausalLM"], "n_group": 1, "no_kda_lora": True, "norm_topk_prob": True,
+            "num_experts_per_tok": 2, "score_function": "sigmoid", "moe_shared_expert_intermediate_size": 32,
+            "gated_attention_proj_granularity_type": "head_wise", "first_k_dense_replace": 2,
+        },
+    },
     "MiniMaxM3SparseForConditionalGeneration": {
         "text_config": {
             "n_shared_experts": 1, "scoring_func": "sigmoid", "moe_layer_freq": [0, 1, 1, 1],
@@ -185,9 +202,7 @@ def _widened(value: Any) -> Any:
 
 def record(architecture: str, folder: Path) -> Record:
     """Return what exporting a tiny model of the class comes to."""
-    import transformers
-
-    remote = not hasattr(transformers, architecture)
+    remote = kind_of(architecture) is None
     if remote and architecture not in remote_models.REMOTE:
         return {"outcome": "remote code"}
     source, target = folder / "model", folder / "model.gguf"
@@ -219,12 +234,10 @@ def record(architecture: str, folder: Path) -> Record:
 
 def has_gelu(architecture: str, source: Path) -> bool:
     """Return whether llama.cpp takes its activation from a table of float16 numbers."""
-    import transformers
-
-    if not hasattr(transformers, architecture):
+    kind = kind_of(architecture)
+    if kind is None:
         return "gelu" in json.dumps({**remote_models.REMOTE[architecture].config})
-    config = getattr(transformers, architecture).config_class.from_pretrained(source)
-    return _gelu(config)
+    return _gelu(kind.config_class.from_pretrained(source))
 
 
 def _gelu(config: Any) -> bool:
@@ -305,9 +318,8 @@ def logits_of(architecture: str, source: Path, tokens: list[int]) -> Any:
     """Return what a checkpoint's own class computes, or who stands for it, (tokens, rows)."""
     import numpy as np
     import torch
-    import transformers
 
-    kind = getattr(transformers, architecture, None)
+    kind = kind_of(architecture)
     if kind is not None:
         model = kind.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
         with torch.no_grad():

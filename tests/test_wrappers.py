@@ -99,15 +99,17 @@ def test_classes_that_build_one_text_model_ask_for_no_name(wrapper: str, text: s
 
 
 @pytest.mark.parametrize("off", [False, None])
-def test_a_text_model_that_a_switch_makes_another_is_unknown(off: bool | None, tmp_path: Path) -> None:
+def test_a_text_model_that_a_switch_makes_another_has_a_family_of_its_own(off: bool | None, tmp_path: Path) -> None:
     """deepseek-ai/deepseek-vl2-tiny and DeepSeek-OCR: plain attention under the name of an MLA model."""
     plain = {"use_mla": off, "kv_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
     source = write_config(tmp_path / "m", wrapped("deepseek_vl_v2", "deepseek_v2", **plain))
-    with pytest.raises(UnknownFamily, match="in its language_config, the model family 'deepseek_v2 without use_mla'"):
+    with pytest.raises(LossyExport, match="deepseek_ocr takes only default"):
         ropetool.plan(source, "yarn", factor=4)
     found = inspection.inspect(source)
-    assert (found.family, found.stated["language_config.max_position_embeddings"]) == (None, 512)
-    assert 'the family "deepseek_v2 without use_mla" (of the text model of "deepseek_vl_v2")' in found.notes[-1]
+    assert found.rope is not None
+    assert found.family is not None
+    assert (found.family.model_type, found.stated["language_config.max_position_embeddings"]) == ("deepseek_ocr", 512)
+    assert found.rope.entries["full_attention"].layout == "half"
     on = write_config(tmp_path / "on", wrapped("deepseek_vl_v2", "deepseek_v2", use_mla=True))
     assert ropetool.plan(on, "yarn", factor=4).edits
 

@@ -185,7 +185,7 @@ def text_type(config: Mapping[str, Any]) -> str:
     inner = wrapper.inner(config)
     within = wrapper.default if wrapper.fixed else inner.get("model_type") or wrapper.default
     if wrapper.switch and not inner.get(wrapper.switch, True):
-        return f"{within} without {wrapper.switch}"
+        return wrapper.off or f"{within} without {wrapper.switch}"
     return within if isinstance(within, str) else ""
 
 

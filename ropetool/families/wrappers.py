@@ -20,7 +20,8 @@ class Wrapper:
 
     text: the key of the inner config, or those that lead to it with dots between. default: the family that its class
     assumes where the inner config states no model_type; empty where it stops. fixed: the class builds that one whatever
-    model_type is stated. switch: the boolean key of the inner config that makes another model of it when it is off. needs:
+    model_type is stated. switch: the boolean key of the inner config that makes another model of it when it is off, and off: the
+    family of that. needs:
     keys that the inner config must state, for the class fills in numbers of its own; of several words one. in_v4: whether
     transformers 4.57 has it, with the same rule. source: where it says so.
     """
@@ -29,6 +30,7 @@ class Wrapper:
     default: str = ""
     fixed: bool = False
     switch: str = ""
+    off: str = ""
     needs: tuple[str, ...] = ()
     in_v4: bool = False
     source: str = IN_V5
@@ -85,7 +87,7 @@ WRAPPERS: dict[str, Wrapper] = {
     # nothing reads. In that of deepseek_vl_v2 a model has 30 layers by default, and plain attention without use_mla.
     "internvl_chat": Wrapper("llm_config", source=ON_HUB.format("OpenGVLab/InternVL3-8B")),
     "deepseek_vl_v2": Wrapper(
-        "language_config", "deepseek_v2", fixed=True, switch="use_mla", needs=("num_hidden_layers",),
+        "language_config", "deepseek_v2", fixed=True, switch="use_mla", off="deepseek_ocr", needs=("num_hidden_layers",),
         source=ON_HUB.format("deepseek-ai/deepseek-vl2"),
     ),
     "kimi_vl": Wrapper(default="deepseek_v3", fixed=True, source=ON_HUB.format("moonshotai/Kimi-VL-A3B-Instruct")),
@@ -107,6 +109,7 @@ ALIASES: dict[str, str] = {
 # model_types under which two classes of remote code are published: a key that configs of one alone have, and its family.
 TOLD_APART: dict[str, tuple[str, str]] = {
     "bailing_moe": ("n_group", "bailing_moe_v2"),  # inclusionAI/Ling-mini-2.0 beside inclusionAI/Ling-lite
+    "cogvlm": ("num_multi_query_heads", "cogvlm2"),  # THUDM/cogvlm2-llama3-chat-19B beside THUDM/cogvlm-chat-hf
     "llada": ("num_experts", "lladamoe"),  # inclusionAI/LLaDA-MoE-7B-A1B-Base beside GSAI-ML/LLaDA-8B-Base
 }
 

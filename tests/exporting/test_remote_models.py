@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from making import write_config
@@ -19,6 +21,15 @@ STATED = {name: {"architectures": [name], **remote.config} for name, remote in R
 TAKEN = [(name, key) for name, config in STATED.items() for key in families.of_config(config).fixed]
 
 
+def changed(
+    config: Mapping[str, Any], path: Sequence[str], keys: Mapping[str, Any], without: str = ""
+) -> dict[str, Any]:
+    """Return a config with other keys in the part at this path, and without one."""
+    if path:
+        return {**config, path[0]: changed(config[path[0]], path[1:], keys, without)}
+    return {key: value for key, value in {**config, **keys}.items() if key != without}
+
+
 @pytest.mark.parametrize("name", REMOTE)
 def test_what_published_files_state_is_computed(name: str, tmp_path: Path) -> None:
     reason = families.of_config(STATED[name]).not_computed
@@ -31,11 +42,11 @@ def test_what_published_files_state_is_computed(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("name", "key"), TAKEN)
 def test_what_llama_cpp_takes_for_granted_is_refused_otherwise(name: str, key: str, tmp_path: Path) -> None:
-    other = HfCheckpoint.open(write_config(tmp_path / "other", {**STATED[name], key: "another"}))
+    path = families.of_config(STATED[name]).text_path
+    other = HfCheckpoint.open(write_config(tmp_path / "other", changed(STATED[name], path, {key: "another"})))
     with pytest.raises(LossyExport, match=f': {key} is "another"; llama.cpp computes a .* as if it were'):
         computable.check(other)
-    silent = {word: value for word, value in STATED[name].items() if word != key}
-    checkpoint = HfCheckpoint.open(write_config(tmp_path / "silent", silent))
+    checkpoint = HfCheckpoint.open(write_config(tmp_path / "silent", changed(STATED[name], path, {}, without=key)))
     if None in families.of_config(STATED[name]).fixed[key]:
         computable.check(checkpoint)
     else:

@@ -39,6 +39,7 @@ def main() -> None:
     sys.addaudithook(_guard(os.path.realpath(task["folder"])))
     _with_every_key()
     _with_rotary_part(*task["rotary"])
+    _with_matrices_for_images()
     if not task["vocabulary"]:
         _without_vocabulary()
     runpy.run_path(task["script"], run_name="__main__")
@@ -144,6 +145,20 @@ def _with_rotary_part(channels: int, head: int) -> None:
         return torch.cat([turning, still], dim=1).reshape(weights.shape)
 
     model.permute = staticmethod(permute)
+
+
+def _with_matrices_for_images() -> None:
+    """Have the converter keep the matrices that a cogvlm has for images in each layer, which it takes for an image tower's."""
+    try:
+        model: Any = importlib.import_module("conversion.cogvlm").CogVLMModel
+    except (ImportError, AttributeError):  # an older converter, which is one script
+        return
+    found = model.filter_tensors.__func__
+
+    def filter_tensors(cls: Any, item: Any) -> Any:
+        return item if ".vision_expert_" in item[0] or ".vision_mlp." in item[0] else found(cls, item)
+
+    model.filter_tensors = classmethod(filter_tensors)
 
 
 def _without_vocabulary() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.families.family import Family
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import Limits
 from ropetool.files.linking import check_within
@@ -62,6 +63,7 @@ def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tup
         part[names.ROPE_PARAMETERS].setdefault(names.PARTIAL_ROTARY_FACTOR, rotary[0] / rotary[1])
     if not checkpoint.family.mla:
         part.setdefault("head_dim", rotary[1])
+        _state_key_heads(part, checkpoint.family)
     kinds = _PUBLISHED_KINDS.get(checkpoint.name, {})
     if kinds and isinstance(part.get(names.LAYER_TYPES), list):
         part[names.LAYER_TYPES] = [kinds.get(one, one) for one in part[names.LAYER_TYPES]]
@@ -78,6 +80,14 @@ def stage(checkpoint: HfCheckpoint, folder: Path, architecture: str, rotary: tup
             (folder / path.name).symlink_to(path.resolve())
     if checkpoint.directory.index is not None:
         _save(folder / names.SAFETENSORS_INDEX_JSON, {"metadata": {}, "weight_map": dict(checkpoint.directory.index)})
+
+
+def _state_key_heads(part: dict[str, Any], family: Family) -> None:
+    """State that there are as many key heads as heads, where a class that knows no others leaves the converter to ask."""
+    key = names.NUM_KEY_VALUE_HEADS
+    heads = part.get(names.NUM_ATTENTION_HEADS)
+    if family.remote and heads is not None and key not in {*part, *family.size_keys, *family.default_sizes}:
+        part[key] = heads
 
 
 def unscaled(value: Any) -> Any:

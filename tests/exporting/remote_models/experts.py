@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exporting.remote_models import operations as ops
-from exporting.remote_models.making import ATTENTION, ENDS, NORMS, PLAIN, Config, Remote, Written
+from exporting.remote_models.making import ATTENTION, ENDS, NORMS, PLAIN, VOCABULARY, Config, Remote, Written
 
 HEAD_NORMS = """
 model.layers.{i}.self_attn.q_norm.weight head
@@ -115,6 +115,37 @@ def _arctic(w: Mapping[str, Any], config: Config, ids: Any) -> Any:
     return ops.rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
+def _ocr(w: Mapping[str, Any], config: Config, ids: Any) -> Any:
+    """A llama whose layers behind the first have experts, and one that all tokens go through."""
+    from torch.nn.functional import silu
+
+    text = config["language_config"]
+    x, eps = w["model.embed_tokens.weight"][ids], 1e-6
+    for layer in range(text["num_hidden_layers"]):
+        place = f"model.layers.{layer}."
+        normed = ops.rms(x, w[f"{place}input_layernorm.weight"], eps)
+        x = x + ops.attention(normed, w, f"{place}self_attn.", text, 10000.0)
+        normed = ops.rms(x, w[f"{place}post_attention_layernorm.weight"], eps)
+        shared = f"{place}mlp." if layer < text["first_k_dense_replace"] else f"{place}mlp.shared_experts."
+        x = x + ops.gated(normed, *(w[f"{shared}{name}_proj.weight"] for name in ("gate", "up", "down")), silu)
+        if layer < text["first_k_dense_replace"]:
+            continue
+
+        def expert(token: Any, one: int, place: str = f"{place}mlp.experts.") -> Any:
+            return ops.gated(token, *(w[f"{place}{one}.{name}_proj.weight"] for name in ("gate", "up", "down")), silu)
+
+        scores = (normed @ w[f"{place}mlp.gate.weight"].T).softmax(-1)
+        x = x + ops.mixed(normed, *scores.topk(text["num_experts_per_tok"]), expert)
+    return ops.rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
+
+
+OCR = {
+    "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 512, "vocab_size": VOCABULARY, "moe_intermediate_size": 96,
+    "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "n_group": 1,
+    "topk_group": 1, "topk_method": "greedy", "use_mla": False, "kv_lora_rank": None, "q_lora_rank": None,
+    "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0, "bos_token_id": 256, "eos_token_id": 257,
+}  # fmt: skip
 BAILING = {
     **PLAIN, "moe_intermediate_size": 96, "num_experts": 4, "num_shared_experts": 1, "num_experts_per_tok": 2,
     "norm_topk_prob": True, "use_bias": False, "use_qkv_bias": False, "head_dim": 32,
@@ -129,6 +160,12 @@ EXPERTS: dict[str, Remote] = {
             "num_hidden_layers": 3, "rope_scaling": None,
         },
         ATTENTION + NORMS + ENDS + DENSE_FIRST + _from(OF_QWEN + SHARED, 1, 3),
+        sizes={"layers": 3}, experts=4,
+    ),
+    "DeepseekOCRForCausalLM": Remote(
+        {**OCR, "model_type": "deepseek_vl_v2", "language_config": OCR},
+        ATTENTION.replace(" kv ", " q ") + NORMS + ENDS + DENSE_FIRST + _from(OF_QWEN + SHARED, 1, 3),
+        Written("deepseek-ai's modeling_deepseekv2.py", _ocr),
         sizes={"layers": 3}, experts=4,
     ),
     "BailingMoeForCausalLM": Remote(
