@@ -225,6 +225,19 @@ def test_padding_of_the_vocabulary_is_left_out(pair: tuple[Table, Table]) -> Non
         assert found.note == f"vocabularies of {sizes}: the first 300 are compared, the rest is padding"
 
 
+def test_tokens_that_the_reference_never_says_count_in_neither() -> None:
+    rng = np.random.default_rng(5)
+    ours, theirs = (rng.normal(size=(LENGTH, 40)).astype(np.float32) for _ in range(2))
+    masked = ours.copy()
+    masked[:, 4:30] = np.finfo(np.float32).min
+    kept = [*range(4), *range(30, 40)]
+    found = compare(of_array(masked), of_array(theirs))
+    alone = compare(of_array(ours[:, kept]), of_array(theirs[:, kept]))
+    assert found.within.mean.mean == pytest.approx(alone.within.mean.mean, rel=1e-12)
+    assert found.within.logit_difference == alone.within.logit_difference
+    assert compare(of_array(ours), of_array(masked)).within.mean.mean > 1  # what the target alone leaves out is lost
+
+
 def test_another_vocabulary_is_refused(pair: tuple[Table, Table]) -> None:
     reference, target = pair
     with pytest.raises(

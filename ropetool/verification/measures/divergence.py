@@ -20,6 +20,7 @@ from ropetool.verification.scoring import Corpus, Done, Logits, Runner, ignore
 from ropetool.verification.statistics import clustered
 
 BLOCK_LOGITS = 2**18  # entries compared at a time: 2 MB in float64; with 2**21 it takes 2.4 times as long
+NEVER = -1e30  # a logit below it is of a token that a class leaves out, as chameleon does those of images
 MAX_PADDING = 0.01  # of the probability, on average over a piece: what padding may get that only one file has
 MAX_SPANS = 16  # in steps of half an octave they reach down to 1/128 of the length
 MIN_SPAN = 16  # tokens; a first span of fewer would be noise
@@ -192,13 +193,15 @@ def _share_beyond(common: int, wide: Logits) -> float:
 
 
 def _compare(found: Differences, index: int, start: int, ours: Logits, theirs: Logits) -> None:
-    """Fill in what differs in a piece."""
+    """Fill in what differs in a piece; tokens that the reference never says count in neither."""
     common = min(ours.shape[1], theirs.shape[1])
     for p, q in zip(_blocks(ours[:, :common]), _blocks(theirs[:, :common]), strict=True):
+        never = p < NEVER
+        p[never] = q[never] = NEVER
         place = index, slice(start, start + len(p))
         found.same[place] = p.argmax(axis=1) == q.argmax(axis=1)
         found.difference[place] = np.abs(p - q).max(axis=1)
-        found.largest[place] = np.abs(p).max(axis=1)
+        found.largest[place] = np.where(never, 0, np.abs(p)).max(axis=1)
         found.kl[place] = _kl(p, q)
         start += len(p)
 
