@@ -26,7 +26,7 @@ from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import Progress
 from ropetool.gguf_export.converter import child, computable
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
-from ropetool.gguf_export.converter.mending import mended, otherwise
+from ropetool.gguf_export.converter.mending import check_norms, mended, otherwise
 from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, checked
 from ropetool.gguf_export.converter.rotary import turned
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
@@ -76,6 +76,7 @@ def prepared(
         tokens, checks, token_notes = _tokens(checkpoint, file, options.check, said)
         if tokens:
             values = {key: value for key, value in values.items() if not key.startswith(_TOKENIZER)} | tokens
+        check_norms(file, checkpoint)
         eps, eps_notes = mended(file, checkpoint.section)
         values |= eps
         values, name_notes = metadata.loadable(values, values[TOKENS])

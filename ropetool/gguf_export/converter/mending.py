@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.tensor_bytes import StoredTensor, read_bytes
+from ropetool.errors import LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.gguf_export.shapes.reading import EPSILONS
 from ropetool.rope.tables import is_number
 
 _STATED = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
+_NORM = re.compile(r".*layers\.(\d+)\.self_attn\.([qk])_norm\.(weight|bias)")
 ROUNDING = 1e-6  # of float32, which the file holds
 # What llama.cpp computes otherwise than transformers, by architecture, and no key changes.
 OTHERWISE = {
+    "chameleon": "llama.cpp leaves out tokens of images in the first row of a batch alone (chameleon.cpp:198)",
     "gemma3n": "llama.cpp takes the spread of n channels by n - 1 where it thins a feed-forward (gemma3n.cpp:395)",
     "hrm_text": "llama.cpp attends causally; prefix_lm, a prompt that sees all of itself, is not computed (hrm-text.cpp:11)",
+    "hy_v4": "llama.cpp, as vLLM, turns channels that are neighbours, and transformers 5.23 those half a head apart",
     "minimax-m3": "llama.cpp chooses blocks of keys with flash attention alone, and else attends to all (minimax-m3.cpp:233); "
     "the logits are compared without",
     "qwen4exp": "beyond indexer_budget tokens llama.cpp attends to as many as indexer_compress_ratio - 1 too many "
@@ -28,6 +35,29 @@ OTHERWISE = {
 def otherwise(file: GgufCheckpoint) -> tuple[str, ...]:
     """Return a note on what llama.cpp computes otherwise of any file of this architecture."""
     return (OTHERWISE[file.name],) if file.name in OTHERWISE else ()
+
+
+def check_norms(file: GgufCheckpoint, checkpoint: HfCheckpoint) -> None:
+    """Return if heads with norms of their own have them in the file too.
+
+    Raises: LossyExport where the converter gives all heads the norm of the first (chameleon.py:58).
+    """
+    for name, tensor in checkpoint.stored.items():
+        match = _NORM.fullmatch(name)
+        if match is None or len(tensor.shape) != 2 or _rows(tensor) == 1:
+            continue
+        written = file.stored.get(f"blk.{match[1]}.attn_{match[2]}_norm.{match[3]}")
+        if written is not None and _rows(written) == 1:
+            raise LossyExport(
+                f"llama.cpp's converter gives all heads of {name} the norm of the first", where=checkpoint.where
+            )
+
+
+def _rows(tensor: StoredTensor) -> int:
+    """Return how many rows of a matrix differ."""
+    raw, count = read_bytes(tensor), tensor.shape[0]
+    size = len(raw) // count
+    return len({raw[row * size : (row + 1) * size] for row in range(count)})
 
 
 def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, Value], tuple[str, ...]]:
