@@ -17,8 +17,10 @@ from ropetool.families.wrappers import ALIASES, UNREAD
 from ropetool.rope.tables import LayerRope
 from ropetool.runtimes import inspection
 
+MORE = {"maple": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4096}}  # without which nothing rotates
 SIZES = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 BASE = 500000.0
+FLAT = [name for name in families.remote() if not families.get(name).nested]
 OLD = [name for name in families.remote() if families.get(name).scaling_keys]
 NEW = [name for name in families.remote() if not families.get(name).rope_types]
 
@@ -26,7 +28,14 @@ NEW = [name for name in families.remote() if not families.get(name).rope_types]
 def config(name: str, **keys: Any) -> dict[str, Any]:
     theirs = families.get(name).size_keys
     sizes = {theirs.get(key, key): value for key, value in SIZES.items()}
-    return {"model_type": name, **sizes, "rope_theta": BASE, "max_position_embeddings": 4096, **keys}
+    return {
+        "model_type": name,
+        **sizes,
+        **MORE.get(name, {}),
+        "rope_theta": BASE,
+        "max_position_embeddings": 4096,
+        **keys,
+    }
 
 
 def entry(path: Path) -> LayerRope:
@@ -42,7 +51,7 @@ def plain(name: str, base: float = BASE) -> Any:
     return base ** (-np.arange(0, width, 2) / width)
 
 
-@pytest.mark.parametrize("name", families.remote())
+@pytest.mark.parametrize("name", FLAT)
 def test_sizes_and_base_are_read_under_its_own_keys(name: str, tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", config(name))
     found = entry(source)
@@ -53,7 +62,7 @@ def test_sizes_and_base_are_read_under_its_own_keys(name: str, tmp_path: Path) -
     assert any(f"no class for {name}, only the remote code" in note for note in notes)
 
 
-@pytest.mark.parametrize("name", families.remote())
+@pytest.mark.parametrize("name", FLAT)
 def test_rope_parameters_are_not_read(name: str, tmp_path: Path) -> None:
     scaled = {"rope_type": "default", "rope_theta": 7.0}
     data = {key: value for key, value in config(name).items() if key != "rope_theta"}
@@ -64,6 +73,22 @@ def test_rope_parameters_are_not_read(name: str, tmp_path: Path) -> None:
     )
     with pytest.raises(LossyExport):
         ropetool.plan(write_config(tmp_path / "n", config(name)), "ntk", factor=2, config_style="v5")
+
+
+def test_rope_parameters_by_kind_of_layer_are_read(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    stated = {
+        "full_attention": {"rope_theta": BASE, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_theta": 20000.0, "partial_rotary_factor": 1.0},
+    }
+    more = {"head_dim": 64, "layer_types": kinds, "sliding_window": 512}
+    for number, (keys, wanted) in enumerate([(stated, (BASE, 32, 20000.0, 64)), (None, (5e6, 16, 10000.0, 64))]):
+        source = write_config(tmp_path / str(number), config("spark2_5", **more, rope_theta=7.0, rope_parameters=keys))
+        rope = inspection.inspect(source).rope
+        assert rope is not None
+        full, sliding = (rope.entries[kind] for kind in reversed(kinds))
+        assert (full.rope_theta, full.rotary_dim, sliding.rope_theta, sliding.rotary_dim) == wanted
+        assert (full.layers, full.sliding_window, sliding.layers, sliding.sliding_window) == ((1,), None, (0,), 512)
 
 
 @pytest.mark.parametrize("name", OLD)

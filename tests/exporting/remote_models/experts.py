@@ -139,6 +139,29 @@ def _ocr(w: Mapping[str, Any], config: Config, ids: Any) -> Any:
     return ops.rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
 
 
+def _maple(w: Mapping[str, Any], config: Config, ids: Any) -> Any:
+    """Half of each head rotates in the layers that slide, nothing in the others; the experts' inner numbers end at 7."""
+    from torch.nn.functional import silu
+
+    x, eps = w["model.word_embeddings.weight"][ids], config["rms_norm_eps"]
+    for layer, kind in enumerate(config["layer_types"]):
+        place, slides = f"model.layers.{layer}.", kind == "sliding_attention"
+        x = x + ops.attention(
+            ops.rms(x, w[f"{place}input_layernorm.weight"], eps), w, f"{place}self_attn.", config,
+            config["rope_theta"] if slides else None, share=config["partial_rotary_factor"],
+            window=config["sliding_window"] if slides else 0,
+        )  # fmt: skip
+        normed = ops.rms(x, w[f"{place}post_attention_layernorm.weight"], eps)
+        weights, chosen = (normed @ w[f"{place}mlp.gate.weight"].T).softmax(-1).topk(config["num_experts_per_tok"])
+
+        def expert(token: Any, one: int, place: str = f"{place}mlp.experts.") -> Any:
+            gate, up, down = (w[f"{place}{one}.{name}_proj.weight"] for name in ("gate", "up", "down"))
+            return (silu((token @ gate.T).clamp(max=7)) * (token @ up.T).clamp(-7, 7)) @ down.T
+
+        x = x + ops.mixed(normed, weights / weights.sum(-1, keepdim=True), chosen, expert)
+    return ops.rms(x, w["model.norm.weight"], eps) @ w["lm_head.weight"].T
+
+
 OCR = {
     "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 512, "vocab_size": VOCABULARY, "moe_intermediate_size": 96,
@@ -194,6 +217,17 @@ EXPERTS: dict[str, Remote] = {
         + _from(OF_QWEN.replace("weight 4 hidden", "weight 8 hidden") + SHARED, 1, 3)
         + _from("\nmodel.layers.{i}.mlp.gate.expert_bias 8", 1, 3),
         sizes={"layers": 3}, experts=8,
+    ),
+    "MapleForCausalLM": Remote(
+        {
+            **PLAIN, "model_type": "maple", "head_dim": 32, "num_hidden_layers": 4, "moe_intermediate_size": 96,
+            "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 0, "norm_topk_prob": True,
+            "partial_rotary_factor": 0.5, "sliding_window": 64, "nope_on_global_attention": True, "use_qk_norm": True,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "rope_scaling": None,
+        },
+        ATTENTION + HEAD_NORMS + NORMS + ENDS.replace("embed_tokens", "word_embeddings") + OF_QWEN,
+        Written("deepgrove's modeling_maple.py", _maple),
+        sizes={"layers": 4}, experts=4,
     ),
     "SmallThinkerForCausalLM": Remote(
         {

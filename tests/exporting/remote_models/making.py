@@ -97,12 +97,17 @@ class Remote:
         return found
 
     def arrays(self) -> Arrays:
-        """Return random weights: matrices that spread what goes in, norms about 1, biases about 0."""
+        """Return random weights: matrices that spread what goes in, norms about 1, biases about 0.
+
+        What a gelu is taken of is small: llama.cpp takes it from a table of float16 numbers, which full weights show.
+        """
+        quiet = re.compile(r"mlp|ffn|feed_forward|moe|experts" if "gelu" in str(self.config) else r"(?!)")
         chance, found = np.random.default_rng(0), {}
         for name, shape in self.shapes().items():
             numbers = chance.standard_normal(shape)
             if len(shape) > 1:
                 numbers *= 1.5 / np.sqrt(shape[-1]) if "embed" not in name and "wte" not in name else 1.0
+                numbers *= 0.1 if quiet.search(name) else 1.0
             elif name.endswith("bias"):
                 numbers *= 0.1
             else:

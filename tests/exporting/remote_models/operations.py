@@ -13,15 +13,19 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def rotated(x: Tensor, base: float) -> Tensor:
-    """Return heads turned by their position, pairs half a head apart. Shapes: (heads, tokens, head_dim) -> same."""
+def rotated(x: Tensor, base: float, share: float = 1.0) -> Tensor:
+    """Return heads whose first channels, a share of all, are turned by their position, pairs half of those apart.
+
+    Shapes: (heads, tokens, head_dim) -> same.
+    """
     import torch
 
-    dim = x.shape[-1]
+    dim = int(x.shape[-1] * share)
+    x, still = x[..., :dim], x[..., dim:]
     angles = torch.outer(torch.arange(x.shape[-2]).double(), base ** -(torch.arange(0, dim, 2).double() / dim))
     cos, sin = angles.cos(), angles.sin()
     first, second = x[..., : dim // 2], x[..., dim // 2 :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, still), -1)
 
 
 def heads(x: Tensor, size: int) -> Tensor:
@@ -29,22 +33,29 @@ def heads(x: Tensor, size: int) -> Tensor:
     return x.unflatten(-1, (-1, size)).transpose(0, 1)
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, cap: float = 0.0) -> Tensor:
+def attended(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, cap: float = 0.0, window: int = 0
+) -> Tensor:
     """Return what each token takes from those before it. Shapes: (heads, tokens, size) -> (tokens, heads * size).
 
-    scale: of the scores; None: the root of 1 / size. cap: what scores are bent to by tanh, 0 for nothing.
+    scale: of the scores; None: the root of 1 / size. cap: what scores are bent to by tanh, 0 for nothing. window:
+    how many tokens each looks back to, itself among them, 0 for all.
     """
     import torch
 
     tokens, shared = q.shape[1], q.shape[0] // k.shape[0]
     scores = q @ k.repeat_interleave(shared, 0).mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = cap * (scores / cap).tanh() if cap else scores
-    later = torch.ones(tokens, tokens).triu(1).bool()
-    weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+    ages = torch.arange(tokens)[:, None] - torch.arange(tokens)
+    unseen = (ages < 0) | ((ages >= window) if window else False)
+    weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
     return (weights @ v.repeat_interleave(shared, 0)).transpose(0, 1).flatten(1)
 
 
-def attention(x: Tensor, w: Mapping[str, Tensor], place: str, config: Mapping[str, Any], base: float | None) -> Tensor:
+def attention(
+    x: Tensor, w: Mapping[str, Tensor], place: str, config: Mapping[str, Any], base: float | None, *,
+    share: float = 1.0, window: int = 0,
+) -> Tensor:  # fmt: skip
     """Return a llama's attention, of the matrices below a place; base: None for a layer that does not rotate."""
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     q, k, v = (heads(x @ w[f"{place}{name}_proj.weight"].T, size) for name in "qkv")
@@ -52,8 +63,8 @@ def attention(x: Tensor, w: Mapping[str, Tensor], place: str, config: Mapping[st
         q = rms(q, w[f"{place}q_norm.weight"], config["rms_norm_eps"])
         k = rms(k, w[f"{place}k_norm.weight"], config["rms_norm_eps"])
     if base is not None:
-        q, k = rotated(q, base), rotated(k, base)
-    return attended(q, k, v) @ w[f"{place}o_proj.weight"].T
+        q, k = rotated(q, base, share), rotated(k, base, share)
+    return attended(q, k, v, window=window) @ w[f"{place}o_proj.weight"].T
 
 
 def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor, act: Callable[[Tensor], Tensor]) -> Tensor:

@@ -42,6 +42,32 @@ PARTICULAR: dict[str, Remote] = {
         model.blocks.{i}.embed_skip.a_g 1
         """,
     ),
+    # Each kind of layer has a base and a share of its own; a gate for each head.
+    "Spark2_5ForCausalLM": Remote(
+        {
+            **{key: value for key, value in PLAIN.items() if key != "rope_theta"}, "model_type": "spark2_5",
+            "num_hidden_layers": 4, "head_dim": 64, "hidden_act": "gelu", "attention_bias": False, "mlp_bias": False,
+            "gate_attn_act_mode": "sigmoid", "headwise_attn_output_gate": True, "sliding_window": 64,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5000000, "partial_rotary_factor": 0.25},
+                "sliding_attention": {"rope_theta": 10000, "partial_rotary_factor": 1.0},
+            },
+        },
+        NORMS
+        + """
+        model.embedding.weight vocab hidden
+        model.norm.weight hidden
+        lm_head.weight vocab hidden
+        model.layers.{i}.self_attn.q_k_v_proj.weight 512 hidden
+        model.layers.{i}.self_attn.g_proj.weight 4 hidden
+        model.layers.{i}.self_attn.out_proj.weight hidden 256
+        model.layers.{i}.mlp.gate_proj.weight inner hidden
+        model.layers.{i}.mlp.up_proj.weight inner hidden
+        model.layers.{i}.mlp.down_proj.weight hidden inner
+        """,
+        sizes={"layers": 4},
+    ),
     # A llama with matrices of its own for images.
     "CogVLMForCausalLM": Remote(
         {
