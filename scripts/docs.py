@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import json
 import re
 import shlex
 import shutil
@@ -257,8 +258,9 @@ and exllamav3 go by the model_type of the wrapper; SGLang as vLLM, for the wrapp
 
 
 _REMOTE = """Types that transformers has no class for, whose code lies in the repositories of their checkpoints. ropetool never runs it.
-These are read as it reads them, from files in `remote/`: {}. Such code looks at `rope_theta` and `rope_scaling` alone, and the
-oldest takes `type` and `factor` there and nothing else, so that YaRN cannot be said. These are known and refused:
+These are read as it reads them, from files in `remote/`: {}. Such code looks at `rope_theta` and `rope_scaling` alone, or at less: the
+oldest takes `type` and `factor` there and nothing else, so that YaRN cannot be said, and some has the base in the code, so that no
+table can. These are known and refused:
 """
 
 
@@ -340,6 +342,10 @@ def _particular(family: Family) -> list[str]:
         lines.append(f"share of a head that rotates: `{family.partial_rotary_key}`, {share}")
     if family.rope_types:
         lines.append(f"rope types that the class takes: {', '.join(family.rope_types)}")
+    for key, one in family.needed.items():
+        values = " or ".join("absent" if value is None else json.dumps(value) for value in one.values)
+        lines.append(f"read only where `{key}` is {values}: {one.why}")
+    lines += [f"beyond the context its code {does} where `{key}` is on" for key, does in family.beyond.items()]
     if family.default_rope_type != "default":
         lines.append(f"without rope keys it takes {family.default_rope_type} of its own numbers")
     if family.rotates != "all":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from making import config_of, write_config
 
 import ropetool
 from ropetool import families
-from ropetool.errors import LossyExport, UnknownFamily
+from ropetool.errors import InvalidRope, LossyExport, UnknownFamily
 from ropetool.families.wrappers import ALIASES, UNREAD
+from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import LayerRope
 from ropetool.runtimes import inspection
 
-MORE = {"maple": {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4096}}  # without which nothing rotates
-SIZES = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+MORE = {"maple": {"layer_types": ["sliding_attention"] * 8, "sliding_window": 4096}}  # without which nothing rotates
+SIZES = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
 BASE = 500000.0
 FLAT = [name for name in families.remote() if not families.get(name).nested]
 OLD = [name for name in families.remote() if families.get(name).scaling_keys]
@@ -26,16 +28,20 @@ NEW = [name for name in families.remote() if not families.get(name).rope_types]
 
 
 def config(name: str, **keys: Any) -> dict[str, Any]:
-    theirs = families.get(name).size_keys
-    sizes = {theirs.get(key, key): value for key, value in SIZES.items()}
-    return {
-        "model_type": name,
-        **sizes,
-        **MORE.get(name, {}),
-        "rope_theta": BASE,
-        "max_position_embeddings": 4096,
-        **keys,
-    }
+    family = families.get(name)
+    sizes = {family.size_keys.get(key, key): value for key, value in SIZES.items()}
+    stated = {"model_type": name, **sizes, family.rope_theta_key or "rope_theta": BASE, family.context_key: 4096}
+    stated |= {key: one.values[0] for key, one in family.needed.items()}
+    stated |= MORE.get(name, {})
+    return {key: value for key, value in {**stated, **keys}.items() if value is not None}
+
+
+def attending(name: str) -> tuple[int, ...]:
+    """Return the layers that look all the way back, of those that a config has."""
+    family = families.get(name)
+    step, count = family.pattern or 1, config(name).get("num_hidden_layers", SIZES["num_hidden_layers"])
+    offset = step - 1 if family.pattern_offset is None else family.pattern_offset
+    return tuple(range(offset, count, step))
 
 
 def entry(path: Path) -> LayerRope:
@@ -44,10 +50,15 @@ def entry(path: Path) -> LayerRope:
     return rope.entries["full_attention"]
 
 
-def plain(name: str, base: float = BASE) -> Any:
-    if not families.get(name).rope_theta_key:
-        base = families.get(name).default_rope_theta["full_attention"]  # whatever a config states
-    width = int(128 * families.get(name).default_partial_rotary_factor)
+def base_of(name: str) -> float:
+    """Return the base of a config as above; the code's own where that has it fixed."""
+    family = families.get(name)
+    return BASE if family.rope_theta_key else family.default_rope_theta["full_attention"]
+
+
+def plain(name: str, base: float = 0.0) -> Any:
+    base = base or base_of(name)
+    width = int((families.get(name).default_head_dim or 128) * families.get(name).default_partial_rotary_factor)
     return base ** (-np.arange(0, width, 2) / width)
 
 
@@ -56,7 +67,9 @@ def test_sizes_and_base_are_read_under_its_own_keys(name: str, tmp_path: Path) -
     source = write_config(tmp_path / "m", config(name))
     found = entry(source)
     assert found.table is not None
-    assert (found.head_dim, found.layers, found.layout) == (128, (0, 1), "half")
+    family = families.get(name)
+    assert (found.head_dim, found.layout) == (family.default_head_dim or 128, family.layout)
+    assert found.layers == attending(name)
     assert np.allclose(found.table.at(4096).inv_freq, plain(name))
     notes = inspection.inspect(source).notes
     assert any(f"no class for {name}, only the remote code" in note for note in notes)
@@ -65,7 +78,7 @@ def test_sizes_and_base_are_read_under_its_own_keys(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", FLAT)
 def test_rope_parameters_are_not_read(name: str, tmp_path: Path) -> None:
     scaled = {"rope_type": "default", "rope_theta": 7.0}
-    data = {key: value for key, value in config(name).items() if key != "rope_theta"}
+    data = {key: value for key, value in config(name).items() if value != BASE}
     found = entry(write_config(tmp_path / "m", {**data, "rope_parameters": scaled}))
     assert found.table is not None
     assert np.allclose(
@@ -105,8 +118,8 @@ def test_the_old_code_takes_linear_and_dynamic_by_type_and_factor_alone(name: st
     assert linear is not None
     assert dynamic is not None
     assert np.allclose(linear.at(16384).inv_freq, plain(name) / 4)
-    factor, length = written["dynamic"]["rope_scaling"]["factor"], written["dynamic"]["max_position_embeddings"]
-    stretched = BASE * (factor * 16384 / length - (factor - 1)) ** (
+    factor, length = written["dynamic"]["rope_scaling"]["factor"], written["dynamic"][families.get(name).context_key]
+    stretched = base_of(name) * (factor * 16384 / length - (factor - 1)) ** (
         128 / 126
     )  # InternLM2DynamicNTKScalingRotaryEmbedding
     assert np.allclose(dynamic.at(16384).inv_freq, plain(name, stretched))
@@ -161,6 +174,29 @@ def test_a_type_that_is_not_read_says_why(name: str, tmp_path: Path) -> None:
     assert refusal.value.message == f"the model family {json.dumps(name)[1:-1]!r} is not served: {UNREAD[name]}"
     assert any(UNREAD[name] in note for note in inspection.inspect(source).notes)
     assert families.find(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name in families.remote() for key in families.get(name).needed]
+)
+def test_a_config_that_is_not_described_says_why(name: str, key: str, tmp_path: Path) -> None:
+    other = {"type": "linear", "factor": 2.0} if key == "rope_scaling" else 7
+    source = write_config(tmp_path / "m", {**config(name), key: other})
+    why = families.get(name).needed[key].why
+    reading = next(each for each in inspection.inspect(source).readings if each.name == "transformers")
+    assert reading.refuses == f"{key} is {shown(other)}: {why}"
+    with pytest.raises(InvalidRope, match=re.escape(why)):
+        ropetool.plan(source, "ntk", factor=2)
+
+
+@pytest.mark.parametrize("stated", [True, False, None])
+def test_what_the_code_does_beyond_the_context_is_said(stated: bool | None, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", config("qwen", use_logn_attn=stated))
+    said = [note for note in inspection.inspect(source).notes if "use_logn_attn" in note]
+    assert said == (
+        ["use_logn_attn is on: beyond 4096 tokens its code lets the score grow with the logarithm of the position"]
+        * bool(stated)
+    )
 
 
 def test_names_are_stated_once() -> None:

@@ -13,6 +13,7 @@ from ropetool.families.engines import Exllamav3, LlamaCpp, MlxLm, Sglang, Vllm
 from ropetool.families.loading import parsed, record, wrong
 from ropetool.families.rows import SELECTORS
 from ropetool.families.tensors import Export, faults
+from ropetool.files.hf.jsontext import shown
 
 REMOTE = "remote/"  # the folder of families that only remote code has
 Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any", "full", "none"]
@@ -25,6 +26,17 @@ class TrainedLength:
     max_position_embeddings: int
     trained: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A key of the config without which what a family's file says of positions does not hold.
+
+    values: those with which it does; null: the key may be absent. why: what the code does under another one, in words.
+    """
+
+    values: tuple[Any, ...]
+    why: str
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,8 @@ class Family:
     head_dim_keys, default_head_dims: the same by kind of layer, where one has heads of another size.
     default_rope_keys: the rope keys by kind of layer that the class fills in where the config has none at all.
     rotates_if: keys, each with the value without which nothing rotates.
+    needed: keys whose value all that is said here takes for granted. beyond: boolean keys, each with what the code does
+    beyond the context where it is on; that is said, and not decoded.
     norm_after: queries and keys are normalised behind the rotation, so that no factor on cos and sin is left.
     null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
     stated_null_head_dim: what a head_dim of null does in transformers 5 that an absent one does not: it stops those types,
@@ -126,7 +140,8 @@ class Family:
     under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
     names, and what a GGUF file says of it; in its file the name of another family says that it is that one's.
     fixed: keys that remote code computes by and that llama.cpp or its converter takes for granted, each with the values that
-    agree, null where it may be left out: the converter's file of any other would be another model. not_computed: what
+    agree, null where it may be left out: the converter's file of any other would be another model; keys that lead to one have
+    dots between, and in a list each entry has it. not_computed: what
     llama.cpp does otherwise with every such model, so that the converter is not asked. llama_cpp,
     vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that is not known. source: where all this was read.
     stated: the model_type of a config.json that hands over to this family, set only by of_config and find. live: it was
@@ -186,6 +201,8 @@ class Family:
     rotates: Rotates = "all"
     rotating_key: str = "no_rope_layers"
     rotates_if: dict[str, str] = dataclasses.field(default_factory=dict)
+    needed: dict[str, Needed] = dataclasses.field(default_factory=dict)
+    beyond: dict[str, str] = dataclasses.field(default_factory=dict)
     norm_after: bool = False
     temperature_key: str = ""
     off_key: str = ""
@@ -251,6 +268,13 @@ class Family:
         """Return whether all heads share one key and value under this config."""
         shared, *others = self.one_key_head or ("",)
         return bool(shared) and bool(config.get(shared, True)) and not any(config.get(key) for key in others)
+
+    def not_described(self, config: Mapping[str, Any]) -> str:
+        """Return which key of a config is other than all that is said here takes for granted, in words; empty for none."""
+        for key, needed in self.needed.items():
+            if config.get(key) not in needed.values:
+                return f"{key} is {shown(config.get(key))}: {needed.why}"
+        return ""
 
     def rope_group(self, layer_type: str) -> str:
         """Return the word under which rope_parameters holds the keys of a kind of layer."""

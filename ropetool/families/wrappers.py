@@ -115,26 +115,14 @@ TOLD_APART: dict[str, tuple[str, str]] = {
 
 # Types that only remote code has, and why it is not read here: what a user can do instead ends each.
 UNREAD: dict[str, str] = {
-    "baichuan": "its 7B reads no rope keys, for the base is 10000 in its code, and its 13B has ALiBi under the same name",
     "chatglm": (
         "its remote code has no rope keys but rope_ratio, which multiplies the base in some releases and divides positions "
         "in others; the same model as a glm (zai-org/glm-4-9b-chat-hf) is extended"
     ),
     "internlm": "its remote code keeps base and type in an object of its own, rotary; internlm2 and internlm3 are extended",
-    "minicpm": (
-        "its releases read rope_scaling by different keys, type in MiniCPM 1 and 2 and rope_type in MiniCPM4, and nothing "
-        "in a config tells them apart; minicpm3 is extended"
-    ),
     "minimax_m1": "its remote code reads the base and rotary_dim alone, and it is published with 10240000 positions",
     "minimax_text_01": "its remote code reads the base and rotary_dim alone, and it is published with 10240000 positions",
-    "nemotron-nas": "its layers are of kinds of their own, listed in block_configs, some without attention",
-    "openelm": "its layers have different numbers of heads, and its base stands in rope_freq_constant",
     "phi-msft": "its remote code has the base 10000 in its code and reads rotary_dim alone; the same model as a phi is extended",
-    "qwen": (
-        "its remote code scales by use_dynamic_ntk and use_logn_attn, with rules of its own in steps of the context; "
-        "qwen2 and later are extended"
-    ),
-    "xverse": "what its remote code reads of rope keys is not known here",
 }
 
 # The places that a text model's attention may have inside a wrapper, for names that begin with `model.` on their own.

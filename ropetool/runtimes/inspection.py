@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -216,6 +216,7 @@ def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
         return (
             f"transformers has no class for {family.name}, only the remote code of its repository, which ropetool never runs: "
             f"what is said here was read in {family.source}",
+            *_beyond(config, family),
         )
     if family.stated in ALIASES or (wrapper and wrapper.source.startswith(ON_HUB.partition("{}")[0])):
         return (
@@ -227,6 +228,13 @@ def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
             "auto_map names remote code, which ropetool never runs: what is said here holds for the built-in model class",
         )
     return ()
+
+
+def _beyond(config: Mapping[str, Any], family: Family) -> Iterator[str]:
+    context = config.get(family.context_key, family.default_max_position_embeddings)
+    for key, does in family.beyond.items():
+        if config.get(key):
+            yield f"{key} is on: beyond {context} tokens its code {does}"
 
 
 def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ def decode(view: HfCheckpoint) -> RopeSet:
     forbidden = next((key for key in family.not_null if key in part and part[key] is None), None)
     if forbidden:
         raise Refuses(f"ValidationError: {forbidden} is null, and {family.model_type} takes a number")
+    if unknown := family.not_described(part):
+        raise NotKnown(unknown)
     if family.off_key and part.get(family.off_key):
         raise NotKnown(f"{family.off_key} is on, so nothing rotates and there is no table")
     if family.layer_base_key and part.get(family.layer_base_key):

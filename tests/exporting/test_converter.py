@@ -338,6 +338,17 @@ def test_another_epsilon_than_the_checkpoint_s_is_put_right(
     assert any("llama.cpp's converter wrote 0.1" in note for note in made.notes)
 
 
+def test_an_epsilon_under_a_name_that_llama_cpp_does_not_ask_for_is_written_again(
+    source: Path, right: Path, tmp_path: Path, without_table: None
+) -> None:
+    header = read_header(right)
+    name, other = (f"llama.attention.layer_norm_{word}epsilon" for word in ("rms_", ""))
+    write_patched(header, Patch(set={other: header.values[name]}, remove=frozenset({name})), tmp_path / "wrong.gguf")
+    made = exported(source, hands_out(tmp_path, tmp_path / "wrong.gguf"), tmp_path / "x.gguf")
+    assert maker.keys(made.output)[name] == pytest.approx(1e-5)
+    assert any("llama.cpp's converter wrote it under another name" in note for note in made.notes)
+
+
 def patched(right: Path, folder: Path, keys: dict[str, Value]) -> Path:
     write_patched(read_header(right), Patch(set=keys), folder / "wrong.gguf")
     return folder / "wrong.gguf"
@@ -421,6 +432,17 @@ def test_a_file_over_which_llama_cpp_ends_its_process_is_refused(
     refused(
         source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "ends its process .*GGML_ASSERT"
     )
+
+
+def test_a_file_that_llama_cpp_does_not_load_is_refused(
+    source: Path, right: Path, tmp_path: Path, without_table: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody compares its logits where only remote code has the class."""
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr("ropetool.verification.short_divergence._lacking", lambda sides: "torch is not installed")
+    wrong = patched(right, tmp_path, {"llama.feed_forward_length": Value.of(ValueType.U32, 32)})
+    (tmp_path / "out").mkdir()
+    refused(source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "llama.cpp does not load it")
 
 
 @pytest.mark.parametrize(

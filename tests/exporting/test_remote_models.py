@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,13 +22,17 @@ STATED = {name: {"architectures": [name], **remote.config} for name, remote in R
 TAKEN = [(name, key) for name, config in STATED.items() for key in families.of_config(config).fixed]
 
 
-def changed(
-    config: Mapping[str, Any], path: Sequence[str], keys: Mapping[str, Any], without: str = ""
-) -> dict[str, Any]:
-    """Return a config with other keys in the part at this path, and without one."""
-    if path:
-        return {**config, path[0]: changed(config[path[0]], path[1:], keys, without)}
-    return {key: value for key, value in {**config, **keys}.items() if key != without}
+def changed(config: Mapping[str, Any], keys: Sequence[str], *value: Any) -> dict[str, Any]:
+    """Return a config with another value where keys lead, in the first entry of a list, or without the last of them."""
+    found = copy.deepcopy(dict(config))
+    part: Any = found
+    *outer, last = keys
+    for one in outer:
+        part = part[one][0] if isinstance(part[one], list) else part[one]
+    part.pop(last, None)
+    if value:
+        (part[last],) = value
+    return found
 
 
 @pytest.mark.parametrize("name", REMOTE)
@@ -42,11 +47,11 @@ def test_what_published_files_state_is_computed(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("name", "key"), TAKEN)
 def test_what_llama_cpp_takes_for_granted_is_refused_otherwise(name: str, key: str, tmp_path: Path) -> None:
-    path = families.of_config(STATED[name]).text_path
-    other = HfCheckpoint.open(write_config(tmp_path / "other", changed(STATED[name], path, {key: "another"})))
+    keys = [*families.of_config(STATED[name]).text_path, *key.split(".")]
+    other = HfCheckpoint.open(write_config(tmp_path / "other", changed(STATED[name], keys, "another")))
     with pytest.raises(LossyExport, match=f': {key} is "another"; llama.cpp computes a .* as if it were'):
         computable.check(other)
-    checkpoint = HfCheckpoint.open(write_config(tmp_path / "silent", changed(STATED[name], path, {}, without=key)))
+    checkpoint = HfCheckpoint.open(write_config(tmp_path / "silent", changed(STATED[name], keys)))
     if None in families.of_config(STATED[name]).fixed[key]:
         computable.check(checkpoint)
     else:

@@ -26,8 +26,8 @@ from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import Progress
 from ropetool.gguf_export.converter import child, computable
 from ropetool.gguf_export.converter.finding import OPTION, Converter, find
-from ropetool.gguf_export.converter.mending import check_norms, mended, otherwise
-from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, checked
+from ropetool.gguf_export.converter.mending import check_norms, mended, otherwise, with_heads
+from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, check_computed, checked
 from ropetool.gguf_export.converter.rotary import turned
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
 from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
@@ -71,6 +71,8 @@ def prepared(
         companions.check(checkpoint.path)
     with hidden_folder(gguf_output.hidden_place(target)) as folder:
         file, said = _converted(converter, checkpoint, folder, outtype, _rotary(source), progress)
+        check_computed(file, checkpoint.where)
+        file, head_notes = with_heads(file)
         rotation = turned(source, file, allow_full_attention=options.allow_full_attention, where=checkpoint.where)
         values = {key: value for key, value in file.after(rotation.patch).values.items() if key != _ALIGNMENT}
         tokens, checks, token_notes = _tokens(checkpoint, file, options.check, said)
@@ -84,8 +86,8 @@ def prepared(
             checkpoint, target, _layout(file, rotation.patch, outtype), written_as,
             GgufEncoding(rotation.encoding, {}, rotation.patch.tensors), values, file.name,
             rotation.target.max_position_embeddings, (), rotation.window, checks,
-            (_note(converter, checkpoint), *form.notes(), *rotation.notes, *eps_notes, *otherwise(file), *token_notes, *name_notes,
-             *notes),
+            (_note(converter, checkpoint), *form.notes(), *head_notes, *rotation.notes, *eps_notes, *otherwise(file), *token_notes,
+             *name_notes, *notes),
             converter=converter.script.name,
         )  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import LossyExport
 from ropetool.files.hf.jsontext import shown
@@ -12,17 +15,30 @@ def check(checkpoint: HfCheckpoint) -> None:
 
     Raises: LossyExport for a key with a value of another model, and for a model that llama.cpp loads and does not compute.
     """
-    config, family = checkpoint.section, checkpoint.family
+    family = checkpoint.family
     if family.not_computed:
         raise LossyExport(
             f"llama.cpp loads a {family.name} and computes something else: {family.not_computed}",
             where=checkpoint.where,
         )
     for key, values in family.fixed.items():
-        if config.get(key) in values:
-            continue
-        stated = f"is {shown(config[key])}" if key in config else "is not stated, and its class assumes something else"
-        raise LossyExport(
-            f"{key} {stated}; llama.cpp computes a {family.name} as if it were {shown(values[0])}",
-            where=checkpoint.where,
-        )
+        for stated in _reached(checkpoint.section, key.split(".")):
+            if stated in values:
+                continue
+            found = "is not stated, and its class assumes something else" if stated is None else f"is {shown(stated)}"
+            taken = "not stated" if values[0] is None else shown(values[0])
+            raise LossyExport(
+                f"{key} {found}; llama.cpp computes a {family.name} as if it were {taken}",
+                where=checkpoint.where,
+            )
+
+
+def _reached(value: Any, keys: Sequence[str]) -> Iterator[Any]:
+    """Yield what stands where keys lead, in each entry of a list; None where nothing does."""
+    if not keys:
+        yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _reached(one, keys)
+    else:
+        yield from _reached(value.get(keys[0]) if isinstance(value, Mapping) else None, keys[1:])

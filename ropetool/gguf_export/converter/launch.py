@@ -40,6 +40,7 @@ def main() -> None:
     _with_every_key()
     _with_rotary_part(*task["rotary"])
     _with_matrices_for_images()
+    _without_endless_calls()
     if not task["vocabulary"]:
         _without_vocabulary()
     runpy.run_path(task["script"], run_name="__main__")
@@ -159,6 +160,33 @@ def _with_matrices_for_images() -> None:
         return item if ".vision_expert_" in item[0] or ".vision_mlp." in item[0] else found(cls, item)
 
     model.filter_tensors = classmethod(filter_tensors)
+
+
+def _without_endless_calls() -> None:
+    """Have a class of the converter pass a tensor on that it hands to itself again and again, as Baichuan's does."""
+    try:
+        conversion: Any = importlib.import_module("conversion")
+    except ImportError:  # an older converter, which is one script
+        return
+    found = conversion.get_model_class
+
+    def get_model_class(*arguments: Any, **options: Any) -> Any:
+        model = found(*arguments, **options)
+        own, called = model.modify_tensors, set()
+
+        def modify_tensors(self: Any, data: Any, name: str, bid: Any) -> Any:
+            call = (id(data), name)
+            if call in called:
+                yield from super(model, self).modify_tensors(data, name, bid)
+                return
+            called.add(call)
+            yield from own(self, data, name, bid)
+            called.discard(call)
+
+        model.modify_tensors = modify_tensors
+        return model
+
+    conversion.get_model_class = get_model_class
 
 
 def _without_vocabulary() -> None:

@@ -1,4 +1,4 @@
-"""Numbers that the config states and the converter looks for under another key: put right, with a note."""
+"""Numbers that the converter looks for under another key, or writes as llama.cpp does not take them: put right, with a note."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor, read_bytes
 from ropetool.errors import LossyExport
-from ropetool.files.gguf import Value, ValueType
+from ropetool.files.gguf import Patch, Value, ValueType
+from ropetool.gguf_export.converter.reading import listed
 from ropetool.gguf_export.shapes.reading import EPSILONS
 from ropetool.rope.tables import is_number
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 _STATED = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon", "norm_eps")
 _NORM = re.compile(r".*layers\.(\d+)\.self_attn\.([qk])_norm\.(weight|bias)")
@@ -60,6 +62,20 @@ def _rows(tensor: StoredTensor) -> int:
     return len({raw[row * size : (row + 1) * size] for row in range(count)})
 
 
+def with_heads(file: GgufCheckpoint) -> tuple[GgufCheckpoint, tuple[str, ...]]:
+    """Return a converter's file with a number of heads in its first layer too, where that keeps a state, and notes.
+
+    By the heads of that layer the loader tells the size of all (llama-model.cpp:1437); which layers keep a state it tells
+    by their key heads alone.
+    """
+    key, heads = f"{file.name}.{archs.HEAD_COUNT}", listed(file, archs.HEAD_COUNT)
+    count = max(heads, default=0)
+    if file.name not in archs.RECURRENT_WITHOUT_HEADS or not count or heads[0] or {*heads} != {0, count}:
+        return file, ()
+    note = f"{key} is {count}: llama.cpp's converter wrote 0 for layers that keep a state, and llama.cpp would then rotate nothing"
+    return file.after(Patch(set={key: Value.of(ValueType.U32, count)})), (note,)
+
+
 def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, Value], tuple[str, ...]]:
     """Return the keys of a converter's file that are other numbers than the config's, as they should be, and notes."""
     stated = {key: config[key] for key in _STATED if is_number(config.get(key))}
@@ -67,6 +83,12 @@ def mended(file: GgufCheckpoint, config: Mapping[str, Any]) -> tuple[dict[str, V
         return {}, ()
     key, number = next(iter(stated.items()))
     found, notes = {}, []
+    asked = f"{file.name}.{EPSILONS['layer' if file.name in archs.LAYER_NORMS else 'rms']}"
+    if asked not in file.values:
+        found[asked] = Value.of(ValueType.F32, number)
+        notes.append(
+            f"{asked} is {number:g}, {key} of {names.CONFIG_JSON}; llama.cpp's converter wrote it under another name"
+        )
     for name in (f"{file.name}.{suffix}" for suffix in EPSILONS.values()):
         value = file.values.get(name)
         if value is None or value.type is not ValueType.F32:

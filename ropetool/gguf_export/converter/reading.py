@@ -6,16 +6,35 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import CorruptFile, RopetoolError
+from ropetool.errors import CorruptFile, LossyExport, RopetoolError
 from ropetool.files.gguf import ValueType
 from ropetool.gguf_export.converter.finding import OPTION, Converter
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp.folding import TWO_STACKS
 
 EMBEDDING, TOKENS = "token_embd.weight", "tokenizer.ggml.tokens"
+
+
+# Whose graph goes on to the next layer from what entered this one where it has no feed-forward (deci.cpp:147).
+LOSES_ATTENTION = frozenset({"deci"})
+
+
+def check_computed(file: GgufCheckpoint, where: str) -> None:
+    """Raise LossyExport for a layer that llama.cpp leaves out."""
+    heads, inner = listed(file, archs.HEAD_COUNT), listed(file, archs.FEED_FORWARD_LENGTH)
+    lost = next(
+        (layer for layer, (count, size) in enumerate(zip(heads, inner, strict=False)) if count and not size), None
+    )
+    if file.name in LOSES_ATTENTION and lost is not None:
+        raise LossyExport(
+            f"layer {lost} attends and has no feed-forward; llama.cpp leaves out all of such a layer of {file.name}",
+            where=where,
+        )
 
 
 def checked(path: Path, checkpoint: HfCheckpoint, converter: Converter) -> GgufCheckpoint:
@@ -56,7 +75,11 @@ def _faults(file: GgufCheckpoint, config: Mapping[str, Any]) -> Iterator[str]:
     tokens = file.values.get(TOKENS)
     if tokens is not None and tokens.count != rows:
         yield f"{EMBEDDING} has {rows} rows for {tokens.count} tokens"
-    blocks = {int(name.split(".")[1]) for name in file.tensors if name.startswith("blk.") and name[4:5].isdigit()}
+    heads, inner = listed(file, archs.HEAD_COUNT), listed(file, archs.FEED_FORWARD_LENGTH)
+    empty = {layer for layer, sizes in enumerate(zip(heads, inner, strict=False)) if not any(sizes)}
+    blocks = {
+        int(name.split(".")[1]) for name in file.tensors if name.startswith("blk.") and name[4:5].isdigit()
+    } | empty
     if blocks and blocks != {*range(max(blocks) + 1)}:
         yield f"it has no tensors of layer {min({*range(max(blocks))} - blocks)}"
     stated = _number(file, archs.BLOCK_COUNT)
@@ -70,3 +93,10 @@ def _number(file: GgufCheckpoint, suffix: str) -> int | None:
     """Return a whole number that the file states for all layers, None where it states none or one for each layer."""
     value = file.values.get(f"{file.name}.{suffix}")
     return int(str(value.decode())) if value is not None and value.type is ValueType.U32 else None
+
+
+def listed(file: GgufCheckpoint, suffix: str) -> list[int]:
+    """Return the numbers that a file states for each layer, nothing where it states one for all or none."""
+    value = file.values.get(f"{file.name}.{suffix}")
+    numbers = None if value is None else value.decode()
+    return [int(one) for one in numbers] if isinstance(numbers, list | np.ndarray) else []

@@ -11,27 +11,31 @@ from pathlib import Path
 from ropetool.errors import CorruptFile
 
 _PLACE = re.compile(r"\.(?:c|cpp|h):\d+: ")  # in ggml's last words: GGML_ASSERT or "fatal error"
-_CHILD = """
+_REFUSED = 3  # how the child ends where llama.cpp does not load the file or does not run it
+_CHILD = f"""
 import sys
 from ropetool.errors import RopetoolError
 from ropetool.verification.runners.llama_runner import LlamaRunner
 try:
     list(LlamaRunner(sys.argv[1], device="cpu").logits([0]))
-except RopetoolError:
-    pass  # which is told in this process, in its own words
+except RopetoolError as error:
+    print(error.message)
+    sys.exit({_REFUSED})
 """
 
 
 def check_runs(file: Path) -> None:
-    """Return if llama.cpp survives the file, or is not installed.
+    """Return if llama.cpp loads and runs the file, or is not installed: nobody compares logits with those of remote code.
 
-    Raises: CorruptFile with its last words where it ends the process.
+    Raises: CorruptFile with what it says where it does not, or with its last words where it ends the process.
     """
     if find_spec("llama_cpp") is None:
         return
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, str(file)], capture_output=True, text=True, errors="replace", check=False
     )
+    if done.returncode == _REFUSED:
+        raise CorruptFile(f"the converter's file cannot be used: {done.stdout.strip()[:300]}", where=str(file))
     if done.returncode >= 0:
         return
     said = [line for line in done.stderr.splitlines() if _PLACE.search(line)]

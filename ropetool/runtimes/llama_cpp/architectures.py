@@ -24,6 +24,7 @@ CONTEXT_LENGTH = "context_length"
 EMBEDDING_LENGTH = "embedding_length"
 BLOCK_COUNT = "block_count"
 NEXTN_LAYERS = "nextn_predict_layers"
+FEED_FORWARD_LENGTH = "feed_forward_length"
 HEAD_COUNT = "attention.head_count"
 HEAD_COUNT_KV = "attention.head_count_kv"
 KEY_LENGTH = "attention.key_length"
@@ -270,6 +271,13 @@ WITHOUT_ROTATION = _words(
 # A vector for each position, as many as the context: bert, gpt2 and starcoder do not load without it, others may have it.
 LEARNED_POSITIONS = frozenset({"bert", "gpt2", "starcoder"})
 POSITION_EMBEDDINGS = "position_embd.weight"
+# They take attention.layer_norm_epsilon for what their norms add (LLM_KV_ATTENTION_LAYERNORM_EPS in src/models/*.cpp); all
+# others ask for attention.layer_norm_rms_epsilon.
+LAYER_NORMS = _words(
+    """bert bloom codeshell cohere2 cohere2moe command-r dbrx falcon glm5-next gpt2 gptneox jais jais2 jina-bert-v2
+    jina-bert-v3 modern-bert mpt nemotron nemotron_h nemotron_h_moe nomic-bert nomic-bert-moe olmo orion phi2 pockettts
+    rwkv6 rwkv6qwen2 rwkv7 arwkv7 stablelm starcoder starcoder2 wavtokenizer-dec"""
+)
 # Not described here, and what sets them apart; after "llama.cpp". Drafts are made for one other model and run only in a
 # context of it (dflash.cpp, eagle3.cpp, gemma4-assistant.cpp): positions and length are that model's.
 DRAFTS = {

@@ -13,8 +13,8 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
 
 
-def rotated(x: Tensor, base: float, share: float = 1.0) -> Tensor:
-    """Return heads whose first channels, a share of all, are turned by their position, pairs half of those apart.
+def rotated(x: Tensor, base: float, share: float = 1.0, *, interleaved: bool = False) -> Tensor:
+    """Return heads whose first channels, a share of all, are turned by their position, pairs half of those apart or neighbours.
 
     Shapes: (heads, tokens, head_dim) -> same.
     """
@@ -24,8 +24,10 @@ def rotated(x: Tensor, base: float, share: float = 1.0) -> Tensor:
     x, still = x[..., :dim], x[..., dim:]
     angles = torch.outer(torch.arange(x.shape[-2]).double(), base ** -(torch.arange(0, dim, 2).double() / dim))
     cos, sin = angles.cos(), angles.sin()
-    first, second = x[..., : dim // 2], x[..., dim // 2 :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, still), -1)
+    first, second = (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., : dim // 2], x[..., dim // 2 :])
+    pairs = first * cos - second * sin, second * cos + first * sin
+    turned = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
+    return torch.cat((turned, still), -1)
 
 
 def heads(x: Tensor, size: int) -> Tensor:
