@@ -19,7 +19,10 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import LayerRope
 from ropetool.runtimes import inspection
 
-MORE = {"maple": {"layer_types": ["sliding_attention"] * 8, "sliding_window": 4096}}  # without which nothing rotates
+MORE: dict[str, dict[str, Any]] = {  # without which nothing rotates
+    "maple": {"layer_types": ["sliding_attention"] * 8, "sliding_window": 4096},
+    "minimax_text_01": {"attn_type_list": [1] * 8},
+}
 SIZES = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
 BASE = 500000.0
 FLAT = [name for name in families.remote() if not families.get(name).nested]

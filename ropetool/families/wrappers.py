@@ -101,6 +101,7 @@ FLAT = frozenset({"paddleocr_vl", "qwen2_5_vl", "qwen2_vl"})
 # class itself under another name. Those whose code has rules of its own are files in remote/.
 ALIASES: dict[str, str] = {
     "kimi_k2": "deepseek_v3",  # moonshotai/Kimi-K2-Instruct: configuration_deepseek.py and modeling_deepseek.py
+    "minimax_m1": "minimax_text_01",  # MiniMaxAI/MiniMax-M1-80k: modeling_minimax_m1.py, a copy of it
     "mimo": "qwen2",  # XiaomiMiMo/MiMo-7B-Base, configuration_mimo.py: class MiMoConfig(Qwen2Config)
     "dots_ocr": "qwen2",  # rednote-hilab/dots.ocr, configuration_dots.py: class DotsOCRConfig(Qwen2Config)
     "llava_qwen": "qwen2",  # LLaVA-NeXT, llava/model/language_model/llava_qwen.py: class LlavaQwenConfig(Qwen2Config)
@@ -120,8 +121,6 @@ UNREAD: dict[str, str] = {
         "in others; the same model as a glm (zai-org/glm-4-9b-chat-hf) is extended"
     ),
     "internlm": "its remote code keeps base and type in an object of its own, rotary; internlm2 and internlm3 are extended",
-    "minimax_m1": "its remote code reads the base and rotary_dim alone, and it is published with 10240000 positions",
-    "minimax_text_01": "its remote code reads the base and rotary_dim alone, and it is published with 10240000 positions",
     "phi-msft": "its remote code has the base 10000 in its code and reads rotary_dim alone; the same model as a phi is extended",
 }
 

@@ -75,6 +75,7 @@ class Remote:
 
     config: its keys. tensors: a name and its shape in each line, in numbers and the words of SIZES; a line with {i} stands for
     each layer, and with {e} for each expert. twin: who computes the same; None: mlx-lm does.
+    indexed: whether a list says which file each tensor is in, as published ones of several files have it.
     """
 
     config: Config
@@ -82,6 +83,7 @@ class Remote:
     twin: Twin | Written | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     experts: int = 0
+    indexed: bool = False
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor, by name."""
