@@ -119,6 +119,17 @@ def test_hits_and_predictions_are_those_of_the_forward_pass(tiny: Path) -> None:
         assert found.top[index] == last.argmax()
 
 
+def test_a_model_whose_tokens_see_each_other_has_no_losses(tmp_path: Path) -> None:
+    path = Tiny("llama", {**YARN, archs.CAUSAL: (GGUFValueType.BOOL, False)}).write(tmp_path / "filling.gguf")
+    runner, rows = LlamaRunner(path), rows_of(40)
+    for asked in (
+        lambda: runner.score(rows, SCORED), lambda: runner.predict(rows, [[1, 2]] * 3), lambda: runner.generated(rows[0], 4)
+    ):  # fmt: skip
+        with pytest.raises(CheckpointError, match="attends to all others, so that none is predicted"):
+            asked()
+    assert sum(len(piece) for _, piece in runner.logits(rows[0])) == 40
+
+
 def test_a_row_meets_an_empty_cache(tiny: Path) -> None:
     rows = rows_of(40)
     runner = LlamaRunner(tiny)

@@ -18,6 +18,7 @@ from ropetool.errors import CheckpointError, ConfigError
 from ropetool.files.gguf import GgufHeader, read_shards
 from ropetool.rope.tables import Array
 from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.verification.floors import GPU
 from ropetool.verification.runners.llama_library import (  # fmt: skip
@@ -62,6 +63,7 @@ class LlamaRunner:
         self._context_length, self._flash_attention = context_length, flash_attention
         headers = _checked(path)
         self.path, self._weights = headers[0].path, _weight_type(headers)
+        self._looks_ahead = _looks_ahead(headers)
         self._model: LlamaModel | None = None
         vocabulary = load(lib, self.path, gpu=False, vocabulary_only=True)
         weakref.finalize(self, free, lib, vocabulary)
@@ -116,6 +118,7 @@ class LlamaRunner:
         if a logit is not finite.
         """
         ids = np.array(rows, dtype=np.int64)
+        self._refuse_looking_ahead()
         model = self._open(ids, min(scored, PIECE_TOKENS))
         losses, hits = np.empty((len(ids), scored)), np.empty((len(ids), scored), dtype=np.bool_)
         for index, row in enumerate(ids):
@@ -134,6 +137,7 @@ class LlamaRunner:
     ) -> Predictions:
         """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
         ids, few = np.array(rows, dtype=np.int64), np.array(candidates, dtype=np.int64)
+        self._refuse_looking_ahead()
         model = self._open(ids, 1)
         log_probs, top = np.empty(few.shape), np.empty(len(ids), dtype=np.int64)
         for index, row in enumerate(ids):
@@ -159,6 +163,7 @@ class LlamaRunner:
         The tables are those of the context's size in both. Raises: as `score`.
         """
         row = np.array(ids, dtype=np.int64)
+        self._refuse_looking_ahead()
         first, model = row.size - 1 - count, self._open(row[None], min(count, PIECE_TOKENS))
         found = []
         for single in (first + 1, None):
@@ -174,6 +179,13 @@ class LlamaRunner:
         if self._model is not None:
             self._model.close()
         self._model = None
+
+    def _refuse_looking_ahead(self) -> None:
+        if self._looks_ahead:
+            raise CheckpointError(
+                "each of its tokens attends to all others, so that none is predicted from those before it: there is no loss "
+                "of a next token", where=str(self.path),
+            )  # fmt: skip
 
     def _refuse_not_finite(self, logits: Logits, start: int, length: int) -> None:
         bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
@@ -212,6 +224,13 @@ def _checked(path: Path) -> tuple[GgufHeader, ...]:
     except Refuses as refusal:
         raise CheckpointError(f"llama.cpp does not load it: {refusal}", where=str(path)) from None
     return headers
+
+
+def _looks_ahead(headers: tuple[GgufHeader, ...]) -> bool:
+    """Return whether tokens attend to those behind them, as in models that fill in text."""
+    view = GgufCheckpoint.of(headers)
+    causal = view.values.get(f"{view.name}.{archs.CAUSAL}")
+    return causal is not None and causal.decode() is False
 
 
 def _weight_type(headers: tuple[GgufHeader, ...]) -> str:
