@@ -209,6 +209,7 @@ OWN: dict[str, dict[str, Any]] = {
         "adapters.count": 1, "adapters.lora_rank": 4, "adapters.token_ids_activate": [1],
         "adapters.token_ids_substitute": [2],
     },
+    "laguna": {"attention.sliding_window_pattern": [1, 0], "rope.dimension_count_swa": 40},
     "maple": {"swiglu_clamp_exp": 7.0},
     "minimax-m3": {"rope.dimension_count": 64, "attention.indexer.head_count": 2},
     "plamo2": {"ssm.group_count": 0},

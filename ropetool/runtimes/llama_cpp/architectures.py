@@ -111,9 +111,9 @@ class Sliding:
     own_base: the base without rope.freq_base_swa is 10000, not that of the other layers. needs_base: without that key
     the file does not load. shares_base: the graph takes the others' base and scale, whatever the file says. scaled:
     rope.scaling.factor reaches them. plain: neither scaling nor any attention factor does. own_dims: their rotary_dim is
-    their own, otherwise all layers have that of layer 0. layer_count: the only number of layers with which any of this
-    happens. chunked: the window is a chunk of the text, within which they attend. uncompressed: those slide that
-    attention.compress_ratios gives 0, by rope.freq_base; the others' base is a key of their own.
+    their own, otherwise all layers have that of layer 0; first_dims: the others have layer 0's all the same. layer_count: the only
+    number of layers with which any of this happens. chunked: the window is a chunk of the text, within which they attend.
+    uncompressed: those slide that attention.compress_ratios gives 0, by rope.freq_base; the others' base is a key of their own.
     """
 
     required: bool = False
@@ -126,6 +126,7 @@ class Sliding:
     scaled: bool = True
     plain: bool = False
     own_dims: bool = False
+    first_dims: bool = False
     layer_count: int | None = None
     needs_base: bool = False
     chunked: bool = False
@@ -356,7 +357,7 @@ SLIDING = {
     "gemma-embedding": Sliding(required=True, pattern=6, own_base=True, scaled=False),
     "gpt-oss": Sliding(required=True, pattern=2),
     "granite_swa": Sliding(required=True, shares_base=True),
-    "laguna": Sliding(pattern=4, dense_first=True, plain=True, own_dims=True),
+    "laguna": Sliding(pattern=4, dense_first=True, plain=True, own_dims=True, first_dims=True),  # laguna.cpp:179
     "lfm2": Sliding(pattern=0, shares_base=True),
     "llama4": Sliding(default=8192, fixed=8192, pattern=4, chunked=True),
     "maple": Sliding(required=True, own_dims=True),

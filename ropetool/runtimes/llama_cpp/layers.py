@@ -285,7 +285,7 @@ def rotary_dim(model: Model, sliding: bool) -> int:
     rules = model.arch.sliding
     if rules is not None and rules.uncompressed:
         sliding = True  # to the loader all its layers slide
-    elif rules is not None and not rules.own_dims:
+    elif rules is not None and not (rules.own_dims and (sliding or not rules.first_dims)):
         sliding = 0 in sliding_layers(model, 1)
     channels = whole if model.arch.name in archs.OF_EMBEDDING else model.get(archs.DIMENSION_COUNT, whole)
     if model.arch.whole_heads and channels != whole:
