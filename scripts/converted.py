@@ -153,7 +153,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "MiniMaxM2ForCausalLM": {"scoring_func": "sigmoid"},
     "ExaoneMoeForCausalLM": SIGMOID,
     "HunYuanMoEV1ForCausalLM": {"moe_intermediate_size": [32] * 4, "moe_topk": [2] * 4, "num_shared_expert": [1] * 4},
-    "LagunaForCausalLM": {"layer_types": ["full_attention"] + ["sliding_attention"] * 3},
+    "LagunaForCausalLM": {"layer_types": ["full_attention", "sliding_attention"] * 2},  # not those that llama.cpp assumes
     "MiMoV2FlashForCausalLM": {
         "swa_head_dim": 192, "swa_v_head_dim": 128, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 2,
         "hybrid_layer_pattern": [0, 1, 1, 1], "topk_method": "noaux_tc", "scoring_func": "sigmoid",

@@ -120,7 +120,7 @@ def _sections(file: GgufCheckpoint) -> tuple[frozenset[str], tuple[str, ...]]:
     if archs.DIMENSION_SECTIONS not in archs.reads(file.name) or key not in file.values:
         return frozenset(), ()
     decoded: Any = file.values[key].decode()
-    sections = list(decoded)
+    sections = [int(pairs) for pairs in decoded]
     if len(sections) < 4 or sections[3] <= 0:
         return frozenset(), ()
     said = f"{key} {sections} is left out: llama.cpp takes the fourth position of text for 0; a second file for images needs it"
