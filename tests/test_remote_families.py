@@ -21,7 +21,7 @@ from ropetool.runtimes import inspection
 
 MORE: dict[str, dict[str, Any]] = {  # without which nothing rotates
     "maple": {"layer_types": ["sliding_attention"] * 8, "sliding_window": 4096},
-    "minimax_text_01": {"attn_type_list": [1] * 8},
+    **{name: {"attn_type_list": [1] * 8} for name in ("minimax_m1", "minimax_text_01")},
 }
 SIZES = {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
 BASE = 500000.0

@@ -101,7 +101,6 @@ FLAT = frozenset({"paddleocr_vl", "qwen2_5_vl", "qwen2_vl"})
 # class itself under another name. Those whose code has rules of its own are files in remote/.
 ALIASES: dict[str, str] = {
     "kimi_k2": "deepseek_v3",  # moonshotai/Kimi-K2-Instruct: configuration_deepseek.py and modeling_deepseek.py
-    "minimax_m1": "minimax_text_01",  # MiniMaxAI/MiniMax-M1-80k: modeling_minimax_m1.py, a copy of it
     "mimo": "qwen2",  # XiaomiMiMo/MiMo-7B-Base, configuration_mimo.py: class MiMoConfig(Qwen2Config)
     "dots_ocr": "qwen2",  # rednote-hilab/dots.ocr, configuration_dots.py: class DotsOCRConfig(Qwen2Config)
     "llava_qwen": "qwen2",  # LLaVA-NeXT, llava/model/language_model/llava_qwen.py: class LlavaQwenConfig(Qwen2Config)
