@@ -9,6 +9,7 @@ RopetoolError                 anything a user can mend; carries `where` and `try
     OutputError               the output exists, has no room, or may not be written
     HubError                  the hub has no such model, or does not give it
       HubUnreachable          the hub cannot be asked
+    ServerError               a server does not answer, or not as its interface says
   ConfigError                 the values
     InvalidRope               a rope value that breaks a rule
     AmbiguousRope             two readings, or two styles that disagree
@@ -87,6 +88,10 @@ class HubError(CheckpointError):
 
 class HubUnreachable(HubError):
     """The hub cannot be asked: offline, no answer, or out of order."""
+
+
+class ServerError(CheckpointError):
+    """A server does not answer, or answers what its interface rules out."""
 
 
 class ConfigError(RopetoolError):

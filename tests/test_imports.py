@@ -23,7 +23,7 @@ PACKAGE = Path(ropetool.__file__).parent
 LAYERS = (
     ("errors", "escaping", "names", "machine"),
     ("rope",),
-    ("files", "probing"),
+    ("files", "probing", "servers"),
     ("families",),
     ("checkpoint",),
     ("runtimes",),
@@ -39,7 +39,7 @@ LAYERS = (
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
     "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "gguf_export": {"numpy"},
-    "gguf_import": {"numpy"},
+    "gguf_import": {"numpy"}, "servers": {"requests"},
     "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
 }  # fmt: skip
 INSIDE_FUNCTIONS = {
@@ -55,7 +55,18 @@ INSIDE_FUNCTIONS = {
 # A command is imported to show its help, so at module level it knows layer 0 and its own package alone.
 CLI_MAY_IMPORT = {"escaping", "errors", "cli"}
 ROOT_ATTRIBUTES = {"__version__"}  # all else at the root is the public API, which is the top of everything
-HEAVY = {"numpy", "torch", "transformers", "gguf", "llama_cpp", "rich", "matplotlib", "huggingface_hub", "safetensors"}
+HEAVY = {
+    "numpy",
+    "torch",
+    "transformers",
+    "gguf",
+    "llama_cpp",
+    "rich",
+    "matplotlib",
+    "huggingface_hub",
+    "safetensors",
+    "requests",
+}
 
 PLACES = {name: (layer, column) for layer, names in enumerate(LAYERS) for column, name in enumerate(names)}
 MODULES = {

@@ -14,6 +14,12 @@ from ropetool.escaping import command
 
 if TYPE_CHECKING:
     from ropetool.verification.results import VerifyResult
+    from ropetool.verification.served import Served
+
+# What asks for the files of the model, or for all of its logits.
+UNSERVED = (
+    "against", "judge", "lm_eval", "stated", "finetuned", "strict", "max_kl", "budget", "certificate", "full_hash", "parallel",
+)  # fmt: skip
 
 
 def say_grade(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -95,6 +101,19 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     "--parallel", type=click.Choice(["data", "tensor"]), default="data", show_default=True,
     help="Under torchrun: what the processes share, the documents or the model.",
 )  # fmt: skip
+@click.option(
+    "--server", metavar="URL",
+    help="Judge what this server computes: vLLM, SGLang, llama-server, Ollama or OpenAI's interface. TARGET gives tokenizer and "
+    "record. A key is taken from ROPETOOL_API_KEY.",
+)  # fmt: skip
+@click.option("--model", metavar="NAME", help="With --server: which of its models. Default: the only one.")
+@click.option(
+    "--tokenizer", type=click.Path(), metavar="DIR", help="With --server: whose tokenizer. Default: TARGET's."
+)
+@click.option(
+    "--score-prompts", is_flag=True,
+    help="With --server: take its scores of whole prompts (vLLM, SGLang). Takes gigabytes there: not on a server that others use.",
+)  # fmt: skip
 @click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
 @click.option("--certificate", type=click.Path(), help="Where to certify a checkpoint that ropetool did not write.")
@@ -122,6 +141,7 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     ropetool verify model-yarn-8x
     ropetool verify model-yarn-8x --baseline model --lengths 4096,8192,32768 --suite quick --grade research
     ropetool verify model.gguf --against model-yarn-8x
+    ropetool verify model-yarn-8x --server http://localhost:8000
     torchrun --nproc-per-node 2 -m ropetool verify model-yarn-8x
     """
     extra = click.get_current_context().args
@@ -129,9 +149,32 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
         line = command("ropetool", "verify", target, "--baseline", extra[0])
         raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
     path = local_source(target)
+    served = _served(options)
+    if served is not None:
+        options["served"] = served
     if options["lm_eval"] is not None and not _told_commands(path, options):
         return 1
     return run_verify(path, as_json=as_json, explain=explain, **options).exit_code
+
+
+def _served(options: dict[str, Any]) -> Served | None:
+    """Take the options of a server out of the others; return what they say, None where no server is named.
+
+    Raises: click.UsageError for options that say nothing together.
+    """
+    named = {name: options.pop(name) for name in ("server", "model", "tokenizer", "score_prompts")}
+    url = named.pop("server")
+    if url is None:
+        given = next((name for name, value in named.items() if value), None)
+        if given is not None:
+            raise click.UsageError(f"--{given.replace('_', '-')} needs --server URL")
+        return None
+    for name in UNSERVED:
+        if options.get(name) not in (None, False, (), "data"):
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: its files are not at hand")
+    from ropetool.verification.served import Served
+
+    return Served(url, **named)
 
 
 def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:
@@ -172,6 +215,12 @@ def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **
     return result
 
 
+def _verify_served(target: Path, served: Served, **options: Any) -> VerifyResult:
+    from ropetool.verification.served import verify_served
+
+    return verify_served(target, served, **options)
+
+
 def measured(
     target: Path, *, quiet: bool = False, again: str = "the same command with --resume", **options: Any
 ) -> VerifyResult:
@@ -188,6 +237,7 @@ def measured(
     from ropetool.verification.readback.claimed import Terms
     from ropetool.verification.runners import parallel
 
+    served = options.pop("served", None)
     report, force = options.pop("report", None), options.pop("force", False)
     if report is not None:
         check_folder(Path(report), force=force)
@@ -201,7 +251,10 @@ def measured(
     certificate = options.pop("certificate", None)
     try:
         with bar(shown=parallel.rank() == 0) as progress:
-            result = verify_checkpoint(
+            result = _verify_served(
+                target, served, limits=Limits(**limits), trained_length=terms.trained_length, progress=progress,
+                **{name: value for name, value in options.items() if name not in UNSERVED},
+            ) if served is not None else verify_checkpoint(
                 target, limits=Limits(**limits), terms=terms, tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
                 progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
             )  # fmt: skip

@@ -105,10 +105,10 @@ def verify_checkpoint(
     other = open_checkpoint(hub.local(against)) if against is not None else None
     found = inspection.inspect_checkpoint(checkpoint)
     terms = terms or Terms()
-    context, trained = _lengths_of(found, checkpoint)
+    context, trained = lengths_of(found, checkpoint)
     before = None if original is None else inspection.inspect_checkpoint(original)
     if original is not None and before is not None:
-        known = _lengths_of(before, original)[1]
+        known = lengths_of(before, original)[1]
         trained = known if found.made is None else min(trained, known)
         if checkpoint.runtime != original.runtime:
             notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
@@ -143,7 +143,7 @@ def verify_checkpoint(
     around = (
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
-        else _kept(checkpoint, original, documents, device, dtype, resume, notes)
+        else kept_on_disk(checkpoint, original, documents, (device, dtype), resume, notes)
     )
     with around as wrap:
         result = verify(
@@ -165,7 +165,7 @@ def verify_checkpoint(
             dtype=dtype,
             progress=progress,
             say=say,
-            runner=_Open(tensor_parallel, _renamed(checkpoint)),
+            runner=Open(tensor_parallel, _renamed(checkpoint)),
             wrap=wrap,
         )
     read = catalogue.described(documents, bundled=not texts)
@@ -188,8 +188,8 @@ def lm_eval_lines(
     checkpoint = open_checkpoint(hub.local(target))
     source = hub.local(baseline) if baseline is not None else _unchanged_source(checkpoint.path, [])
     original = _needed(None if source is None else open_checkpoint(source))
-    context, _ = _lengths_of(inspection.inspect_checkpoint(checkpoint), checkpoint)
-    known = _lengths_of(inspection.inspect_checkpoint(original), original)[1]
+    context, _ = lengths_of(inspection.inspect_checkpoint(checkpoint), checkpoint)
+    known = lengths_of(inspection.inspect_checkpoint(original), original)[1]
     return harness.command_lines(checkpoint.path, original.path, folder, trained_length or known, context)
 
 
@@ -222,7 +222,7 @@ def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) 
     return missing
 
 
-class _Open:
+class Open:
     """What opens a checkpoint of either format.
 
     renamed: what the target's model_type was before it became that of a built-in class, and is now: a source of that
@@ -272,18 +272,17 @@ def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
 
 
 @contextmanager
-def _kept(
+def kept_on_disk(
     target: Checkpoint,
     baseline: Checkpoint | None,
     documents: Sequence[Document],
-    device: str,
-    dtype: str,
+    ways: Sequence[str],
     resume: bool,
     notes: list[str],
 ) -> Iterator[Wrap]:
-    """Give what keeps the figures of each runner on disk until the run is complete."""
+    """Give what keeps the figures of each runner on disk until the run is complete. ways: how they are computed."""
     prints = [fingerprints.sampled(each) if each else "" for each in (target, baseline)]
-    journal = Journal(" ".join([*prints, fingerprint(documents), device, dtype]), resume=resume)
+    journal = Journal(" ".join([*prints, fingerprint(documents), *ways]), resume=resume)
     if resume:
         why = journal.lost or journal.problem
         anew = f"it starts anew: {why}" if why else "nothing was kept of such a run; it starts anew"
@@ -451,7 +450,7 @@ def _bands(found: Inspection, before: Inspection, trained: int, context: int) ->
     }
 
 
-def _lengths_of(found: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
+def lengths_of(found: Inspection, checkpoint: Checkpoint) -> tuple[int, int]:
     """Return the context that the checkpoint states, and the length it was trained on.
 
     Raises: ConfigError if it states neither.

@@ -295,7 +295,7 @@ def _affordable(
         return None
     return prepare_last_segment(
         corpus, first.asked, first.trained_length, context_length=first.context_length, margin=limits.asked.margin,
-        segments=min(suite.segments + extra, MOST_SEGMENTS), seed=seed,
+        segments=min(suite.segments + extra, MOST_SEGMENTS), seed=seed, most_scored=suite.most_scored,
     )  # fmt: skip
 
 
@@ -360,7 +360,7 @@ def _prepared(
             made.append(
                 prepare_last_segment(
                     corpus, lengths, trained_length, context_length=context_length, margin=limits.asked.margin,
-                    segments=suite.segments, seed=seed,
+                    segments=suite.segments, seed=seed, most_scored=suite.most_scored,
                 )
             )  # fmt: skip
         elif name == suites.POSITION:

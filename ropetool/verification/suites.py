@@ -34,7 +34,8 @@ MEASURES = (
 class Suite:
     """What is measured. segments: places scored at each length; passages: of the probes; trials: of each depth.
 
-    ends: far dependence and retrieval are measured at the trained and the longest length alone.
+    ends: far dependence and retrieval are measured at the trained and the longest length alone. most_scored: tokens at
+    the end of a segment, at most; None for as many as its length allows.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Suite:
     passages: int
     trials: int
     ends: bool = False
+    most_scored: int | None = None
 
     @property
     def task_trials(self) -> int:

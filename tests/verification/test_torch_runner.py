@@ -268,7 +268,7 @@ def test_bytes_of_tokens_sum_to_the_text(tiny: Path, text: str) -> None:
     found = runner.byte_lengths(text)
     assert len(found) == len(runner.tokenize(text))
     assert sum(found) == len(text.encode())
-    decoded = [runner._tokenizer.decode([token]) for token in runner.tokenize(text)]
+    decoded = [runner._tokenizer.detokenize([token]) for token in runner.tokenize(text)]
     if text.isascii():
         assert found == [len(piece) for piece in decoded]
 

@@ -152,10 +152,12 @@ def prepare_last_segment(
     margin: float,
     segments: int,
     seed: int,
+    most_scored: int | None = None,
 ) -> LastSegment:
     """Return the measurement at these lengths. Raises: ConfigError if the texts are too short for the longest one."""
     measured = sorted({*lengths, *(min(length, trained_length) for length in lengths)})
     scored = scored_tokens(trained_length, measured)
+    scored = scored if most_scored is None else min(scored, most_scored)
     sizes = [len(ids) for ids in corpus.tokens]
     chosen = choose_segments(sizes, measured, scored, segments, seed, len(corpus.prefix))
     return LastSegment(corpus, tuple(lengths), trained_length, context_length, margin, scored, chosen)

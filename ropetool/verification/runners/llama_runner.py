@@ -97,6 +97,11 @@ class LlamaRunner:
             raise CheckpointError("it has no vocabulary, so no text can be read", where=str(self.path))
         return tokens_of(self._library, self._vocabulary, text)
 
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens written out; bytes that are no text become question marks."""
+        pieces = (piece_of(self._library, self._vocabulary, int(token)) for token in ids)
+        return b"".join(pieces).decode("utf-8", "replace")
+
     def byte_lengths(self, text: str) -> list[int]:
         """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
 

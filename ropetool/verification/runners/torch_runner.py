@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,6 +24,7 @@ from ropetool.verification.runners.torch_library import (
     torch_dtype,
 )
 from ropetool.verification.runners.torch_model import TorchModel
+from ropetool.verification.runners.torch_tokenizer import TorchTokenizer, reading
 from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
 
 CPU_BATCH_TOKENS = 8192  # more is not faster on a CPU
@@ -72,12 +72,10 @@ class TorchRunner:
         self._chunk_tokens = chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
         self._loaded: TorchModel | None = None
         _check_files(path)
-        with self._reading():
+        with reading(self._transformers, path):
             self._options = {"config": self._built_in(as_type)} if as_type else {}
-            self._tokenizer = self._transformers.AutoTokenizer.from_pretrained(
-                str(path), local_files_only=True, trust_remote_code=False, **self._options
-            )
-            self.prefix = self._prefix()
+        self._tokenizer = TorchTokenizer(path, self._options)
+        self.prefix = self._tokenizer.prefix
 
     @property
     def description(self) -> str:
@@ -96,28 +94,11 @@ class TorchRunner:
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
-        with quiet(self._transformers):
-            return self._ids(text, special=False)
+        return self._tokenizer.tokenize(text)
 
     def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8.
-
-        A character that is spread over several tokens counts with the last of them.
-        """
-        with quiet(self._transformers):
-            found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=self._tokenizer.is_fast)
-        if "offset_mapping" not in found:  # a tokenizer in Python knows no offsets: all tokens alike
-            ends = np.linspace(0, len(text), len(found["input_ids"]) + 1)[1:].astype(np.int64)
-        else:
-            offsets = found["offset_mapping"]
-            last = {end: index for index, (_, end) in enumerate(offsets)}
-            ends = np.array([end if last[end] == i else start for i, (start, end) in enumerate(offsets)], np.int64)
-        if not len(ends):
-            return []
-        ends = np.maximum.accumulate(ends)
-        ends[-1] = len(text)
-        sizes = np.cumsum([0, *(len(character.encode()) for character in text)])
-        return [int(size) for size in np.diff(sizes[ends], prepend=0)]
+        """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8."""
+        return self._tokenizer.byte_lengths(text)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
         """Return what the last `scored` tokens of every row cost, in float64.
@@ -296,7 +277,7 @@ class TorchRunner:
     def _load(self) -> Any:
         options = {"device_map": "auto"} if self._spread else {"tp_plan": "auto"} if self._tensor_parallel else {}
         # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
-        with self._reading():
+        with reading(self._transformers, self.path):
             model, info = self._auto_class().from_pretrained(
                 str(self.path),
                 dtype=self._dtype,
@@ -312,28 +293,6 @@ class TorchRunner:
             missing = sorted(info["missing_keys"])
             raise CheckpointError(f"{len(missing)} tensors are missing, first {missing[0]}", where=str(self.path))
         return (model if options else model.to(self._device)).eval()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Turn what transformers raises for a checkpoint that it cannot read into one sentence."""
-        try:
-            with quiet(self._transformers):
-                yield
-        except (
-            Exception
-        ) as error:  # whatever it is: errors of validators and of libraries below have classes of their own
-            who = "tokenizers" if type(error) is Exception else "transformers"  # it raises nothing more special
-            sentence = " ".join(str(error).split()) or type(error).__name__
-            raise CheckpointError(f"{who} cannot load it: {sentence:.300}", where=str(self.path)) from error
-
-    def _ids(self, text: str, special: bool) -> list[int]:
-        return [int(token) for token in self._tokenizer(text, add_special_tokens=special)["input_ids"]]
-
-    def _prefix(self) -> tuple[int, ...]:
-        """Return the special tokens in front of a text, by tokenizing one: what configs say of BOS is often wrong."""
-        plain, special = self._ids("a", special=False), self._ids("a", special=True)
-        starts = (at for at in range(len(special)) if special[at : at + len(plain)] == plain)
-        return tuple(special[: next(starts, 0)])
 
 
 def _check_files(path: Path) -> None:

@@ -1,0 +1,172 @@
+"""Requests to one server: bounded in time and size, repeated with a pause where it is busy, its answers taken as JSON.
+
+Knows nothing of models. The API key comes from the environment and goes nowhere but into the request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from threading import local
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+
+from ropetool.errors import ConfigError, ServerError
+
+OPTION = "--server"
+KEY = "ROPETOOL_API_KEY"  # the variable of the environment
+MOST_BYTES = 64 << 20  # of an answer
+CONNECT = 10.0  # seconds
+ATTEMPTS = 6
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before the second attempt, twice that before the third, and so on
+_BUSY = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
+_ABSENT = frozenset({404, 405, 501})
+_HERE = frozenset({"localhost", "127.0.0.1", "::1", ""})
+_QUOTED = 300  # characters of what a server said
+
+
+class Http:
+    """One server, by the address that its interfaces lie below.
+
+    timeout: seconds that an answer may take.
+    Raises: ConfigError for an address that is none.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 600.0) -> None:
+        self.url = _address(url)
+        self._timeout = timeout
+        self._sessions = local()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the way to it."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "https" or parts.hostname in _HERE:
+            return ()
+        return (
+            f"{self.url} is another machine, and not asked by TLS: whoever is between reads and may change the answers",
+        )
+
+    def get(self, path: str) -> Any:
+        """Return what lies there, None where the server has no such place. Raises: ServerError."""
+        return self._asked("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Return the answer, None where the server has no such place. Raises: ServerError."""
+        return self._asked("POST", path, body)
+
+    def _asked(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
+        pause, said = FIRST_PAUSE, ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            try:
+                with self._session().request(
+                    method, f"{self.url}{path}", json=body, stream=True, timeout=(CONNECT, self._timeout),
+                    allow_redirects=False,
+                ) as answer:  # fmt: skip
+                    if answer.status_code in _ABSENT:
+                        return None
+                    if answer.status_code not in _BUSY:
+                        return self._taken(answer, path)
+                    said = f"{answer.status_code}: {self._text(answer)[:_QUOTED]}"
+                    pause = max(pause, min(_seconds(answer.headers.get("Retry-After")), LONGEST_PAUSE))
+            except requests.exceptions.Timeout:
+                said = f"no answer within {self._timeout:g} seconds"
+            except requests.exceptions.ConnectionError as error:
+                said = _reason(error)
+                if attempt == 1 and method == "GET":
+                    break  # nobody is there; in the course of a run a server may come back
+            except requests.exceptions.RequestException as error:
+                said = _reason(error)
+        raise ServerError(
+            f"no answer: {said}", where=f"{self.url}{path}", try_="the command again, when it is up; --resume goes on"
+        )
+
+    def _session(self) -> Any:
+        """Return this thread's session: they are not made to be shared."""
+        found = getattr(self._sessions, "session", None)
+        if found is None:
+            found = self._sessions.session = requests.Session()
+            found.trust_env = False  # no proxy and no password from files of the user's
+            if os.environ.get(KEY):
+                found.headers["Authorization"] = f"Bearer {os.environ[KEY]}"
+        return found
+
+    def _taken(self, answer: Any, path: str) -> Any:
+        where = f"{self.url}{path}"
+        text = self._text(answer)
+        if answer.status_code in (401, 403):
+            raise ServerError(
+                f"it wants a key, or another one ({answer.status_code})",
+                where=where,
+                try_=f"{KEY}=... in the environment",
+            )
+        if answer.status_code != 200:
+            raise ServerError(f"it refuses ({answer.status_code}): {_sentence(text)}", where=where)
+        try:
+            return json.loads(text, parse_constant=_not_a_number)
+        except (ValueError, RecursionError) as error:
+            raise ServerError(f"its answer is not JSON: {error}", where=where) from None
+
+    def _text(self, answer: Any) -> str:
+        """Return the body of an answer. Raises: ServerError for one that is larger than any that was asked for."""
+        found = bytearray()
+        for part in answer.iter_content(1 << 16):
+            found += part
+            if len(found) > MOST_BYTES:
+                raise ServerError(f"its answer is larger than {MOST_BYTES >> 20} MB", where=self.url)
+        return found.decode("utf-8", "replace")
+
+
+def _address(url: str) -> str:
+    """Return an address without what stands for an interface at its end."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{url!r} is not the address of a server", where=OPTION, try_=f"{OPTION} http://localhost:8000"
+        )
+    if parts.username or parts.password:
+        raise ConfigError(
+            "a password in an address ends up in records", where=OPTION, try_=f"{KEY}=... in the environment"
+        )
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
+
+
+def _sentence(text: str) -> str:
+    """Return what an error says, in any of the forms that servers have for it."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = text
+    for key in ("error", "message", "detail"):
+        if isinstance(found, dict) and key in found:
+            found = found[key]
+    return " ".join(str(found).split())[:_QUOTED] or "nothing said"
+
+
+def _seconds(stated: str | None) -> float:
+    try:
+        return max(0.0, float(stated or 0))
+    except ValueError:
+        return 0.0
+
+
+def _reason(error: Exception) -> str:
+    """Return the innermost reason of a failed request, in the system's words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return " ".join(str(error).split())[:_QUOTED]
+
+
+def _not_a_number(word: str) -> float:
+    raise ValueError(f"{word} is no number")

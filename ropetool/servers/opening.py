@@ -1,0 +1,76 @@
+"""Which program answers at an address, by what only that program says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool.errors import ConfigError, ServerError, did_you_mean
+from ropetool.servers.base import Server, whole
+from ropetool.servers.http import OPTION, Http
+from ropetool.servers.llama_server import LlamaServer
+from ropetool.servers.sglang import SglangServer
+from ropetool.servers.text import OllamaServer, OpenAiServer, context_of
+from ropetool.servers.vllm import VllmServer
+
+MODEL = "--model"
+KINDS = "llama-server, vLLM, SGLang, Ollama, or another server of OpenAI's interface"
+
+
+def open_server(http: Http, model: str | None = None) -> Server:
+    """Return the server behind an address, and its model of this name; without a name its only one.
+
+    Raises: ServerError for an address where none of them answers; ConfigError for a model that it does not serve.
+    """
+    properties = http.get("/props")
+    if isinstance(properties, dict) and "default_generation_settings" in properties:
+        return LlamaServer(http, properties)
+    stated = http.get("/model_info") or http.get("/get_model_info")
+    if isinstance(stated, dict) and "model_path" in stated:
+        more = http.get("/server_info") or http.get("/get_server_info") or {}
+        return SglangServer(http, str(stated.get("served_model_name") or stated["model_path"]), {**stated, **more})
+    ollama = http.get("/api/version")
+    if isinstance(ollama, dict) and "version" in ollama:
+        return _ollama(http, str(ollama["version"]), model)
+    cards = _cards(http)
+    card = _chosen(cards, model, http)
+    version = http.get("/version")
+    if isinstance(version, dict) and card.get("owned_by") == "vllm":
+        return VllmServer(http, str(version.get("version", "")), card)
+    return OpenAiServer(http, str(card.get("id")), context_of(card))
+
+
+def _ollama(http: Http, version: str, model: str | None) -> OllamaServer:
+    listed = http.get("/api/tags")
+    names = [str(one.get("name")) for one in listed.get("models", [])] if isinstance(listed, dict) else []
+    name = _chosen([{"id": one} for one in names], model, http)["id"]
+    shown = http.post("/api/show", {"model": name})
+    facts = shown.get("model_info", {}) if isinstance(shown, dict) else {}
+    context = next((whole(value) for key, value in facts.items() if str(key).endswith(".context_length")), None)
+    return OllamaServer(http, version, name, context)
+
+
+def _cards(http: Http) -> list[Mapping[str, Any]]:
+    found = http.get("/v1/models")
+    cards = found.get("data") if isinstance(found, dict) else None
+    if not isinstance(cards, list) or not all(isinstance(one, dict) for one in cards):
+        raise ServerError(
+            f"no server of language models answers here; known are {KINDS}",
+            where=http.url,
+            try_=f"{OPTION} URL, without /v1",
+        )
+    return cards
+
+
+def _chosen(cards: list[Mapping[str, Any]], model: str | None, http: Http) -> Mapping[str, Any]:
+    names = [str(card.get("id")) for card in cards]
+    if model is None and len(cards) == 1:
+        return cards[0]
+    if model in names:
+        return cards[names.index(model)]
+    listed = ", ".join(names[:8]) or "none"
+    if model is None:
+        raise ConfigError(f"{http.url} serves {len(names)} models: {listed}", where=MODEL, try_=f"{MODEL} NAME")
+    raise ConfigError(
+        f"{http.url} does not serve {model!r}{did_you_mean(model, names)}; it serves {listed}", where=MODEL
+    )

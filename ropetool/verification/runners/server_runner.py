@@ -1,0 +1,220 @@
+"""A model behind a server: tokens in, what the asked places cost out, a request for each of them.
+
+A prompt ends before the token that is asked about, and the server tells how likely it finds what comes next. Tokens and texts
+are those of the checkpoint at hand. Knows nothing of documents, segments or verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from ropetool.errors import ConfigError, ServerError
+from ropetool.rope.tables import Array
+from ropetool.servers.base import Answer, Server
+from ropetool.servers.http import OPTION
+from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, ignore
+
+Place = TypeVar("Place")
+Found = TypeVar("Found")
+
+AT_ONCE = 4  # requests that a server has to do at a time
+STABLE = 1e-3  # nats by which two scores of the same prompt may differ: batches are rounded differently
+PROBE = (
+    "The rotation of a pair of channels grows with the position.\n\n"
+    "def f(x):\n    return x + 1  # 3.14159\n\nÄpfel, naïve café, 東京, Москва, 🙂 ..."
+)
+
+
+class Reader(Protocol):
+    """A tokenizer. prefix: the ids that it puts in front of a text."""
+
+    @property
+    def prefix(self) -> tuple[int, ...]: ...
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of ids."""
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for."""
+
+
+@dataclass
+class Unseen:
+    """Tokens that the server did not show: how many of how many, the least that they cost together, in nats."""
+
+    count: int = 0
+    asked: int = 0
+    least: float = 0.0
+    missing: float = 0.0
+
+    def add(self, answer: Answer, tokens: int, unseen: int) -> None:
+        """Count the tokens of an answer."""
+        self.asked += tokens
+        self.count += unseen
+        self.least += -unseen * answer.at_most() if unseen else 0.0
+        self.missing = max(self.missing, answer.missing)
+
+
+class ServerRunner:
+    """What a server serves, its texts read by the tokenizer of a checkpoint whose weights are never loaded.
+
+    score_prompts: take the scores of whole prompts, where the interface has them, one request at a time.
+    Raises: ConfigError for a server whose tokenizer is another one, or without an interface for what was asked.
+    """
+
+    def __init__(self, server: Server, reader: Reader, *, vocabulary: int | None, score_prompts: bool = False) -> None:
+        self._server, self._reader, self._vocabulary, self._score_prompts = server, reader, vocabulary, score_prompts
+        self.prefix = reader.prefix
+        self.unseen = Unseen()
+        self._was_stable = False
+        self._check_tokenizer()
+
+    @property
+    def description(self) -> str:
+        """The program that answers, for the record."""
+        return self._server.program
+
+    @property
+    def arithmetic(self) -> str:
+        """Return nothing: a server does not say what it rounds to."""
+        return ""
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of a text, without special tokens."""
+        return self._reader.tokenize(text)
+
+    def byte_lengths(self, text: str) -> list[int]:
+        """Return how many bytes of the text each of its tokens stands for."""
+        return self._reader.byte_lengths(text)
+
+    def close(self) -> None:
+        """Leave the server as it is."""
+
+    def _check_tokenizer(self) -> None:
+        theirs = self._server.tokens_of(PROBE)
+        ours = self._reader.tokenize(PROBE)
+        if theirs is not None and theirs != ours:
+            at = next(
+                (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]),
+                min(len(ours), len(theirs)),
+            )
+            raise ConfigError(
+                f"{self._server.program} serves a model with another tokenizer: it reads a text differently from token {at} on",
+                where=OPTION, try_="the checkpoint that is served, or --tokenizer DIR",
+            )  # fmt: skip
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last `scored` tokens of every row cost; one that is not shown, the least that it can cost.
+
+        Shapes: rows of one length -> (rows, scored). Units: nats. Raises: ServerError; ConfigError beyond the server's context.
+        """
+        self._check_length(len(rows[0]))
+        losses, hits = np.empty((len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_)
+        if self._score_prompts:
+            for index, row in enumerate(rows):
+                losses[index] = -self._prompt_scores(row)[-scored:]
+                done(len(row))
+            return Scores(losses, hits)
+        asked = [(index, place) for index in range(len(rows)) for place in range(scored)]
+
+        def ask(where: tuple[int, int]) -> Answer:
+            row, end = rows[where[0]], len(rows[where[0]]) - scored + where[1]
+            return self._next(row[:end], int(row[end]))
+
+        for (index, place), answer in zip(asked, self._asked(ask, asked), strict=True):
+            token = int(rows[index][len(rows[index]) - scored + place])
+            losses[index, place] = -self._log_probs(answer, [token])[0]
+            hits[index, place] = answer.top == token
+            if place == scored - 1:
+                done(len(rows[index]))
+        return Scores(losses, hits)
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
+        self._check_length(len(rows[0]) + 1)
+        found = []
+
+        def ask(index: int) -> list[float]:
+            answer = self._next(rows[index])
+            if self._server.limits.exact:
+                shown = dict(answer.shown)
+                for token in map(int, candidates[index]):
+                    if token not in shown:
+                        shown[token] = self._next(rows[index], token).shown[token]
+                answer = Answer(shown, answer.likeliest)
+            return [*self._log_probs(answer, [int(token) for token in candidates[index]]), float(answer.top)]
+
+        for index, numbers in enumerate(self._asked(ask, range(len(rows)))):
+            found.append(numbers)
+            done(len(rows[index]))
+        figures = np.array(found, dtype=np.float64)
+        return Predictions(figures[:, :-1], figures[:, -1].astype(np.int64))
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Raise ConfigError: no server gives all logits."""
+        raise ConfigError("no server gives all logits", where=OPTION)
+
+    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
+        """Raise ConfigError: no server gives all logits."""
+        raise ConfigError("no server gives all logits", where=OPTION)
+
+    def _asked(self, ask: Callable[[Place], Found], places: Iterable[Place]) -> Iterator[Found]:
+        """Yield what the server answers for each place, in their order, some asked at once."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                yield from pool.map(ask, places)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
+        answer = self._server.next(ids, wanted if self._server.limits.exact else None)
+        strange = max(answer.shown)
+        if self._vocabulary is not None and strange >= self._vocabulary:
+            raise ServerError(
+                f"it answers with token {strange}, and the checkpoint's vocabulary has {self._vocabulary}: another model",
+                where=OPTION,
+            )
+        return answer
+
+    def _log_probs(self, answer: Answer, tokens: Sequence[int]) -> list[float]:
+        """Return the log probabilities of tokens; of one that is not shown, the largest that it can have."""
+        unseen = sum(token not in answer.shown for token in tokens)
+        self.unseen.add(answer, len(tokens), unseen)
+        return [answer.shown[token] if token in answer.shown else answer.at_most() for token in tokens]
+
+    def _prompt_scores(self, row: Sequence[int]) -> Array:
+        """Return the log probability of each token but the first; the first prompt is scored twice, to see that it is stable."""
+        found = self._scored(row)
+        if not self._was_stable:
+            apart = float(np.abs(found - self._scored(row)).max())
+            if apart > STABLE:
+                raise ServerError(
+                    f"two scores of one prompt differ by {apart:.2g} nats: a cache answers, or it serves several models",
+                    where=OPTION, try_="without --score-prompts",
+                )  # fmt: skip
+            self._was_stable = True
+        return found
+
+    def _scored(self, row: Sequence[int]) -> Array:
+        scores = self._server.scores([int(token) for token in row])
+        if scores is None:
+            raise ConfigError(
+                f"{self._server.program} does not score prompts", where="--score-prompts", try_="without it"
+            )
+        return np.array(scores)
+
+    def _check_length(self, tokens: int) -> None:
+        context = self._server.limits.context
+        if context is not None and tokens > context:
+            raise ConfigError(f"{tokens} tokens, and the server takes {context}", where=OPTION)

@@ -1,0 +1,188 @@
+"""Verification of a model behind a server: what it computes is judged, whatever its files say.
+
+The checkpoint at hand gives the tokenizer, the record and the lengths; its own weights are never loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+from ropetool.errors import ConfigError
+from ropetool.files import hub
+from ropetool.runtimes import inspection
+from ropetool.servers.base import Server
+from ropetool.servers.http import Http
+from ropetool.servers.opening import open_server
+from ropetool.servers.text import TextServer
+from ropetool.verification import catalogue, suites
+from ropetool.verification.checkpoints import Open, kept_on_disk, lengths_of, yardsticks
+from ropetool.verification.gate import Limits
+from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
+from ropetool.verification.run import Progress, default_lengths, verify
+from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.served_words import TokenizerWords
+from ropetool.verification.runners.server_runner import Reader, ServerRunner, Unseen
+from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
+from ropetool.verification.scoring import Runner
+from ropetool.verification.texts import default_documents, read_documents
+
+MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it
+# The others ask for all logits, or for a cache that is at hand.
+ABLE = (suites.LAST_SEGMENT, suites.POSITION, suites.FAR, *suites.RETRIEVALS)
+SHOWN = "answers shown"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server to ask. model: which of those that it serves. tokenizer: a directory with it, if not the target.
+
+    score_prompts: take its scores of whole prompts.
+    """
+
+    url: str
+    model: str | None = None
+    tokenizer: str | Path | None = None
+    score_prompts: bool = False
+
+
+def verify_served(
+    target: str | Path,
+    served: Served,
+    *,
+    baseline: str | Path | None = None,
+    texts: Sequence[str | Path] = (),
+    lengths: Sequence[int] | None = None,
+    suite: str | None = None,
+    measures: Sequence[str] = (),
+    segments: int | None = None,
+    trials: int | None = None,
+    trained_length: int | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> VerifyResult:
+    """Return what the suite finds of a served model; without a suite the quick one.
+
+    A baseline runs on this machine; without one the served model's own figures within its trained length are it. Lengths
+    that the server does not take are left out, and the verdict is then partial.
+    Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
+    behind it, and as verify_checkpoint does; CheckpointError.
+    """
+    checkpoint = open_checkpoint(hub.local(target))
+    original = None if baseline is None else open_checkpoint(hub.local(baseline))
+    http = Http(served.url)
+    server = open_server(http, served.model)
+    notes = [*http.notes, _asked_of(server)]
+    chosen = _suite(suite, measures, segments, trials, served.score_prompts)
+    found = inspection.inspect_checkpoint(checkpoint)
+    context, trained = lengths_of(found, checkpoint)
+    if original is not None:
+        trained = min(trained, lengths_of(inspection.inspect_checkpoint(original), original)[1])
+    trained = trained_length or trained
+    asked, left_out = _taken(server, default_lengths(trained, max(trained, context)), lengths)
+    documents = (
+        catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
+        if texts
+        else default_documents(max(asked))
+    )
+    checks = [
+        *yardsticks(True, asked, trained, context),
+        *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),
+    ]
+    reader = _reader(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
+    if isinstance(server, TextServer):
+        server.words = TokenizerWords(reader, _vocabulary(checkpoint) or 0)
+    asking = ServerRunner(server, reader, vocabulary=_vocabulary(checkpoint), score_prompts=served.score_prompts)
+
+    def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
+        if path == checkpoint.path:
+            return asking
+        return Open(False, {})(path, device=device, dtype=dtype, report=report)
+
+    ways = (device, dtype, http.url, server.program, server.model)
+    with kept_on_disk(checkpoint, original, documents, ways, resume, notes) as wrap:
+        result = verify(
+            checkpoint.path, baseline=None if original is None else original.path, texts=documents, lengths=asked,
+            trained_length=trained, context_length=context, suite=chosen, limits=limits, checks=checks, seed=seed,
+            device=device, dtype=dtype, progress=progress, runner=runner, wrap=wrap,
+        )  # fmt: skip
+    read = catalogue.described(documents, bundled=not texts)
+    shown = _shown(asking.unseen)
+    return replace(
+        result, target=f"{server.model} at {http.url}", checks=(*result.checks, shown), notes=(*notes, *result.notes),
+        texts=read,
+    )  # fmt: skip
+
+
+def _reader(checkpoint: Checkpoint) -> Reader:
+    """Return the tokenizer of a checkpoint, a directory's or a GGUF file's own."""
+    return TorchTokenizer(checkpoint.path) if isinstance(checkpoint, HfCheckpoint) else LlamaRunner(checkpoint.path)
+
+
+def _asked_of(server: Server) -> str:
+    limit = "" if server.limits.context is None else f", {server.limits.context} tokens"
+    return f"{server.program} serves {server.model}{limit}; what it computes is judged, the checkpoint gives tokenizer and record"
+
+
+def _suite(
+    name: str | None, measures: Sequence[str], segments: int | None, trials: int | None, score_prompts: bool
+) -> suites.Suite:
+    """Return the suite, the quick one where none is named. Raises: ConfigError for what no server can be asked."""
+    found = suites.choose(name or (None if measures else "quick"), measures, segments, trials)
+    unable = [measure for measure in found.measures if measure not in ABLE]
+    if unable and measures:
+        raise ConfigError(
+            f"{', '.join(unable)}: a server does not tell what it takes; it can be asked for {', '.join(ABLE)}",
+            where="--measure",
+        )
+    return replace(
+        found, measures=tuple(measure for measure in found.measures if measure in ABLE),
+        most_scored=None if score_prompts else MOST_SCORED,
+    )  # fmt: skip
+
+
+def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str]:
+    """Return the lengths that the server takes, and what is to be said of the others.
+
+    Raises: ConfigError for lengths that were asked for and are too long, or where none is left.
+    """
+    limit = server.limits.context
+    asked = list(lengths) if lengths is not None else doubled
+    kept = [length for length in asked if limit is None or length <= limit]
+    if kept == asked:
+        return asked, ""
+    said = f"the server takes {limit} tokens, and {asked[-1]} are stated"
+    if lengths is not None or not kept:
+        raise ConfigError(
+            f"the server takes {limit} tokens",
+            where="--lengths",
+            try_=f"a server that is started with {asked[-1]} or more",
+        )
+    return kept, f"{said}: what it does beyond was not measured"
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int | None:
+    """Return how many tokens the model has, where its files say it."""
+    if isinstance(checkpoint, HfCheckpoint):
+        size = checkpoint.section.get("vocab_size", checkpoint.config.get("vocab_size"))
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+    return next((tensor.shape[-1] for name, tensor in checkpoint.tensors.items() if name == "token_embd.weight"), None)
+
+
+def _shown(unseen: Unseen) -> Check:
+    """Return whether every token that was scored was among those that the server shows."""
+    if not unseen.count:
+        return Check(SHOWN, 1.0, None, NOT_ASKED, "the server told the probability of every token that was asked about")
+    share = 1 - unseen.count / unseen.asked
+    detail = (
+        f"{unseen.count} of {unseen.asked} tokens were not among those that the server shows; they count with the least that they "
+        f"can cost, {unseen.least / unseen.asked:.2f} nats a token of all, and up to {unseen.missing:.2f} of the probability is not shown"
+    )
+    return Check(SHOWN, share, None, NOT_RUN, detail)
