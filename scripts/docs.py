@@ -647,6 +647,7 @@ SAID = {
     "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",
     "tests/cli": "commands as they are typed",
     "tests/exporting": "exports against transformers, llama.cpp and the stock converter's parts",
+    "tests/identify": "mistakes of engines planted by transformers behind a server, and named",
     "tests/importing": "imports against what was exported, the gguf package's decoder and llama.cpp",
     "tests/formats": "files, outputs and the hub",
     "tests/formats_gguf": "GGUF headers and copies against the gguf package",

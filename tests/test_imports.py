@@ -30,7 +30,7 @@ LAYERS = (
     ("weights",),
     ("plans",),
     ("comparison",),
-    ("verification",),
+    ("verification", "identify"),
     ("gguf_export", "gguf_import"),
     ("report",),
     ("cli", "__main__"),
@@ -38,7 +38,7 @@ LAYERS = (
 # Other people's packages: at module level by package, inside functions by the module that may.
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
-    "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "gguf_export": {"numpy"},
+    "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"}, "gguf_export": {"numpy"},
     "gguf_import": {"numpy"}, "servers": {"requests"},
     "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
 }  # fmt: skip

@@ -37,6 +37,7 @@ COMMANDS = {
     "bake": ("bake", "Fold scaling factors into the weights."),
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
+    "identify": ("identify", "Say which rotary table a server computes."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
     "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
     "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),

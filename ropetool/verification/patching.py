@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ropetool import families, names
 from ropetool.errors import ConfigError
 from ropetool.plans.plan import Plan
+from ropetool.rope.tables import Regime
+from ropetool.verification.runners.torch_library import set_tables
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -39,29 +41,7 @@ def patch(model: Module, plan: Plan) -> None:
             where="patch",
             try_="ropetool extend, then load the output",
         )
-    patched = 0
-    for module in model.modules():
-        if hasattr(module, "rope_type") and any(
-            name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)
-        ):
-            for layer_type, (regime,) in regimes.items():
-                _set_table(module, f"{layer_type}_" if family.nested else "", layer_type, regime)
-            patched += 1
-    if not patched:
+    tables = {kind: Regime(regime["inv_freq"], regime[names.ATTENTION_FACTOR]) for kind, (regime,) in regimes.items()}
+    if not set_tables(model, tables, family.nested):
         raise ConfigError("the model has no rotary module that could be set", where="patch")
     config.max_position_embeddings = plan.max_position_embeddings
-
-
-def _set_table(module: Any, prefix: str, layer_type: str, regime: Any) -> None:
-    import torch
-
-    buffer = getattr(module, f"{prefix}inv_freq")
-    table = torch.tensor(regime["inv_freq"], dtype=buffer.dtype, device=buffer.device)
-    setattr(module, f"{prefix}inv_freq", table)
-    setattr(module, f"{prefix}original_inv_freq", table.clone())
-    setattr(module, f"{prefix}attention_scaling", regime[names.ATTENTION_FACTOR])
-    # A fixed table: the module must not recompute it as dynamic and longrope do.
-    if isinstance(module.rope_type, dict):
-        module.rope_type[layer_type] = "default"
-    else:
-        module.rope_type = "default"

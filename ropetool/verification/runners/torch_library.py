@@ -6,15 +6,18 @@ Knows nothing of tokens or losses.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+
+import numpy as np
 
 from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, MissingDependency
 from ropetool.probing import records
+from ropetool.rope.tables import Regime
 
 MAP = "map"  # layers over all devices, as accelerate spreads them
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -126,3 +129,31 @@ class RopeState:
             setattr(module, name, value)
         for module, name, value in self._buffers:
             setattr(module, name, value.clone())  # a clone: longrope writes into the buffer
+
+
+def set_tables(model: Any, tables: Mapping[str, Regime], nested: bool) -> int:
+    """Make the rotary modules of a loaded model of transformers turn by fixed tables; return how many there were.
+
+    tables: by kind of layer. nested: whether the modules keep a table for each kind.
+    """
+    import torch
+
+    found = 0
+    for module in model.modules():
+        if hasattr(module, "rope_type") and any(
+            name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)
+        ):
+            for kind, regime in tables.items():
+                prefix = f"{kind}_" if nested else ""
+                buffer = getattr(module, f"{prefix}inv_freq")
+                table = torch.tensor(np.array(regime.inv_freq), dtype=buffer.dtype, device=buffer.device)
+                setattr(module, f"{prefix}inv_freq", table)
+                setattr(module, f"{prefix}original_inv_freq", table.clone())
+                setattr(module, f"{prefix}attention_scaling", regime.attention_factor)
+                # A fixed table: the module must not recompute it as dynamic and longrope do.
+                if isinstance(module.rope_type, dict):
+                    module.rope_type[kind] = "default"
+                else:
+                    module.rope_type = "default"
+            found += 1
+    return found

@@ -5,9 +5,11 @@ Holds hidden states of a whole context, never its logits. Knows nothing of check
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from ropetool.verification.runners.torch_library import RopeState
+from ropetool.rope.tables import Regime
+from ropetool.verification.runners.torch_library import RopeState, set_tables
 
 LENGTH_RULES = ("dynamic", "longrope")  # their tables follow the length of the call
 
@@ -22,6 +24,11 @@ class TorchModel:
         self._rope_state = RopeState(model)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.fixed_table = not any(kind in LENGTH_RULES for kind in self._rope_state.rope_types)
+
+    def rotate(self, tables: Mapping[str, Regime], nested: bool) -> None:
+        """Turn by these fixed tables from now on, as `set_tables` takes them."""
+        set_tables(self._model, tables, nested)
+        self._rope_state, self.fixed_table = RopeState(self._model), True
 
     def hidden(self, ids: Any, first: int, chunk: int) -> Hidden:
         """Return the last hidden states of the positions from `first` on, computed `chunk` tokens at a time.

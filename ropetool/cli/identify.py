@@ -1,0 +1,86 @@
+"""ropetool identify."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ropetool.cli import local_source, notes, print_json, show
+from ropetool.cli.options import Lengths
+
+UNNAMED = 3
+
+
+@click.command("identify")
+@click.option(
+    "--source", required=True, type=click.Path(), metavar="DIR", help="The checkpoint that is served, with its weights."
+)
+@click.option("--server", metavar="URL", help="The server. A key is taken from ROPETOOL_API_KEY.")
+@click.option("--model", metavar="NAME", help="Which of the server's models. Default: the only one.")
+@click.option(
+    "--logprobs",
+    type=click.Path(),
+    metavar="FILE",
+    help="In place of a server: what any program answers to the prompts.",
+)
+@click.option("--prompts-out", type=click.Path(), metavar="FILE", help="Write prompts for --logprobs, and ask nobody.")
+@click.option("--length", type=Lengths(), metavar="N", help="Tokens of the longest prompt. Default: what both take.")
+@click.option(
+    "--prompts", "count", type=click.IntRange(12, 400), default=24, show_default=True, help="How many prompts."
+)
+@click.option(
+    "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where the reference computes."
+)
+@click.option("--dtype", default="float32", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def identify_command(
+    source: str, server: str | None, model: str | None, logprobs: str | None, prompts_out: str | None,
+    length: tuple[int, ...] | None, count: int, device: str, dtype: str, as_json: bool,
+) -> int:  # fmt: skip
+    """Say which rotary table a server computes.
+
+    The checkpoint is run with every table that a runtime may make of its keys: as they are meant, with the scaling or the
+    attention factor dropped, with defaults in place of keys, with kinds of layers mixed up, and as each known release of
+    each engine reads them. Prompts are chosen behind which these differ most, and the server is asked for the likeliest
+    next tokens. Named is the table that its answers fit, with the margin to the next one, and what of the keys it does
+    not read. Exit code 3 where it is not the one that is meant, or none of them.
+
+    \b
+    ropetool identify --source model-yarn-8x --server http://localhost:8000
+    ropetool identify --source model-yarn-8x --prompts-out prompts.json
+    ropetool identify --source model-yarn-8x --logprobs answers.json
+    """
+    from ropetool.checkpoint.hf import HfCheckpoint
+    from ropetool.cli.progress import bar
+    from ropetool.identify import asking
+    from ropetool.identify.filed import FiledServer, write_prompts
+    from ropetool.report.identified import identified_text
+    from ropetool.servers.http import Http
+    from ropetool.servers.opening import open_server
+
+    if [server, logprobs, prompts_out].count(None) != 2:
+        raise click.UsageError("one of --server URL, --logprobs FILE and --prompts-out FILE says who answers")
+    if length is not None and len(length) != 1:
+        raise click.UsageError("--length takes one number of tokens")
+    checkpoint = HfCheckpoint.open(local_source(source))
+    longest = None if length is None else length[0]
+    asked = asking.Asked(longest, count, device, dtype)
+    with bar() as progress:
+        if prompts_out is not None:
+            made = asking.prepare(checkpoint, asked, progress=progress)
+            write_prompts(Path(prompts_out), made)
+            notes([f"{prompts_out}: {len(made.prompts)} prompts; `{asking.FILL}`"])
+            return 0
+        if logprobs is not None:
+            filed = FiledServer.read(Path(logprobs))
+            found = asking.identify(checkpoint, filed, asked, given=filed.prompts, progress=progress)
+        else:
+            http = Http(str(server))
+            notes(http.notes)
+            found = asking.identify(checkpoint, open_server(http, model), asked, progress=progress)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        show(identified_text(found))
+    return 0 if found.name == asking.AS_MEANT else UNNAMED

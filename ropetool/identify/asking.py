@@ -1,0 +1,185 @@
+"""Identification from end to end: hypotheses, prompts, answers, the decision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import ConfigError
+from ropetool.files.counting import nobody
+from ropetool.identify import deciding, prompts
+from ropetool.identify.hypotheses import AS_MEANT, Hypothesis, hypotheses
+from ropetool.identify.prompts import Prompt
+from ropetool.identify.reference import Reference
+from ropetool.servers.base import Server
+from ropetool.servers.http import OPTION
+from ropetool.verification.texts import default_documents
+
+__all__ = ["AS_MEANT", "Asked", "Identified", "Prepared", "identify", "prepare"]
+
+SINGLES = 12  # prompts of one token, which no table changes
+TEXTS = 4
+COARSE = "bfloat16"  # what engines compute in, unless they are told otherwise
+SEED = 0
+SCHEMA = 1
+FILL = 'fill in "top" of each answer: pairs of a token and its log probability, the 20 likeliest; then --logprobs FILE'
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """length: tokens of the longest prompt, None for what the checkpoint states and the server takes. count: of prompts."""
+
+    length: int | None = None
+    count: int = 24
+    device: str = "auto"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The ids of prompts of one token, and of the others."""
+
+    singles: tuple[tuple[int, ...], ...]
+    prompts: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Identified:
+    """hypotheses: all that were considered, in the order of decision.figures. program: who answered. lengths: of the prompts."""
+
+    hypotheses: tuple[Hypothesis, ...]
+    decision: deciding.Decision
+    program: str
+    lengths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The hypothesis that fits, empty where none does."""
+        return self.hypotheses[self.decision.best].name if self.decision.best >= 0 else ""
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The others that the answers do not tell from it."""
+        return tuple(self.hypotheses[at].name for at in self.decision.rivals)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        listed = [
+            {"name": one.name, "says": one.says, "alike": list(one.alike), "divergence": figure}
+            for one, figure in zip(self.hypotheses, self.decision.figures, strict=True)
+        ]
+        return {
+            "schema": SCHEMA, "program": self.program, "name": self.name or None, "rivals": list(self.rivals),
+            "margin": self.decision.margin, "noise": self.decision.noise, "limit": self.decision.limit,
+            "prompts": list(self.lengths), "hypotheses": listed,
+        }  # fmt: skip
+
+
+def prepare(checkpoint: HfCheckpoint, asked: Asked, *, progress: Tell | None = None) -> Prepared:
+    """Return prompts that tell the hypotheses apart. Raises: as identify."""
+    listed = _listed(checkpoint)
+    with closing(_reference(checkpoint, asked)) as reference:
+        texts, singles = _texts(reference, _longest(listed[0], asked, None))
+        chosen = prompts.choose(reference, listed, texts, asked.count, progress or nobody)
+    return Prepared(singles, tuple(prompt.ids for prompt in chosen))
+
+
+def identify(
+    checkpoint: HfCheckpoint, server: Server, asked: Asked, *, given: Prepared | None = None, progress: Tell | None = None
+) -> Identified:  # fmt: skip
+    """Return which table a server computes, of those that a runtime may make of the checkpoint.
+
+    given: the prompts that the server has answers to, where it is a file.
+    Raises: ConfigError for a server of other weights, or nothing to tell apart; ServerError; CheckpointError.
+    """
+    tell, listed = progress or nobody, _listed(checkpoint)
+    with closing(_reference(checkpoint, asked)) as reference:
+        if given is None:
+            texts, singles = _texts(reference, _longest(listed[0], asked, server.limits.context))
+        else:
+            singles = given.singles
+        control = _control(reference, listed[0], server, singles)
+        if given is None:
+            chosen = prompts.choose(reference, listed, texts, asked.count, tell)
+        else:
+            chosen = prompts.known(reference, listed, given.prompts, tell)
+    divergences = np.empty((len(chosen), len(listed)))
+    for number, prompt in enumerate(chosen):
+        answer = server.next(prompt.ids)
+        divergences[number] = [deciding.divergence(answer, one) for one in prompt.log_probs]
+        tell("asking", number + 1, len(chosen))
+    decision = deciding.decide(
+        divergences, np.array(control), lambda best: _growth(checkpoint, asked, listed[best], singles, chosen, best)
+    )
+    return Identified(tuple(listed), decision, server.program, tuple(len(prompt.ids) for prompt in chosen))
+
+
+def _listed(checkpoint: HfCheckpoint) -> list[Hypothesis]:
+    """Return the hypotheses. Raises: ConfigError where there is one alone."""
+    listed = hypotheses(checkpoint)
+    if len(listed) < 2:
+        raise ConfigError(
+            "no misreading of it gives another table: there is nothing to tell apart", where=checkpoint.where
+        )
+    return listed
+
+
+def _reference(checkpoint: HfCheckpoint, asked: Asked) -> Reference:
+    return Reference(checkpoint, device=asked.device, dtype=asked.dtype)
+
+
+def _control(reference: Reference, meant: Hypothesis, server: Server, singles: Sequence[Sequence[int]]) -> list[float]:
+    """Return how far answers are apart that no table changes. Raises: ConfigError for those of other weights."""
+    found = [deciding.divergence(server.next(ids), reference.log_probs(meant, ids, [1])[0]) for ids in singles]
+    if not found or deciding.is_another_model(found):
+        apart = f"{np.median(found):.2g} nats apart" if found else "not there"
+        raise ConfigError(
+            f"behind single tokens, which no table changes, the answers of {server.program} are {apart}: other weights are served",
+            where=OPTION, try_="--source, the checkpoint that is served",
+        )  # fmt: skip
+    return found
+
+
+def _growth(
+    checkpoint: HfCheckpoint, asked: Asked, best: Hypothesis, singles: Sequence[Sequence[int]], chosen: Sequence[Prompt], at: int
+) -> float:  # fmt: skip
+    """Return how many times more a coarser type makes of prompts than of single tokens, asked of the reference itself."""
+    found = []
+    for dtype in (asked.dtype, COARSE):
+        with closing(_reference(checkpoint, replace(asked, dtype=dtype))) as reference:
+            behind = np.stack([reference.log_probs(best, ids, [1])[0] for ids in singles])
+            if dtype == COARSE:
+                behind_all = np.stack([reference.log_probs(best, one.ids, [len(one.ids)])[0] for one in chosen])
+            else:
+                behind_all = np.stack([one.log_probs[at] for one in chosen])
+            found.append((behind, behind_all))
+    (fine, ours), (coarse, theirs) = found
+    return deciding.growth((fine, coarse), (ours, theirs))
+
+
+def _longest(meant: Hypothesis, asked: Asked, context: int | None) -> int:
+    """Return the length of the longest prompt. Raises: ConfigError for more than the server takes."""
+    taken = None if context is None else context - 1
+    if asked.length is not None:
+        if taken is not None and asked.length > taken:
+            raise ConfigError(f"the server takes {taken} tokens of a prompt", where="--length")
+        return asked.length
+    stated = meant.rope.max_position_embeddings - 1
+    return stated if taken is None else min(stated, taken)
+
+
+def _texts(reference: Reference, longest: int) -> tuple[list[list[int]], tuple[tuple[int, ...], ...]]:
+    """Return texts of up to that many ids, and prompts of one of the texts' tokens."""
+    runner = reference.runner
+    prefix = list(runner.prefix)
+    read = [runner.tokenize(document.text) for document in default_documents(longest)]
+    texts = [[*prefix, *ids][:longest] for ids in sorted(read, key=len, reverse=True)[:TEXTS]]
+    tokens = sorted({token for ids in read for token in ids})
+    picked = np.random.default_rng(SEED).choice(tokens, SINGLES, replace=False)
+    return texts, tuple((int(token),) for token in picked)

@@ -1,0 +1,87 @@
+"""Prompts and answers as a file, for programs that are no servers of a known interface.
+
+The file that is written lists prompts; whoever fills in `answers` gives it back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropetool.errors import CheckpointError, OutputError
+from ropetool.files.hf import read_object
+from ropetool.files.hf.jsontext import Limits as FileLimits
+from ropetool.identify.asking import Prepared
+from ropetool.servers.base import MOST_SHOWN, Answer, Limits, answer_of
+
+SCHEMA = "ropetool prompts 1"
+UNKNOWN = Limits(None, MOST_SHOWN, exact=False)
+_LIMITS = FileLimits(64 << 20, 4_000_000)
+
+
+def write_prompts(path: Path, prepared: Prepared) -> None:
+    """Write prompts as a file that a program can answer. Raises: OutputError where it is there, or cannot be written."""
+    entries = [{"ids": list(ids), "top": []} for ids in (*prepared.singles, *prepared.prompts)]
+    text = json.dumps({"schema": SCHEMA, "program": "", "answers": entries})
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise OutputError("it is there already", where=str(path), try_="another name") from None
+    except OSError as error:
+        raise OutputError(f"it cannot be written: {error.strerror}", where=str(path)) from None
+
+
+@dataclass(frozen=True)
+class FiledServer:
+    """The answers of a file, as a server that knows these prompts alone.
+
+    singles, prompts: of one token, and the others, in their order.
+    """
+
+    program: str
+    answers: dict[tuple[int, ...], Answer]
+    where: str
+    model: str = ""
+    limits: Limits = UNKNOWN
+
+    @classmethod
+    def read(cls, path: Path) -> FiledServer:
+        """Return the answers of a file. Raises: CheckpointError for one that is not of this form, or without an answer."""
+        data = read_object(path, _LIMITS)[1]
+        entries = data.get("answers")
+        if data.get("schema") != SCHEMA or not isinstance(entries, list) or not entries:
+            raise CheckpointError(
+                "it is no file of prompts and answers", where=str(path), try_="ropetool identify --prompts-out FILE"
+            )
+        found = {}
+        for number, entry in enumerate(entries):
+            place = f"{path}: answer {number}"
+            ids, top = (entry.get("ids"), entry.get("top")) if isinstance(entry, dict) else (None, None)
+            if not isinstance(ids, list) or not ids or not all(type(token) is int and token >= 0 for token in ids):
+                raise CheckpointError("ids is no list of tokens", where=place)
+            if not isinstance(top, list) or not all(isinstance(one, list) and len(one) == 2 for one in top):
+                raise CheckpointError("top is no list of pairs of a token and its log probability", where=place)
+            found[tuple(ids)] = answer_of([(one[0], one[1]) for one in top], len(top), place)
+        return cls(str(data.get("program") or "the program"), found, str(path))
+
+    @property
+    def prompts(self) -> Prepared:
+        """The prompts that it answers."""
+        return Prepared(
+            tuple(ids for ids in self.answers if len(ids) == 1), tuple(ids for ids in self.answers if len(ids) > 1)
+        )
+
+    def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
+        """Return the answer to one of the prompts."""
+        return self.answers[tuple(ids)]
+
+    def tokens_of(self, text: str) -> list[int] | None:
+        """Return None: a file reads no text."""
+        return None
+
+    def scores(self, ids: Sequence[int]) -> list[float] | None:
+        """Return None: it holds answers alone."""
+        return None

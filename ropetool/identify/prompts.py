@@ -1,0 +1,81 @@
+"""Prompts behind which the hypotheses differ most, so that a few answers tell them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.identify.hypotheses import Hypothesis
+from ropetool.identify.reference import Reference
+from ropetool.rope.tables import Array
+
+PLACES = 24  # of each text that may be asked about
+SHORTEST = 32  # tokens of a prompt
+Tell = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The ids of a prompt, and what each hypothesis finds likely behind it. Shapes: log_probs (hypotheses, vocabulary)."""
+
+    ids: tuple[int, ...]
+    log_probs: Array
+
+
+def choose(
+    reference: Reference, hypotheses: Sequence[Hypothesis], texts: Sequence[Sequence[int]], count: int, tell: Tell
+) -> list[Prompt]:
+    """Return `count` prompts, as many of each text, by which the nearest two hypotheses are as far apart as can be."""
+    share = max(1, -(-count // len(texts)))
+    found: list[Prompt] = []
+    apart = np.zeros((len(hypotheses), len(hypotheses)))
+    total, finished = len(texts) * len(hypotheses), 0
+    for ids in texts:
+        ends = _places(len(ids))
+        probs = []
+        for one in hypotheses:
+            probs.append(reference.log_probs(one, ids, ends))
+            finished += 1
+            tell("the reference with each table", finished, total)
+        told = np.stack(probs)  # (hypotheses, places, vocabulary)
+        distance = np.stack([_divergences(told[:, place]) for place in range(len(ends))])
+        for _ in range(min(share, len(ends))):
+            best = int(np.argmax([_gain(apart, one) for one in distance]))
+            apart += distance[best]
+            distance[best] = 0  # asked once
+            found.append(Prompt(tuple(int(token) for token in ids[: ends[best]]), told[:, best].copy()))
+    return found[:count]
+
+
+def known(
+    reference: Reference, hypotheses: Sequence[Hypothesis], prompts: Sequence[Sequence[int]], tell: Tell
+) -> list[Prompt]:
+    """Return prompts that were chosen before, with what each hypothesis finds likely behind them."""
+    found = []
+    for number, ids in enumerate(prompts):
+        rows = [reference.log_probs(one, ids, [len(ids)])[0] for one in hypotheses]
+        found.append(Prompt(tuple(ids), np.stack(rows)))
+        tell("the reference with each table", number + 1, len(prompts))
+    return found
+
+
+def _places(length: int) -> list[int]:
+    """Return lengths of prompts up to that of a text, closer together where they are short."""
+    first = min(SHORTEST, length)
+    return sorted({round(one) for one in np.geomspace(first, length, PLACES)})
+
+
+def _divergences(log_probs: Array) -> Array:
+    """Return KL(a || b) of each pair of rows. Shapes: (hypotheses, vocabulary) -> (hypotheses, hypotheses)."""
+    probs = np.exp(log_probs)
+    own = (probs * log_probs).sum(axis=1)
+    found: Array = own[:, None] - probs @ log_probs.T
+    return np.maximum(found, 0)
+
+
+def _gain(apart: Array, more: Array) -> float:
+    """Return what a prompt adds to telling all pairs apart; the pairs that are near count most."""
+    off = ~np.eye(len(apart), dtype=bool)
+    return float(np.log1p(more[off] / (apart[off] + 1e-3)).sum())

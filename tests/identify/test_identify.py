@@ -1,0 +1,211 @@
+"""Which table a server computes: engines' mistakes planted by transformers itself, honest ones, and what is none of the list."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from making import run
+from model_server import Served, serving
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+import ropetool
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import ConfigError, RopetoolError
+from ropetool.identify import deciding, prompts
+from ropetool.identify.asking import Asked, identify, prepare
+from ropetool.identify.hypotheses import AS_MEANT, hypotheses
+from ropetool.servers.base import Answer
+from ropetool.servers.http import Http
+from ropetool.servers.opening import open_server
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+LENGTH = 700  # tokens: beyond the 256 that it was trained on
+ASKED = Asked(LENGTH, 12, "cpu", "float32")
+YARN = {
+    "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 256, "beta_fast": 24.0, "rope_theta": 500000.0,
+    "attention_factor": 1.3,
+}  # fmt: skip
+
+
+def changed(folder: Path, target: Path, **keys: Any) -> Path:
+    """Return a copy with other rope keys; those of None are taken out."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    merged = {**config["rope_parameters"], **keys}
+    config["rope_parameters"] = {key: value for key, value in merged.items() if value is not None}
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return target
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo with keys that are all unlike their defaults."""
+    folder = tmp_path_factory.mktemp("served") / "model"
+    shutil.copytree(DEMO, folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config.pop("rope_scaling", None)
+    config.pop("rope_theta", None)
+    config |= {"rope_parameters": YARN, "max_position_embeddings": 2048}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def served(path: Path, dtype: torch.dtype = torch.float32) -> Served:
+    model, tokenizer, lock = (
+        LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval(),
+        AutoTokenizer.from_pretrained(path),
+        threading.Lock(),
+    )
+
+    def log_probs(ids: Sequence[int]) -> np.ndarray:
+        with lock, torch.no_grad():
+            return torch.log_softmax(model(torch.tensor([list(ids)])).logits[0, -1].double(), -1).numpy()
+
+    return Served(
+        "vllm", log_probs, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.decode
+    )
+
+
+@pytest.fixture(scope="module")
+def chosen(checkpoint: Path) -> list[prompts.Prompt]:
+    """The prompts, which are the same whoever answers."""
+    kept: list[prompts.Prompt] = []
+    real = prompts.choose
+
+    def keep(*arguments: Any) -> list[prompts.Prompt]:
+        kept.extend(real(*arguments))
+        return kept
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prompts, "choose", keep)
+        prepare(HfCheckpoint.open(checkpoint), ASKED)
+    return kept
+
+
+@pytest.fixture
+def name_of(checkpoint: Path, chosen: list[prompts.Prompt], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.setattr(prompts, "choose", lambda *arguments: chosen)
+
+    def named(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+        with serving(served(path, dtype)) as url:
+            return identify(HfCheckpoint.open(checkpoint), open_server(Http(url)), ASKED)
+
+    return named
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        (AS_MEANT, {}),
+        ("scaling dropped", {"rope_type": "default", "factor": None, "attention_factor": None}),
+        ("attention factor dropped", {"attention_factor": 1.0}),
+        ("attention factor squared", {"attention_factor": 1.69}),
+        ("attention factor by default", {"attention_factor": None}),
+        ("betas not read", {"beta_fast": None}),
+        ("truncate the other way", {"truncate": False}),
+        ("original length doubled", {"original_max_position_embeddings": 512}),
+        ("base 10000", {"rope_theta": 10000.0}),
+        ("", {"rope_type": "linear", "attention_factor": None}),
+        ("", {"beta_fast": 4.0}),
+    ],
+)  # fmt: skip
+def test_what_transformers_computes_from_other_keys_is_named(
+    name: str, keys: dict[str, Any], dtype: torch.dtype, checkpoint: Path, name_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    found = name_of(changed(checkpoint, tmp_path / "m", **keys), dtype)
+    if name == "base 10000":  # whose pairs are scaled by their wavelengths, and not as before
+        assert found.name in ("", name)
+        return
+    assert found.name == name, found.to_json()
+    assert not found.rivals
+
+
+def test_other_weights_are_refused(checkpoint: Path, name_of: Callable[..., Any], tmp_path: Path) -> None:
+    other = changed(checkpoint, tmp_path / "m")
+    model = LlamaForCausalLM.from_pretrained(other, dtype=torch.float32)
+    with torch.no_grad():
+        model.lm_head.weight[:] = model.lm_head.weight.roll(1, 0)
+    model.save_pretrained(other)
+    with pytest.raises(ConfigError, match="other weights are served"):
+        name_of(other)
+
+
+def test_every_release_that_is_known_is_a_hypothesis(checkpoint: Path) -> None:
+    listed = hypotheses(HfCheckpoint.open(checkpoint))
+    names = {each for one in listed for each in (one.name, *one.alike)}
+    assert {"as vllm@0.32 reads it", "as sglang@0.5.16 reads it", "as transformers-v4 reads it"} <= names
+    assert listed[0].name == AS_MEANT
+
+
+def test_nothing_to_tell_apart_is_said(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    shutil.copytree(DEMO, plain)
+    config = json.loads((plain / "config.json").read_text(encoding="utf-8"))
+    for key in ("rope_scaling", "rope_theta"):
+        config.pop(key, None)
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ConfigError, match="nothing to tell apart"):
+        prepare(HfCheckpoint.open(plain), ASKED)
+
+
+def test_a_divergence_is_that_of_the_distributions() -> None:
+    ours, theirs = np.log([0.5, 0.3, 0.1, 0.1]), np.log([0.4, 0.4, 0.1, 0.1])
+    answer = Answer({0: float(theirs[0]), 1: float(theirs[1])}, 2)
+    wanted = 0.4 * np.log(0.4 / 0.5) + 0.4 * np.log(0.4 / 0.3) + 0.2 * np.log(0.2 / 0.2)
+    assert deciding.divergence(answer, ours) == pytest.approx(wanted)
+
+
+def test_a_file_of_answers_serves_as_a_server_does(
+    checkpoint: Path, chosen: list[prompts.Prompt], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts, "choose", lambda *arguments: chosen)
+    file = tmp_path / "prompts.json"
+    done = run("identify", "--source", checkpoint, "--prompts-out", file, "--length", "700", "--prompts", "12")
+    assert done.code == 0, done.err
+    data = json.loads(file.read_text(encoding="utf-8"))
+    model = served(changed(checkpoint, tmp_path / "m", attention_factor=1.0)).model
+    for entry in data["answers"]:
+        found = model(entry["ids"])
+        entry["top"] = [[int(token), float(found[token])] for token in np.argsort(-found)[:20]]
+    file.write_text(json.dumps({**data, "program": "mine"}), encoding="utf-8")
+    done = run("identify", "--source", checkpoint, "--logprobs", file, "--json")
+    assert done.code == 3, done.err
+    answer = json.loads(done.out)
+    assert (answer["name"], answer["program"], answer["rivals"]) == ("attention factor dropped", "mine", [])
+    done = run("identify", "--source", checkpoint, "--logprobs", file)
+    assert "mine computes the table attention factor dropped: the attention factor is not applied" in done.out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: {**data, "schema": "other"}, "no file of prompts and answers"),
+        (lambda data: {**data, "answers": []}, "no file of prompts and answers"),
+        (lambda data: {**data, "answers": [{"ids": "x", "top": []}]}, "ids is no list of tokens"),
+        (lambda data: {**data, "answers": [{"ids": [-1], "top": []}]}, "ids is no list of tokens"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [1]}]}, "top is no list of pairs"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": []}]}, "no log probabilities"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, 5.0]]}]}, "a log probability that is none"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_none_is_one_sentence(
+    change: Callable[[dict[str, Any]], dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    from ropetool.identify.filed import FiledServer
+
+    file = tmp_path / "answers.json"
+    file.write_text(
+        json.dumps(change({"schema": "ropetool prompts 1", "program": "x", "answers": []})), encoding="utf-8"
+    )
+    with pytest.raises(RopetoolError, match=words):
+        FiledServer.read(file)
