@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import importlib.metadata
 import json
 import os
 import re
@@ -45,6 +46,7 @@ from ropetool.verification.measures.divergence import NEVER  # noqa: E402
 RESULT = ROOT / "tests" / "exporting" / "converted.json"
 TOKENS = 192
 PLAIN = 8  # from this id on: those below stand for images and the like in a tiny config
+PROGRAMS = ("transformers", "llama-cpp-python")  # whose releases decide what is recorded
 MLX = "ROPETOOL_ENGINE_MLX"  # the interpreter of an environment with mlx-lm
 Record = dict[str, Any]
 
@@ -412,7 +414,8 @@ def main() -> int:
 
 def _write(known: Mapping[str, Record]) -> None:
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(known[name])}" for name in sorted(known))
-    RESULT.write_text(f'{{"classes": {{\n{lines}\n}}}}\n', encoding="utf-8")
+    made = json.dumps({name: importlib.metadata.version(name) for name in PROGRAMS})
+    RESULT.write_text(f'{{"versions": {made},\n"classes": {{\n{lines}\n}}}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

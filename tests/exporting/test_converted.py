@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,14 @@ def classes() -> dict[str, dict[str, object]]:
         (ROOT / "tests" / "exporting" / "converted.json").read_text(encoding="utf-8")
     )["classes"]
     return found
+
+
+def test_the_record_is_of_the_releases_that_are_pinned() -> None:
+    recorded = json.loads((ROOT / "tests" / "exporting" / "converted.json").read_text(encoding="utf-8"))["versions"]
+    pinned = re.findall(r"(?m)^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
+    assert recorded == {name: dict(pinned)[name] for name in ("transformers", "llama-cpp-python")}, (
+        "scripts/converted.py"
+    )
 
 
 def test_the_converter_s_own_files_give_the_same_logits_for_most_classes() -> None:
