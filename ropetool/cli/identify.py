@@ -8,6 +8,8 @@ import click
 
 from ropetool.cli import local_source, notes, print_json, show
 from ropetool.cli.options import Lengths
+from ropetool.errors import ConfigError
+from ropetool.escaping import command
 
 UNNAMED = 3
 
@@ -52,6 +54,7 @@ def identify_command(
     ropetool identify --source model-yarn-8x --logprobs answers.json
     """
     from ropetool.checkpoint.hf import HfCheckpoint
+    from ropetool.checkpoint.opening import open_checkpoint
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
     from ropetool.identify.filed import FiledServer, write_prompts
@@ -63,7 +66,12 @@ def identify_command(
         raise click.UsageError("one of --server URL, --logprobs FILE and --prompts-out FILE says who answers")
     if length is not None and len(length) != 1:
         raise click.UsageError("--length takes one number of tokens")
-    checkpoint = HfCheckpoint.open(local_source(source))
+    checkpoint = open_checkpoint(local_source(source))
+    if not isinstance(checkpoint, HfCheckpoint):
+        raise ConfigError(
+            "the reference is run by transformers, which needs a directory", where="--source",
+            try_=f"{command('ropetool', 'import', source, '-o', 'DIR')}, and --source DIR",
+        )  # fmt: skip
     longest = None if length is None else length[0]
     asked = asking.Asked(longest, count, device, dtype)
     with bar() as progress:

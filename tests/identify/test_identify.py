@@ -158,6 +158,14 @@ def test_nothing_to_tell_apart_is_said(tmp_path: Path) -> None:
         prepare(HfCheckpoint.open(plain), ASKED)
 
 
+def test_a_gguf_source_is_told_the_way(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    assert run("export", DEMO, "-o", file, "--outtype", "f32", "--no-check", "--no-sidecars").code == 0
+    done = run("identify", "--source", file, "--server", "http://localhost:1")
+    assert (done.code, done.out) == (1, "")
+    assert "Try: ropetool import" in done.err
+
+
 def test_a_divergence_is_that_of_the_distributions() -> None:
     ours, theirs = np.log([0.5, 0.3, 0.1, 0.1]), np.log([0.4, 0.4, 0.1, 0.1])
     answer = Answer({0: float(theirs[0]), 1: float(theirs[1])}, 2)

@@ -382,6 +382,27 @@ def test_tokens_that_are_not_shown_keep_the_verdict_open(tiny: Path, serve: Call
     assert found.verdict == "partial"
 
 
+def test_the_checkpoint_needs_no_weights(
+    tiny: Path, serve: Callable[..., Served], make_variant: Any, tmp_path: Path
+) -> None:
+    with serving(serve("sglang")) as url:
+        wanted = verified(tiny, url, lengths=[16, 32])
+        bare = make_variant(tiny)
+        (bare / "model.safetensors").unlink()
+        found = verified(bare, url, lengths=[16, 32])
+        (bare / "tokenizer.json").unlink()
+        with pytest.raises(RopetoolError, match="tokenizer"):
+            verified(bare, url, lengths=[16, 32])
+        named = verify_served(
+            bare, served.Served(url, tokenizer=tiny), texts=[f"{tiny}-texts"], segments=8, lengths=[16, 32]
+        )
+    assert (
+        [one.target for one in found.lengths]
+        == [one.target for one in named.lengths]
+        == [one.target for one in wanted.lengths]
+    )
+
+
 def test_a_baseline_runs_here(tiny: Path, serve: Callable[..., Served]) -> None:
     with serving(serve("llama-server")) as url:
         found = verified(tiny, url, lengths=[16, 32], baseline=tiny)
