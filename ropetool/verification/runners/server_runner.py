@@ -144,18 +144,17 @@ class ServerRunner:
         self._check_length(len(rows[0]) + 1)
         found = []
 
-        def ask(index: int) -> list[float]:
+        def ask(index: int) -> Answer:
             answer = self._next(rows[index])
-            if self._server.limits.exact:
-                shown = dict(answer.shown)
-                for token in map(int, candidates[index]):
-                    if token not in shown:
-                        shown[token] = self._next(rows[index], token).shown[token]
-                answer = Answer(shown, answer.likeliest)
-            return [*self._log_probs(answer, [int(token) for token in candidates[index]]), float(answer.top)]
+            if not self._server.limits.exact:
+                return answer
+            others = [token for token in map(int, candidates[index]) if token not in answer.shown]
+            more = {token: self._next(rows[index], token).shown[token] for token in others}
+            return Answer({**answer.shown, **more}, answer.likeliest)
 
-        for index, numbers in enumerate(self._asked(ask, range(len(rows)))):
-            found.append(numbers)
+        for index, answer in enumerate(self._asked(ask, range(len(rows)))):
+            tokens = [int(token) for token in candidates[index]]
+            found.append([*self._log_probs(answer, tokens), float(answer.top)])
             done(len(rows[index]))
         figures = np.array(found, dtype=np.float64)
         return Predictions(figures[:, :-1], figures[:, -1].astype(np.int64))
