@@ -36,6 +36,7 @@ class Served:
     busy: int = 0
     change: Callable[[str, Any], Any] = lambda path, answer: answer
     quiet: bool = False
+    processed: bool = False
     key: str = ""
     name: str = "served"
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -88,13 +89,15 @@ class Served:
             return {"error": {"message": f"maximum context length is {self.context} tokens", "code": 400}}
         found, top = self._top(ids, body.get("logprobs") or 0)
         allowed = body.get("allowed_token_ids")
+        if self.processed and allowed:  # --logprobs-mode processed_logprobs
+            found = np.full_like(found, -9999.0)
+            found[allowed] = 0.0
         drawn = max(allowed or range(len(found)), key=lambda token: found[token])
         shown = {f"token_id:{token}": float(found[token]) for token in [drawn, *top]}
         choice = {"logprobs": None if self.quiet else {"top_logprobs": [shown]}, "prompt_logprobs": None}
         if body.get("prompt_logprobs") is not None:
-            scores = [self.model(ids[:at])[ids[at]] for at in range(1, len(ids))]
-            entries = [{str(token): {"logprob": float(one)}} for token, one in zip(ids[1:], scores, strict=True)]
-            choice["prompt_logprobs"] = [None, *entries]
+            found = [self.model(ids[:at]) for at in range(1, len(ids))]
+            choice["prompt_logprobs"] = [None, *map(_scored, ids[1:], found)]
         return {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
 
     def _sglang(self, body: dict[str, Any]) -> Any:
@@ -106,6 +109,8 @@ class Served:
         if body.get("logprob_start_len") == 0:
             scores = [None, *(float(self.model(ids[:at])[ids[at]]) for at in range(1, len(ids)))]
             said["input_token_logprobs"] = [[one, token, None] for one, token in zip(scores, ids, strict=True)]
+            tops = [int(self.model(ids[:at]).argmax()) for at in range(1, len(ids))]
+            said["input_top_logprobs"] = [None, *([[0.0, one, None]] for one in tops)]
         return {"text": "", "meta_info": {} if self.quiet else said}
 
     def _llama_server(self, body: dict[str, Any]) -> Any:
@@ -136,6 +141,11 @@ class Served:
         shown = {self.write(one): float(found[one]) for one in top}
         choice = {"logprobs": None if self.quiet else {"top_logprobs": [shown]}}
         return {"choices": [choice], "usage": {"prompt_tokens": len(ids)}}
+
+
+def _scored(token: int, found: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return the entries of a token and of the likeliest one."""
+    return {str(one): {"logprob": float(found[one])} for one in (token, int(found.argmax()))}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -46,7 +46,7 @@ def identify_command(
     attention factor dropped, with defaults in place of keys, with kinds of layers mixed up, and as each known release of
     each engine reads them. Prompts are chosen behind which these differ most, and the server is asked for the likeliest
     next tokens. Named is the table that its answers fit, with the margin to the next one, and what of the keys it does
-    not read. Exit code 3 where it is not the one that is meant, or none of them.
+    not read. Exit code 3 where it is not surely the one that is meant.
 
     \b
     ropetool identify --source model-yarn-8x --server http://localhost:8000
@@ -91,4 +91,4 @@ def identify_command(
         print_json(found.to_json())
     else:
         show(identified_text(found))
-    return 0 if found.name == asking.AS_MEANT else UNNAMED
+    return 0 if found.name == asking.AS_MEANT and found.sure else UNNAMED

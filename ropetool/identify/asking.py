@@ -18,12 +18,14 @@ from ropetool.identify.prompts import Prompt
 from ropetool.identify.reference import Reference
 from ropetool.servers.base import Server
 from ropetool.servers.http import OPTION
+from ropetool.servers.text import TextServer
 from ropetool.verification.texts import default_documents
 
 __all__ = ["AS_MEANT", "Asked", "Identified", "Prepared", "identify", "prepare"]
 
 SINGLES = 12  # prompts of one token, which no table changes
 TEXTS = 4
+FINE = ("float32", "float64")
 COARSE = "bfloat16"  # what engines compute in, unless they are told otherwise
 SEED = 0
 SCHEMA = 1
@@ -68,6 +70,11 @@ class Identified:
         """The others that the answers do not tell from it."""
         return tuple(self.hypotheses[at].name for at in self.decision.rivals)
 
+    @property
+    def sure(self) -> bool:
+        """Whether the answers tell it from every other."""
+        return bool(self.name) and not self.rivals
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
         listed = [
@@ -75,7 +82,7 @@ class Identified:
             for one, figure in zip(self.hypotheses, self.decision.figures, strict=True)
         ]
         return {
-            "schema": SCHEMA, "program": self.program, "name": self.name or None, "rivals": list(self.rivals),
+            "schema": SCHEMA, "program": self.program, "name": self.name or None, "sure": self.sure, "rivals": list(self.rivals),
             "margin": self.decision.margin, "noise": self.decision.noise, "limit": self.decision.limit,
             "prompts": list(self.lengths), "hypotheses": listed,
         }  # fmt: skip
@@ -98,6 +105,12 @@ def identify(
     given: the prompts that the server has answers to, where it is a file.
     Raises: ConfigError for a server of other weights, or nothing to tell apart; ServerError; CheckpointError.
     """
+    if isinstance(server, TextServer):
+        raise ConfigError(
+            f"{server.program} takes text alone, and is asked by ids",
+            where=OPTION,
+            try_="llama-server, vLLM or SGLang, or --prompts-out",
+        )
     tell, listed = progress or nobody, _listed(checkpoint)
     with closing(_reference(checkpoint, asked)) as reference:
         if given is None:
@@ -151,16 +164,17 @@ def _growth(
 ) -> float:  # fmt: skip
     """Return how many times more a coarser type makes of prompts than of single tokens, asked of the reference itself."""
     found = []
-    for dtype in (asked.dtype, COARSE):
+    fine = asked.dtype if asked.dtype in FINE else FINE[0]
+    for dtype in (fine, COARSE):
         with closing(_reference(checkpoint, replace(asked, dtype=dtype))) as reference:
             behind = np.stack([reference.log_probs(best, ids, [1])[0] for ids in singles])
-            if dtype == COARSE:
+            if dtype != asked.dtype:
                 behind_all = np.stack([reference.log_probs(best, one.ids, [len(one.ids)])[0] for one in chosen])
             else:
                 behind_all = np.stack([one.log_probs[at] for one in chosen])
             found.append((behind, behind_all))
-    (fine, ours), (coarse, theirs) = found
-    return deciding.growth((fine, coarse), (ours, theirs))
+    (ours, behind_ours), (theirs, behind_theirs) = found
+    return deciding.growth((ours, theirs), (behind_ours, behind_theirs))
 
 
 def _longest(meant: Hypothesis, asked: Asked, context: int | None) -> int:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ropetool.errors import ServerError
 from ropetool.rope.tables import Array
 from ropetool.servers.base import Answer
+from ropetool.servers.http import OPTION
 
 SURE = (
     1e-3  # chance that a hypothesis as good as the best is worse behind so many of the prompts, as the sign test has it
@@ -44,6 +46,11 @@ class Decision:
 def divergence(answer: Answer, log_probs: Array) -> float:
     """Return the divergence of an answer from what a hypothesis finds likely. Shapes: (vocabulary,). Units: nats."""
     tokens = list(answer.shown)
+    if max(tokens) >= len(log_probs):
+        raise ServerError(
+            f"it answers with token {max(tokens)}, and the checkpoint's vocabulary has {len(log_probs)}: another model",
+            where=OPTION,
+        )
     theirs = np.array([answer.shown[token] for token in tokens])
     ours = log_probs[tokens]
     rest = max(1.0 - float(np.exp(ours).sum()), LEAST)
@@ -86,10 +93,12 @@ def decide(divergences: Array, noise: Array, grown: Callable[[int], float]) -> D
             margins.append(float(worse.mean()))
         else:
             rivals.append(other)
-    fits = means[best] <= limit
+    margin = min(margins, default=0.0)
+    # Where rounding is as large as what tells tables apart, as in coarse weights, the best of them may be none.
+    fits = means[best] <= limit and (not margins or means[best] <= margin)
     return Decision(
         tuple(float(one) for one in means), best if fits else -1, tuple(rivals) if fits else (),
-        min(margins, default=0.0), known, limit,
+        margin, known, limit,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from ropetool.errors import CheckpointError, OutputError
 from ropetool.files.hf import read_object
 from ropetool.files.hf.jsontext import Limits as FileLimits
 from ropetool.identify.asking import Prepared
-from ropetool.servers.base import MOST_SHOWN, Answer, Limits, answer_of
+from ropetool.servers.base import MOST_SHOWN, Answer, Limits, Score, answer_of
 
 SCHEMA = "ropetool prompts 1"
 UNKNOWN = Limits(None, MOST_SHOWN, exact=False)
@@ -65,6 +65,10 @@ class FiledServer:
             if not isinstance(top, list) or not all(isinstance(one, list) and len(one) == 2 for one in top):
                 raise CheckpointError("top is no list of pairs of a token and its log probability", where=place)
             found[tuple(ids)] = answer_of([(one[0], one[1]) for one in top], len(top), place)
+        if not any(len(ids) > 1 for ids in found):
+            raise CheckpointError(
+                "it has no prompt of several tokens", where=str(path), try_="ropetool identify --prompts-out FILE"
+            )
         return cls(str(data.get("program") or "the program"), found, str(path))
 
     @property
@@ -82,6 +86,6 @@ class FiledServer:
         """Return None: a file reads no text."""
         return None
 
-    def scores(self, ids: Sequence[int]) -> list[float] | None:
+    def scores(self, ids: Sequence[int]) -> list[Score] | None:
         """Return None: it holds answers alone."""
         return None

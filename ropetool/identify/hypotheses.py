@@ -5,6 +5,8 @@ Plain data from numbers; knows no model and no server. What runtimes are known t
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -48,12 +50,25 @@ def hypotheses(checkpoint: HfCheckpoint) -> list[Hypothesis]:
     found = [Hypothesis(AS_MEANT, "every key is read as it is meant", first.rope)]
     others = [*_misread(checkpoint, first.rope), *_of_runtimes(meant)]
     for other in others:
+        if not _is_a_table(first.rope, other.rope):
+            continue
         same = next((at for at, one in enumerate(found) if not _apart(one.rope, other.rope)), None)
         if same is None:
             found.append(other)
         else:
             found[same] = replace(found[same], alike=(*found[same].alike, other.name))
     return found
+
+
+def _is_a_table(meant: RopeSet, other: RopeSet) -> bool:
+    """Return whether they differ in tables alone: the reference cannot compute another softmax or another layout."""
+    return all(
+        entry.layers == meant.entries[kind].layers and entry.layout == meant.entries[kind].layout
+        and (entry.table is None) == (meant.entries[kind].table is None)
+        and entry.rotary_dim == meant.entries[kind].rotary_dim
+        and math.isclose(entry.softmax_multiplier, meant.entries[kind].softmax_multiplier, rel_tol=1e-6)
+        for kind, entry in other.entries.items()
+    )  # fmt: skip
 
 
 def _apart(ours: RopeSet, theirs: RopeSet) -> bool:
@@ -73,57 +88,58 @@ def _misread(checkpoint: HfCheckpoint, meant: RopeSet) -> Iterator[Hypothesis]:
     """Yield the mistakes that engines have made, of all kinds of layers that are scaled."""
     scaled = [kind for kind, entry in meant.entries.items() if entry.table is not None and not entry.unscaled]
     for name, says, change in _MISTAKES:
-        try:
-            changed = {kind: change(meant.entries[kind], _Told(checkpoint, meant)) for kind in scaled}
-        except Refuses:
-            continue  # a table that this mistake does not have
-        if changed and all(entry is not None for entry in changed.values()):
+        changed = {kind: _changed(change, meant.entries[kind], _Told(checkpoint, meant)) for kind in scaled}
+        if any(changed.values()):  # of several kinds those that the mistake has a table of
             entries = {kind: changed.get(kind) or entry for kind, entry in meant.entries.items()}
             yield Hypothesis(name, says, replace(meant, entries=entries))
-    yield from _of_bases(meant)
-    yield from _of_kinds(meant, scaled)
+    yield from _of_bases(meant, _Told(checkpoint, meant))
+    yield from _of_kinds(meant)
 
 
-def _of_bases(meant: RopeSet) -> Iterator[Hypothesis]:
+def _changed(change: _Change, entry: LayerRope, told: _Told) -> LayerRope | None:
+    try:
+        return change(entry, told)
+    except Refuses:
+        return None
+
+
+def _of_bases(meant: RopeSet, told: _Told) -> Iterator[Hypothesis]:
     """Yield the table of the base that engines take where they find none, everything else as meant."""
-    turned = {kind: entry for kind, entry in meant.entries.items() if entry.table is not None and entry.rope_theta}
-    changed = {kind: _rebased(entry) for kind, entry in turned.items() if entry.rope_theta != USUAL_BASE}
-    if changed:
+    others = [
+        kind
+        for kind, entry in meant.entries.items()
+        if entry.table is not None and entry.rope_theta not in (None, USUAL_BASE)
+    ]
+    rebased = {
+        kind: _changed(lambda one, told: told.again(one, rope_theta=USUAL_BASE), meant.entries[kind], told)
+        for kind in others
+    }
+    if any(rebased.values()):
+        entries = {kind: rebased.get(kind) or entry for kind, entry in meant.entries.items()}
         yield Hypothesis(
-            f"base {USUAL_BASE:g}", f"{names.ROPE_THETA} is not read, and {USUAL_BASE:g} taken",
-            replace(meant, entries={**meant.entries, **changed}),
-        )  # fmt: skip
+            f"base {USUAL_BASE:g}",
+            f"{names.ROPE_THETA} is not read, and {USUAL_BASE:g} taken",
+            replace(meant, entries=entries),
+        )
 
 
-def _rebased(entry: LayerRope) -> LayerRope:
-    """Return an entry whose pairs are divided as before, of another base."""
-    assert entry.table is not None
-    assert entry.rope_theta is not None
-    base, other = (arithmetic.base_inv_freq(theta, entry.rotary_dim) for theta in (entry.rope_theta, USUAL_BASE))
-    regimes = tuple(replace(one, inv_freq=other * (one.inv_freq / base)) for one in entry.table.regimes)
-    return replace(entry, table=RopeTable(regimes), rope_theta=USUAL_BASE)
-
-
-def _of_kinds(meant: RopeSet, scaled: list[str]) -> Iterator[Hypothesis]:
-    """Yield what comes of mixing up the kinds of layers."""
-    plain = [kind for kind, entry in meant.entries.items() if entry.table is not None and kind not in scaled]
-    sizes = {entry.rotary_dim for entry in meant.entries.values() if entry.table is not None}
-    if len(scaled) == 1 and plain and len(sizes) == 1:
-        table, other = meant.entries[scaled[0]].table, meant.entries[plain[0]].table
-        everywhere = {kind: replace(meant.entries[kind], table=table) for kind in plain}
+def _of_kinds(meant: RopeSet) -> Iterator[Hypothesis]:
+    """Yield what comes of mixing up two kinds of layers that turn by tables of their own."""
+    turned = [kind for kind, entry in meant.entries.items() if entry.table is not None]
+    for one, other in itertools.permutations(turned, 2):
+        ours, theirs = meant.entries[one], meant.entries[other]
+        assert ours.table is not None
+        if ours.rotary_dim != theirs.rotary_dim or (theirs.table is not None and ours.table.agrees(theirs.table)):
+            continue
+        everywhere = {**meant.entries, other: replace(theirs, table=ours.table)}
         yield Hypothesis(
-            "scaled everywhere", "the kinds of layers are not read: all turn by the scaled table",
-            replace(meant, entries={**meant.entries, **everywhere}),
-        )  # fmt: skip
-        swapped = {**everywhere, scaled[0]: replace(meant.entries[scaled[0]], table=other)}
-        yield Hypothesis(
-            "kinds swapped", f"the tables of {scaled[0]} and {plain[0]} are mixed up",
-            replace(meant, entries={**meant.entries, **swapped}),
-        )  # fmt: skip
-        yield Hypothesis(
-            "nothing local", f"{scaled[0]} turns by the table of {plain[0]}",
-            replace(meant, entries={**meant.entries, scaled[0]: replace(meant.entries[scaled[0]], table=other)}),
-        )  # fmt: skip
+            f"{other} as {one}", f"{other} turns by the table of {one}", replace(meant, entries=everywhere)
+        )
+        if one < other:
+            swapped = {**everywhere, one: replace(ours, table=theirs.table)}
+            yield Hypothesis(
+                "kinds swapped", f"the tables of {one} and {other} are mixed up", replace(meant, entries=swapped)
+            )
 
 
 @dataclass(frozen=True)
@@ -152,7 +168,7 @@ _Change = Callable[[LayerRope, _Told], LayerRope | None]
 
 def _factor(of: Callable[[float], float]) -> _Change:
     def change(entry: LayerRope, told: _Told) -> LayerRope | None:
-        if entry.table is None or entry.attention_factor == 1 or not entry.table.is_fixed:
+        if entry.table is None or entry.attention_factor == 1 or entry.table.rule is not None:
             return None
         return entry.with_factor(of(entry.attention_factor))
 
@@ -167,8 +183,8 @@ def _dropped(entry: LayerRope, told: _Told) -> LayerRope | None:
 
 def _without(*keys: str) -> _Change:
     def change(entry: LayerRope, told: _Told) -> LayerRope | None:
-        if not any(key in entry.params for key in keys):
-            return None
+        if not any(key in entry.params for key in keys) or told.checkpoint.family.mla:
+            return None  # of MLA they are in the softmax scale too
         return told.again(entry, params={key: value for key, value in entry.params.items() if key not in keys})
 
     return change

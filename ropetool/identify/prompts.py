@@ -11,7 +11,7 @@ from ropetool.identify.hypotheses import Hypothesis
 from ropetool.identify.reference import Reference
 from ropetool.rope.tables import Array
 
-PLACES = 24  # of each text that may be asked about
+PLACES = 24  # of each text that may be asked about, where not more are asked for
 SHORTEST = 32  # tokens of a prompt
 Tell = Callable[[str, int, int], None]
 
@@ -33,14 +33,14 @@ def choose(
     apart = np.zeros((len(hypotheses), len(hypotheses)))
     total, finished = len(texts) * len(hypotheses), 0
     for ids in texts:
-        ends = _places(len(ids))
+        ends = _places(len(ids), max(PLACES, 2 * share))
         probs = []
         for one in hypotheses:
-            probs.append(reference.log_probs(one, ids, ends))
+            probs.append(reference.log_probs(one, ids, ends).astype(np.float32))  # a large vocabulary fills a memory
             finished += 1
             tell("the reference with each table", finished, total)
         told = np.stack(probs)  # (hypotheses, places, vocabulary)
-        distance = np.stack([_divergences(told[:, place]) for place in range(len(ends))])
+        distance = np.stack([_divergences(told[:, place].astype(np.float64)) for place in range(len(ends))])
         for _ in range(min(share, len(ends))):
             best = int(np.argmax([_gain(apart, one) for one in distance]))
             apart += distance[best]
@@ -61,10 +61,10 @@ def known(
     return found
 
 
-def _places(length: int) -> list[int]:
+def _places(length: int, count: int) -> list[int]:
     """Return lengths of prompts up to that of a text, closer together where they are short."""
     first = min(SHORTEST, length)
-    return sorted({round(one) for one in np.geomspace(first, length, PLACES)})
+    return sorted({round(one) for one in np.geomspace(first, length, count)})
 
 
 def _divergences(log_probs: Array) -> Array:

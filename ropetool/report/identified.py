@@ -28,9 +28,12 @@ def _answer(found: Identified) -> list[str]:
             f"rounding makes {decision.limit:.2g} at most"
         ]
     one = found.hypotheses[decision.best]
-    said = [f"{found.program} computes the table {one.name}: {one.says}"]
     if found.rivals:
-        said.append(f"The answers do not tell it from: {', '.join(found.rivals)}; --prompts 48 asks more")
+        rivals = ", ".join((one.name, *found.rivals))
+        more = f"--prompts {2 * len(found.lengths)}, or a longer --length, asks more"
+        said = [f"{found.program} computes one of these tables, which its answers do not tell apart: {rivals}; {more}"]
+    else:
+        said = [f"{found.program} computes the table {one.name}: {one.says}"]
     if decision.margin:
         said.append(f"The next table is {decision.margin:.2g} nats a prompt worse")
     if one.alike:

@@ -13,6 +13,9 @@ from typing import Any, Protocol
 from ropetool.errors import ServerError
 
 MOST_SHOWN = 20  # tokens of an answer: what vLLM, SGLang and Ollama give unless they are started otherwise
+MOST_TOKENS = 1 << 31
+LEAST = -1e5  # nats: below it lies no float32 softmax; vLLM writes -9999 for what is left out
+SAME = 0.1  # nats by which two answers to one prompt may differ: batches are rounded differently, and some engines quantise
 MASS = 1e-3  # by which the probabilities that are shown may exceed 1: servers compute in 16 bits
 _WRONG = "its answer has {}"
 
@@ -21,16 +24,19 @@ _WRONG = "its answer has {}"
 class Answer:
     """How likely a server finds some of the tokens that may come next, in nats.
 
-    shown: the likeliest, and those that were asked for. likeliest: how many of them are the likeliest of all.
+    shown: the likeliest, and those that were asked for. likeliest: how many of them are the likeliest of all. unnamed: the
+    log probabilities of likely tokens of which the answer does not say which they are.
     """
 
     shown: Mapping[int, float]
     likeliest: int
+    unnamed: tuple[float, ...] = ()
 
     @property
     def top(self) -> int:
-        """The likeliest token."""
-        return max(self.shown, key=lambda token: (self.shown[token], -token))
+        """The likeliest token, -1 where it is not known."""
+        best = max(self.shown, key=lambda token: (self.shown[token], -token), default=-1)
+        return -1 if best < 0 or any(one > self.shown[best] for one in self.unnamed) else best
 
     @property
     def missing(self) -> float:
@@ -40,10 +46,16 @@ class Answer:
     def at_most(self) -> float:
         """Return the largest log probability that a token which is not shown can have.
 
-        It is none of the likeliest, so that the least of these bounds it, as does what is left of the whole.
+        It is none of the likeliest, so that the least of these bounds it, as does what is left of the whole; but it may be one
+        that is not named. Where nothing is shown it may be certain.
         """
-        least = sorted(self.shown.values(), reverse=True)[self.likeliest - 1]
-        return min(least, math.log(max(self.missing, 1e-9)))
+        likeliest = sorted(self.shown.values(), reverse=True)[: self.likeliest]
+        rest = self.missing - math.fsum(math.exp(one) for one in self.unnamed)
+        least = min([*likeliest, *self.unnamed], default=0.0)
+        return max([min(least, math.log(max(rest, 1e-9))), *self.unnamed]) if likeliest or self.unnamed else 0.0
+
+
+NOTHING = Answer({}, 0)  # of a prompt that cannot be asked
 
 
 @dataclass(frozen=True)
@@ -78,27 +90,88 @@ class Server(Protocol):
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids that the server's own tokenizer makes of a text, None where it has no interface for it."""
 
-    def scores(self, ids: Sequence[int]) -> list[float] | None:
-        """Return the log probability of each token of a prompt but the first; None where the interface has none for it."""
+    def scores(self, ids: Sequence[int]) -> list[Score] | None:
+        """Return what each token of a prompt but the first is to the model; None where the interface has none for it."""
 
 
-def answer_of(pairs: Sequence[tuple[Any, Any]], likeliest: int, where: str) -> Answer:
-    """Return the answer that pairs of a token and its log probability are.
+Score = tuple[float, bool]
+"""A log probability, and whether the token is the likeliest of all."""
+
+
+def answer_of(pairs: Sequence[Any], likeliest: int, where: str, unnamed: Sequence[Any] = ()) -> Answer:
+    """Return the answer that pairs of a token and its log probability are, and log probabilities of what is not known.
 
     Raises: ServerError for what is no token or no log probability, for none, or for more than there is to share.
     """
     found: dict[int, float] = {}
     for token, number in pairs:
-        if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-            raise ServerError(_WRONG.format(f"a token that is none: {token!r}"), where=where)
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number <= MASS:
-            raise ServerError(_WRONG.format(f"a log probability that is none: {number!r}"), where=where)
-        found[token] = min(0.0, float(number))
-    if not found:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < MOST_TOKENS:
+            raise ServerError(_WRONG.format(f"a token that is none: {_quoted(token)}"), where=where)
+        found[token] = log_probability(number, where)
+    others = tuple(log_probability(number, where) for number in unnamed)
+    if not found and not others:
         raise ServerError("its answer has no log probabilities", where=where)
-    if math.fsum(math.exp(one) for one in found.values()) > 1 + MASS:
+    if math.fsum(math.exp(one) for one in (*found.values(), *others)) > 1 + MASS:
         raise ServerError(_WRONG.format("probabilities that sum to more than 1"), where=where)
-    return Answer(found, min(likeliest, len(found)))
+    return Answer(found, min(likeliest, len(found)), others)
+
+
+def log_probability(number: Any, where: str) -> float:
+    """Return a log probability in nats. Raises: ServerError for what is none."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not LEAST <= number <= MASS:
+        raise ServerError(_WRONG.format(f"a log probability that is none: {_quoted(number)}"), where=where)
+    return min(0.0, float(number))
+
+
+def _quoted(value: Any) -> str:
+    return repr(value)[:60] if not isinstance(value, int) or abs(value) < MOST_TOKENS else "a number beyond all"
+
+
+def listed(found: Any, *path: str | int, where: str) -> list[Any]:
+    """Return a list in an answer. Raises: ServerError where there is none."""
+    part = within(found, *path, where=where)
+    if not isinstance(part, list):
+        raise ServerError(_WRONG.format(f"no list at {'.'.join(map(str, path))}"), where=where)
+    return part
+
+
+def named(found: Any, *path: str | int, where: str) -> dict[str, Any]:
+    """Return an object in an answer. Raises: ServerError where there is none."""
+    part = within(found, *path, where=where)
+    if not isinstance(part, dict):
+        raise ServerError(_WRONG.format(f"no object at {'.'.join(map(str, path))}"), where=where)
+    return part
+
+
+def token_ids(found: Any, where: str) -> list[int]:
+    """Return the ids of an answer of a tokenizer. Raises: ServerError for others."""
+    ids = listed(found, "tokens", where=where)
+    if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
+        raise ServerError(_WRONG.format("tokens that are none"), where=where)
+    return ids
+
+
+def check_raw(server: Server, ids: Sequence[int]) -> None:
+    """Return if a server that tells of wanted tokens tells what the model finds, and not what is left after it was told to.
+
+    Asked for a token, it has to say the same of all others as without. Raises: ServerError.
+    """
+    if not server.limits.exact:
+        return
+    plain = server.next(ids)
+    second = sorted(plain.shown, key=lambda token: -plain.shown[token])[min(1, len(plain.shown) - 1)]
+    outside = next(token for token in range(len(plain.shown) + 1) if token not in plain.shown)
+    for wanted in (second, outside):
+        forced = server.next(ids, wanted)
+        apart = max(
+            (abs(forced.shown[one] - plain.shown[one]) for one in plain.shown if one in forced.shown), default=0.0
+        )
+        too_likely = wanted not in plain.shown and forced.shown[wanted] > plain.at_most() + SAME
+        if apart > SAME or too_likely:
+            raise ServerError(
+                f"{server.program} tells probabilities after its sampling, or of several models: of one prompt it says two things",
+                where=server.program, try_="vLLM with --logprobs-mode raw_logprobs, its default",
+            )  # fmt: skip
 
 
 def within(found: Any, *path: str | int, where: str) -> Any:

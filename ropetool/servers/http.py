@@ -78,12 +78,12 @@ class Http:
                     pause = max(pause, min(_seconds(answer.headers.get("Retry-After")), LONGEST_PAUSE))
             except requests.exceptions.Timeout:
                 said = f"no answer within {self._timeout:g} seconds"
-            except requests.exceptions.ConnectionError as error:
+            except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
                 said = _reason(error)
                 if attempt == 1 and method == "GET":
                     break  # nobody is there; in the course of a run a server may come back
             except requests.exceptions.RequestException as error:
-                said = _reason(error)
+                raise ServerError(f"it cannot be asked: {type(error).__name__}", where=f"{self.url}{path}") from None
         raise ServerError(
             f"no answer: {said}", where=f"{self.url}{path}", try_="the command again, when it is up; --resume goes on"
         )
@@ -94,8 +94,11 @@ class Http:
         if found is None:
             found = self._sessions.session = requests.Session()
             found.trust_env = False  # no proxy and no password from files of the user's
-            if os.environ.get(KEY):
-                found.headers["Authorization"] = f"Bearer {os.environ[KEY]}"
+            key = os.environ.get(KEY, "").strip()
+            if not (key.isascii() and key.isprintable()):
+                raise ConfigError("it holds characters that no key has", where=KEY)
+            if key:
+                found.headers["Authorization"] = f"Bearer {key}"
         return found
 
     def _taken(self, answer: Any, path: str) -> Any:
@@ -116,9 +119,11 @@ class Http:
 
     def _text(self, answer: Any) -> str:
         """Return the body of an answer. Raises: ServerError for one that is larger than any that was asked for."""
-        found = bytearray()
+        found, end = bytearray(), time.monotonic() + self._timeout
         for part in answer.iter_content(1 << 16):
             found += part
+            if time.monotonic() > end:
+                raise requests.exceptions.Timeout
             if len(found) > MOST_BYTES:
                 raise ServerError(f"its answer is larger than {MOST_BYTES >> 20} MB", where=self.url)
         return found.decode("utf-8", "replace")
@@ -126,8 +131,12 @@ class Http:
 
 def _address(url: str) -> str:
     """Return an address without what stands for an interface at its end."""
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or True)
+    except ValueError:
+        known = False
+    if not known:
         raise ConfigError(
             f"{url!r} is not the address of a server", where=OPTION, try_=f"{OPTION} http://localhost:8000"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import Answer, Limits, answer_of, whole, within
+from ropetool.servers.base import Answer, Limits, Score, answer_of, listed, token_ids, whole, within
 from ropetool.servers.http import Http
 
 COMPLETION = "/completion"
@@ -37,7 +37,7 @@ class LlamaServer:
         ):
             raise ServerError(f"it did not read the {len(ids)} tokens of the prompt as they are", where=self._where)
         drawn = within(found, "completion_probabilities", 0, where=self._where)
-        entries = [*within(drawn, "top_logprobs", where=self._where), *([] if wanted is None else [drawn])]
+        entries = [*listed(drawn, "top_logprobs", where=self._where), *([] if wanted is None else [drawn])]
         pairs = [tuple(within(one, key, where=self._where) for key in ("id", "logprob")) for one in entries]
         answer = answer_of(pairs, self.limits.shown, self._where)
         if wanted is not None and wanted not in answer.shown:
@@ -47,12 +47,8 @@ class LlamaServer:
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones."""
         found = self._http.post("/tokenize", {"content": text, "add_special": False, "parse_special": False})
-        return (
-            None
-            if found is None
-            else [int(token) for token in within(found, "tokens", where=f"{self._http.url}/tokenize")]
-        )
+        return None if found is None else token_ids(found, f"{self._http.url}/tokenize")
 
-    def scores(self, ids: Sequence[int]) -> list[float] | None:
+    def scores(self, ids: Sequence[int]) -> list[Score] | None:
         """Return None: it tells nothing of the tokens of a prompt (llama.cpp#27174)."""
         return None

@@ -24,11 +24,17 @@ def open_server(http: Http, model: str | None = None) -> Server:
     """
     properties = http.get("/props")
     if isinstance(properties, dict) and "default_generation_settings" in properties:
-        return LlamaServer(http, properties)
+        llama = LlamaServer(http, properties)
+        alias = str(properties.get("model_alias") or "")
+        _check_name(model, {llama.model, llama.model.rpartition("/")[2], alias} - {""}, http)
+        return llama
     stated = http.get("/model_info") or http.get("/get_model_info")
     if isinstance(stated, dict) and "model_path" in stated:
-        more = http.get("/server_info") or http.get("/get_server_info") or {}
-        return SglangServer(http, str(stated.get("served_model_name") or stated["model_path"]), {**stated, **more})
+        more = http.get("/server_info") or http.get("/get_server_info")
+        facts = {**stated, **(more if isinstance(more, dict) else {})}
+        name = str(facts.get("served_model_name") or facts["model_path"])
+        _check_name(model, {name, str(facts["model_path"])}, http)
+        return SglangServer(http, name, facts)
     ollama = http.get("/api/version")
     if isinstance(ollama, dict) and "version" in ollama:
         return _ollama(http, str(ollama["version"]), model)
@@ -42,11 +48,13 @@ def open_server(http: Http, model: str | None = None) -> Server:
 
 def _ollama(http: Http, version: str, model: str | None) -> OllamaServer:
     listed = http.get("/api/tags")
-    names = [str(one.get("name")) for one in listed.get("models", [])] if isinstance(listed, dict) else []
+    models = listed.get("models") if isinstance(listed, dict) else None
+    names = [str(one.get("name")) for one in models or [] if isinstance(one, dict)]
     name = _chosen([{"id": one} for one in names], model, http)["id"]
     shown = http.post("/api/show", {"model": name})
-    facts = shown.get("model_info", {}) if isinstance(shown, dict) else {}
-    context = next((whole(value) for key, value in facts.items() if str(key).endswith(".context_length")), None)
+    facts = shown.get("model_info") if isinstance(shown, dict) else None
+    stated = facts.items() if isinstance(facts, dict) else ()
+    context = next((whole(value) for key, value in stated if str(key).endswith(".context_length")), None)
     return OllamaServer(http, version, name, context)
 
 
@@ -60,6 +68,12 @@ def _cards(http: Http) -> list[Mapping[str, Any]]:
             try_=f"{OPTION} URL, without /v1",
         )
     return cards
+
+
+def _check_name(model: str | None, names: set[str], http: Http) -> None:
+    """Raise ConfigError for another name than those of the one model that is served."""
+    if model is not None and model not in names:
+        raise ConfigError(f"{http.url} does not serve {model!r}; it serves {', '.join(sorted(names))}", where=MODEL)
 
 
 def _chosen(cards: list[Mapping[str, Any]], model: str | None, http: Http) -> Mapping[str, Any]:

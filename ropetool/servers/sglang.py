@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import MOST_SHOWN, Answer, Limits, answer_of, whole, within
+from ropetool.servers.base import (
+    MOST_SHOWN,
+    Answer,
+    Limits,
+    Score,
+    answer_of,
+    listed,
+    log_probability,
+    token_ids,
+    whole,
+    within,
+)
 from ropetool.servers.http import Http
 
 GENERATE = "/generate"
@@ -25,27 +36,30 @@ class SglangServer:
         """Return what may come after a prompt; the wanted token has an interface of its own."""
         more = {} if wanted is None else {"token_ids_logprob": [int(wanted)]}
         said = self._asked(ids, {"top_logprobs_num": self.limits.shown, **more})
-        entries = list(within(said, "output_top_logprobs", 0, where=self._where))
+        entries = listed(said, "output_top_logprobs", 0, where=self._where)
         if wanted is not None:
-            entries += within(said, "output_token_ids_logprobs", 0, where=self._where)
+            entries = [*entries, *listed(said, "output_token_ids_logprobs", 0, where=self._where)]
         pairs = [(within(one, 1, where=self._where), within(one, 0, where=self._where)) for one in entries]
-        return answer_of(pairs, self.limits.shown, self._where)
+        answer = answer_of(pairs, self.limits.shown, self._where)
+        if wanted is not None and wanted not in answer.shown:
+            raise ServerError(f"its answer leaves out token {wanted}, which was asked for", where=self._where)
+        return answer
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones, where this release has an interface for it."""
         found = self._http.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return (
-            None
-            if found is None
-            else [int(token) for token in within(found, "tokens", where=f"{self._http.url}/tokenize")]
-        )
+        return None if found is None else token_ids(found, f"{self._http.url}/tokenize")
 
-    def scores(self, ids: Sequence[int]) -> list[float] | None:
-        """Return the log probability of each token but the first."""
-        listed = within(self._asked(ids, {"logprob_start_len": 0}), "input_token_logprobs", where=self._where)
-        if not isinstance(listed, list) or [within(one, 1, where=self._where) for one in listed] != list(ids):
+    def scores(self, ids: Sequence[int]) -> list[Score] | None:
+        """Return what each token but the first is to the model."""
+        said = self._asked(ids, {"logprob_start_len": 0, "top_logprobs_num": 1})
+        entries, tops = (listed(said, key, where=self._where) for key in ("input_token_logprobs", "input_top_logprobs"))
+        if [within(one, 1, where=self._where) for one in entries] != list(ids) or len(tops) != len(ids):
             raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=self._where)
-        return [answer_of([(0, one[0])], 1, self._where).shown[0] for one in listed[1:]]
+        return [
+            (log_probability(one[0], self._where), within(top, 0, 1, where=self._where) == one[1])
+            for one, top in zip(entries[1:], tops[1:], strict=True)
+        ]
 
     def _asked(self, ids: Sequence[int], more: dict[str, Any]) -> Any:
         body = {

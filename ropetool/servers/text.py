@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import MOST_SHOWN, Answer, Limits, answer_of, whole, within
+from ropetool.servers.base import MOST_SHOWN, NOTHING, Answer, Limits, Score, answer_of, listed, named, whole, within
 from ropetool.servers.http import OPTION, Http
 
 GENERATE, COMPLETIONS = "/api/generate", "/v1/completions"
@@ -44,7 +44,7 @@ class TextServer:
         """Return None: there is no interface for it."""
         return None
 
-    def scores(self, ids: Sequence[int]) -> list[float] | None:
+    def scores(self, ids: Sequence[int]) -> list[Score] | None:
         """Return None: there is no interface for it."""
         return None
 
@@ -54,25 +54,25 @@ class TextServer:
         begun = len(words.prefix) if tuple(ids[: len(words.prefix)]) == words.prefix else 0
         text = words.text_of(ids[begun:])
         if text is None:
-            raise ServerError(
-                f"it takes text alone, and no text is read as these {len(ids)} tokens", where=self._where,
-                try_="a server that takes ids: llama-server, vLLM or SGLang",
-            )  # fmt: skip
+            return NOTHING  # no text is read as these ids
         read, shown = self._asked(text)
         if read != len(ids):
             raise ServerError(
                 f"it read {read} tokens of a prompt that has {len(ids)}: another tokenizer, or a template",
                 where=self._where,
             )
-        pairs = [(token, number) for word, number in shown.items() for token in words.ids_of(word)[:1]]
-        return answer_of(pairs, len(shown), self._where)
+        # A word that several tokens are written as names none of them.
+        known = [(ids, number) for word, number in shown for ids in (words.ids_of(word),)]
+        pairs = [(ids[0], number) for ids, number in known if len(ids) == 1]
+        unnamed = [number for ids, number in known if len(ids) != 1]
+        return answer_of(pairs, len(pairs), self._where, unnamed)
 
     def _words(self) -> Words:
         if self.words is None:
             raise ServerError("it takes text alone, which needs a tokenizer", where=OPTION, try_="--tokenizer DIR")
         return self.words
 
-    def _asked(self, text: str) -> tuple[Any, Mapping[str, Any]]:
+    def _asked(self, text: str) -> tuple[Any, list[tuple[str, Any]]]:
         """Return how many tokens the server has read, and the words that it shows with their log probabilities."""
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ class OllamaServer(TextServer):
         self.program, self.model = f"Ollama {version}", model
         self.limits = Limits(context, MOST_SHOWN, exact=False)
 
-    def _asked(self, text: str) -> tuple[Any, Mapping[str, Any]]:
+    def _asked(self, text: str) -> tuple[Any, list[tuple[str, Any]]]:
         options = {
             "num_predict": 1,
             "temperature": 0,
@@ -101,9 +101,11 @@ class OllamaServer(TextServer):
                 f"{self.program} tells no log probabilities", where=self._where, try_="Ollama 0.12.11 or later"
             )
         drawn = within(found, "logprobs", 0, where=self._where)
-        entries = within(drawn, "top_logprobs", where=self._where)
-        pairs = [tuple(within(one, key, where=self._where) for key in ("token", "logprob")) for one in entries]
-        return found.get("prompt_eval_count"), dict(pairs)
+        entries = listed(drawn, "top_logprobs", where=self._where)
+        pairs = [
+            (str(within(one, "token", where=self._where)), within(one, "logprob", where=self._where)) for one in entries
+        ]
+        return within(found, "prompt_eval_count", where=self._where), pairs
 
 
 class OpenAiServer(TextServer):
@@ -114,7 +116,7 @@ class OpenAiServer(TextServer):
         self.program, self.model = "a server of OpenAI's interface", model
         self.limits = Limits(context, MOST_SHOWN, exact=False)
 
-    def _asked(self, text: str) -> tuple[Any, Mapping[str, Any]]:
+    def _asked(self, text: str) -> tuple[Any, list[tuple[str, Any]]]:
         body = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": self.limits.shown}
         found = self._http.post(COMPLETIONS, body)
         shown = within(found, "choices", 0, "logprobs", where=self._where)
@@ -125,7 +127,7 @@ class OpenAiServer(TextServer):
             )  # fmt: skip
         return (
             within(found, "usage", "prompt_tokens", where=self._where),
-            dict(within(shown, "top_logprobs", 0, where=self._where)),
+            list(named(shown, "top_logprobs", 0, where=self._where).items()),
         )
 
 

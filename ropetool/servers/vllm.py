@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import MOST_SHOWN, Answer, Limits, answer_of, whole, within
+from ropetool.servers.base import (
+    MOST_SHOWN,
+    Answer,
+    Limits,
+    Score,
+    answer_of,
+    listed,
+    log_probability,
+    named,
+    token_ids,
+    whole,
+    within,
+)
 from ropetool.servers.http import Http
 
 COMPLETIONS = "/v1/completions"
+FEWER = 5  # of OpenAI's own interface
+MOST_DIGITS = 10
 _TOKEN_ID = "token_id:"  # how it calls a token where it is asked for ids
 
 
@@ -25,9 +40,9 @@ class VllmServer:
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
         """Return what may come after a prompt: a wanted token is the only one that may be drawn, so that it is told."""
         drawn = {} if wanted is None else {"allowed_token_ids": [int(wanted)]}
-        found = self._asked(ids, {"logprobs": self.limits.shown, "return_tokens_as_token_ids": True, **drawn})
-        shown = within(found, "choices", 0, "logprobs", "top_logprobs", 0, where=self._where)
-        pairs = [(_id(name), number) for name, number in dict(shown or {}).items()]
+        found = self._with_as_many(ids, {"return_tokens_as_token_ids": True, **drawn})
+        shown = named(found, "choices", 0, "logprobs", "top_logprobs", 0, where=self._where)
+        pairs = [(_id(name), number) for name, number in shown.items()]
         answer = answer_of(pairs, self.limits.shown, self._where)
         if wanted is not None and wanted not in answer.shown:
             raise ServerError(
@@ -38,23 +53,30 @@ class VllmServer:
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones."""
         found = self._http.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return (
-            None
-            if found is None
-            else [int(token) for token in within(found, "tokens", where=f"{self._http.url}/tokenize")]
-        )
+        return None if found is None else token_ids(found, f"{self._http.url}/tokenize")
 
-    def scores(self, ids: Sequence[int]) -> list[float] | None:
-        """Return the log probability of each token but the first, with a salt, so that no cache answers for the model."""
-        found = self._asked(ids, {"prompt_logprobs": 0, "cache_salt": uuid.uuid4().hex})
-        listed = within(found, "choices", 0, "prompt_logprobs", where=self._where)
-        if not isinstance(listed, list) or len(listed) != len(ids):
+    def scores(self, ids: Sequence[int]) -> list[Score] | None:
+        """Return what each token but the first is to the model, asked with a salt, so that no cache answers for it."""
+        found = self._asked(ids, {"prompt_logprobs": 1, "cache_salt": uuid.uuid4().hex})
+        entries = listed(found, "choices", 0, "prompt_logprobs", where=self._where)
+        if len(entries) != len(ids):
             raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=self._where)
-        numbers = [
-            within(one, str(token), "logprob", where=self._where)
-            for one, token in zip(listed[1:], ids[1:], strict=True)
-        ]
-        return [answer_of([(0, number)], 1, self._where).shown[0] for number in numbers]
+        scores = []
+        for entry, token in zip(entries[1:], ids[1:], strict=True):
+            number = log_probability(within(entry, str(token), "logprob", where=self._where), self._where)
+            others = (within(entry, one, "logprob", where=self._where) for one in named(entry, where=self._where))
+            scores.append((number, number >= max(log_probability(other, self._where) for other in others)))
+        return scores
+
+    def _with_as_many(self, ids: Sequence[int], more: dict[str, Any]) -> Any:
+        """Return the answer with as many tokens as the server gives: it was started with --max-logprobs."""
+        while True:
+            try:
+                return self._asked(ids, {"logprobs": self.limits.shown, **more})
+            except ServerError as error:
+                if "logprobs" not in error.message or self.limits.shown == 1:
+                    raise
+                self.limits = replace(self.limits, shown=FEWER if self.limits.shown > FEWER else 1)
 
     def _asked(self, ids: Sequence[int], more: dict[str, Any]) -> Any:
         body = {"model": self.model, "prompt": [int(token) for token in ids], "max_tokens": 1, "temperature": 0, **more}
@@ -69,4 +91,5 @@ class VllmServer:
 def _id(name: Any) -> Any:
     """Return the id in the name of a token; the name itself where it is none."""
     digits = str(name).removeprefix(_TOKEN_ID)
-    return int(digits) if str(name).startswith(_TOKEN_ID) and digits.isascii() and digits.isdigit() else name
+    is_id = str(name).startswith(_TOKEN_ID) and digits.isascii() and digits.isdigit() and len(digits) <= MOST_DIGITS
+    return int(digits) if is_id else name

@@ -6,6 +6,7 @@ The checkpoint at hand gives the tokenizer, the record and the lengths; its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import catalogue, suites
-from ropetool.verification.checkpoints import Open, kept_on_disk, lengths_of, yardsticks
+from ropetool.verification.checkpoints import Open, Wrap, kept_on_disk, lengths_of, yardsticks
 from ropetool.verification.gate import Limits
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import Progress, default_lengths, verify
@@ -30,6 +31,7 @@ from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import Runner
 from ropetool.verification.texts import default_documents, read_documents
 
+SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it
 # The others ask for all logits, or for a cache that is at hand.
 ABLE = (suites.LAST_SEGMENT, suites.POSITION, suites.FAR, *suites.RETRIEVALS)
@@ -86,14 +88,17 @@ def verify_served(
     if original is not None:
         trained = min(trained, lengths_of(inspection.inspect_checkpoint(original), original)[1])
     trained = trained_length or trained
-    asked, left_out = _taken(server, default_lengths(trained, max(trained, context)), lengths)
+    asked, left_out, cut = _taken(server, default_lengths(trained, max(trained, context)), lengths)
+    if cut:
+        notes.append(cut)
+        context = min(context, max(asked))
     documents = (
         catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
         if texts
         else default_documents(max(asked))
     )
     checks = [
-        *yardsticks(True, asked, trained, context),
+        *yardsticks(found.made is not None or original is not None, asked, trained, context),
         *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),
     ]
     reader = _reader(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
@@ -102,14 +107,14 @@ def verify_served(
     asking = ServerRunner(server, reader, vocabulary=_vocabulary(checkpoint), score_prompts=served.score_prompts)
 
     def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
-        if path == checkpoint.path:
+        if path == SERVED:
             return asking
         return Open(False, {})(path, device=device, dtype=dtype, report=report)
 
-    ways = (device, dtype, http.url, server.program, server.model)
-    with kept_on_disk(checkpoint, original, documents, ways, resume, notes) as wrap:
+    ways = (device, dtype, http.url, server.program, server.model, str(server.limits), str(served))
+    with _kept(server, resume, kept_on_disk(checkpoint, original, documents, ways, resume, notes)) as wrap:
         result = verify(
-            checkpoint.path, baseline=None if original is None else original.path, texts=documents, lengths=asked,
+            SERVED, baseline=None if original is None else original.path, texts=documents, lengths=asked,
             trained_length=trained, context_length=context, suite=chosen, limits=limits, checks=checks, seed=seed,
             device=device, dtype=dtype, progress=progress, runner=runner, wrap=wrap,
         )  # fmt: skip
@@ -119,6 +124,22 @@ def verify_served(
         result, target=f"{server.model} at {http.url}", checks=(*result.checks, shown), notes=(*notes, *result.notes),
         texts=read,
     )  # fmt: skip
+
+
+def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -> AbstractContextManager[Wrap | None]:
+    """Return what keeps figures on disk, nothing for a server that leaves tokens out: which they were is not kept.
+
+    Raises: ConfigError where such a run is to be resumed.
+    """
+    if server.limits.exact:
+        return journal
+    if resume:
+        raise ConfigError(
+            f"{server.program} does not tell all tokens, and such a run keeps no journal",
+            where="--resume",
+            try_="without --resume",
+        )
+    return nullcontext()
 
 
 def _reader(checkpoint: Checkpoint) -> Reader:
@@ -148,24 +169,32 @@ def _suite(
     )  # fmt: skip
 
 
-def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str]:
-    """Return the lengths that the server takes, and what is to be said of the others.
+def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:
+    """Return the lengths that the server takes, what is to be said of those left out, and of one that is cut.
 
+    Of a length that is all its context a token is left for the answer.
     Raises: ConfigError for lengths that were asked for and are too long, or where none is left.
     """
     limit = server.limits.context
     asked = list(lengths) if lengths is not None else doubled
     kept = [length for length in asked if limit is None or length <= limit]
-    if kept == asked:
-        return asked, ""
-    said = f"the server takes {limit} tokens, and {asked[-1]} are stated"
-    if lengths is not None or not kept:
+    if kept != asked and (lengths is not None or not kept):
         raise ConfigError(
             f"the server takes {limit} tokens",
             where="--lengths",
             try_=f"a server that is started with {asked[-1]} or more",
         )
-    return kept, f"{said}: what it does beyond was not measured"
+    cut = ""
+    if kept[-1] == limit:
+        kept[-1] -= 1
+        cut = f"{kept[-1]} of {limit} tokens are measured: the server needs room for an answer"
+    if len(kept) == len(asked):
+        return kept, "", cut
+    return (
+        kept,
+        f"the server takes {limit} tokens, and {asked[-1]} are stated: what it does beyond was not measured",
+        cut,
+    )
 
 
 def _vocabulary(checkpoint: Checkpoint) -> int | None:

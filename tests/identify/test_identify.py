@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from making import run
+from making import run, write_config
 from model_server import Served, serving
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.errors import ConfigError, RopetoolError
+from ropetool.errors import ConfigError, RopetoolError, ServerError
 from ropetool.identify import deciding, prompts
 from ropetool.identify.asking import Asked, identify, prepare
 from ropetool.identify.hypotheses import AS_MEANT, hypotheses
@@ -122,9 +122,6 @@ def test_what_transformers_computes_from_other_keys_is_named(
     name: str, keys: dict[str, Any], dtype: torch.dtype, checkpoint: Path, name_of: Callable[..., Any], tmp_path: Path
 ) -> None:
     found = name_of(changed(checkpoint, tmp_path / "m", **keys), dtype)
-    if name == "base 10000":  # whose pairs are scaled by their wavelengths, and not as before
-        assert found.name in ("", name)
-        return
     assert found.name == name, found.to_json()
     assert not found.rivals
 
@@ -144,6 +141,64 @@ def test_every_release_that_is_known_is_a_hypothesis(checkpoint: Path) -> None:
     names = {each for one in listed for each in (one.name, *one.alike)}
     assert {"as vllm@0.32 reads it", "as sglang@0.5.16 reads it", "as transformers-v4 reads it"} <= names
     assert listed[0].name == AS_MEANT
+
+
+def named(folder: Path, **config: Any) -> set[str]:
+    sizes = {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+    }
+    return {one.name for one in hypotheses(HfCheckpoint.open(write_config(folder, {**sizes, **config})))}
+
+
+def test_kinds_of_layers_are_misread_apart_and_mixed_up(tmp_path: Path) -> None:
+    full = {**YARN, "rope_theta": 1e6}
+    sliding = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    found = named(
+        tmp_path / "m", model_type="gemma3_text", max_position_embeddings=4096, sliding_window=64,
+        layer_types=["sliding_attention"] * 5 + ["full_attention"],
+        rope_parameters={"full_attention": full, "sliding_attention": sliding},
+    )  # fmt: skip
+    assert {
+        "attention factor dropped",
+        "betas not read",
+        "truncate the other way",
+        "scaling dropped",
+        "base 10000",
+    } <= found
+    assert {"kinds swapped", "sliding_attention as full_attention", "full_attention as sliding_attention"} <= found
+
+
+def test_lists_that_switch_are_misread(tmp_path: Path) -> None:
+    lists = {"short_factor": [1.0] * 32, "long_factor": [4.0] * 32}
+    keys = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 512,
+        "factor": 8.0,
+        **lists,
+    }
+    found = named(
+        tmp_path / "m", model_type="phi3", max_position_embeddings=4096, original_max_position_embeddings=512,
+        rope_parameters=keys, pad_token_id=0,
+    )  # fmt: skip
+    assert {"short list always", "long list always", "attention factor dropped", "attention factor squared"} <= found
+
+
+def test_answers_that_fit_two_tables_are_not_sure() -> None:
+    same = np.array([[1e-6, 1e-6, 0.5]] * 24)
+    decision = deciding.decide(same, np.full(12, 1e-6), lambda best: 1.0)
+    assert (decision.best, decision.rivals) == (0, (1,))
+    coarse = np.array([[0.5, 0.55, 0.6]] * 24)  # weights so coarse that the best may be none
+    assert deciding.decide(coarse, np.full(12, 0.05), lambda best: 20.0).best == -1
+
+
+def test_a_token_beyond_the_vocabulary_is_another_model() -> None:
+    with pytest.raises(ServerError, match="the checkpoint's vocabulary has 3: another model"):
+        deciding.divergence(Answer({7: -0.1}, 1), np.log([0.5, 0.25, 0.25]))
 
 
 def test_nothing_to_tell_apart_is_said(tmp_path: Path) -> None:
@@ -204,6 +259,8 @@ def test_a_file_of_answers_serves_as_a_server_does(
         (lambda data: {**data, "answers": [{"ids": [1], "top": [1]}]}, "top is no list of pairs"),
         (lambda data: {**data, "answers": [{"ids": [1], "top": []}]}, "no log probabilities"),
         (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, 5.0]]}]}, "a log probability that is none"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, -1e300]]}]}, "a log probability that is none"),
+        (lambda data: {**data, "answers": [{"ids": [1], "top": [[1, -1.0]]}]}, "no prompt of several tokens"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_none_is_one_sentence(

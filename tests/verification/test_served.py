@@ -124,6 +124,7 @@ def test_scores_of_prompts_are_the_same_or_not_on_offer(kind: str, tiny: Path, s
         found = asked.score(rows, 6)
     wanted = TorchRunner(tiny, device="cpu", dtype="float32").score(rows, 6)
     assert np.abs(found.losses - wanted.losses).max() < CLOSE
+    assert np.array_equal(found.hits, wanted.hits)
     bodies = [body for path, body in made.asked if "prompt_logprobs" in body or "logprob_start_len" in body]
     assert len(bodies) == 3  # two rows, the first of them twice
     if kind == "vllm":
@@ -186,7 +187,7 @@ def test_nobody_there_is_one_sentence() -> None:
         open_server(Http(url))
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://user:secret@host"])
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://[::1", "http://x:99999", "http://user:secret@host"])
 def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         Http(url)
@@ -226,11 +227,15 @@ TOP = ("choices", 0, "logprobs", "top_logprobs", 0)
         (_with(["choices"], []), "has no choices.0.logprobs"),
         (_with(["choices", 0, "logprobs"], None), "has no choices.0.logprobs.top_logprobs"),
         (_with(TOP, {}), "no log probabilities"),
-        (_with(TOP, None), "no log probabilities"),
+        (_with(TOP, None), "no object at"),
         (_with((*TOP, "token_id:9"), float("nan")), "not JSON: NaN is no number"),
         (_with((*TOP, "token_id:9"), 0.5), "a log probability that is none: 0.5"),
         (_with((*TOP, "token_id:9"), "-1"), "a log probability that is none: '-1'"),
         (_with((*TOP, "token_id:9"), True), "a log probability that is none: True"),
+        (_with((*TOP, "token_id:9"), -1e9), "a log probability that is none: -10"),
+        (_with((*TOP, "token_id:9"), -(10**400)), "a log probability that is none: a number beyond all"),
+        (_with(TOP, ["abc"]), "no object at choices.0.logprobs.top_logprobs.0"),
+        (_with((*TOP, f"token_id:{'9' * 5000}"), -1.0), "a token that is none"),
         (_with((*TOP, "word"), -1.0), "a token that is none: 'word'"),
         (_with(TOP, {"token_id:8": -0.1, "token_id:9": -0.1}), "sum to more than 1"),
         (_with(TOP, {"token_id:999": -3.0}), "leaves out token|the checkpoint's vocabulary has 300: another model"),
@@ -256,7 +261,7 @@ def test_a_prompt_that_was_cut_is_refused(tiny: Path, serve: Callable[..., Serve
 
     with (
         serving(serve("llama-server", change=cut)) as url,
-        pytest.raises(ServerError, match="did not read the 11 tokens"),
+        pytest.raises(ServerError, match="did not read the 24 tokens"),
     ):
         runner(url, tiny).score(rows_of(tiny, 12, 1), 1)
 
@@ -296,6 +301,16 @@ def test_another_tokenizer_is_another_model(kind: str, tiny: Path, serve: Callab
 # --- patience, keys, resuming
 
 
+def test_probabilities_after_sampling_are_refused(tiny: Path, serve: Callable[..., Served]) -> None:
+    """Of the only token that is allowed they say that it is certain, whatever the model finds."""
+    with (
+        serving(serve("vllm", processed=True)) as url,
+        pytest.raises(ServerError, match="after its sampling") as refusal,
+    ):
+        runner(url, tiny)
+    assert "raw_logprobs" in refusal.value.try_
+
+
 def test_a_busy_server_is_asked_again(tiny: Path, serve: Callable[..., Served]) -> None:
     made = serve("vllm")
     with serving(made) as url:
@@ -328,8 +343,9 @@ def verified(tiny: Path, url: str, **options: Any) -> Any:
     folder.mkdir(exist_ok=True)
     for number, text in enumerate(words):
         (folder / f"{number}.txt").write_text(f"{number} {text}", encoding="utf-8")
+    scored = options.pop("score_prompts", False)
     options = {"texts": [folder], "segments": 8, **options}
-    return verify_served(tiny, served.Served(url), **options)
+    return verify_served(tiny, served.Served(url, score_prompts=scored), **options)
 
 
 def test_a_run_goes_on_where_the_server_died(tiny: Path, serve: Callable[..., Served]) -> None:
@@ -368,7 +384,7 @@ def test_lengths_beyond_the_server_are_left_out_and_said(
         found = verified(longer, url, trained_length=64)
         with pytest.raises(ConfigError, match="the server takes 128 tokens"):
             verified(longer, url, trained_length=64, lengths=[64, 256])
-    assert max(entry.length for entry in found.lengths) == 128
+    assert max(entry.length for entry in found.lengths) == 127  # and a token of the answer
     assert {check.name: check.verdict for check in found.checks}["server's context"] == "not run"
     assert found.verdict == "partial"
 
@@ -403,11 +419,70 @@ def test_the_checkpoint_needs_no_weights(
     )
 
 
-def test_a_baseline_runs_here(tiny: Path, serve: Callable[..., Served]) -> None:
+def test_a_baseline_runs_here(
+    tiny: Path, serve: Callable[..., Served], model: Callable[[Sequence[int]], np.ndarray]
+) -> None:
     with serving(serve("llama-server")) as url:
-        found = verified(tiny, url, lengths=[16, 32], baseline=tiny)
-    assert [entry.ratio for entry in found.lengths] == pytest.approx([1.0, 1.0], abs=1e-5)
-    assert found.certificate is None
+        same = verified(tiny, url, lengths=[16, 32], baseline=tiny)
+    worse = serve("llama-server", model=lambda ids: np.log(0.5 * np.exp(model(ids)) + 0.5 / VOCABULARY))
+    with serving(worse) as url:
+        other = verified(tiny, url, lengths=[16, 32], baseline=tiny)
+    assert [entry.ratio for entry in same.lengths] == pytest.approx([1.0, 1.0], abs=1e-5)
+    assert same.baseline == other.baseline == tiny.name or same.baseline == str(tiny)
+    assert all(abs(entry.ratio - 1) > 0.02 for entry in other.lengths)
+    assert same.certificate is None
+
+
+def test_without_a_record_and_a_baseline_it_is_partial(tiny: Path, serve: Callable[..., Served]) -> None:
+    with serving(serve("vllm")) as url:
+        found = verified(tiny, url, lengths=[16, 32, 63], trained_length=32)
+    assert {check.name: check.verdict for check in found.checks}["yardstick"] == "not run"
+    assert found.verdict == "partial"
+
+
+def test_a_context_is_filled_but_for_the_answer(tiny: Path, serve: Callable[..., Served]) -> None:
+    made = serve("vllm", context=64)
+    with serving(made) as url:
+        for options in ({"measures": ["last-segment", "retrieval"]}, {"score": True}):
+            scored = bool(options.pop("score", False))
+            found = verified(tiny, url, lengths=[32, 64], score_prompts=scored, **options)
+            assert max(entry.length for entry in found.lengths) == 63
+    assert max(len(body["prompt"]) for path, body in made.asked if path == "/v1/completions") in (62, 63)
+
+
+@pytest.mark.parametrize("kind", ["llama-server", "sglang", "vllm", "ollama", "openai"])
+def test_a_name_that_is_not_served_is_refused(kind: str, serve: Callable[..., Served]) -> None:
+    with serving(serve(kind)) as url, pytest.raises(ConfigError, match="does not serve 'nonsense'"):
+        open_server(Http(url), "nonsense")
+
+
+def test_a_run_that_leaves_tokens_out_is_not_resumed(tiny: Path, serve: Callable[..., Served]) -> None:
+    with serving(serve("openai")) as url, pytest.raises(ConfigError, match="keeps no journal"):
+        verified(tiny, url, lengths=[16, 32], resume=True)
+
+
+@pytest.mark.parametrize("key", ["a\rb", "schlüssel"])
+def test_a_key_that_is_none_is_not_quoted(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(http.KEY, key)
+    with pytest.raises(ConfigError, match="it holds characters that no key has") as refusal:
+        Http("localhost:1").get("/")
+    assert key not in str(refusal.value)
+
+
+def test_fewer_tokens_are_asked_for_where_the_server_gives_fewer(tiny: Path, serve: Callable[..., Served]) -> None:
+    made = serve("vllm")
+
+    def limited(path: str, answer: Any) -> Any:
+        asked = made.asked[-1][1].get("logprobs", 0) if made.asked else 0
+        if path == "/v1/completions" and asked > 5:
+            return {"error": {"message": f"Requested sample logprobs of {asked}, which is greater than max allowed: 5"}}
+        return answer
+
+    made.change = limited
+    rows = rows_of(tiny, 20, 2)
+    wanted = TorchRunner(tiny, device="cpu", dtype="float32").score(rows, 4)
+    with serving(made) as url:
+        assert np.abs(runner(url, tiny).score(rows, 4).losses - wanted.losses).max() < CLOSE
 
 
 @pytest.mark.parametrize("measure", ["by-position", "cache", "yarn"])

@@ -26,8 +26,11 @@ class TokenizerWords:
 
     @cached_property
     def _by_text(self) -> dict[str, tuple[int, ...]]:
+        """Each word as it is written behind another one: alone, some tokenizers leave out the space in front."""
         found: dict[str, tuple[int, ...]] = {}
+        before = self._reader.tokenize("a")[-1:]
+        begun = len(self._reader.detokenize(before))
         for token in range(self._vocabulary):
-            word = self._reader.detokenize([token])
+            word = self._reader.detokenize([*before, token])[begun:]
             found[word] = (*found.get(word, ()), token)
         return found

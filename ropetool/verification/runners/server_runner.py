@@ -15,13 +15,14 @@ import numpy as np
 
 from ropetool.errors import ConfigError, ServerError
 from ropetool.rope.tables import Array
-from ropetool.servers.base import Answer, Server
+from ropetool.servers.base import Answer, Score, Server, check_raw
 from ropetool.servers.http import OPTION
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, ignore
 
 Place = TypeVar("Place")
 Found = TypeVar("Found")
 
+PROBED = 24  # tokens of the prompt that shows what kind of probabilities a server tells
 AT_ONCE = 4  # requests that a server has to do at a time
 STABLE = 1e-3  # nats by which two scores of the same prompt may differ: batches are rounded differently
 PROBE = (
@@ -76,6 +77,7 @@ class ServerRunner:
         self.unseen = Unseen()
         self._was_stable = False
         self._check_tokenizer()
+        check_raw(server, [*self.prefix, *reader.tokenize(PROBE)][:PROBED])
 
     @property
     def description(self) -> str:
@@ -116,11 +118,11 @@ class ServerRunner:
 
         Shapes: rows of one length -> (rows, scored). Units: nats. Raises: ServerError; ConfigError beyond the server's context.
         """
-        self._check_length(len(rows[0]))
+        self._check_length(len(rows[0]))  # the last token is told, and not read
         losses, hits = np.empty((len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_)
         if self._score_prompts:
             for index, row in enumerate(rows):
-                losses[index] = -self._prompt_scores(row)[-scored:]
+                losses[index], hits[index] = self._prompt_scores(row, scored)
                 done(len(row))
             return Scores(losses, hits)
         asked = [(index, place) for index in range(len(rows)) for place in range(scored)]
@@ -169,16 +171,15 @@ class ServerRunner:
 
     def _asked(self, ask: Callable[[Place], Found], places: Iterable[Place]) -> Iterator[Found]:
         """Yield what the server answers for each place, in their order, some asked at once."""
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            try:
-                yield from pool.map(ask, places)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(AT_ONCE)
+        try:
+            yield from pool.map(ask, places)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # whoever interrupts does not wait for answers
 
     def _next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
         answer = self._server.next(ids, wanted if self._server.limits.exact else None)
-        strange = max(answer.shown)
+        strange = max(answer.shown, default=0)
         if self._vocabulary is not None and strange >= self._vocabulary:
             raise ServerError(
                 f"it answers with token {strange}, and the checkpoint's vocabulary has {self._vocabulary}: another model",
@@ -192,26 +193,33 @@ class ServerRunner:
         self.unseen.add(answer, len(tokens), unseen)
         return [answer.shown[token] if token in answer.shown else answer.at_most() for token in tokens]
 
-    def _prompt_scores(self, row: Sequence[int]) -> Array:
-        """Return the log probability of each token but the first; the first prompt is scored twice, to see that it is stable."""
-        found = self._scored(row)
+    def _prompt_scores(self, row: Sequence[int], scored: int) -> tuple[Array, Array]:
+        """Return the losses of the last tokens of a row, and whether each is the likeliest.
+
+        The last one is asked for on its own: a server needs room for an answer. The first prompt is scored twice, to see that
+        it is stable.
+        """
+        found = self._scored(row[:-1])
         if not self._was_stable:
-            apart = float(np.abs(found - self._scored(row)).max())
+            again = self._scored(row[:-1])
+            apart = max(abs(one[0] - other[0]) for one, other in zip(found, again, strict=True))
             if apart > STABLE:
                 raise ServerError(
                     f"two scores of one prompt differ by {apart:.2g} nats: a cache answers, or it serves several models",
                     where=OPTION, try_="without --score-prompts",
                 )  # fmt: skip
             self._was_stable = True
-        return found
+        last = self._next(row[:-1], int(row[-1]))
+        found = [*found, (self._log_probs(last, [int(row[-1])])[0], last.top == int(row[-1]))][-scored:]
+        return np.array([-number for number, _ in found]), np.array([hit for _, hit in found])
 
-    def _scored(self, row: Sequence[int]) -> Array:
+    def _scored(self, row: Sequence[int]) -> list[Score]:
         scores = self._server.scores([int(token) for token in row])
         if scores is None:
             raise ConfigError(
                 f"{self._server.program} does not score prompts", where="--score-prompts", try_="without it"
             )
-        return np.array(scores)
+        return scores
 
     def _check_length(self, tokens: int) -> None:
         context = self._server.limits.context
