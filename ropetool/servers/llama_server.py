@@ -19,7 +19,7 @@ class LlamaServer:
 
     def __init__(self, http: Http, properties: dict[str, Any]) -> None:
         self._http, self._where = http, f"{http.url}{COMPLETION}"
-        self.program = f"llama-server {properties.get('build_info', '')}".strip()
+        self.program = " ".join(("llama-server", str(properties.get("build_info") or ""))).strip()
         self.model = str(properties.get("model_path") or properties.get("model_alias") or "")
         settings = properties.get("default_generation_settings")
         stated = settings.get("n_ctx") if isinstance(settings, dict) else None

@@ -154,7 +154,7 @@ NOT_EXTENDED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a family with a letter too many": (
         {**but(model_type="qwen22"), "architectures": ["NewForCausalLM"]},
-        f"{C}: the model family 'qwen22' is not known (did you mean qwen2 or qwen3?); ropetool families lists those that are",
+        f"{C}: the model family 'qwen22' is not known (did you mean qwen2 or qwen?); ropetool families lists those that are",
         "write the model_type that was meant, or add ropetool/families/qwen22.json after the checklist in docs/contributing.md",
     ),
     "an odd rotary_dim": (

@@ -192,4 +192,4 @@ def test_a_wrapper_is_no_class_to_read_as_and_its_text_model_is_named(acme: Path
     )
     typo = run("inspect", acme, "--as", "qwen22")
     assert typo.code == 1
-    assert "(did you mean qwen2 or qwen3?)" in typo.err
+    assert "(did you mean qwen2 or qwen?)" in typo.err
