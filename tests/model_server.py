@@ -68,7 +68,8 @@ class Served:
         """Return the answer to a request, None where there is no such place."""
         places = {
             ("vllm", "/v1/completions"): self._vllm, ("vllm", "/tokenize"): self._tokens("prompt"),
-            ("sglang", "/generate"): self._sglang, ("llama-server", "/completion"): self._llama_server,
+            ("sglang", "/generate"): self._sglang, ("sglang", "/tokenize"): self._tokens("prompt"),
+            ("llama-server", "/completion"): self._llama_server,
             ("llama-server", "/tokenize"): self._tokens("content"), ("ollama", "/api/generate"): self._ollama,
             ("ollama", "/api/show"): lambda body: {"model_info": {"llama.context_length": self.context}},
             ("openai", "/v1/completions"): self._openai,

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ropetool.errors import ServerError
+from ropetool.servers.http import Http
 
 MOST_SHOWN = 20  # tokens of an answer: what vLLM, SGLang and Ollama give unless they are started otherwise
+TOKENIZE = "/tokenize"
 MOST_TOKENS = 1 << 31
 LEAST = -1e5  # nats: below it lies no float32 softmax; vLLM writes -9999 for what is left out
 SAME = 0.1  # nats by which two answers to one prompt may differ: batches are rounded differently, and some engines quantise
@@ -143,8 +145,11 @@ def named(found: Any, *path: str | int, where: str) -> dict[str, Any]:
     return part
 
 
-def token_ids(found: Any, where: str) -> list[int]:
-    """Return the ids of an answer of a tokenizer. Raises: ServerError for others."""
+def tokenized(http: Http, body: Mapping[str, Any]) -> list[int] | None:
+    """Return the ids that a server's tokenizer answers, None where it has no interface for it. Raises: ServerError."""
+    found, where = http.post(TOKENIZE, body), f"{http.url}{TOKENIZE}"
+    if found is None:
+        return None
     ids = listed(found, "tokens", where=where)
     if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
         raise ServerError(_WRONG.format("tokens that are none"), where=where)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ropetool.errors import ServerError
-from ropetool.servers.base import Answer, Limits, Score, answer_of, listed, token_ids, whole, within
+from ropetool.servers.base import Answer, Limits, Score, answer_of, listed, tokenized, whole, within
 from ropetool.servers.http import Http
 
 COMPLETION = "/completion"
@@ -46,8 +46,7 @@ class LlamaServer:
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones."""
-        found = self._http.post("/tokenize", {"content": text, "add_special": False, "parse_special": False})
-        return None if found is None else token_ids(found, f"{self._http.url}/tokenize")
+        return tokenized(self._http, {"content": text, "add_special": False, "parse_special": False})
 
     def scores(self, ids: Sequence[int]) -> list[Score] | None:
         """Return None: it tells nothing of the tokens of a prompt (llama.cpp#27174)."""

@@ -14,7 +14,7 @@ from ropetool.servers.base import (
     answer_of,
     listed,
     log_probability,
-    token_ids,
+    tokenized,
     whole,
     within,
 )
@@ -47,8 +47,7 @@ class SglangServer:
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones, where this release has an interface for it."""
-        found = self._http.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return None if found is None else token_ids(found, f"{self._http.url}/tokenize")
+        return tokenized(self._http, {"model": self.model, "prompt": text, "add_special_tokens": False})
 
     def scores(self, ids: Sequence[int]) -> list[Score] | None:
         """Return what each token but the first is to the model."""

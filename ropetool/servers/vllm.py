@@ -17,7 +17,7 @@ from ropetool.servers.base import (
     listed,
     log_probability,
     named,
-    token_ids,
+    tokenized,
     whole,
     within,
 )
@@ -52,8 +52,7 @@ class VllmServer:
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones."""
-        found = self._http.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return None if found is None else token_ids(found, f"{self._http.url}/tokenize")
+        return tokenized(self._http, {"model": self.model, "prompt": text, "add_special_tokens": False})
 
     def scores(self, ids: Sequence[int]) -> list[Score] | None:
         """Return what each token but the first is to the model, asked with a salt, so that no cache answers for it."""

@@ -114,11 +114,7 @@ def verify_checkpoint(
             notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
     trained = terms.trained_length or trained
     asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
-    documents = (
-        catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
-        if texts
-        else default_documents(max(asked, default=0))
-    )
+    documents = documents_of(texts, max(asked, default=0))
     marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
         *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
@@ -174,6 +170,13 @@ def verify_checkpoint(
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
+
+
+def documents_of(texts: Sequence[str | Path], longest: int) -> list[Document]:
+    """Return the documents that are named, or those of the package for this longest length. Raises: ConfigError."""
+    if not texts:
+        return default_documents(longest)
+    return catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
 
 
 def lm_eval_lines(

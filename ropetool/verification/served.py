@@ -20,7 +20,7 @@ from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import catalogue, suites
-from ropetool.verification.checkpoints import Open, Wrap, kept_on_disk, lengths_of, yardsticks
+from ropetool.verification.checkpoints import Open, Wrap, documents_of, kept_on_disk, lengths_of, yardsticks
 from ropetool.verification.gate import Limits
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import Progress, default_lengths, verify
@@ -29,7 +29,6 @@ from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Reader, ServerRunner, Unseen
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import Runner
-from ropetool.verification.texts import default_documents, read_documents
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it
@@ -92,11 +91,7 @@ def verify_served(
     if cut:
         notes.append(cut)
         context = min(context, max(asked))
-    documents = (
-        catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
-        if texts
-        else default_documents(max(asked))
-    )
+    documents = documents_of(texts, max(asked))
     checks = [
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
         *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),

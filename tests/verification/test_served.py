@@ -289,8 +289,6 @@ def test_a_server_without_log_probabilities_says_what_gives_them(
 
 @pytest.mark.parametrize("kind", EXACT)
 def test_another_tokenizer_is_another_model(kind: str, tiny: Path, serve: Callable[..., Served]) -> None:
-    if kind == "sglang":
-        pytest.skip("its older releases have no interface for it; the server of the tests neither")
     with (
         serving(serve(kind, read=lambda text: [1, 2, 3])) as url,
         pytest.raises(ConfigError, match="another tokenizer"),
