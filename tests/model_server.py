@@ -39,6 +39,7 @@ class Served:
     processed: bool = False
     key: str = ""
     name: str = "served"
+    held: int = 0  # tokens of the prompts that are being answered
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -116,6 +117,21 @@ class Served:
 
     def _llama_server(self, body: dict[str, Any]) -> Any:
         ids = body["prompt"]
+        if len(ids) >= self.context:
+            return {"error": {"message": "the request exceeds the available context size", "code": 400}}
+        with self.lock:
+            self.held += len(ids)
+            full = self.held > self.context
+        try:
+            if full:  # its slots share the cells of one cache
+                return {"error": {"message": "Context size has been exceeded.", "code": 500}}
+            return self._drawn(body)
+        finally:
+            with self.lock:
+                self.held -= len(ids)
+
+    def _drawn(self, body: dict[str, Any]) -> Any:
+        ids = body["prompt"]
         found, top = self._top(ids, body["n_probs"])
         raised = found.copy()
         for token, bias in body["logit_bias"]:
@@ -123,11 +139,13 @@ class Served:
         drawn = int(raised.argmax())
         entries = [{"id": one, "token": "", "logprob": float(found[one])} for one in top]
         told = {"id": drawn, "logprob": float(found[drawn]), "top_logprobs": entries}
+        told_of = not self.quiet and not self.write(drawn).endswith(
+            "\ufffd"
+        )  # not of a token that ends within a character
         return {
-            "tokens_evaluated": len(ids),
-            "truncated": False,
-            **({} if self.quiet else {"completion_probabilities": [told]}),
-        }
+            "tokens_evaluated": len(ids), "truncated": len(ids) + 1 >= self.context,
+            **({"completion_probabilities": [told]} if told_of else {}),
+        }  # fmt: skip
 
     def _ollama(self, body: dict[str, Any]) -> Any:
         ids = self.read(body["prompt"])
@@ -173,7 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return self._send(404, {"detail": "Not Found"})
         found = self.served.change(self.path, found)
-        return self._send(400 if isinstance(found, dict) and "error" in found else 200, found)
+        error = found.get("error") if isinstance(found, dict) else None
+        return self._send(200 if error is None else error.get("code", 400) if isinstance(error, dict) else 400, found)
 
     def _send(self, status: int, found: Any) -> None:
         data = found if isinstance(found, bytes) else json.dumps(found).encode()

@@ -114,7 +114,7 @@ def identify(
     tell, listed = progress or nobody, _listed(checkpoint)
     with closing(_reference(checkpoint, asked)) as reference:
         if given is None:
-            texts, singles = _texts(reference, _longest(listed[0], asked, server.limits.context))
+            texts, singles = _texts(reference, _longest(listed[0], asked, server.limits.prompt))
         else:
             singles = given.singles
         control = _control(reference, listed[0], server, singles)
@@ -177,9 +177,8 @@ def _growth(
     return deciding.growth((ours, theirs), (behind_ours, behind_theirs))
 
 
-def _longest(meant: Hypothesis, asked: Asked, context: int | None) -> int:
+def _longest(meant: Hypothesis, asked: Asked, taken: int | None) -> int:
     """Return the length of the longest prompt. Raises: ConfigError for more than the server takes."""
-    taken = None if context is None else context - 1
     if asked.length is not None:
         if taken is not None and asked.length > taken:
             raise ConfigError(f"the server takes {taken} tokens of a prompt", where="--length")

@@ -63,12 +63,20 @@ NOTHING = Answer({}, 0)  # of a prompt that cannot be asked
 @dataclass(frozen=True)
 class Limits:
     """What a server takes. context: tokens of a prompt and its answer, None where it does not say. shown: the most tokens
-    of an answer. exact: whether it tells the probability of any token that is asked for.
+    of an answer. exact: whether it tells the probability of any token that is asked for. at_once: requests at a time. room:
+    tokens of the context that a prompt has to leave.
     """
 
     context: int | None
     shown: int
     exact: bool
+    at_once: int = 4
+    room: int = 1
+
+    @property
+    def prompt(self) -> int | None:
+        """Tokens of the longest prompt, None where it does not say."""
+        return None if self.context is None else max(1, self.context - self.room)
 
 
 class Server(Protocol):

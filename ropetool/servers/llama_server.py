@@ -11,7 +11,10 @@ from ropetool.servers.http import Http
 
 COMPLETION = "/completion"
 SHOWN = 64  # it shows as many as are asked for
-BIAS = 1e6  # on the logit of a wanted token, so that it is drawn; the probabilities told are those before it
+MORE = 16  # times as many, for a token that cannot be drawn
+MOST_SHOWN = 1 << 20  # beyond any vocabulary
+BIAS = 1e6  # on the logit of a token, so that it is drawn; the probabilities told are those before it
+DRAWN = "a"  # a text whose last token is whole characters: nothing is told of a token that ends within one
 
 
 class LlamaServer:
@@ -23,26 +26,55 @@ class LlamaServer:
         self.model = str(properties.get("model_path") or properties.get("model_alias") or "")
         settings = properties.get("default_generation_settings")
         stated = settings.get("n_ctx") if isinstance(settings, dict) else None
-        self.limits = Limits(whole(stated), SHOWN, exact=True)
+        # Its slots share the cells of one cache, and each has the prefix of its own last prompt: one request at a time neither
+        # runs out nor reads again. A prompt that leaves room for the answer alone is called truncated.
+        self.limits = Limits(whole(stated), SHOWN, exact=True, at_once=1, room=2)
+        self._drawable: int | None = None
 
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
-        """Return what may come after a prompt: a wanted token is made the one that is drawn, so that it is told."""
+        """Return what may come after a prompt: a wanted token is made the one that is drawn, so that it is told.
+
+        Where the token that is drawn ends within a character, no probabilities are told (process_token). Then another one is
+        drawn, and so many of the likeliest are asked for that the wanted one is among them.
+        """
+        drawn, shown = wanted, SHOWN
+        while True:
+            found = self._asked(ids, drawn, shown)
+            if "completion_probabilities" in found:
+                told = within(found, "completion_probabilities", 0, where=self._where)
+                entries = [*listed(told, "top_logprobs", where=self._where), *([] if drawn is None else [told])]
+                pairs = [tuple(within(one, key, where=self._where) for key in ("id", "logprob")) for one in entries]
+                answer = answer_of(pairs, shown, self._where)
+                if wanted is None or wanted in answer.shown:
+                    return answer
+                if drawn == wanted or len(pairs) < shown or shown >= MOST_SHOWN:
+                    raise ServerError(f"it tells nothing of token {wanted}", where=self._where)
+                shown *= MORE
+            elif drawn is not None and drawn == self._drawable:
+                raise ServerError("it tells no probabilities", where=self._where)
+            else:
+                drawn = self._whole_characters()
+
+    def _asked(self, ids: Sequence[int], drawn: int | None, shown: int) -> Any:
         body = {
-            "prompt": [int(token) for token in ids], "n_predict": 1, "n_probs": self.limits.shown, "temperature": 0,
-            "cache_prompt": True, "logit_bias": [] if wanted is None else [[int(wanted), BIAS]],
+            "prompt": [int(token) for token in ids], "n_predict": 1, "n_probs": shown, "temperature": 0,
+            "cache_prompt": True, "logit_bias": [] if drawn is None else [[int(drawn), BIAS]],
         }  # fmt: skip
         found = self._http.post(COMPLETION, body)
         if within(found, "truncated", where=self._where) or within(found, "tokens_evaluated", where=self._where) != len(
             ids
         ):
             raise ServerError(f"it did not read the {len(ids)} tokens of the prompt as they are", where=self._where)
-        drawn = within(found, "completion_probabilities", 0, where=self._where)
-        entries = [*listed(drawn, "top_logprobs", where=self._where), *([] if wanted is None else [drawn])]
-        pairs = [tuple(within(one, key, where=self._where) for key in ("id", "logprob")) for one in entries]
-        answer = answer_of(pairs, self.limits.shown, self._where)
-        if wanted is not None and wanted not in answer.shown:
-            raise ServerError(f"it did not draw token {wanted}, whose logit was raised", where=self._where)
-        return answer
+        return found
+
+    def _whole_characters(self) -> int:
+        """Return a token that can be drawn."""
+        if self._drawable is None:
+            read = self.tokens_of(DRAWN)
+            if not read:
+                raise ServerError("it tells no probabilities, and reads no text as tokens", where=self._where)
+            self._drawable = read[-1]
+        return self._drawable
 
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids of a text, without special ones."""

@@ -167,7 +167,7 @@ def _suite(
 def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:
     """Return the lengths that the server takes, what is to be said of those left out, and of one that is cut.
 
-    Of a length that is all its context a token is left for the answer.
+    Of a length that is all its context room is left for the answer.
     Raises: ConfigError for lengths that were asked for and are too long, or where none is left.
     """
     limit = server.limits.context
@@ -181,7 +181,7 @@ def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) ->
         )
     cut = ""
     if kept[-1] == limit:
-        kept[-1] -= 1
+        kept[-1] -= server.limits.room
         cut = f"{kept[-1]} of {limit} tokens are measured: the server needs room for an answer"
     if len(kept) == len(asked):
         return kept, "", cut

@@ -111,6 +111,31 @@ def test_predictions_are_those_of_the_files(kind: str, tiny: Path, serve: Callab
     assert np.array_equal(found.top, wanted.top)
 
 
+def test_tokens_within_characters_are_scored_in_all_of_the_context(tiny: Path, serve: Callable[..., Served]) -> None:
+    """llama-server tells nothing of a byte that ends within a character, and has one cache for all that it is asked at a time."""
+    rows = np.random.default_rng(1).integers(1, VOCABULARY, (3, 63)).tolist()
+    candidates = np.arange(VOCABULARY).reshape(3, -1)[:, 40:70].tolist()
+    runs_here = TorchRunner(tiny, device="cpu", dtype="float32")
+    wanted, ahead = runs_here.score(rows, 40), runs_here.predict([row[:-1] for row in rows], candidates)
+    made = serve("llama-server", context=64)
+    within = {token for token in np.ravel([row[-40:] for row in rows]) if made.write(int(token)).endswith("\ufffd")}
+    assert len(within) > 10
+    with serving(made) as url:
+        asked = runner(url, tiny)
+        assert np.abs(asked.score(rows, 40).losses - wanted.losses).max() < CLOSE
+        found = asked.predict([row[:-1] for row in rows], candidates)
+    assert np.abs(found.log_probs - ahead.log_probs).max() < CLOSE
+    assert np.array_equal(found.top, ahead.top)
+    assert asked.unseen.count == 0
+
+
+def test_a_server_that_tells_nothing_is_not_asked_for_ever(tiny: Path, serve: Callable[..., Served]) -> None:
+    made = serve("llama-server", quiet=True)
+    with serving(made) as url, pytest.raises(ServerError, match="it tells no probabilities"):
+        runner(url, tiny)
+    assert len(made.asked) < 6
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_scores_of_prompts_are_the_same_or_not_on_offer(kind: str, tiny: Path, serve: Callable[..., Served]) -> None:
     rows = rows_of(tiny, 20, 2)
@@ -164,6 +189,8 @@ def test_each_interface_is_known_by_what_only_it_says(kind: str, program: str, s
             assert program in server.program
             assert server.model == "served"
             assert server.limits.context == (None if kind == "openai" else 777)
+            # at its last place llama-server calls a prompt truncated
+            assert server.limits.prompt == {"openai": None, "llama-server": 775}.get(kind, 776)
 
 
 def test_another_name_than_the_served_one_is_refused(serve: Callable[..., Served]) -> None:
@@ -438,14 +465,19 @@ def test_without_a_record_and_a_baseline_it_is_partial(tiny: Path, serve: Callab
     assert found.verdict == "partial"
 
 
-def test_a_context_is_filled_but_for_the_answer(tiny: Path, serve: Callable[..., Served]) -> None:
-    made = serve("vllm", context=64)
+@pytest.mark.parametrize(
+    ("kind", "scored", "room"), [("vllm", False, 1), ("vllm", True, 1), ("llama-server", False, 2)]
+)
+def test_a_context_is_filled_but_for_the_answer(
+    kind: str, scored: bool, room: int, tiny: Path, serve: Callable[..., Served]
+) -> None:
+    made = serve(kind, context=64)
+    options = {} if scored else {"measures": ["last-segment", "retrieval"]}
     with serving(made) as url:
-        for options in ({"measures": ["last-segment", "retrieval"]}, {"score": True}):
-            scored = bool(options.pop("score", False))
-            found = verified(tiny, url, lengths=[32, 64], score_prompts=scored, **options)
-            assert max(entry.length for entry in found.lengths) == 63
-    assert max(len(body["prompt"]) for path, body in made.asked if path == "/v1/completions") in (62, 63)
+        found = verified(tiny, url, lengths=[32, 64], score_prompts=scored, **options)
+    assert max(entry.length for entry in found.lengths) == 64 - room
+    asked = [body["prompt"] for path, body in made.asked if path in ("/v1/completions", "/completion")]
+    assert max(map(len, asked)) in (63 - room, 64 - room)
 
 
 @pytest.mark.parametrize("kind", ["llama-server", "sglang", "vllm", "ollama", "openai"])

@@ -23,7 +23,6 @@ Place = TypeVar("Place")
 Found = TypeVar("Found")
 
 PROBED = 24  # tokens of the prompt that shows what kind of probabilities a server tells
-AT_ONCE = 4  # requests that a server has to do at a time
 STABLE = 1e-3  # nats by which two scores of the same prompt may differ: batches are rounded differently
 PROBE = (
     "The rotation of a pair of channels grows with the position.\n\n"
@@ -118,7 +117,7 @@ class ServerRunner:
 
         Shapes: rows of one length -> (rows, scored). Units: nats. Raises: ServerError; ConfigError beyond the server's context.
         """
-        self._check_length(len(rows[0]))  # the last token is told, and not read
+        self._check_length(len(rows[0]) - 1)  # the last token is told, and not read
         losses, hits = np.empty((len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_)
         if self._score_prompts:
             for index, row in enumerate(rows):
@@ -143,7 +142,7 @@ class ServerRunner:
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
         """Return what comes after every row. Shapes: candidates (rows, candidates). Raises: as `score`."""
-        self._check_length(len(rows[0]) + 1)
+        self._check_length(len(rows[0]))
         found = []
 
         def ask(index: int) -> Answer:
@@ -171,7 +170,7 @@ class ServerRunner:
 
     def _asked(self, ask: Callable[[Place], Found], places: Iterable[Place]) -> Iterator[Found]:
         """Yield what the server answers for each place, in their order, some asked at once."""
-        pool = ThreadPoolExecutor(AT_ONCE)
+        pool = ThreadPoolExecutor(self._server.limits.at_once)
         try:
             yield from pool.map(ask, places)
         finally:
@@ -221,7 +220,7 @@ class ServerRunner:
             )
         return scores
 
-    def _check_length(self, tokens: int) -> None:
-        context = self._server.limits.context
-        if context is not None and tokens > context:
-            raise ConfigError(f"{tokens} tokens, and the server takes {context}", where=OPTION)
+    def _check_length(self, prompt: int) -> None:
+        longest = self._server.limits.prompt
+        if longest is not None and prompt > longest:
+            raise ConfigError(f"a prompt of {prompt} tokens, and the server takes {longest}", where=OPTION)
