@@ -646,6 +646,7 @@ SAID = {
     "tests/bad_input": "wrong files, keys, values and options: one sentence each, nothing written",
     "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",
     "tests/cli": "commands as they are typed",
+    "tests/costs": "what a length costs, against torch's counters, transformers' caches and published figures",
     "tests/exporting": "exports against transformers, llama.cpp and the stock converter's parts",
     "tests/identify": "mistakes of engines planted by transformers behind a server, and named",
     "tests/importing": "imports against what was exported, the gguf package's decoder and llama.cpp",

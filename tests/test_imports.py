@@ -31,7 +31,7 @@ LAYERS = (
     ("plans",),
     ("comparison",),
     ("verification", "identify"),
-    ("gguf_export", "gguf_import"),
+    ("gguf_export", "gguf_import", "costs"),
     ("report",),
     ("cli", "__main__"),
 )

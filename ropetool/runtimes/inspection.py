@@ -65,16 +65,21 @@ def inspect(source: str | Path, as_type: str | None = None) -> Inspection:
     as_type: the built-in model_type that it is read as, where only remote code knows its own.
     Raises: CheckpointError for broken files, ConfigError for broken values of a known family; HubError.
     """
+    return inspect_opened(source, as_type)[0]
+
+
+def inspect_opened(source: str | Path, as_type: str | None = None) -> tuple[Inspection, Checkpoint]:
+    """Return what `inspect` does, and the checkpoint; of one on the hub no weights are there. Raises: as `inspect`."""
     asked = hub_id(source)
     if asked is not None:
         return _inspect_hub(asked, as_type)
     return _inspect_as(Path(source), as_type)
 
 
-def _inspect_as(source: Path | Checkpoint, as_type: str | None) -> Inspection:
+def _inspect_as(source: Path | Checkpoint, as_type: str | None) -> tuple[Inspection, Checkpoint]:
     checkpoint, _, said = opened_as(source, as_type)
     found = inspect_checkpoint(checkpoint)
-    return replace(found, notes=(*said, *found.notes), as_type=as_type)
+    return replace(found, notes=(*said, *found.notes), as_type=as_type), checkpoint
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
@@ -82,16 +87,17 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     return _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
 
 
-def _inspect_hub(asked: HubId, as_type: str | None) -> Inspection:
+def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpoint]:
+    checkpoint: Checkpoint
     if asked.file:
         peeked = peek_gguf(asked)
-        view = replace(GgufCheckpoint.of(peeked.headers), vector=peeked.vector)
-        opened_as(view, as_type)
-        found, notes = _of_gguf(view, peeked.path), peeked.notes
+        checkpoint = replace(GgufCheckpoint.of(peeked.headers), vector=peeked.vector)
+        opened_as(checkpoint, as_type)
+        found, notes = _of_gguf(checkpoint, peeked.path), peeked.notes
     else:
         files, notes = peek_checkpoint(asked)
-        found = _inspect_as(HfCheckpoint.of(files), as_type)
-    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes))
+        found, checkpoint = _inspect_as(HfCheckpoint.of(files), as_type)
+    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes)), checkpoint
 
 
 def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:

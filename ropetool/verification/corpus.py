@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from ropetool.errors import ConfigError
-from ropetool.verification.scoring import TARGET, Corpus, Runner
+from ropetool.verification.scoring import TARGET, Corpus, Tokenizes
 from ropetool.verification.texts import Document
 
 
-def read_corpus(texts: Sequence[Document], runners: Mapping[str, Runner], paths: Mapping[str, Path]) -> Corpus:
+def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], paths: Mapping[str, Path]) -> Corpus:
     """Return the documents as the target reads them.
 
     Raises: ConfigError unless every other model reads the texts as the target does, id by id.

@@ -40,7 +40,7 @@ from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, ignore
+from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes, ignore
 from ropetool.verification.shares import attainable_loss, paired_bounds
 from ropetool.verification.statistics import ERROR, attainable
 from ropetool.verification.suites import Suite
@@ -342,10 +342,31 @@ def _told_of_answers(measurements: Sequence[Measurement], limits: Limits) -> lis
     ]
 
 
+def planned_rows(
+    reader: Tokenizes,
+    texts: Sequence[Document],
+    lengths: Sequence[int],
+    trained_length: int,
+    chosen: Sequence[Suite],
+    limits: Limits,
+    seed: int = 0,
+) -> list[Counter[int]]:
+    """Return how many rows of each length `verify` would have target and baseline compute together, for each suite.
+
+    Raises: ConfigError where the texts are too short.
+    """
+    corpus, found = read_corpus(texts, {TARGET: reader}, {}), []
+    for suite in chosen:
+        whole = _shown_reading(suite, limits, max(lengths) > trained_length, len(texts))
+        measurements = _prepared(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed, False)
+        found.append(_work(measurements, (TARGET, BASELINE)))
+    return found
+
+
 def _prepared(
     suite: Suite,
     corpus: Corpus,
-    target: Runner,
+    target: Tokenizes,
     lengths: Sequence[int],
     trained_length: int,
     context_length: int | None,

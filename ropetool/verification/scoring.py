@@ -62,28 +62,32 @@ class Generated:
     moving: bool
 
 
-class Runner(Protocol):
-    """A checkpoint that can be asked. Every row is computed as by a fresh model, positions in unit steps from 0.
-
-    prefix: the ids that its tokenizer puts in front (BOS). arithmetic: what it rounds to while it computes, as `floors`
-    names it, empty where that is float32 on a processor. Rows of one call have one length.
-    Raises: CheckpointError where a logit is not finite, with layer and position; ConfigError where memory runs out.
-    """
+class Tokenizes(Protocol):
+    """A tokenizer. prefix: the ids that it puts in front of a text (BOS)."""
 
     @property
     def prefix(self) -> tuple[int, ...]: ...
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def arithmetic(self) -> str: ...
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without special tokens."""
 
     def byte_lengths(self, text: str) -> list[int]:
         """Return how many bytes of the text each of its tokens stands for; they sum to its size in UTF-8."""
+
+
+class Runner(Tokenizes, Protocol):
+    """A checkpoint that can be asked. Every row is computed as by a fresh model, positions in unit steps from 0.
+
+    arithmetic: what it rounds to while it computes, as `floors`
+    names it, empty where that is float32 on a processor. Rows of one call have one length.
+    Raises: CheckpointError where a logit is not finite, with layer and position; ConfigError where memory runs out.
+    """
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def arithmetic(self) -> str: ...
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done) -> Scores:
         """Return what the last `scored` tokens of every row cost."""

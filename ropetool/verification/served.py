@@ -96,7 +96,7 @@ def verify_served(
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
         *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),
     ]
-    reader = _reader(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
+    reader = reader_of(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
     if isinstance(server, TextServer):
         server.words = TokenizerWords(reader, _vocabulary(checkpoint) or 0)
     asking = ServerRunner(server, reader, vocabulary=_vocabulary(checkpoint), score_prompts=served.score_prompts)
@@ -137,7 +137,7 @@ def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -
     return nullcontext()
 
 
-def _reader(checkpoint: Checkpoint) -> Reader:
+def reader_of(checkpoint: Checkpoint) -> Reader:
     """Return the tokenizer of a checkpoint, a directory's or a GGUF file's own."""
     return TorchTokenizer(checkpoint.path) if isinstance(checkpoint, HfCheckpoint) else LlamaRunner(checkpoint.path)
 

@@ -130,7 +130,7 @@ def test_an_interrupt_is_code_130(model: Path, monkeypatch: pytest.MonkeyPatch) 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", interrupt)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect_opened", interrupt)
     done = run("inspect", model)
     assert (done.code, done.out) == (130, "")
     assert done.err.strip() == "Interrupted."
@@ -204,7 +204,7 @@ def callback():
 def endless(*_):
     callback()
     time.sleep(60)
-inspection.inspect = endless
+inspection.inspect_opened = endless
 from ropetool.cli import main
 main(["inspect", "model"])
 """
@@ -225,7 +225,7 @@ from ropetool.runtimes import inspection
 def endless(*_):
     threading.Thread(target=threading.Event().wait).start()
     os.kill(os.getpid(), signal.SIGTERM)
-inspection.inspect = endless
+inspection.inspect_opened = endless
 import sys
 sys.argv[1:] = ["inspect", "model"]
 __main__.main()
@@ -246,7 +246,7 @@ def test_the_signals_are_given_back(model: Path, monkeypatch: pytest.MonkeyPatch
 
     numbers, during = [number for number, _, _ in ENDS], list[object]()
     before = [*map(signal.getsignal, numbers), sys.unraisablehook]
-    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", look)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect_opened", look)
     run("inspect", model)
     assert during[1] is not before[1]
     assert [*map(signal.getsignal, numbers), sys.unraisablehook] == before
@@ -257,7 +257,7 @@ def test_a_bug_is_told_as_one(model: Path, monkeypatch: pytest.MonkeyPatch, faul
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", fail)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect_opened", fail)
     done = run("inspect", model, "--json")
     lines = done.err.strip().splitlines()
     assert (done.code, len(lines)) == (70, 2)
@@ -280,7 +280,7 @@ def test_no_memory_is_no_bug(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("ropetool.runtimes.inspection.inspect", fail)
+    monkeypatch.setattr("ropetool.runtimes.inspection.inspect_opened", fail)
     done = run("inspect", model)
     assert (done.code, done.err) == (1, "Error: the machine has no memory left for this\n")
 

@@ -17,7 +17,7 @@ from ropetool.errors import ConfigError, ServerError
 from ropetool.rope.tables import Array
 from ropetool.servers.base import Answer, Score, Server, check_raw
 from ropetool.servers.http import OPTION
-from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, ignore
+from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Tokenizes, ignore
 
 Place = TypeVar("Place")
 Found = TypeVar("Found")
@@ -30,20 +30,11 @@ PROBE = (
 )
 
 
-class Reader(Protocol):
-    """A tokenizer. prefix: the ids that it puts in front of a text."""
-
-    @property
-    def prefix(self) -> tuple[int, ...]: ...
-
-    def tokenize(self, text: str) -> list[int]:
-        """Return the ids of a text, without special tokens."""
+class Reader(Tokenizes, Protocol):
+    """A tokenizer that gives the text of ids too."""
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of ids."""
-
-    def byte_lengths(self, text: str) -> list[int]:
-        """Return how many bytes of the text each of its tokens stands for."""
 
 
 @dataclass

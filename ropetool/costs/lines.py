@@ -1,0 +1,223 @@
+"""The cost of a checkpoint at a length, line by line, each with the arithmetic that a reader can redo.
+
+A pass over tokens: every token is multiplied by each number of its matrices once, a product and a sum, and each pair of a
+query and a key costs the channels of both key and value. Norms, activations and the softmax are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ropetool import names
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.costs import weights
+from ropetool.costs.weights import Products, Weights
+from ropetool.errors import ConfigError, RopetoolError
+from ropetool.runtimes.inspection import Inspection
+from ropetool.runtimes.kv_cache import CACHE_TYPES, KvCache
+from ropetool.verification import suites
+from ropetool.verification.checkpoints import documents_of, lengths_of
+from ropetool.verification.gate import Limits
+from ropetool.verification.run import default_lengths, planned_rows
+from ropetool.verification.served import reader_of
+
+SUITES = ("quick", "full")
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", names.TOKENIZER_CONFIG_JSON, "vocab.json")
+BYTES, FLOPS, NUMBERS, TOKENS = "bytes", "FLOPs", "numbers", "tokens"
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """One figure: `how` is its arithmetic, or why it is not known where the value is None."""
+
+    name: str
+    value: int | None
+    unit: str
+    how: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one sequence of `length` tokens costs, and a verification of the model that reads so many."""
+
+    length: int
+    lines: tuple[CostLine, ...]
+
+
+def cost_of(found: Inspection, checkpoint: Checkpoint, length: int | None = None) -> Cost:
+    """Return what a checkpoint costs at a length, by default its stated context. Reads headers and the tokenizer, no weights.
+
+    Raises: ConfigError without a length where the context is not known.
+    """
+    if length is None and found.rope is None:
+        raise ConfigError("no context is decoded that could be the length", where="--cost", try_="--target-length N")
+    length = length or (found.rope.max_position_embeddings if found.rope else 0)
+    try:
+        held = weights.of(checkpoint, found.rope)
+    except RopetoolError as error:
+        held = Weights("", 0, None, None, {}, None, str(error))
+    kinds = found.kv_bytes
+    return Cost(
+        length,
+        (
+            *_weight_lines(held), *_cache_lines(found, kinds, length), *_pass_lines(held, found, length),
+            *_verify_lines(checkpoint, found, held, length),
+        ),
+    )  # fmt: skip
+
+
+def _weight_lines(held: Weights) -> Iterator[CostLine]:
+    if held.numbers is None:
+        yield CostLine("parameters", None, NUMBERS, held.why)
+    else:
+        yield CostLine("parameters", held.numbers, NUMBERS, f"{held.tensors} tensors, by {held.sizes_from}")
+    part = held.products
+    if part is None:
+        yield CostLine("active parameters", None, NUMBERS, held.why)
+    else:
+        yield CostLine("active parameters", part.active, NUMBERS, _active(part))
+    if held.nbytes is None:
+        yield CostLine(
+            "weights", None, BYTES, held.why or "they are quantised, and only the headers of files say how far"
+        )
+    else:
+        by_type = " + ".join(f"{nbytes} {dtype}" for dtype, nbytes in sorted(held.by_type.items()))
+        yield CostLine("weights", held.nbytes, BYTES, by_type)
+
+
+def _active(part: Products) -> str:
+    """Return the sum of what takes part in a token, and what does not."""
+    parts = [f"{part.always} in matrices of layers"]
+    if part.experts:
+        parts.append(f"{part.used} of {part.held} experts: {part.experts} x {part.used} / {part.held}")
+    parts += [f"{part.vectors} in vectors", f"{part.looked_up} looked up"]
+    parts.append("the head is the embedding" if part.tied else f"{part.head} in the head")
+    left = {"draft layers": part.drafts, "parts beside the text model": part.others}
+    without = "".join(f"; without {count} of {what}" for what, count in left.items() if count)
+    return " + ".join(parts[:-1]) + (f"; {parts[-1]}" if part.tied else f" + {parts[-1]}") + without
+
+
+def _cache_lines(found: Inspection, kinds: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
+    if not kinds:
+        yield CostLine("KV cache", None, BYTES, _why_no_cache(found))
+        return
+    for kind, one in kinds.items():
+        kept = one.tokens_at(length)
+        tokens = f"{kept} tokens" + (f", the last {kept} of {length}" if kept < length else "")
+        yield CostLine(
+            f"KV cache, {_layers(one)} of {_plain(kind)}", one.bytes_at(length), BYTES,
+            f"{one.heads} key heads in all x ({one.keys} + {one.values}) channels x {one.value_bytes} bytes x {tokens}",
+        )  # fmt: skip
+    if len(kinds) > 1:
+        yield CostLine(
+            "KV cache in all", sum(one.bytes_at(length) for one in kinds.values()), BYTES, "the sum of these"
+        )
+    for name, (block, nbytes) in CACHE_TYPES.items():
+        sizes = [one.bytes_in(name, length) for one in kinds.values()]
+        known = [size for size in sizes if size is not None]
+        if len(known) < len(sizes):
+            why = f"{name} stores {block} channels together, which do not divide a layer's"
+            yield CostLine(f"KV cache in {name}", None, BYTES, why)
+            continue
+        stored = f"{nbytes} bytes for {block} channels" if block > 1 else f"{nbytes} bytes a channel"
+        yield CostLine(f"KV cache in {name}", sum(known), BYTES, f"the same in {stored}")
+
+
+def _why_no_cache(found: Inspection) -> str:
+    if found.rope is None:
+        return "no rotary positions are decoded"
+    return f"its layers' heads differ, or {found.model_type} keeps less than whole keys"
+
+
+def _layers(one: KvCache) -> str:
+    return f"{one.layers} layer{'s' if one.layers > 1 else ''}"
+
+
+def _plain(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _pass_lines(held: Weights, found: Inspection, length: int) -> Iterator[CostLine]:
+    """Yield what a pass over all tokens takes with logits for the last of them, as before an answer is written."""
+    part = held.products
+    if part is None:
+        yield CostLine("prefill", None, FLOPS, held.why)
+        return
+    whole = 2 * part.in_layers * length
+    last = 2 * part.head
+    yield CostLine("prefill, matrices", whole, FLOPS, f"2 x {part.in_layers} x {length} tokens")
+    yield CostLine("prefill, head", last, FLOPS, f"2 x {part.head} x 1 token, the last one's logits")
+    yield from _attention_lines(found.kv_bytes, length)
+    pairs = _pair_flops(found.kv_bytes, length)
+    if pairs is None:
+        yield CostLine("prefill in all", None, FLOPS, "its attention is not known")
+    else:
+        yield CostLine("prefill in all", whole + last + pairs, FLOPS, f"the sum; without {_uncounted(found)}")
+
+
+def _attention_lines(kinds: Mapping[str, KvCache], length: int) -> Iterator[CostLine]:
+    if not kinds:
+        yield CostLine("prefill, attention", None, FLOPS, "the heads of its layers are not known")
+    for kind, one in kinds.items():
+        name = f"prefill, {_plain(kind)}"
+        pairs = one.pairs_at(length)
+        if one.pair is None:
+            yield CostLine(name, None, FLOPS, "no table describes it, or an indexer chooses the keys of each query")
+        else:
+            how = f"2 x {one.queries} query heads in {_layers(one)} x {one.pair} channels x {pairs} pairs, {_pairs(one, length)}"
+            yield CostLine(name, one.flops_at(length), FLOPS, how)
+
+
+def _pairs(one: KvCache, length: int) -> str:
+    if one.window is None or length <= one.window:
+        return f"{length} x {length + 1} / 2"
+    if one.chunked:
+        return f"within chunks of {one.window} tokens"
+    return f"{one.window} x {one.window + 1} / 2 + {length - one.window} x {one.window}"
+
+
+def _pair_flops(kinds: Mapping[str, KvCache], length: int) -> int | None:
+    found = [one.flops_at(length) for one in kinds.values()]
+    known = [flops for flops in found if flops is not None]
+    return sum(known) if kinds and len(known) == len(found) else None
+
+
+def _uncounted(found: Inspection) -> str:
+    """Return what no line counts."""
+    assert found.rope is not None
+    family = found.family
+    stateful = family is not None and family.rotates in ("full", "none") and family.has_kinds
+    return "norms, activations and softmax" + (", and the recurrence of layers that keep a state" if stateful else "")
+
+
+def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, length: int) -> Iterator[CostLine]:
+    """Yield what target and baseline compute where `verify` measures up to this length, but for the head's share."""
+    labels = {name: f"verify --suite {name}" for name in SUITES}
+    try:
+        _, trained = lengths_of(found, checkpoint)
+        if isinstance(checkpoint, HfCheckpoint) and not any((checkpoint.path / name).is_file() for name in TOKENIZERS):
+            raise RopetoolError("there is no tokenizer beside the config, and the rows are chosen among its tokens")
+        planned = planned_rows(
+            reader_of(checkpoint), documents_of((), length), default_lengths(trained, length), trained,
+            [suites.SUITES[name] for name in SUITES], Limits(),
+        )  # fmt: skip
+    except RopetoolError as error:
+        yield from (CostLine(label, None, TOKENS, str(error)) for label in labels.values())
+        return
+    for label, rows in zip(labels.values(), planned, strict=True):
+        tokens = sum(size * count for size, count in rows.items())
+        how = " + ".join(f"{count} x {size}" for size, count in sorted(rows.items()))
+        yield CostLine(label, tokens, TOKENS, f"at grade {Limits().grade}, rows of target and baseline: {how}")
+        flops = [_pair_flops(found.kv_bytes, size) for size in rows]
+        known = [count * one for count, one in zip(rows.values(), flops, strict=True) if one is not None]
+        part = held.products
+        if part is None or len(known) < len(rows):
+            yield CostLine(label, None, FLOPS, held.why or "its attention is not known")
+            continue
+        products = 2 * part.in_layers * tokens
+        how = (
+            f"2 x {part.in_layers} x {tokens} tokens + {sum(known)} of attention, each row's as above; without the head"
+        )
+        yield CostLine(label, products + sum(known), FLOPS, how)

@@ -1,0 +1,233 @@
+"""The tensors of a checkpoint as a cost: how many numbers and bytes, and how many of them a token is multiplied by.
+
+Sizes come from the headers of the files; where there are none, from the family's table of tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import prod
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.errors import RopetoolError
+from ropetool.families.tensors import Count
+from ropetool.files.gguf import ValueType
+from ropetool.gguf_export import fp8, mxfp4
+from ropetool.gguf_export.packed import QUANTIZATION_CONFIG
+from ropetool.gguf_export.shapes import read_model, tensors
+from ropetool.gguf_export.shapes.reading import count
+from ropetool.gguf_export.wrapped import text_config, text_names
+from ropetool.rope.tables import RopeSet
+from ropetool.runtimes import Refuses
+from ropetool.runtimes.kv_cache import DTYPE_BYTES, dtype_of
+from ropetool.runtimes.llama_cpp import folding
+from ropetool.runtimes.llama_cpp.architectures import EXPERT_COUNT
+from ropetool.runtimes.llama_cpp.layers import Model, layer_count, value_of
+
+USED = "expert_used_count"
+_NUMBERED = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
+_EXPERTS = re.compile(r"\.experts\.|\.block_sparse_moe\.(?:input|output)_linear\.|_exps\.")
+PER_LAYER = "embed_tokens_per_layer.weight"
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The names of tensors that no layer multiplies by; looked_up: how others end, drafting: how those begin that only draft."""
+
+    embedding: str
+    head: str
+    looked_up: tuple[str, ...]
+    drafting: tuple[str, ...] = ()
+
+
+IN_GGUF = Outer("token_embd.weight", "output.weight", ("position_embd.weight", "per_layer_token_embd.weight"))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the text model by its own name; of any other part without one.
+
+    numbers: those that it stands for. nbytes: None where only a file would say it.
+    """
+
+    name: str
+    numbers: int
+    nbytes: int | None
+    dtype: str
+    matrix: bool
+
+
+@dataclass(frozen=True)
+class Products:
+    """Which numbers a token is multiplied by.
+
+    always: matrices of the layers; experts: those of all experts, of which `used` of `held` are. head: of the last product,
+    which is made only where logits are wanted; tied: it is the embedding. looked_up: of which a token picks a row; drafts: of
+    layers that only draft tokens; others: of parts beside the text model; vectors: of norms, biases and the like.
+    """
+
+    always: int
+    experts: int
+    used: int
+    held: int
+    head: int
+    tied: bool
+    looked_up: int
+    drafts: int
+    others: int
+    vectors: int
+
+    @property
+    def of_experts(self) -> int:
+        """How many numbers of experts a token is multiplied by."""
+        return int(Fraction(self.used, self.held) * self.experts) if self.experts else 0
+
+    @property
+    def in_layers(self) -> int:
+        """How many numbers a token is multiplied by below the head."""
+        return self.always + self.of_experts
+
+    @property
+    def active(self) -> int:
+        """How many numbers of the model take part in a token, as the active parameters of a model are counted."""
+        return self.in_layers + self.vectors + self.looked_up + (0 if self.tied else self.head)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a checkpoint. sizes_from: what says how large they are.
+
+    numbers, nbytes, by_type: None where it is not known; bytes by type. products: None where `why` says why that is not known.
+    """
+
+    sizes_from: str
+    tensors: int
+    numbers: int | None
+    nbytes: int | None
+    by_type: Mapping[str, int]
+    products: Products | None
+    why: str = ""
+
+
+def of(checkpoint: Checkpoint, rope: RopeSet | None) -> Weights:
+    """Return what the tensors are. Raises: RopetoolError for files that cannot be read, and where nothing says the sizes."""
+    return _of_gguf(checkpoint) if isinstance(checkpoint, GgufCheckpoint) else _of_hf(checkpoint, rope)
+
+
+def _of_gguf(view: GgufCheckpoint) -> Weights:
+    held = [Tensor(t.name, prod(t.shape), t.nbytes, t.type_name, len(t.shape) > 1) for t in view.tensors.values()]
+    known = _sized(held, "the file's header" if len(view.files) == 1 else "the files' headers")
+    if view.name in folding.TWO_STACKS:
+        return replace(known, why=f"layers of {view.name} run several times")
+    try:
+        model = Model.of(view)
+        layers, experts = layer_count(model), int(model.get(EXPERT_COUNT, 0))
+        used = int(value_of(view, model.key(USED), ValueType.U32) or 0)
+    except Refuses as refusal:
+        return replace(known, why=str(refusal))
+    return _multiplied(known, held, layers, IN_GGUF, used, experts)
+
+
+def _of_hf(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Weights:
+    family, files = checkpoint.family, checkpoint.files
+    table, quantization = family.export, checkpoint.config.get(QUANTIZATION_CONFIG)
+    if files is not None and files.weights and all(path.is_file() for path in files.weights):
+        held = list(_stored(checkpoint, quantization))
+        known = _sized(held, "the headers of the safetensors files")
+        if quantization is not None and not fp8.is_fp8(quantization) and not mxfp4.is_mxfp4(quantization):
+            return replace(known, numbers=None, why=f"its {QUANTIZATION_CONFIG} packs several numbers into one")
+    else:
+        held = list(_tabled(checkpoint, rope))
+        known = _sized(held, f"the table of {family.name}'s tensors: there are no weights here")
+    if table is None:
+        return replace(known, why=f"no table says which tensors of {family.name} a token is multiplied by")
+    config, where = text_config(checkpoint), checkpoint.where
+    layers = count(config, Count(names.NUM_HIDDEN_LAYERS), where)
+    used, experts = (
+        count(config, table.counts[size], where) if size in table.counts else 0 for size in ("used", "experts")
+    )
+    head = next((row.hf for row in table.outer if row.when == "untied"), "")
+    return _multiplied(known, held, layers, Outer(table.outer[0].hf, head, (PER_LAYER,), table.drafting), used, experts)
+
+
+def _stored(checkpoint: HfCheckpoint, quantization: Any) -> Iterator[Tensor]:
+    """Yield the tensors of the files; scales have bytes and stand for no numbers of their own."""
+    stored = checkpoint.stored
+    own = text_names(stored) if checkpoint.family.wrapped else {name: name for name in stored}
+    for name, tensor in stored.items():
+        numbers = prod(tensor.shape)
+        if fp8.is_fp8(quantization) and name.endswith((fp8.SCALES, *fp8.UNUSED)):
+            numbers = 0
+        if mxfp4.is_mxfp4(quantization) and name.endswith((mxfp4.CODES, mxfp4.SCALES)):
+            numbers = 2 * numbers if name.endswith(mxfp4.CODES) else 0  # two codes in a byte
+        yield Tensor(own.get(name, ""), numbers, tensor.nbytes, tensor.dtype, len(tensor.shape) > 1)
+
+
+def _tabled(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Iterator[Tensor]:
+    """Yield the tensors that the family's table and the config say there are. Raises: RopetoolError."""
+    family, config = checkpoint.family, dict(text_config(checkpoint))
+    if family.export is None or rope is None:
+        raise RopetoolError(f"there are no weights here, and no table says which tensors {family.name} has")
+    quantised = config.pop(QUANTIZATION_CONFIG, None) is not None
+    entry = rope.entries[names.FULL_ATTENTION]
+    model = read_model(family, config, family.gguf_architecture, entry.head_dim, entry.rotary_dim, checkpoint.where)
+    dtype = dtype_of(checkpoint.config, checkpoint.section) or "two bytes each"
+    shapes = {
+        name: wanted.shape for wanted in tensors(model, False) for name in wanted.sources
+    }  # some make two of a file
+    for name, shape in shapes.items():
+        numbers = prod(shape)
+        nbytes = None if quantised else numbers * DTYPE_BYTES.get(dtype, 2)
+        yield Tensor(name, numbers, nbytes, dtype, len(shape) > 1)
+
+
+def _sized(held: Sequence[Tensor], sizes_from: str) -> Weights:
+    by_type: Counter[str] = Counter()
+    for tensor in held:
+        by_type[tensor.dtype] += tensor.nbytes or 0
+    known = all(tensor.nbytes is not None for tensor in held)
+    numbers, nbytes = sum(tensor.numbers for tensor in held), sum(by_type.values())
+    return Weights(sizes_from, len(held), numbers, nbytes if known else None, by_type if known else {}, None)
+
+
+def _multiplied(known: Weights, held: Sequence[Tensor], layers: int, outer: Outer, used: int, experts: int) -> Weights:
+    """Return the weights with the products that their tensors are made for."""
+    sums: Counter[str] = Counter()
+    for tensor in held:
+        sums[_part(tensor, layers, outer)] += tensor.numbers
+    if not sums["embedding"]:
+        return replace(known, why=f"no tensor is the embedding, {outer.embedding}")
+    if sums["experts"] and not 0 < used <= experts:
+        return replace(known, why=f"{used} of {experts} experts are stated to be used")
+    tied = not sums["head"]
+    return replace(
+        known,
+        products=Products(
+            sums["always"], sums["experts"], used, experts, sums["embedding"] if tied else sums["head"], tied,
+            sums["embedding"] + sums["looked_up"], sums["drafts"], sums["others"], sums["vectors"],
+        ),
+    )  # fmt: skip
+
+
+def _part(tensor: Tensor, layers: int, outer: Outer) -> str:
+    """Return what a tensor is for, as a field of `Products` or as the embedding."""
+    name, numbered = tensor.name, _NUMBERED.search(tensor.name)
+    if not name:
+        return "others"
+    if name.startswith(outer.drafting) or (numbered is not None and int(numbered[1]) >= layers):
+        return "drafts"
+    if name in (outer.embedding, outer.head):
+        return "embedding" if name == outer.embedding else "head"
+    if name.endswith(outer.looked_up):
+        return "looked_up"
+    if not tensor.matrix or name.endswith(("_bias", ".bias")):  # experts' stand side by side, as rows
+        return "vectors"
+    return "experts" if _EXPERTS.search(name) else "always"
