@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,9 @@ class Identified:
 
 def prepare(checkpoint: HfCheckpoint, asked: Asked, *, progress: Tell | None = None) -> Prepared:
     """Return prompts that tell the hypotheses apart. Raises: as identify."""
-    listed = _listed(checkpoint)
-    with closing(_reference(checkpoint, asked)) as reference:
+    found = hypotheses(checkpoint)
+    with closing(_reference(checkpoint, found[0], asked)) as reference:
+        listed = _computable(found, reference)
         texts, singles = _texts(reference, _longest(listed[0], asked, None))
         chosen = prompts.choose(reference, listed, texts, asked.count, progress or nobody)
     return Prepared(singles, tuple(prompt.ids for prompt in chosen))
@@ -111,68 +113,94 @@ def identify(
             where=OPTION,
             try_="llama-server, vLLM or SGLang, or --prompts-out",
         )
-    tell, listed = progress or nobody, _listed(checkpoint)
-    with closing(_reference(checkpoint, asked)) as reference:
+    tell, found = progress or nobody, hypotheses(checkpoint)
+    with closing(_reference(checkpoint, found[0], asked)) as reference:
+        listed = _computable(found, reference)
         if given is None:
             texts, singles = _texts(reference, _longest(listed[0], asked, server.limits.prompt))
         else:
             singles = given.singles
-        control = _control(reference, listed[0], server, singles)
+        control = _Control(reference, listed, server, singles)
+        control.check()
         if given is None:
             chosen = prompts.choose(reference, listed, texts, asked.count, tell)
         else:
             chosen = prompts.known(reference, listed, given.prompts, tell)
-    divergences = np.empty((len(chosen), len(listed)))
-    for number, prompt in enumerate(chosen):
-        answer = server.next(prompt.ids)
-        divergences[number] = [deciding.divergence(answer, one) for one in prompt.log_probs]
-        tell("asking", number + 1, len(chosen))
-    decision = deciding.decide(
-        divergences, np.array(control), lambda best: _growth(checkpoint, asked, listed[best], singles, chosen, best)
-    )
+        divergences = np.empty((len(chosen), len(listed)))
+        for number, prompt in enumerate(chosen):
+            answer = server.next(prompt.ids)
+            divergences[number] = [deciding.divergence(answer, one) for one in prompt.log_probs]
+            tell("asking", number + 1, len(chosen))
+        decision = deciding.decide(
+            divergences,
+            lambda best: float(np.mean(control.of(best))),
+            partial(_growth, checkpoint, asked, reference, listed, singles, chosen),
+        )
     return Identified(tuple(listed), decision, server.program, tuple(len(prompt.ids) for prompt in chosen))
 
 
-def _listed(checkpoint: HfCheckpoint) -> list[Hypothesis]:
-    """Return the hypotheses. Raises: ConfigError where there is one alone."""
-    listed = hypotheses(checkpoint)
+def _computable(found: Sequence[Hypothesis], reference: Reference) -> list[Hypothesis]:
+    """Return the hypotheses that the reference can compute. Raises: ConfigError where there is one alone."""
+    listed = [one for one in found if reference.computes(one)]
     if len(listed) < 2:
         raise ConfigError(
-            "no misreading of it gives another table: there is nothing to tell apart", where=checkpoint.where
+            "no misreading of it gives another table: there is nothing to tell apart", where=str(reference.runner.path)
         )
     return listed
 
 
-def _reference(checkpoint: HfCheckpoint, asked: Asked) -> Reference:
-    return Reference(checkpoint, device=asked.device, dtype=asked.dtype)
+def _reference(checkpoint: HfCheckpoint, meant: Hypothesis, asked: Asked) -> Reference:
+    return Reference(checkpoint, meant.rope, device=asked.device, dtype=asked.dtype)
 
 
-def _control(reference: Reference, meant: Hypothesis, server: Server, singles: Sequence[Sequence[int]]) -> list[float]:
-    """Return how far answers are apart that no table changes. Raises: ConfigError for those of other weights."""
-    found = [deciding.divergence(server.next(ids), reference.log_probs(meant, ids, [1])[0]) for ids in singles]
-    if not found or deciding.is_another_model(found):
-        apart = f"{np.median(found):.2g} nats apart" if found else "not there"
-        raise ConfigError(
-            f"behind single tokens, which no table changes, the answers of {server.program} are {apart}: other weights are served",
-            where=OPTION, try_="--source, the checkpoint that is served",
-        )  # fmt: skip
-    return found
+class _Control:
+    """How far answers behind single tokens are from a hypothesis, which most tables do not change.
+
+    A factor on the scores changes them where a model has attention sinks.
+    """
+
+    def __init__(
+        self, reference: Reference, listed: Sequence[Hypothesis], server: Server, singles: Sequence[Sequence[int]]
+    ) -> None:
+        self._reference, self._listed, self._singles = reference, listed, singles
+        self._program, self._answers = server.program, [server.next(ids) for ids in singles]
+
+    def check(self) -> None:
+        """Raise ConfigError for answers of other weights, whatever the table."""
+        if not self._answers or all(deciding.is_another_model(self.of(at)) for at in range(len(self._listed))):
+            apart = f"{np.median(self.of(0)):.2g} nats apart" if self._answers else "not there"
+            raise ConfigError(
+                f"behind single tokens, which no table changes, the answers of {self._program} are {apart}: other weights are served",
+                where=OPTION, try_="--source, the checkpoint that is served",
+            )  # fmt: skip
+
+    def of(self, at: int) -> list[float]:
+        """Return the divergences from a hypothesis, by single token."""
+        return [
+            deciding.divergence(answer, self._reference.log_probs(self._listed[at], ids, [1])[0])
+            for answer, ids in zip(self._answers, self._singles, strict=True)
+        ]
 
 
 def _growth(
-    checkpoint: HfCheckpoint, asked: Asked, best: Hypothesis, singles: Sequence[Sequence[int]], chosen: Sequence[Prompt], at: int
+    checkpoint: HfCheckpoint, asked: Asked, reference: Reference, listed: Sequence[Hypothesis], singles: Sequence[Sequence[int]],
+    chosen: Sequence[Prompt], best: int,
 ) -> float:  # fmt: skip
-    """Return how many times more a coarser type makes of prompts than of single tokens, asked of the reference itself."""
+    """Return how many times more a coarser type makes of prompts than of single tokens, by the reference at that hypothesis.
+
+    The model at hand is freed before another is loaded.
+    """
     found = []
-    fine = asked.dtype if asked.dtype in FINE else FINE[0]
-    for dtype in (fine, COARSE):
-        with closing(_reference(checkpoint, replace(asked, dtype=dtype))) as reference:
-            behind = np.stack([reference.log_probs(best, ids, [1])[0] for ids in singles])
-            if dtype != asked.dtype:
-                behind_all = np.stack([reference.log_probs(best, one.ids, [len(one.ids)])[0] for one in chosen])
-            else:
-                behind_all = np.stack([one.log_probs[at] for one in chosen])
-            found.append((behind, behind_all))
+    for dtype in (asked.dtype if asked.dtype in FINE else FINE[0], COARSE):
+        own = dtype == asked.dtype
+        with closing(reference if own else _reference(checkpoint, listed[0], replace(asked, dtype=dtype))) as run:
+            behind = np.stack([run.log_probs(listed[best], ids, [1])[0] for ids in singles])
+            rows = [
+                one.log_probs[best] if own else run.log_probs(listed[best], one.ids, [len(one.ids)])[0]
+                for one in chosen
+            ]
+        reference.close()
+        found.append((behind, np.stack(rows)))
     (ours, behind_ours), (theirs, behind_theirs) = found
     return deciding.growth((ours, theirs), (behind_ours, behind_theirs))
 

@@ -75,21 +75,24 @@ def _shown(log_probs: Array) -> Answer:
     return Answer({int(token): float(log_probs[token]) for token in top}, SHOWN)
 
 
-def decide(divergences: Array, noise: Array, grown: Callable[[int], float]) -> Decision:
-    """Return what the divergences come to. Shapes: divergences (prompts, hypotheses), noise (prompts of one token,).
+def decide(divergences: Array, noise: Callable[[int], float], grown: Callable[[int], float]) -> Decision:
+    """Return what the divergences come to. Shapes: (prompts, hypotheses).
 
-    grown: how much more rounding makes behind prompts, under the hypothesis of this number.
+    noise: what is left behind single tokens, and grown: how much more rounding makes behind prompts, both under the hypothesis of
+    this number.
     """
     means = divergences.mean(axis=0)
     best = int(np.argmin(means))
-    known = float(noise.mean())
+    known = noise(best)
     limit = NOISE * max(known * grown(best), FLOOR)
     rivals, margins = [], []
     for other in range(len(means)):
         if other == best:
             continue
         worse = divergences[:, other] - divergences[:, best]
-        if _by_chance(int((worse > 0).sum()), len(worse)) < SURE and worse.mean() > known:
+        # Behind a prompt where both are one table, as behind short ones of two lists, neither is worse.
+        told = np.abs(worse) > FLOOR
+        if _by_chance(int((worse[told] > 0).sum()), int(told.sum())) < SURE and worse.mean() > known:
             margins.append(float(worse.mean()))
         else:
             rivals.append(other)

@@ -6,18 +6,17 @@ Plain data from numbers; knows no model and no server. What runtimes are known t
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.style import context_key, section
 from ropetool.errors import InvalidRope
-from ropetool.rope import arithmetic
 from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes import inspection
+from ropetool.runtimes import inspection, transformers
 from ropetool.runtimes.base import Refuses
 
 AS_MEANT = "as meant"
@@ -50,7 +49,7 @@ def hypotheses(checkpoint: HfCheckpoint) -> list[Hypothesis]:
     found = [Hypothesis(AS_MEANT, "every key is read as it is meant", first.rope)]
     others = [*_misread(checkpoint, first.rope), *_of_runtimes(meant)]
     for other in others:
-        if not _is_a_table(first.rope, other.rope):
+        if not _is_computable(first.rope, other.rope):
             continue
         same = next((at for at, one in enumerate(found) if not _apart(one.rope, other.rope)), None)
         if same is None:
@@ -60,15 +59,15 @@ def hypotheses(checkpoint: HfCheckpoint) -> list[Hypothesis]:
     return found
 
 
-def _is_a_table(meant: RopeSet, other: RopeSet) -> bool:
-    """Return whether they differ in tables alone: the reference cannot compute another softmax or another layout."""
-    return all(
-        entry.layers == meant.entries[kind].layers and entry.layout == meant.entries[kind].layout
+def _is_computable(meant: RopeSet, other: RopeSet) -> bool:
+    """Return whether they differ in what the reference can be given: tables, the pairs of all layers, softmax scales."""
+    pairs = {entry.layout == meant.entries[kind].layout for kind, entry in other.entries.items() if entry.table}
+    return len(pairs) < 2 and all(
+        entry.layers == meant.entries[kind].layers
         and (entry.table is None) == (meant.entries[kind].table is None)
         and entry.rotary_dim == meant.entries[kind].rotary_dim
-        and math.isclose(entry.softmax_multiplier, meant.entries[kind].softmax_multiplier, rel_tol=1e-6)
         for kind, entry in other.entries.items()
-    )  # fmt: skip
+    )
 
 
 def _apart(ours: RopeSet, theirs: RopeSet) -> bool:
@@ -94,6 +93,7 @@ def _misread(checkpoint: HfCheckpoint, meant: RopeSet) -> Iterator[Hypothesis]:
             yield Hypothesis(name, says, replace(meant, entries=entries))
     yield from _of_bases(meant, _Told(checkpoint, meant))
     yield from _of_kinds(meant)
+    yield from _of_layouts(meant)
 
 
 def _changed(change: _Change, entry: LayerRope, told: _Told) -> LayerRope | None:
@@ -123,6 +123,18 @@ def _of_bases(meant: RopeSet, told: _Told) -> Iterator[Hypothesis]:
         )
 
 
+def _of_layouts(meant: RopeSet) -> Iterator[Hypothesis]:
+    """Yield what comes of pairing channels as other weights are laid out."""
+    swapped = {
+        kind: replace(entry, layout="half" if entry.layout == "interleaved" else "interleaved")
+        for kind, entry in meant.entries.items()
+    }
+    if len({entry.layout for entry in meant.entries.values()}) == 1:
+        yield Hypothesis(
+            "layout swapped", "channels are paired as in the other layout", replace(meant, entries=swapped)
+        )
+
+
 def _of_kinds(meant: RopeSet) -> Iterator[Hypothesis]:
     """Yield what comes of mixing up two kinds of layers that turn by tables of their own."""
     turned = [kind for kind, entry in meant.entries.items() if entry.table is not None]
@@ -149,18 +161,22 @@ class _Told:
     checkpoint: HfCheckpoint
     meant: RopeSet
 
-    def again(self, entry: LayerRope, **changes: object) -> LayerRope | None:
-        """Return the entry of these values. Raises: Refuses where there is none."""
+    def again(self, entry: LayerRope, **changes: Any) -> LayerRope | None:
+        """Return the entry of these values, as transformers computes it. Raises: Refuses where there is none."""
         if entry.rope_theta is None:
             return None
-        part = section(self.checkpoint.config, self.checkpoint.family, self.checkpoint.where)
-        context = part.get(context_key(part, self.checkpoint.family), self.meant.max_position_embeddings)
+        family = self.checkpoint.family
+        part = section(self.checkpoint.config, family, self.checkpoint.where)
+        context = part.get(context_key(part, family), self.meant.max_position_embeddings)
         params = dict(entry.params)
         resolved = formulas.Resolved(
             entry.rope_type, entry.rope_theta, entry.rotary_dim, params, entry.factor,
             entry.original_max_position_embeddings or context, context, bool(params.get(names.TRUNCATE, True)), entry.head_dim,
         )  # fmt: skip
-        return replace(entry, table=formulas.table(replace(resolved, **changes)))  # type: ignore[arg-type]
+        resolved = replace(resolved, **changes)
+        kind = next(kind for kind, one in self.meant.entries.items() if one is entry)
+        keys = {**resolved.params, names.FACTOR: resolved.factor}
+        return formulas.entry(resolved, part, family, kind, transformers.softmax(resolved.rope_type, keys, family))
 
 
 _Change = Callable[[LayerRope, _Told], LayerRope | None]
@@ -176,18 +192,20 @@ def _factor(of: Callable[[float], float]) -> _Change:
 
 
 def _dropped(entry: LayerRope, told: _Told) -> LayerRope | None:
-    if entry.rope_theta is None:
-        return None
-    return replace(entry, table=RopeTable.fixed(arithmetic.base_inv_freq(entry.rope_theta, entry.rotary_dim)))
+    return told.again(entry, rope_type="default")
 
 
 def _without(*keys: str) -> _Change:
     def change(entry: LayerRope, told: _Told) -> LayerRope | None:
-        if not any(key in entry.params for key in keys) or told.checkpoint.family.mla:
-            return None  # of MLA they are in the softmax scale too
+        if not any(key in entry.params for key in keys):
+            return None
         return told.again(entry, params={key: value for key, value in entry.params.items() if key not in keys})
 
     return change
+
+
+def _unscored(entry: LayerRope, told: _Told) -> LayerRope | None:
+    return None if entry.softmax_multiplier == 1 else replace(entry, softmax_multiplier=1.0)
 
 
 def _truncated(entry: LayerRope, told: _Told) -> LayerRope | None:
@@ -237,6 +255,7 @@ _MISTAKES: tuple[tuple[str, str, _Change], ...] = (
     ("attention factor doubled", "the attention factor is twice what it is", _factor(lambda one: 2 * one)),
     ("attention factor by default", f"{names.ATTENTION_FACTOR} is not read, and the type's own taken", _without(names.ATTENTION_FACTOR)),
     ("mscale not read", f"{names.MSCALE} and {names.MSCALE_ALL_DIM} are not read", _without(names.MSCALE, names.MSCALE_ALL_DIM)),
+    ("softmax scale not read", f"{names.MSCALE_ALL_DIM} does not reach the softmax scale", _unscored),
     ("betas not read", f"{_BETAS} are not read, and 32 and 1 taken", _without(names.BETA_FAST, names.BETA_SLOW)),
     ("truncate the other way", f"{names.TRUNCATE} is taken the other way", _truncated),
     ("original length lost", "the stated context is taken for the original length", _length(_stated)),

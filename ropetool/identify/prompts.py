@@ -13,6 +13,9 @@ from ropetool.rope.tables import Array
 
 PLACES = 24  # of each text that may be asked about, where not more are asked for
 SHORTEST = 32  # tokens of a prompt
+ENOUGH = 12  # prompts that tell a pair apart: chance makes all of them the worse for one in 1 of 4096 cases
+PLAIN = 0.01  # nats by which one prompt tells a pair apart, whatever a server rounds
+NEAR = 0.01  # what the sum of all distances counts beside
 Tell = Callable[[str, int, int], None]
 
 
@@ -27,10 +30,10 @@ class Prompt:
 def choose(
     reference: Reference, hypotheses: Sequence[Hypothesis], texts: Sequence[Sequence[int]], count: int, tell: Tell
 ) -> list[Prompt]:
-    """Return `count` prompts, as many of each text, by which the nearest two hypotheses are as far apart as can be."""
+    """Return `count` prompts, as many of each text, by which any two hypotheses are as far apart as can be, by as many as are needed."""
     share = max(1, -(-count // len(texts)))
     found: list[Prompt] = []
-    apart = np.zeros((len(hypotheses), len(hypotheses)))
+    apart, told_by = np.zeros((2, len(hypotheses), len(hypotheses)))
     total, finished = len(texts) * len(hypotheses), 0
     for ids in texts:
         ends = _places(len(ids), max(PLACES, 2 * share))
@@ -42,8 +45,9 @@ def choose(
         told = np.stack(probs)  # (hypotheses, places, vocabulary)
         distance = np.stack([_divergences(told[:, place].astype(np.float64)) for place in range(len(ends))])
         for _ in range(min(share, len(ends))):
-            best = int(np.argmax([_gain(apart, one) for one in distance]))
+            best = int(np.argmax([_gain(apart, told_by, one) for one in distance]))
             apart += distance[best]
+            told_by += _tells(distance[best])
             distance[best] = 0  # asked once
             found.append(Prompt(tuple(int(token) for token in ids[: ends[best]]), told[:, best].copy()))
     return found[:count]
@@ -75,7 +79,17 @@ def _divergences(log_probs: Array) -> Array:
     return np.maximum(found, 0)
 
 
-def _gain(apart: Array, more: Array) -> float:
-    """Return what a prompt adds to telling all pairs apart; the pairs that are near count most."""
+def _tells(distance: Array) -> Array:
+    """Return what of a prompt counts as one that tells a pair apart, from 0 to 1."""
+    found: Array = np.minimum(distance / PLAIN, 1)
+    return found
+
+
+def _gain(apart: Array, told_by: Array, more: Array) -> float:
+    """Return what a prompt adds to telling all pairs apart.
+
+    Pairs that too few prompts tell apart come first, as those of which most prompts see one table; then those that are near.
+    """
     off = ~np.eye(len(apart), dtype=bool)
-    return float(np.log1p(more[off] / (apart[off] + 1e-3)).sum())
+    needed = off & (told_by < ENOUGH)
+    return float(_tells(more)[needed].sum() + NEAR * np.log1p(more[off] / (apart[off] + 1e-3)).sum())

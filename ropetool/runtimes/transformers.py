@@ -72,7 +72,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
             {k: v for k, v in keys.items() if k in read},
             factor, length, context, _truncate(part, keys, family), head_dim,
         )  # fmt: skip
-        entries[layer_type] = formulas.entry(resolved, part, family, layer_type, _softmax(rope_type, keys, family))
+        entries[layer_type] = formulas.entry(resolved, part, family, layer_type, softmax(rope_type, keys, family))
     full = entries[names.FULL_ATTENTION]
     return RopeSet(entries, context, full.original_max_position_embeddings)
 
@@ -147,7 +147,8 @@ def _truncate(part: Mapping[str, Any], keys: Mapping[str, Any], family: Family) 
     return bool((part.get(names.ROPE_PARAMETERS) or {}).get(names.TRUNCATE, True))
 
 
-def _softmax(rope_type: str, keys: Mapping[str, Any], family: Family) -> float:
+def softmax(rope_type: str, keys: Mapping[str, Any], family: Family) -> float:
+    """Return what keys make of MLA's softmax scale, 1 elsewhere. Raises: Refuses where a key is missing."""
     all_dim = keys.get(names.MSCALE_ALL_DIM)
     if not family.mla or rope_type == "default" or not all_dim:
         return 1.0

@@ -8,7 +8,7 @@ from ropetool import families, names
 from ropetool.errors import ConfigError
 from ropetool.plans.plan import Plan
 from ropetool.rope.tables import Regime
-from ropetool.verification.runners.torch_library import set_tables
+from ropetool.verification.runners.torch_rotation import set_tables
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -22,6 +22,7 @@ from ropetool.errors import ConfigError, RopetoolError, ServerError
 from ropetool.identify import deciding, prompts
 from ropetool.identify.asking import Asked, identify, prepare
 from ropetool.identify.hypotheses import AS_MEANT, hypotheses
+from ropetool.identify.reference import Reference
 from ropetool.servers.base import Answer
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
@@ -190,10 +191,10 @@ def test_lists_that_switch_are_misread(tmp_path: Path) -> None:
 
 def test_answers_that_fit_two_tables_are_not_sure() -> None:
     same = np.array([[1e-6, 1e-6, 0.5]] * 24)
-    decision = deciding.decide(same, np.full(12, 1e-6), lambda best: 1.0)
+    decision = deciding.decide(same, lambda best: 1e-6, lambda best: 1.0)
     assert (decision.best, decision.rivals) == (0, (1,))
     coarse = np.array([[0.5, 0.55, 0.6]] * 24)  # weights so coarse that the best may be none
-    assert deciding.decide(coarse, np.full(12, 0.05), lambda best: 20.0).best == -1
+    assert deciding.decide(coarse, lambda best: 0.05, lambda best: 20.0).best == -1
 
 
 def test_a_token_beyond_the_vocabulary_is_another_model() -> None:
@@ -201,7 +202,7 @@ def test_a_token_beyond_the_vocabulary_is_another_model() -> None:
         deciding.divergence(Answer({7: -0.1}, 1), np.log([0.5, 0.25, 0.25]))
 
 
-def test_nothing_to_tell_apart_is_said(tmp_path: Path) -> None:
+def test_of_a_plain_model_the_pairs_can_be_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tmp_path / "plain"
     shutil.copytree(DEMO, plain)
     config = json.loads((plain / "config.json").read_text(encoding="utf-8"))
@@ -209,6 +210,8 @@ def test_nothing_to_tell_apart_is_said(tmp_path: Path) -> None:
         config.pop(key, None)
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
     (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert [one.name for one in hypotheses(HfCheckpoint.open(plain))] == [AS_MEANT, "layout swapped"]
+    monkeypatch.setattr(Reference, "computes", lambda self, one: one.name == AS_MEANT)
     with pytest.raises(ConfigError, match="nothing to tell apart"):
         prepare(HfCheckpoint.open(plain), ASKED)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
-from ropetool.verification.runners.torch_library import RopeState
+from ropetool.verification.runners.torch_rotation import RopeState
 from ropetool.verification.runners.torch_runner import TorchRunner
 
 SCORED = 16

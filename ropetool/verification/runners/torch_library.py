@@ -1,4 +1,4 @@
-"""What a run needs of torch and transformers around the model: imports, devices, silence, rotary state.
+"""What a run needs of torch and transformers around the model: imports, devices, silence.
 
 Knows nothing of tokens or losses.
 """
@@ -6,18 +6,15 @@ Knows nothing of tokens or losses.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
-
-import numpy as np
 
 from ropetool import families, names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, MissingDependency
 from ropetool.probing import records
-from ropetool.rope.tables import Regime
 
 MAP = "map"  # layers over all devices, as accelerate spreads them
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
@@ -98,62 +95,3 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether the error says so: CUDA has a class for it, MPS and the CPU's allocator a RuntimeError."""
     text = str(error).lower()
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in text or "can't allocate memory" in text
-
-
-class RopeState:
-    """What rotary modules remember between calls, so that every batch meets them as a fresh model's.
-
-    A `dynamic` table stays at the longest length it has seen (transformers' modeling_rope_utils.py,
-    dynamic_frequency_update): the same 100 tokens after a call of 200 differ by whole logits from a fresh model's.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._attributes: list[tuple[Any, str, Any]] = []
-        self._buffers: list[tuple[Any, str, Any]] = []
-        self.rope_types: set[str] = set()
-        for module in model.modules():
-            if not hasattr(module, "rope_type"):
-                continue
-            kinds = module.rope_type
-            self.rope_types |= set(kinds.values()) if isinstance(kinds, dict) else {kinds}
-            self._buffers += [(module, name, value.clone()) for name, value in module.named_buffers(recurse=False)]
-            self._attributes += [
-                (module, name, value)
-                for name, value in vars(module).items()
-                if name.endswith(("max_seq_len_cached", "attention_scaling"))
-            ]
-
-    def restore(self) -> None:
-        """Set everything back to what it was after loading."""
-        for module, name, value in self._attributes:
-            setattr(module, name, value)
-        for module, name, value in self._buffers:
-            setattr(module, name, value.clone())  # a clone: longrope writes into the buffer
-
-
-def set_tables(model: Any, tables: Mapping[str, Regime], nested: bool) -> int:
-    """Make the rotary modules of a loaded model of transformers turn by fixed tables; return how many there were.
-
-    tables: by kind of layer. nested: whether the modules keep a table for each kind.
-    """
-    import torch
-
-    found = 0
-    for module in model.modules():
-        if hasattr(module, "rope_type") and any(
-            name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)
-        ):
-            for kind, regime in tables.items():
-                prefix = f"{kind}_" if nested else ""
-                buffer = getattr(module, f"{prefix}inv_freq")
-                table = torch.tensor(np.array(regime.inv_freq), dtype=buffer.dtype, device=buffer.device)
-                setattr(module, f"{prefix}inv_freq", table)
-                setattr(module, f"{prefix}original_inv_freq", table.clone())
-                setattr(module, f"{prefix}attention_scaling", regime.attention_factor)
-                # A fixed table: the module must not recompute it as dynamic and longrope do.
-                if isinstance(module.rope_type, dict):
-                    module.rope_type[kind] = "default"
-                else:
-                    module.rope_type = "default"
-            found += 1
-    return found

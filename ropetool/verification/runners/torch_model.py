@@ -6,10 +6,11 @@ Holds hidden states of a whole context, never its logits. Knows nothing of check
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ropetool.rope.tables import Regime
-from ropetool.verification.runners.torch_library import RopeState, set_tables
+from ropetool.verification.runners.torch_rotation import RopeState, SoftmaxScales, rotations, set_tables, swapped_pairs
 
 LENGTH_RULES = ("dynamic", "longrope")  # their tables follow the length of the call
 
@@ -21,14 +22,29 @@ class TorchModel:
         self._torch, self._model = torch, model
         # Llama4ForCausalLM says that its body is called language_model, which it does not have.
         self._body = model.model if model.base_model is model else model.base_model
-        self._rope_state = RopeState(model)
+        self._rope_state, self._softmax_scales = RopeState(model), SoftmaxScales(model)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.fixed_table = not any(kind in LENGTH_RULES for kind in self._rope_state.rope_types)
 
-    def rotate(self, tables: Mapping[str, Regime], nested: bool) -> None:
-        """Turn by these fixed tables from now on, as `set_tables` takes them."""
+    def rotate(self, tables: Mapping[str, Regime], nested: bool, scores: Mapping[int, float]) -> None:
+        """Turn by these fixed tables from now on, as `set_tables` takes them, with other softmax scales by layer."""
         set_tables(self._model, tables, nested)
+        self._softmax_scales.times(scores)
         self._rope_state, self.fixed_table = RopeState(self._model), True
+
+    def swapped(self, widths: Mapping[int, int], layout: str) -> AbstractContextManager[None]:
+        """Pair channels as the other layout does, as long as the context lasts."""
+        return swapped_pairs(self._model, widths, layout)
+
+    @property
+    def swappable(self) -> bool:
+        """Whether it is known where queries and keys are rotated."""
+        return bool(rotations(self._model))
+
+    @property
+    def scalable(self) -> frozenset[int]:
+        """The layers whose softmax scale can be changed."""
+        return self._softmax_scales.layers
 
     def hidden(self, ids: Any, first: int, chunk: int) -> Hidden:
         """Return the last hidden states of the positions from `first` on, computed `chunk` tokens at a time.

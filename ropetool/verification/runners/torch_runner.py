@@ -6,7 +6,7 @@ Holds the logits of some places at a time, never of a whole context. Knows nothi
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ import numpy as np
 from ropetool.errors import CheckpointError, ConfigError, MissingFile, NotACheckpoint
 from ropetool.files.parts import pickled
 from ropetool.names import CONFIG_JSON, MODEL_TYPE, PICKLE_SUFFIXES
-from ropetool.rope.tables import Regime
 from ropetool.verification.runners.torch_library import (
     MAP,
     is_out_of_memory,
@@ -136,9 +135,10 @@ class TorchRunner:
                 piece = model.logits(hidden, start, min(start + PIECE_TOKENS, len(ids)))[0]
                 yield start, piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
 
-    def rotate(self, tables: Mapping[str, Regime], nested: bool) -> None:
-        """Turn by other, fixed tables from now on, by kind of layer; nested: whether the model keeps one for each kind."""
-        self._model().rotate(tables, nested)
+    @property
+    def model(self) -> TorchModel:
+        """The model, loaded: for what no other program lets anybody change. Raises: as `score`."""
+        return self._model()
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Return the logits before the last `count` tokens: of transformers' own generation, and of whole passes.
