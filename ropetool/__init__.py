@@ -6,6 +6,12 @@ commands print with --json.
 
 from __future__ import annotations
 
+import sys
+
+if sys.argv[:1] == ["-m"] and "ropetool" in sys.orig_argv and not getattr(sys.flags, "safe_path", False):
+    # `python -m` looks for every module in the working folder first, which may be somebody's download.
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

@@ -1,0 +1,86 @@
+"""The wheel and the source distribution: what is in them, that they install, and that the command works from there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built as pip builds it: in an environment of its own."""
+    folder = tmp_path_factory.mktemp("wheel")
+    subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel's content alone, the dependencies being where they are."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([*PIP, "install", "--no-deps", "--target", str(folder), str(wheel)], check=True)
+    return folder
+
+
+def run(installed: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run the command from the installed package, in a folder."""
+    return subprocess.run(
+        [sys.executable, "-m", "ropetool", *map(str, arguments)], cwd=folder, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )  # fmt: skip
+
+
+def test_the_wheel_holds_what_git_holds_of_the_package(wheel: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "ropetool"], cwd=ROOT, capture_output=True, text=True, check=True)
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("ropetool/")}
+    assert held == set(listed.stdout.splitlines())
+
+
+def test_the_command_works_outside_of_the_repository(installed: Path, tmp_path: Path) -> None:
+    done = run(
+        installed,
+        tmp_path,
+        "extend",
+        installed / "ropetool" / "demo" / "model",
+        "--method",
+        "yarn",
+        "--factor",
+        "4",
+        "-o",
+        "out",
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_a_hostile_folder_is_not_imported_from(installed: Path, tmp_path: Path) -> None:
+    for name in ("json", "typing", "click", "numpy", "rich", "transformers", "sitecustomize_of_mine"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working folder')\n", encoding="utf-8")
+    done = run(installed, tmp_path, "inspect", installed / "ropetool" / "demo" / "model")
+    assert done.returncode == 0, done.stderr
+    assert "imported from" not in done.stdout + done.stderr
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("build")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--sdist", "--outdir", str(tmp_path), str(ROOT)],
+        check=True,
+        capture_output=True,
+    )
+    archive = next(tmp_path.glob("*.tar.gz"))
+    with tarfile.open(archive) as packed:
+        names = {name.partition("/")[2] for name in packed.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml"} <= names
+    subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", str(tmp_path / "again"), str(archive)], check=True)
+    again = zipfile.ZipFile(next((tmp_path / "again").glob("*.whl")))
+    assert set(again.namelist()) == set(zipfile.ZipFile(wheel).namelist())
