@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ GGUF = {
 }  # fmt: skip
 OWN = {
     "Qwen2.5-7B": "qwen2", "Qwen3-8B": "qwen3", "Qwen3-30B-A3B": "qwen3_moe", "Meta-Llama-3-8B": "llama", "Llama-2-7b": "llama",
-    "gemma-2-2b": "gemma2", "DeepSeek-V3": "deepseek_v3", "Phi-3-mini-128k": "phi3",
+    "Qwen3-8B-draft": "qwen3", "gemma-2-2b": "gemma2", "DeepSeek-V3": "deepseek_v3", "Phi-3-mini-128k": "phi3",
 }  # fmt: skip
 INSIDE = {  # the class that the published config names, and the text model inside
     "Qwen3.5-9B": ("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
@@ -83,8 +84,9 @@ def test_the_command_does_it(row: list[str], tmp_path: Path, monkeypatch: pytest
         assert complaint(arguments) == ""
         if arguments[0] not in ("extend", "inspect"):
             continue
-        if not (tmp_path / arguments[1]).exists():
-            stand_in(arguments[1], tmp_path)
+        for name in (arguments[1], *(after for option, after in pairwise(arguments) if option == "--companion")):
+            if not (tmp_path / name).exists():
+                stand_in(name, tmp_path)
         more = ["--dry-run"] if arguments[0] == "extend" and "--dry-run" not in arguments else []
         done = run(*arguments, *more)
         assert done.code == 0, done.err

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,6 +75,12 @@ LIST_FILE_BYTES = 4 << 20
 )
 @AS
 @click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
+@click.option(
+    "--companion",
+    type=click.Path(),
+    metavar="DRAFT",
+    help="A model that drafts tokens for this one: it gets the same table, in an output beside it.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
@@ -103,6 +109,7 @@ def extend_command(
     params: tuple[tuple[str, str], ...],
     attention_factor: str,
     output: str | None,
+    companion: str | None,
     dry_run: bool,
     plan_out: str | None,
     as_json: bool,
@@ -120,6 +127,7 @@ def extend_command(
     ropetool extend model --method yarn --factor 8
     ropetool extend model --method yarn --target-length 131072 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
+    ropetool extend model --method yarn --factor 4 --companion model-eagle
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.cli.apply import applied
@@ -133,11 +141,11 @@ def extend_command(
     path = peeked or local_source(source)
     chain.check_source(path)
 
-    def planned(for_runtimes: tuple[str, ...]) -> Plan:
+    def planned(for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None) -> Plan:
         return make_plan(
-            path, method, factor=factor, target_length=target_length, reading=reading,
+            of or path, method, factor=factor, target_length=target_length, reading=reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
-            temperature_scope=options["temperature_scope"], original_length=options["original_length"],
+            temperature_scope=options["temperature_scope"], original_length=options["original_length"] or trained,
             for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
         )  # fmt: skip
 
@@ -152,28 +160,61 @@ def extend_command(
     if peeked is not None:
         plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
     target = Path(output) if output is not None else plan.output_beside(path)
+    drafting = None
+    if companion is not None:
+        drafting = _Drafting.of(companion, plan, lambda of: planned(options["for_runtimes"], of, plan.trained_length))
     with written_beside(plan_out, plan):
         if dry_run:
             flags = flag_lines(unbaked(plan), path)
             if peeked is not None:
                 flags = [line.replace(word(path), _for_servers(source)) for line in flags]
             if as_json:
-                print_json({**planned_json(plan, target), "flags": flags})
+                beside = {"companion": planned_json(drafting.plan, drafting.output)} if drafting else {}
+                print_json({**planned_json(plan, target), "flags": flags, **beside})
             else:
                 show(plan_text(plan, str(target), flags, terminal_width()))
                 notes(plan.notes)
+                if drafting:
+                    show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
             return 0
         chain.check_place(path, target)
         written = applied(
             plan, path, target, force=options["force"], copy=options["copy"], sidecars=options["sidecars"]
         )  # fmt: skip
+        drafted = drafting and applied(
+            drafting.plan, drafting.source, drafting.output,
+            force=options["force"], copy=options["copy"], sidecars=options["sidecars"],
+        )  # fmt: skip
     if not as_json:
         show(applied_text(plan, written))
         notes((*plan.notes, *written.notes))
+        if drafting and drafted:
+            show(f"\nthe companion, by the same table: {applied_text(drafting.plan, replace(drafted, serving=()))}")
+            notes(drafted.notes)
     code, found = chain.run(written.output, as_json)
     if as_json:
-        print_json({**applied_json(plan, written), **found})
+        beside = {"companion": applied_json(drafting.plan, drafted)} if drafting and drafted else {}
+        print_json({**applied_json(plan, written), **beside, **found})
     return code
+
+
+@dataclass(frozen=True)
+class _Drafting:
+    """A model that drafts tokens for the one that is extended: its plan, which gives it the same table."""
+
+    source: Path
+    plan: Plan
+    output: Path
+
+    @classmethod
+    def of(cls, named: str, model: Plan, planned: Callable[[Path], Plan]) -> _Drafting:
+        """Return the plan of a companion. Raises: InvalidRope where the model's table is none for it."""
+        from ropetool.plans.companions import check_companion
+
+        source = local_source(named)
+        plan = planned(source)
+        check_companion(model, plan, f"--companion {named}")
+        return cls(source, plan, plan.output_beside(source))
 
 
 def _for_servers(source: str) -> str:

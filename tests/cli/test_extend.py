@@ -244,3 +244,56 @@ def test_the_source_is_never_the_output(force: tuple[str, ...], source: Path) ->
         done = run("extend", "model", *YARN, "-o", output, *force)
         assert done.code == 1, output
     assert snapshot(source) == before
+
+
+def draft(folder: Path, **changes: Any) -> Path:
+    """Write a model of one layer that states a shorter context, as drafts do."""
+    config = configs.config("llama", "v4")
+    return write_model(folder, {**config, "num_hidden_layers": 1, "max_position_embeddings": 128, **changes})
+
+
+def test_a_companion_gets_the_table_of_its_model(tmp_path: Path) -> None:
+    draft(tmp_path / "eagle")
+    done = run("extend", "model", *YARN, "--companion", "eagle")
+    assert (done.code, done.err) == (0, "")
+    assert f"the companion, by the same table: {tmp_path}/eagle-yarn-4x" in done.out
+    from transformers import AutoConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    tables = []
+    for name in ("model-yarn-4x", "eagle-yarn-4x"):
+        config = AutoConfig.from_pretrained(tmp_path / name)
+        tables.append(ROPE_INIT_FUNCTIONS["yarn"](config, "cpu"))
+    (inv_freq, factor), (theirs, their_factor) = tables
+    assert inv_freq.tolist() == theirs.tolist()
+    assert factor == their_factor
+    assert config_of(tmp_path / "eagle-yarn-4x")["max_position_embeddings"] == 2048
+
+
+def test_a_companion_is_planned_too_and_told_in_json(tmp_path: Path) -> None:
+    draft(tmp_path / "eagle")
+    before = snapshot(tmp_path)
+    done = run("extend", "model", *YARN, "--companion", "eagle", "--dry-run", "--json")
+    assert json.loads(done.out)["companion"]["output"] == f"{tmp_path}/eagle-yarn-4x"
+    assert "eagle-yarn-4x" in run("extend", "model", *YARN, "--companion", "eagle", "--dry-run").out
+    assert snapshot(tmp_path) == before
+    done = run("extend", "model", *YARN, "--companion", "eagle", "--json")
+    assert json.loads(done.out)["companion"]["written"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rope_theta": 500000.0}, "it has base 500000, and the model 10000: the model's table is none for it"),
+        ({"head_dim": 64}, "it has 32 rotary pairs, and the model 16: the model's table is none for it"),
+    ],
+)
+def test_a_companion_of_another_table_is_refused_and_nothing_written(
+    changes: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    draft(tmp_path / "eagle", **changes)
+    before = snapshot(tmp_path)
+    done = run("extend", "model", *YARN, "--companion", "eagle")
+    assert (done.code, done.out) == (1, "")
+    assert f"Error: --companion eagle: {words}" in done.err
+    assert snapshot(tmp_path) == before
