@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 from ropetool.rope.tables import Regime
@@ -22,7 +23,7 @@ class TorchModel:
         self._torch, self._model = torch, model
         # Llama4ForCausalLM says that its body is called language_model, which it does not have.
         self._body = model.model if model.base_model is model else model.base_model
-        self._rope_state, self._softmax_scales = RopeState(model), SoftmaxScales(model)
+        self._rope_state = RopeState(model)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.fixed_table = not any(kind in LENGTH_RULES for kind in self._rope_state.rope_types)
 
@@ -40,6 +41,10 @@ class TorchModel:
     def swappable(self) -> bool:
         """Whether it is known where queries and keys are rotated."""
         return bool(rotations(self._model))
+
+    @cached_property
+    def _softmax_scales(self) -> SoftmaxScales:
+        return SoftmaxScales(self._model)
 
     @property
     def scalable(self) -> frozenset[int]:
