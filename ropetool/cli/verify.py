@@ -14,6 +14,7 @@ from ropetool.escaping import command
 
 if TYPE_CHECKING:
     from ropetool.verification.results import VerifyResult
+    from ropetool.verification.runners.vllm_engine import Engine
     from ropetool.verification.served import Served
 
 # What asks for the files of the model, or for all of its logits.
@@ -111,8 +112,20 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     "--tokenizer", type=click.Path(), metavar="DIR", help="With --server: whose tokenizer. Default: TARGET's."
 )
 @click.option(
+    "--runner", type=click.Choice(["vllm"]),
+    help="Have vLLM run TARGET and baseline in this process, asked for single tokens; it has to be in this Python. Default: "
+    "transformers, and llama.cpp for GGUF files.",
+)  # fmt: skip
+@click.option(
+    "--tensor-parallel-size", type=int, metavar="N", help="With --runner vllm: over how many devices a layer goes."
+)
+@click.option(
+    "--pipeline-parallel-size", type=int, metavar="N", help="With --runner vllm: into how many stages layers go."
+)
+@click.option(
     "--score-prompts", is_flag=True,
-    help="With --server: take its scores of whole prompts (vLLM, SGLang). Takes gigabytes there: not on a server that others use.",
+    help="With --server (vLLM, SGLang) or --runner vllm: take scores of whole prompts. Takes gigabytes there: not on a server that "
+    "others use.",
 )  # fmt: skip
 @click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
@@ -142,6 +155,7 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     ropetool verify model-yarn-8x --baseline model --lengths 4096,8192,32768 --suite quick --grade research
     ropetool verify model.gguf --against model-yarn-8x
     ropetool verify model-yarn-8x --server http://localhost:8000
+    ropetool verify model-yarn-8x --runner vllm --tensor-parallel-size 8
     torchrun --nproc-per-node 2 -m ropetool verify model-yarn-8x
     """
     extra = click.get_current_context().args
@@ -152,6 +166,9 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     served = _served(options)
     if served is not None:
         options["served"] = served
+    engine = _engine(options)
+    if engine is not None:
+        options["engine"] = engine
     if options["lm_eval"] is not None and not _told_commands(path, options):
         return 1
     return run_verify(path, as_json=as_json, explain=explain, **options).exit_code
@@ -162,7 +179,7 @@ def _served(options: dict[str, Any]) -> Served | None:
 
     Raises: click.UsageError for options that say nothing together.
     """
-    named = {name: options.pop(name) for name in ("server", "model", "tokenizer", "score_prompts")}
+    named = {name: options.pop(name) for name in ("server", "model", "tokenizer")}
     url = named.pop("server")
     if url is None:
         given = next((name for name, value in named.items() if value), None)
@@ -174,7 +191,33 @@ def _served(options: dict[str, Any]) -> Served | None:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: its files are not at hand")
     from ropetool.verification.served import Served
 
-    return Served(url, **named)
+    return Served(url, score_prompts=options.pop("score_prompts"), **named)
+
+
+def _engine(options: dict[str, Any]) -> Engine | None:
+    """Take the options of vLLM in process out of the others; return what they say, None where it is not asked for.
+
+    Raises: click.UsageError for options that say nothing together.
+    """
+    sizes = {name: options.pop(name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    runner, score_prompts = options.pop("runner"), options.pop("score_prompts", False)
+    if runner is None:
+        given = next((name for name, value in {**sizes, "score_prompts": score_prompts}.items() if value), None)
+        if given is not None:
+            needs = "--server URL or --runner vllm" if given == "score_prompts" else "--runner vllm"
+            raise click.UsageError(f"--{given.replace('_', '-')} needs {needs}")
+        return None
+    if "served" in options:
+        raise click.UsageError("--runner is not for a server's model: the server runs it")
+    for name, usual in (("against", None), ("judge", None), ("device", "auto"), ("parallel", "data")):
+        if options[name] != usual:
+            raise click.UsageError(f"--{name} is not for --runner vllm")
+    from ropetool.verification.runners import parallel
+    from ropetool.verification.runners.vllm_engine import Engine
+
+    if parallel.size() > 1:
+        raise click.UsageError("--runner vllm starts processes of its own: --tensor-parallel-size N, without torchrun")
+    return Engine(score_prompts=score_prompts, **{name: size for name, size in sizes.items() if size is not None})
 
 
 def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:

@@ -44,6 +44,7 @@ from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner
 from ropetool.verification.scoring import Runner
 from ropetool.verification.short_divergence import Lengths
 from ropetool.verification.suites import Suite
@@ -80,6 +81,7 @@ def verify_checkpoint(
     command: str = "",
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    engine: Engine | None = None,
 ) -> VerifyResult:
     """Return what the suite finds of the target and its baseline, with the verdict of every check.
 
@@ -89,13 +91,22 @@ def verify_checkpoint(
     terms: what is said of a target without a record, and of its trained length. Without a baseline and a
     record, or without lengths beyond the trained one up to the stated context, the verdict is partial at best. A run of
     a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command line that asked
-    for it.
+    for it. engine: vLLM runs directories in this process, and is asked for single tokens, which tell a part of the suites.
 
     Raises: CheckpointError, ConfigError.
     """
     checkpoint = open_checkpoint(hub.local(target))
     target = checkpoint.path
-    chosen = suites.choose(suite, measures, segments, trials)
+    if engine is None:
+        chosen = suites.choose(suite, measures, segments, trials)
+    else:
+        if suite == "full":
+            raise ConfigError(
+                "the full suite asks for all logits, which vLLM does not give", where=OPTION, try_="--suite standard"
+            )
+        chosen = suites.choose_by_tokens(
+            suite, measures, segments, trials, score_prompts=engine.score_prompts, who="vLLM in process"
+        )
     place = None if certificate_file is None else Path(certificate_file)
     if place is not None:
         certificate.check_place(target, place)
@@ -113,8 +124,14 @@ def verify_checkpoint(
         if checkpoint.runtime != original.runtime:
             notes.append(f"{checkpoint.runtime} runs the target, {original.runtime} the baseline")
     trained = terms.trained_length or trained
+    looks = ((checkpoint, found), (original, before))
     asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
     documents = documents_of(texts, max(asked, default=0))
+    loads = (
+        None
+        if engine is None
+        else OpenInVllm(engine, {each.path: look for each, look in looks if each and look}, asked)
+    )
     marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
         *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
@@ -139,7 +156,9 @@ def verify_checkpoint(
     around = (
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
-        else kept_on_disk(checkpoint, original, documents, (device, dtype), resume, notes)
+        else kept_on_disk(
+            checkpoint, original, documents, (device, dtype, *([str(engine)] if engine else [])), resume, notes
+        )
     )
     with around as wrap:
         result = verify(
@@ -161,8 +180,9 @@ def verify_checkpoint(
             dtype=dtype,
             progress=progress,
             say=say,
-            runner=Open(tensor_parallel, _renamed(checkpoint)),
+            runner=Open(tensor_parallel, _renamed(checkpoint)) if loads is None else loads,
             wrap=wrap,
+            baseline_reach=None if loads is None or original is None else loads.reach(original.path),
         )
     read = catalogue.described(documents, bundled=not texts)
     notes = [*notes, *result.notes]
@@ -251,6 +271,50 @@ class Open:
         return TorchRunner(
             path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel, as_type=as_type
         )
+
+
+class OpenInVllm:
+    """What has vLLM open directories in this process; lengths: those to be measured. A GGUF file is llama.cpp's as ever.
+
+    Raises: ConfigError for a target that vLLM does not read, or not so far.
+    """
+
+    def __init__(self, engine: Engine, looks: Mapping[Path, Inspection], lengths: Sequence[int]) -> None:
+        self._engine, self._looks, self._longest = engine, looks, max(lengths, default=0)
+        target = next(iter(looks))
+        if not target.is_dir():
+            raise ConfigError("vLLM runs directories here, and this is a file", where=OPTION, try_="without --runner")
+        reach = self.reach(target)
+        if reach is None or reach < self._longest:
+            why = (
+                "nothing says how it rotates"
+                if reach is None
+                else f"it states {reach} tokens, and its table ends there"
+            )
+            raise ConfigError(f"{why}: vLLM is not asked for {self._longest}", where=OPTION, try_="without --runner")
+
+    def reach(self, path: Path) -> int | None:
+        """Return the most tokens that are read of a row: an unscaled table serves any, another one ends with its context."""
+        found = self._looks.get(path)
+        if found is None or found.rope is None or found.format != HfCheckpoint.format:
+            return None
+        return self._longest if _unscaled(found) else min(self._longest, found.rope.max_position_embeddings)
+
+    def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
+        found, reach = self._looks.get(path), self.reach(path)
+        if found is None or reach is None:
+            return Open(False, {})(path, device=device, dtype=dtype, report=report)
+        assert found.rope is not None
+        longer: dict[str, Any] = {}
+        if reach > found.rope.max_position_embeddings:
+            longer = {names.MAX_POSITION_EMBEDDINGS: reach}
+            for section in reversed(found.family.text_path if found.family else ()):
+                longer = {section: longer}
+        return VllmRunner(path, self._engine, dtype=dtype, reach=reach, overrides=longer)
+
+
+def _unscaled(found: Inspection) -> bool:
+    return found.rope is not None and all(entry.unscaled for entry in found.rope.entries.values() if entry.table)
 
 
 def _renamed(target: Checkpoint) -> dict[str, str]:

@@ -112,6 +112,7 @@ def verify(
     say: Callable[[str], None] | None = None,
     runner: MakeRunner = TorchRunner,
     wrap: Callable[[Runner, str], Runner] | None = None,
+    baseline_reach: int | None = None,
 ) -> VerifyResult:
     """Return what the suite measures of target and baseline, on the same tokens, with the verdict of each check.
 
@@ -120,7 +121,7 @@ def verify(
     the other, but for `against`, which is open beside the target. `judge` is a model that reads all lengths and chooses
     the key tokens. `checks` are those made already; `wrap` may put something around each runner, told its role. budget:
     minutes; a run whose losses its first stage leaves undecided goes on with more segments for so long, and each stage takes
-    a part of the chance of a wrong verdict.
+    a part of the chance of a wrong verdict. baseline_reach: the most tokens that the baseline can read, where that is bounded.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
     CheckpointError if a checkpoint cannot be read or its logits are not finite.
@@ -151,8 +152,9 @@ def verify(
         tell("reading the texts", 0, 0)
         corpus = read_corpus(texts, runners, paths)
         measurements = _prepared(
-            suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None
-        )
+            suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None,
+            baseline_reach,
+        )  # fmt: skip
         more = (
             None
             if budget is None
@@ -296,6 +298,7 @@ def _affordable(
     return prepare_last_segment(
         corpus, first.asked, first.trained_length, context_length=first.context_length, margin=limits.asked.margin,
         segments=min(suite.segments + extra, MOST_SEGMENTS), seed=seed, most_scored=suite.most_scored,
+        baseline_reach=first.baseline_reach,
     )  # fmt: skip
 
 
@@ -373,6 +376,7 @@ def _prepared(
     limits: Limits,
     seed: int,
     judged: bool,
+    baseline_reach: int | None = None,
 ) -> list[Measurement]:
     """Return the measurements of the suite, their rows chosen. Raises: ConfigError if the texts are too short."""
     made: list[Measurement] = []
@@ -381,7 +385,7 @@ def _prepared(
             made.append(
                 prepare_last_segment(
                     corpus, lengths, trained_length, context_length=context_length, margin=limits.asked.margin,
-                    segments=suite.segments, seed=seed, most_scored=suite.most_scored,
+                    segments=suite.segments, seed=seed, most_scored=suite.most_scored, baseline_reach=baseline_reach,
                 )
             )  # fmt: skip
         elif name == suites.POSITION:

@@ -31,9 +31,6 @@ from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import Runner
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
-MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it
-# The others ask for all logits, or for a cache that is at hand.
-ABLE = (suites.LAST_SEGMENT, suites.POSITION, suites.FAR, *suites.RETRIEVALS)
 SHOWN = "answers shown"
 
 
@@ -81,7 +78,7 @@ def verify_served(
     http = Http(served.url)
     server = open_server(http, served.model)
     notes = [*http.notes, _asked_of(server)]
-    chosen = _suite(suite, measures, segments, trials, served.score_prompts)
+    chosen = suites.choose_by_tokens(suite, measures, segments, trials, score_prompts=served.score_prompts)
     found = inspection.inspect_checkpoint(checkpoint)
     context, trained = lengths_of(found, checkpoint)
     if original is not None:
@@ -145,23 +142,6 @@ def reader_of(checkpoint: Checkpoint) -> Reader:
 def _asked_of(server: Server) -> str:
     limit = "" if server.limits.context is None else f", {server.limits.context} tokens"
     return f"{server.program} serves {server.model}{limit}; what it computes is judged, the checkpoint gives tokenizer and record"
-
-
-def _suite(
-    name: str | None, measures: Sequence[str], segments: int | None, trials: int | None, score_prompts: bool
-) -> suites.Suite:
-    """Return the suite, the quick one where none is named. Raises: ConfigError for what no server can be asked."""
-    found = suites.choose(name or (None if measures else "quick"), measures, segments, trials)
-    unable = [measure for measure in found.measures if measure not in ABLE]
-    if unable and measures:
-        raise ConfigError(
-            f"{', '.join(unable)}: a server does not tell what it takes; it can be asked for {', '.join(ABLE)}",
-            where="--measure",
-        )
-    return replace(
-        found, measures=tuple(measure for measure in found.measures if measure in ABLE),
-        most_scored=None if score_prompts else MOST_SCORED,
-    )  # fmt: skip
 
 
 def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:

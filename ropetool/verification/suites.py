@@ -66,6 +66,9 @@ SUITES = {
     )
 }
 CUSTOM = "custom"
+# What can be measured where the probabilities of single tokens are told; the others ask for all logits, or for a cache.
+BY_TOKENS = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS)
+MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it
 
 
 def choose(name: str | None, measures: Sequence[str], segments: int | None, trials: int | None = None) -> Suite:
@@ -86,3 +89,30 @@ def choose(name: str | None, measures: Sequence[str], segments: int | None, tria
         base = replace(base, name=name or CUSTOM, measures=tuple(m for m in MEASURES if m in wanted))
     base = base if segments is None else replace(base, segments=segments)
     return base if trials is None else replace(base, trials=trials)
+
+
+def choose_by_tokens(
+    name: str | None,
+    measures: Sequence[str],
+    segments: int | None,
+    trials: int | None,
+    *,
+    score_prompts: bool,
+    who: str = "a server",
+) -> Suite:
+    """Return as much of a suite as single tokens tell, the quick one where none is named.
+
+    score_prompts: whole prompts are scored at once, so that no fewer tokens are. Raises: ConfigError for an unknown name, and
+    for a measurement that was asked for and that single tokens do not tell.
+    """
+    found = choose(name or (None if measures else "quick"), measures, segments, trials)
+    unable = [measure for measure in found.measures if measure not in BY_TOKENS]
+    if unable and measures:
+        raise ConfigError(
+            f"{', '.join(unable)}: {who} does not tell what it takes; it can be asked for {', '.join(BY_TOKENS)}",
+            where="--measure",
+        )
+    return replace(
+        found, measures=tuple(measure for measure in found.measures if measure in BY_TOKENS),
+        most_scored=None if score_prompts else MOST_SCORED,
+    )  # fmt: skip

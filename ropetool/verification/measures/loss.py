@@ -22,7 +22,7 @@ from ropetool.verification.results import (
     KindResult,
     LengthResult,
 )
-from ropetool.verification.scoring import Corpus, Done, Runner
+from ropetool.verification.scoring import BASELINE, Corpus, Done, Runner
 from ropetool.verification.statistics import (
     ERROR,
     chance_of_less,
@@ -44,7 +44,7 @@ class LastSegment:
     """The segments of each length, those within the trained length included that the comparisons need.
 
     asked: the lengths to report. margin: what the target may lose, in nats a token. scored: how many tokens at the end of
-    a segment are scored. error: the chance of a wrong verdict.
+    a segment are scored. error: the chance of a wrong verdict. baseline_reach: the longest row that the baseline can read.
     """
 
     corpus: Corpus
@@ -55,15 +55,21 @@ class LastSegment:
     scored: int
     chosen: Mapping[int, tuple[Segment, ...]]
     error: float = ERROR
+    baseline_reach: int | None = None
     name: str = "last-segment"
 
     def rows(self, role: str) -> Mapping[int, int]:
-        return {length: len(segments) for length, segments in self.chosen.items()}
+        return {length: len(self.chosen[length]) for length in self._lengths(role)}
+
+    def _lengths(self, role: str) -> list[int]:
+        """Return the lengths that a model reads, short ones first; beyond the trained one nothing is held against the baseline."""
+        limit = self.baseline_reach if role == BASELINE else None
+        return [length for length in sorted(self.chosen) if limit is None or length <= limit]
 
     def run(self, runner: Runner, role: str, done: Done) -> Losses:
         """Return the losses for each length, short ones first."""
         losses = {}
-        for length in sorted(self.chosen):
+        for length in self._lengths(role):
             rows = [row(self.corpus, segment, length) for segment in self.chosen[length]]
             losses[length] = runner.score(rows, self.scored, done).losses
         return losses
@@ -90,7 +96,7 @@ class LastSegment:
         within = length <= self.trained_length
         # The segments of a length are the first ones of every shorter length, so these are the same tokens.
         reference = (target if baseline is None else baseline)[min(length, self.trained_length)][: len(segments)]
-        shown = baseline[length] if baseline is not None else reference if within else None
+        shown = baseline.get(length) if baseline is not None else reference if within else None
         own_figure = baseline is None and within
         difference = None if own_figure else paired_difference(target[length], reference, documents)
         ratio = perplexity(float(target[length].mean() - reference.mean()))
@@ -153,6 +159,7 @@ def prepare_last_segment(
     segments: int,
     seed: int,
     most_scored: int | None = None,
+    baseline_reach: int | None = None,
 ) -> LastSegment:
     """Return the measurement at these lengths. Raises: ConfigError if the texts are too short for the longest one."""
     measured = sorted({*lengths, *(min(length, trained_length) for length in lengths)})
@@ -160,7 +167,9 @@ def prepare_last_segment(
     scored = scored if most_scored is None else min(scored, most_scored)
     sizes = [len(ids) for ids in corpus.tokens]
     chosen = choose_segments(sizes, measured, scored, segments, seed, len(corpus.prefix))
-    return LastSegment(corpus, tuple(lengths), trained_length, context_length, margin, scored, chosen)
+    return LastSegment(
+        corpus, tuple(lengths), trained_length, context_length, margin, scored, chosen, baseline_reach=baseline_reach
+    )
 
 
 def judged(found: Sequence[LengthResult], margin: float, error: float) -> list[LengthResult]:
