@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import conformance_kit.page as conformance_page
 import converted_page
 import defects_page
 import export_grid
@@ -66,6 +67,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
     yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
     yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
+    yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 
@@ -641,11 +643,14 @@ SAID = {
     "ropetool/demo": "the embedded checkpoint, a Llama of 3.5M parameters, and documents that its training did not see",
     "ropetool/texts": "six long free texts for verify, and where they and the catalogue come from",
     "scripts": "set-up, tests, checks, generated docs, measurements; each file begins with what it does",
+    "scripts/conformance_kit/shipped": "what the kit ships: the scorer and the README, which need no package",
+    "scripts/conformance_kit/shipped/drivers": "a program for each engine, run by that engine's Python, that answers the kit",
     "scripts/torturing": "what scripts/torture runs",
     "tests": "tests of the package's own modules, and what they are made with",
     "tests/bad_input": "wrong files, keys, values and options: one sentence each, nothing written",
     "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",
     "tests/cli": "commands as they are typed",
+    "tests/conformance": "the conformance kit: a part of it made and scored, and the recorded scores of engines",
     "tests/costs": "what a length costs, against torch's counters, transformers' caches and published figures",
     "tests/exporting": "exports against transformers, llama.cpp and the stock converter's parts",
     "tests/identify": "mistakes of engines planted by transformers behind a server, and named",

@@ -1,0 +1,147 @@
+"""The checkpoints of the kit: weights that follow from a seed and the tensor's name, a tokenizer of bytes, a GGUF file.
+
+transformers says which tensors a config has; their numbers come from SHAKE-256 and are representable in bfloat16, so that
+every engine computes with the same ones whatever type it holds them in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import ropetool
+from conformance_kit.cases import BEGIN, END, SEED, VOCABULARY, Case, config
+
+Numbers = npt.NDArray[np.float64]
+ADDED_ONE = ("gemma3_text",)  # whose norms multiply by 1 + weight
+
+
+def write(folder: Path, case: Case) -> Path:
+    """Write a checkpoint into a new folder."""
+    folder.mkdir(parents=True)
+    stated = config(case)
+    shapes, architecture = tensors(stated)
+    numbers = {name: bfloat16(drawn(name, shape, stated["model_type"])) for name, shape in shapes.items()}
+    (folder / "model.safetensors").write_bytes(safetensors(numbers))
+    full = {"architectures": [architecture], "torch_dtype": "bfloat16", **stated}
+    _save(folder / "config.json", full)
+    _save(folder / "tokenizer.json", tokenizer())
+    _save(folder / "tokenizer_config.json", TOKENIZER_CONFIG)
+    return folder
+
+
+def write_gguf(folder: Path, target: Path) -> None:
+    """Write a checkpoint as a GGUF file of float32 numbers. What llama.cpp computes from it is for the scores to tell."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    ropetool.export(folder, target, outtype="f32", sidecars=False, allow_unverified=True, check=False)
+    target.with_name(f"{target.name}.ropetool.json").unlink()  # the manifest says where it comes from
+
+
+def tensors(stated: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Return the shapes that transformers stores for a config, by name, and the name of the class."""
+    from safetensors import safe_open
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**json.loads(json.dumps(stated))))
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save_pretrained(scratch)
+        with safe_open(f"{scratch}/model.safetensors", "np") as stored:
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in sorted(stored.keys())}
+    return shapes, type(model).__name__
+
+
+def drawn(name: str, shape: tuple[int, ...], model_type: str) -> Numbers:
+    """Return the numbers of a tensor: attention that is neither flat nor sharp, so that every position counts."""
+    count = math.prod(shape)
+    raw = hashlib.shake_256(f"{SEED}/{model_type}/{name}/{shape}".encode()).digest(2 * count)
+    unit = (np.frombuffer(raw, "<u2").reshape(shape) + 0.5) / 32768.0 - 1.0  # even in (-1, 1)
+    even = math.sqrt(3) * unit  # of deviation 1
+    if "norm" in name and name.endswith("weight"):
+        return 0.3 * even if model_type in ADDED_ONE else 1.0 + 0.3 * even
+    if name.endswith("bias") or "sinks" in name:
+        return 0.3 * even
+    if "embed" in name:
+        return even
+    return max(0.12, 1.4 / math.sqrt(shape[-1])) * even
+
+
+def bfloat16(values: Numbers) -> npt.NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16 numbers, ties to even."""
+    bits = values.astype("<f4").view("<u4")
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+def safetensors(numbers: Mapping[str, npt.NDArray[np.uint16]]) -> bytes:
+    """Return a file of bfloat16 tensors, in the order of their names."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, values in sorted(numbers.items()):
+        entries[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+        at += values.nbytes
+    head = json.dumps(entries, separators=(",", ":")).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + b"".join(numbers[name].tobytes() for name in sorted(numbers))
+
+
+# --- a tokenizer in which the text of the prompt is its token ids, byte for byte
+
+BEGIN_TEXT, END_TEXT = "<|begin|>", "<|end|>"
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": BEGIN_TEXT, "eos_token": END_TEXT, "add_bos_token": False,
+}  # fmt: skip
+# How Llama 3 splits: llama.cpp knows it by name, and any splitting gives the same tokens here.
+WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+def tokenizer() -> dict[str, Any]:
+    """Return a byte-level tokenizer: token i is byte i."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    special = {BEGIN_TEXT: BEGIN, END_TEXT: END}
+    unused = {f"<|unused{at}|>": at for at in range(END + 2, VOCABULARY)}  # every row of the embeddings has a token
+    habits = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [{"id": at, "content": text, **habits} for text, at in {**special, **unused}.items()],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]},
+        "post_processor": level,
+        "decoder": level,
+        "model": {
+            "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+            "fuse_unk": False, "byte_fallback": False, "ignore_merges": True,
+            "vocab": {**{letter: at for at, letter in enumerate(_letters())}, **special, "ÿÿ": END + 1, **unused},
+            "merges": [["ÿ", "ÿ"]],  # bytes that no text has: llama.cpp wants one merge at least
+        },
+    }  # fmt: skip
+
+
+def _letters() -> list[str]:
+    """Return the letters that stand for the bytes in GPT-2's table, in the order of the bytes."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = iter(range(256, 512))
+    return [chr(byte) if byte in seen else chr(next(hidden)) for byte in range(256)]
+
+
+def prompt(length: int) -> list[int]:
+    """Return token ids of the seed: printable ASCII."""
+    raw = hashlib.shake_256(f"{SEED}/prompt".encode()).digest(2 * length)
+    return [33 + int(value) % 94 for value in np.frombuffer(raw, "<u2")]
+
+
+def _save(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,256 @@
+#!/usr/bin/env python3
+"""Score the answers of an inference engine against the golden values of this kit. Needs Python 3.10 or newer and nothing else.
+
+    python score.py KIT ANSWERS.json [ANSWERS.json ...]     a table: a line a case, a column an engine
+    python score.py KIT ANSWERS.json --level 2              exit 1 only where a case does not reach level 2
+    python score.py KIT ANSWERS.json --known phi3-longrope  this case may fail; repeat for several
+    python score.py KIT ANSWERS.json --json                 the same as JSON
+    python score.py KIT --check-files                       whether the kit's files are those of its manifest
+
+Levels of a case: 1, it loads: every prompt is answered by finite numbers. 2, it reads the table: the answers are nearer to the
+golden values of the right table than to those of every wrong one, and near enough. 3, it is exact: no log probability is
+further off than rounding. Where level 2 is missed, the wrong table that fits is named. Exit code 0: every case reaches the
+level, 3 where none is asked for. 1: a case does not, or a file is not the manifest's. 2: usage, or files that are no answers.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+
+FAILS, LOADS, TABLE, EXACT = range(4)
+WORDS = ("fails", "loads", "table", "exact")
+COUNTED = ((LOADS, "loads"), (TABLE, "reads the table"), (EXACT, "exact"))
+RIGHT = "right"
+# A table fits where it is at most this share as far from the answers as the next one. Rounding moves answers away from all
+# tables alike, and an engine that computes something else is about as far from each.
+NEARER = 0.75
+POSITIVE = 1e-3  # nats: how far above 0 rounding may put a log probability
+SHOWN = 300  # characters of an engine's error
+
+
+class Unusable(Exception):
+    """Answers, or a file, that cannot be compared; the sentence says where."""
+
+
+def main(arguments=None):
+    """Return the exit code."""
+    head, _, more = __doc__.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=head, epilog=more, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kit", type=Path, help="the folder of the kit, where manifest.json lies")
+    parser.add_argument("answers", type=Path, nargs="*", help="a file of answers, as a driver writes it")
+    parser.add_argument("--level", type=int, choices=(1, 2, 3), default=EXACT, help="what every case must reach")
+    parser.add_argument("--known", action="append", default=[], metavar="CASE", help="a case that may fail")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check-files", action="store_true", help="hold the files against the manifest's sha256")
+    options = parser.parse_args(arguments)
+    if not options.answers and not options.check_files:
+        parser.error("name a file of answers, or --check-files")
+    try:
+        manifest = read(options.kit / "manifest.json")
+        if unknown := sorted(set(options.known) - set(manifest["cases"])):
+            parser.error(f"there is no case {', '.join(unknown)}")
+        changed = changed_files(options.kit, manifest) if options.check_files else []
+        scored = [score(options.kit, manifest, read(path), str(path)) for path in options.answers]
+    except Unusable as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    for line in changed:
+        print(line, file=sys.stderr)
+    if scored:
+        print(json.dumps(scored, indent=1) if options.json else report(manifest, scored))
+    below = [
+        name
+        for engine in scored
+        for name, case in engine["cases"].items()
+        if case["level"] is not None and case["level"] < options.level and name not in options.known
+    ]
+    return 1 if changed or below else 0
+
+
+def score(kit, manifest, answers, where):
+    """Return the level of each case of one engine, with what was measured.
+
+    Raises: Unusable where the file is no answers to this kit.
+    """
+    for key in ("kit", "engine", "release", "dtype", "format", "answers"):
+        if key not in answers:
+            raise Unusable(f"{where}: there is no {key!r}; the kit's README says what a file of answers holds")
+    if answers["kit"] != manifest["version"]:
+        raise Unusable(f"{where}: answers to version {answers['kit']} of the kit, and this is {manifest['version']}")
+    if answers["format"] not in ("hf", "gguf"):
+        raise Unusable(f"{where}: format {answers['format']!r} is neither hf nor gguf")
+    if answers["dtype"] not in manifest["dtypes"]:
+        known = ", ".join(manifest["dtypes"])
+        raise Unusable(f"{where}: dtype {answers['dtype']!r} has no bounds in the kit; there are {known}")
+    if not isinstance(answers["answers"], dict):
+        raise Unusable(f"{where}: 'answers' is no object of cases")
+    if unknown := sorted(set(answers["answers"]) - set(manifest["cases"])):
+        raise Unusable(f"{where}: answers to cases that the kit does not have: {', '.join(unknown)}")
+    cases = {}
+    for name, about in manifest["cases"].items():
+        if answers["format"] == "gguf" and about["no_gguf"]:
+            cases[name] = {"level": None, "said": f"no GGUF file: {about['no_gguf']}"}
+        elif name not in answers["answers"]:
+            cases[name] = {"level": FAILS, "said": "no answer for this case"}
+        else:
+            golden = read(kit / "golden" / f"{name}.json")
+            try:
+                cases[name] = judged(golden, answers["answers"][name], answers["dtype"])
+            except Unusable as error:
+                cases[name] = {"level": FAILS, "said": str(error)}
+    about = {key: answers[key] for key in ("engine", "release", "dtype", "format")}
+    return {**about, "versions": answers.get("versions", {}), "kit": manifest["version"], "cases": cases}
+
+
+def judged(golden, answer, dtype):
+    """Return the level of a case; largest and mean difference from the right table, in nats; nearest: the table that fits.
+
+    Raises: Unusable with what is wrong with the answer.
+    """
+    if isinstance(answer, dict) and "error" in answer:
+        raise Unusable(" ".join(str(answer["error"]).split())[:SHOWN] or "an error without words")
+    numbers = compared(golden, answer)
+    bounds = golden["bounds"][dtype]
+    off = {
+        table["name"]: [abs(given - table[kind][prompt][index]) for (prompt, kind, index), given in numbers]
+        for table in golden["tables"]
+    }
+    mean = {name: sum(one) / len(one) for name, one in off.items()}
+    largest = max(off[RIGHT])
+    nearest, second = sorted(mean, key=mean.get)[:2]
+    fits = mean[nearest] <= bounds["table"] and mean[nearest] <= NEARER * mean[second]
+    found = {
+        "largest": short(largest), "mean": short(mean[RIGHT]), "nearest": nearest if fits else None, "numbers": len(numbers),
+    }  # fmt: skip
+    if fits and nearest == RIGHT:
+        if largest <= bounds["exact"]:
+            return {"level": EXACT, "said": "", **found}
+        said = f"off by {largest:.2g}, the bound for {dtype} is {bounds['exact']:.2g}"
+        return {"level": TABLE, "said": said, **found}
+    if fits:
+        says = next(table["says"] for table in golden["tables"] if table["name"] == nearest)
+        said = f"{nearest}: {says}" if says else nearest
+    else:
+        said = (
+            f"no table of the kit fits: off by {mean[RIGHT]:.2g} on average; nearest: {nearest} ({mean[nearest]:.2g})"
+        )
+    return {"level": LOADS, "said": said, **found}
+
+
+def compared(golden, answer):
+    """Return the numbers of an answer that have golden ones, each with its place: (prompt, "scores" or "next", index).
+
+    Raises: Unusable for answers that are short, not finite, or of other tokens.
+    """
+    given = answer.get("prompts") if isinstance(answer, dict) else None
+    prompts = golden["prompts"]
+    if not isinstance(given, list) or len(given) != len(prompts):
+        count = len(given) if isinstance(given, list) else "no"
+        raise Unusable(f"{count} prompts are answered, and {len(prompts)} were asked")
+    found = []
+    for at, (prompt, one) in enumerate(zip(prompts, given, strict=True)):
+        where = f"prompt of {prompt['length']} tokens"
+        scores, following = (one.get("scores"), one.get("next")) if isinstance(one, dict) else (None, None)
+        if scores is None and following is None:
+            raise Unusable(f"{where}: neither scores nor next tokens")
+        if "ids" in one and one["ids"] != golden["ids"][: prompt["length"]]:
+            raise Unusable(f"{where}: the engine computed other token ids")
+        if scores is not None:
+            found += [((at, "scores", i), value) for i, value in enumerate(of_prompt(prompt, scores, where))]
+        if following is not None:
+            found += [((at, "next", i), value) for i, value in behind(golden, prompt, following, where)]
+    return found
+
+
+def of_prompt(prompt, scores, where):
+    """Return the scores of the tokens that are compared. Raises: Unusable."""
+    if not isinstance(scores, list) or len(scores) != prompt["length"]:
+        count = len(scores) if isinstance(scores, list) else "no"
+        more = "; was a token put before the prompt?" if count == prompt["length"] + 1 else ""
+        raise Unusable(f"{where}: {count} scores{more}")
+    return [log_prob(scores[place], f"{where}: score of token {place}") for place in prompt["places"]]
+
+
+def behind(golden, prompt, given, where):
+    """Return the next tokens that are compared, each with its index among the golden ones. Raises: Unusable."""
+    if not isinstance(given, dict):
+        raise Unusable(f"{where}: the next tokens are no object of token ids and log probabilities")
+    for token, value in given.items():
+        if not token.isdecimal() or int(token) >= golden["vocabulary"]:
+            raise Unusable(f"{where}: next token {token!r} is no id below {golden['vocabulary']}")
+        log_prob(value, f"{where}: next token {token}")
+    shared = [(i, given[str(token)]) for i, token in enumerate(prompt["tokens"]) if str(token) in given]
+    if not shared:
+        raise Unusable(f"{where}: none of the next tokens is among those that a table makes likely")
+    return shared
+
+
+def log_prob(value, where):
+    """Return a log probability. Raises: Unusable for what is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Unusable(f"{where} is {value!r}, not a log probability")
+    if not math.isfinite(value) or value > POSITIVE:
+        raise Unusable(f"{where} is {value}; a log probability is finite and at most 0")
+    return value
+
+
+def report(manifest, scored):
+    """Return a line for each case with a column for each engine, then the counts of each and what is wrong."""
+    heads = ["case", *(f"{one['engine']} {one['release']} {one['dtype']}" for one in scored)]
+    lines = [heads, *([name, *(cell(one["cases"][name]) for one in scored)] for name in manifest["cases"])]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    for head, one in zip(heads[1:], scored, strict=True):
+        levels = [case["level"] for case in one["cases"].values() if case["level"] is not None]
+        counts = ", ".join(f"{words} {sum(level >= at for level in levels)}" for at, words in COUNTED)
+        text += ["", f"{head}: {counts}, of {len(levels)}"]
+        text += [f"  {name}: {case['said']}" for name, case in one["cases"].items() if case["said"]]
+    return "\n".join(text)
+
+
+def cell(case):
+    """Return a case's level in a word, with the wrong table that fits."""
+    if case["level"] is None:
+        return "n/a"
+    if case["level"] == LOADS:
+        return f"loads: {case['nearest'] or 'no table fits'}"
+    return WORDS[case["level"]]
+
+
+def changed_files(kit, manifest):
+    """Return a sentence for each file that is missing or not the one that the manifest lists."""
+    wrong = []
+    for name, known in manifest["files"].items():
+        path = kit / name
+        if not path.is_file():
+            wrong.append(f"{name} is missing")
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != known["sha256"]:
+            wrong.append(f"{name} is not the file of the manifest")
+    return wrong
+
+
+def short(number):
+    """Return a number with two digits."""
+    return float(f"{number:.2g}")
+
+
+def read(path):
+    """Return the object of a JSON file. Raises: Unusable."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Unusable(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise Unusable(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise Unusable(f"{path}: JSON, but no object")
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""A part of the conformance kit, made here: its bytes, and what the scorer says of engines, right, wrong and broken."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "baking")]
+
+from conformance_kit import cases, checkpoints, making, record  # noqa: E402
+
+FACTOR, BASE = "llama-attention-factor", "llama-base"
+SHIPPED = ROOT / "scripts" / "conformance_kit" / "shipped"
+sys.path.insert(0, str(SHIPPED / "drivers"))
+DRIVER = importlib.import_module("run_transformers")
+LARGEST = 20_000_000  # bytes of the whole kit
+Answers = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("conformance") / "kit"
+    making.make(folder, (FACTOR, BASE))
+    return folder
+
+
+def drive(kit: Path, out: Path, *more: str) -> Answers:
+    """Have transformers answer, in a process that does not see ropetool."""
+    program = kit / "drivers" / "run_transformers.py"
+    done = subprocess.run(
+        [sys.executable, str(program), str(kit), str(out), *more],
+        capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: Answers = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def answers(kit: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    return drive(kit, tmp_path_factory.mktemp("answers") / "transformers.json")
+
+
+def computed(kit: Path, case: str, folder: Path, dtype: str = "float32") -> Answers:
+    """Return what transformers answers to a case by the config of a folder: the driver's own function, in this process."""
+    golden = json.loads((kit / "golden" / f"{case}.json").read_text())
+    prompts = [golden["ids"][: prompt["length"]] for prompt in golden["prompts"]]
+    found = DRIVER.answer(str(folder), prompts, golden["context"], SimpleNamespace(dtype=dtype))
+    return json.loads(json.dumps({"prompts": found}))  # type: ignore[no-any-return]
+
+
+def scored(kit: Path, answers: Answers, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the scorer as an engine's CI does: the kit's own file, the standard library alone."""
+    path = folder / "answers.json"
+    path.write_text(json.dumps(answers), encoding="utf-8")
+    return subprocess.run(
+        [sys.executable, "-I", "-S", str(kit / "score.py"), str(kit), str(path), *more],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def levels(kit: Path, answers: Answers, folder: Path) -> dict[str, dict[str, Any]]:
+    done = scored(kit, answers, folder, "--json")
+    assert done.stderr == ""
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)[0]["cases"]
+    return found
+
+
+# --- what is made
+
+
+def test_weights_and_gguf_files_are_those_of_the_record_bit_for_bit(kit: Path) -> None:
+    listed = json.loads((kit / "manifest.json").read_text())["files"]
+    known = record.known()["kit"]["weights"]
+    made = {name: one["sha256"] for name, one in listed.items() if name.endswith((record.WEIGHTS, ".gguf"))}
+    assert len(made) == 4
+    assert made == {name: known[name] for name in made}
+
+
+def test_the_manifest_lists_every_file_and_sees_a_changed_byte(kit: Path, tmp_path: Path) -> None:
+    copied = tmp_path / "kit"
+    shutil.copytree(kit, copied)
+    manifest = json.loads((copied / "manifest.json").read_text())
+    there = {path.relative_to(copied).as_posix() for path in copied.rglob("*") if path.is_file()}
+    assert there == {*manifest["files"], "manifest.json"}
+    assert (manifest["licence"], manifest["version"]) == ("Apache-2.0", cases.VERSION)
+    assert (copied / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    check = [sys.executable, "-I", "-S", str(copied / "score.py"), str(copied), "--check-files"]
+    assert subprocess.run(check, check=False).returncode == 0
+    target = copied / "hf" / BASE / record.WEIGHTS
+    target.write_bytes(target.read_bytes()[:-1] + b"\x00")
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, f"hf/{BASE}/model.safetensors is not the file of the manifest\n")
+
+
+def test_the_text_of_the_prompt_is_its_tokens(kit: Path) -> None:
+    from tokenizers import Tokenizer
+
+    ids = checkpoints.prompt(300)
+    text = bytes(ids).decode("ascii")
+    found = Tokenizer.from_file(str(kit / "hf" / BASE / "tokenizer.json")).encode(text, add_special_tokens=False)
+    assert found.ids == ids
+
+
+def test_a_case_that_cannot_tell_is_refused(tmp_path: Path) -> None:
+    alike = cases.Case("linear scaling", cases.llama({"rope_type": "linear", "factor": 1.0001}))
+    with pytest.raises(making.Defect, match=r"scaling dropped is .* nats from the right table; 0\.03 are needed"):
+        making.golden(checkpoints.write(tmp_path / "alike", alike), alike, checkpoints.prompt(cases.CONTEXT))
+
+
+def test_scores_of_a_part_are_not_recorded(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    path = tmp_path / "answers.json"
+    path.write_text(json.dumps(answers))
+    before = record.RESULT.read_bytes()
+    with pytest.raises(ValueError, match="is not the whole kit of version"):
+        record.add(kit, path, "transformers")
+    assert record.RESULT.read_bytes() == before
+
+
+# --- what the scorer says
+
+
+def test_transformers_is_exact(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    done = scored(kit, answers, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:3] == [f"{FACTOR}  exact", f"{BASE}              exact"]
+    for case in levels(kit, answers, tmp_path).values():
+        assert case["largest"] < making.EXACT / 2
+
+
+@pytest.mark.parametrize("kept", ["scores", "next"])
+def test_either_kind_of_answer_will_do(kit: Path, answers: Answers, tmp_path: Path, kept: str) -> None:
+    """Servers give the scores of a prompt, or the likeliest next tokens."""
+    few = copy.deepcopy(answers)
+    for case in few["answers"].values():
+        case["prompts"] = [{kept: one[kept]} for one in case["prompts"]]
+        for one in case["prompts"]:
+            if kept == "next":
+                likeliest = sorted(one["next"], key=one["next"].get)[-20:]
+                one["next"] = {token: one["next"][token] for token in likeliest}
+    found = levels(kit, few, tmp_path)
+    assert {case["level"] for case in found.values()} == {3}
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "named"),
+    [
+        (FACTOR, {"attention_factor": None}, "attention factor by default"),
+        (FACTOR, {"factor": 2.0}, "factor halved"),
+        (FACTOR, {"original_max_position_embeddings": 2048}, "original length lost"),
+        (FACTOR, {"rope_type": "default"}, "scaling dropped"),
+        (FACTOR, {"factor": 4.4}, None),
+        (BASE, {"rope_theta": 10000.0}, "base 10000"),
+        (BASE, {"rope_theta": 250000.0}, None),
+    ],
+)
+def test_a_wrong_table_is_named(
+    kit: Path, answers: Answers, tmp_path: Path, case: str, changes: dict[str, Any], named: str | None
+) -> None:
+    """A planted engine: transformers, reading a config in which one key is another."""
+    planted = tmp_path / "planted"
+    shutil.copytree(kit / "hf" / case, planted)
+    path = planted / "config.json"
+    config = json.loads(path.read_text())
+    keys = config if case == BASE else config["rope_scaling"]
+    keys |= changes
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    found = levels(kit, {**answers, "answers": {case: computed(kit, case, planted)}}, tmp_path)[case]
+    assert (found["level"], found["nearest"]) == (1, named)
+    assert found["said"].startswith(f"{named}: " if named else "no table of the kit fits: off by ")
+
+
+def test_bfloat16_has_bounds_of_its_own(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    given = {case: computed(kit, case, kit / "hf" / case, "bfloat16") for case in (FACTOR, BASE)}
+    narrow = {**answers, "dtype": "bfloat16", "answers": given}
+    assert {case["level"] for case in levels(kit, narrow, tmp_path).values()} == {3}
+    as_float32 = levels(kit, {**narrow, "dtype": "float32"}, tmp_path)
+    assert {case["level"] for case in as_float32.values()} == {1}
+
+
+def roughened(kit: Path, answers: Answers) -> Answers:
+    """Return the answers with one log probability that is 0.01 nats off."""
+    rough = copy.deepcopy(answers)
+    token = json.loads((kit / "golden" / f"{BASE}.json").read_text())["prompts"][3]["tokens"][0]
+    rough["answers"][BASE]["prompts"][3]["next"][str(token)] -= 0.01
+    return rough
+
+
+def test_rounding_that_is_rough_is_not_exact(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    rough = roughened(kit, answers)
+    found = levels(kit, rough, tmp_path)[BASE]
+    assert (found["level"], found["said"]) == (2, "off by 0.01, the bound for float32 is 0.0003")
+
+
+def prompts(answers: Answers) -> Any:
+    return answers["answers"][BASE]["prompts"]
+
+
+BROKEN: dict[str, tuple[Callable[[Answers], Any], str]] = {
+    "missing": (lambda a: a["answers"].pop(BASE), "no answer for this case"),
+    "error": (lambda a: a["answers"].update({BASE: {"error": "KeyError:\n 'yarn'"}}), "KeyError: 'yarn'"),
+    "short": (lambda a: prompts(a).pop(), "5 prompts are answered, and 6 were asked"),
+    "few scores": (lambda a: prompts(a)[1]["scores"].pop(), "prompt of 512 tokens: 511 scores"),
+    "one more": (
+        lambda a: prompts(a)[0]["scores"].insert(0, None),
+        "prompt of 255 tokens: 256 scores; was a token put before the prompt?",
+    ),
+    "nan": (
+        lambda a: prompts(a)[0]["scores"].__setitem__(45, float("nan")),
+        "prompt of 255 tokens: score of token 45 is nan; a log probability is finite and at most 0",
+    ),
+    "null": (
+        lambda a: prompts(a)[0]["scores"].__setitem__(8, None),
+        "prompt of 255 tokens: score of token 8 is None, not a log probability",
+    ),
+    "logits": (
+        lambda a: prompts(a)[2]["next"].update({"65": 3.5}),
+        "prompt of 513 tokens: next token 65 is 3.5; a log probability is finite and at most 0",
+    ),
+    "other tokens": (
+        lambda a: prompts(a)[2].update(next={"A": -1.0}), "prompt of 513 tokens: next token 'A' is no id below 264"
+    ),
+    "unlikely tokens": (
+        lambda a: prompts(a)[2].update(next={"300": -1.0}), "prompt of 513 tokens: next token '300' is no id below 264"
+    ),
+    "other ids": (
+        lambda a: prompts(a)[0].update(ids=[256] + [40] * 254), "prompt of 255 tokens: the engine computed other token ids"
+    ),
+    "nothing": (lambda a: prompts(a)[4].clear(), "prompt of 1535 tokens: neither scores nor next tokens"),
+    "null answers": (
+        lambda a: prompts(a)[4].update(scores=None, next=None), "prompt of 1535 tokens: neither scores nor next tokens"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_answers_that_cannot_be_compared_get_a_sentence(
+    kit: Path, answers: Answers, tmp_path: Path, broken: str
+) -> None:
+    spoil, sentence = BROKEN[broken]
+    spoiled = copy.deepcopy(answers)
+    spoil(spoiled)
+    done = scored(kit, spoiled, tmp_path)
+    assert done.returncode == 1
+    assert f"  {BASE}: {sentence}" in done.stdout.splitlines()
+    assert done.stderr == ""
+    assert levels(kit, spoiled, tmp_path)[FACTOR]["level"] == 3
+    assert scored(kit, spoiled, tmp_path, "--known", BASE).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"kit": 99}, f"answers to version 99 of the kit, and this is {cases.VERSION}"),
+        ({"dtype": "int3"}, "dtype 'int3' has no bounds in the kit; there are float32, bfloat16"),
+        ({"format": "onnx"}, "format 'onnx' is neither hf nor gguf"),
+        ({"answers": {"llama-none": {}}}, "answers to cases that the kit does not have: llama-none"),
+    ],
+)
+def test_files_that_are_no_answers_are_refused(
+    kit: Path, answers: Answers, tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
+    done = scored(kit, {**answers, **change}, tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: {tmp_path / 'answers.json'}: {sentence}\n"
+
+
+def test_a_level_can_be_asked_for(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    rough = roughened(kit, answers)
+    assert scored(kit, rough, tmp_path).returncode == 1
+    assert scored(kit, rough, tmp_path, "--level", "2").returncode == 0
+
+
+def test_a_file_without_gguf_is_not_counted(kit: Path, answers: Answers, tmp_path: Path) -> None:
+    without = tmp_path / "kit"
+    shutil.copytree(kit, without)
+    manifest = json.loads((without / "manifest.json").read_text())
+    manifest["cases"][BASE]["no_gguf"] = "there is no key for it"
+    (without / "manifest.json").write_text(json.dumps(manifest))
+    found = levels(without, {**answers, "format": "gguf"}, tmp_path)
+    assert found[BASE] == {"level": None, "said": "no GGUF file: there is no key for it"}
+
+
+# --- drivers
+
+
+PLANTED = """
+import os
+import answering
+
+def prepare(arguments):
+    return {"release": "0", "versions": {}}
+
+def answer(path, prompts, context, arguments):
+    if path.endswith("llama-base"):
+        os.abort()
+    raise KeyError("yarn")
+
+answering.main("planted", "hf", prepare, answer)
+"""
+
+
+def test_an_engine_that_dies_is_started_again(kit: Path, tmp_path: Path) -> None:
+    program = tmp_path / "driver.py"
+    program.write_text(PLANTED)
+    shutil.copy(kit / "drivers" / "answering.py", tmp_path)
+    order = [sys.executable, str(program), str(kit), str(tmp_path / "out.json"), BASE, FACTOR]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    given = json.loads((tmp_path / "out.json").read_text())["answers"]
+    assert given == {BASE: {"error": "its process ended with -6"}, FACTOR: {"error": "KeyError: 'yarn'"}}
