@@ -24,13 +24,14 @@ Model = Callable[[Sequence[int]], np.ndarray]
 class Served:
     """What is served, and what of it is broken.
 
-    read, write: from text to ids and back. context: tokens. busy: how many requests are answered by 503 first. change: what
-    becomes of an answer before it is sent. quiet: without log probabilities. key: what is asked for. asked: every request.
+    read, write: from text to ids and back; without the first it has no interface for its tokenizer. context: tokens.
+    busy: how many requests are answered by 503 first. change: what becomes of an answer before it is sent. quiet: without
+    log probabilities. key: what is asked for. asked: every request.
     """
 
     kind: str
     model: Model
-    read: Callable[[str], list[int]]
+    read: Callable[[str], list[int]] | None
     write: Callable[[int], str]
     context: int = 4096
     busy: int = 0
@@ -79,7 +80,7 @@ class Served:
         return None if found is None else found(body)
 
     def _tokens(self, key: str) -> Callable[[dict[str, Any]], Any]:
-        return lambda body: {"tokens": self.read(body[key])}
+        return lambda body: None if self.read is None else {"tokens": self.read(body[key])}
 
     def _top(self, ids: Sequence[int], count: int) -> tuple[np.ndarray, list[int]]:
         found = self.model(ids)
@@ -108,10 +109,12 @@ class Served:
         said: dict[str, Any] = {"output_top_logprobs": [[[float(found[one]), one, None] for one in top]]}
         if "token_ids_logprob" in body:
             said["output_token_ids_logprobs"] = [[[float(found[one]), one, None] for one in body["token_ids_logprob"]]]
-        if body.get("logprob_start_len") == 0:
-            scores = [None, *(float(self.model(ids[:at])[ids[at]]) for at in range(1, len(ids)))]
-            said["input_token_logprobs"] = [[one, token, None] for one, token in zip(scores, ids, strict=True)]
-            tops = [int(self.model(ids[:at]).argmax()) for at in range(1, len(ids))]
+        if "logprob_start_len" in body:  # the first of the entries has no score, whatever comes before it
+            places = range(body["logprob_start_len"] + 1, len(ids))
+            scores = [None, *(float(self.model(ids[:at])[ids[at]]) for at in places)]
+            shown = ids[places.start - 1 :]
+            said["input_token_logprobs"] = [[one, token, None] for one, token in zip(scores, shown, strict=True)]
+            tops = [int(self.model(ids[:at]).argmax()) for at in places]
             said["input_top_logprobs"] = [None, *([[0.0, one, None]] for one in tops)]
         return {"text": "", "meta_info": {} if self.quiet else said}
 

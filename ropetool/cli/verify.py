@@ -17,10 +17,17 @@ if TYPE_CHECKING:
     from ropetool.verification.runners.vllm_engine import Engine
     from ropetool.verification.served import Served
 
-# What asks for the files of the model, or for all of its logits.
-UNSERVED = (
-    "against", "judge", "lm_eval", "stated", "finetuned", "strict", "max_kl", "budget", "certificate", "full_hash", "parallel",
-)  # fmt: skip
+_LOGITS, _FILES = (
+    "it takes all logits, and no server gives them",
+    "it is about the model's files, and what is served is judged",
+)
+_BOUND = "a certificate would be bound to files that the server may not have read"
+# What no server can be asked, and why.
+UNSERVED = {
+    "against": _LOGITS, "judge": _LOGITS, "max_kl": _LOGITS, "lm_eval": "its logs are those of a model that is run from its files",
+    "stated": _FILES, "finetuned": _FILES, "strict": _FILES, "certificate": _BOUND, "full_hash": _BOUND,
+    "parallel": "one process asks a server",
+}  # fmt: skip
 
 
 def say_grade(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -186,9 +193,9 @@ def _served(options: dict[str, Any]) -> Served | None:
         if given is not None:
             raise click.UsageError(f"--{given.replace('_', '-')} needs --server URL")
         return None
-    for name in UNSERVED:
+    for name, reason in UNSERVED.items():
         if options.get(name) not in (None, False, (), "data"):
-            raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: its files are not at hand")
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: {reason}")
     from ropetool.verification.served import Served
 
     return Served(url, score_prompts=options.pop("score_prompts"), **named)
@@ -292,14 +299,15 @@ def measured(
     )
     tensor = options.pop("parallel", parallel.DATA) == parallel.TENSOR
     certificate = options.pop("certificate", None)
+    say = None if quiet or parallel.size() > 1 else lambda line: notes([line])
     try:
         with bar(shown=parallel.rank() == 0) as progress:
             result = _verify_served(
-                target, served, limits=Limits(**limits), trained_length=terms.trained_length, progress=progress,
+                target, served, limits=Limits(**limits), trained_length=terms.trained_length, progress=progress, say=say,
                 **{name: value for name, value in options.items() if name not in UNSERVED},
             ) if served is not None else verify_checkpoint(
                 target, limits=Limits(**limits), terms=terms, tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
-                progress=progress, say=None if quiet or parallel.size() > 1 else lambda line: notes([line]), **options,
+                progress=progress, say=say, **options,
             )  # fmt: skip
     except KeyboardInterrupt as error:
         unkept, rows = getattr(error, "unkept", ""), getattr(error, "rows", 0)

@@ -86,6 +86,6 @@ class FiledServer:
         """Return None: a file reads no text."""
         return None
 
-    def scores(self, ids: Sequence[int]) -> list[Score] | None:
+    def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
         """Return None: it holds answers alone."""
         return None

@@ -64,7 +64,8 @@ NOTHING = Answer({}, 0)  # of a prompt that cannot be asked
 class Limits:
     """What a server takes. context: tokens of a prompt and its answer, None where it does not say. shown: the most tokens
     of an answer. exact: whether it tells the probability of any token that is asked for. at_once: requests at a time. room:
-    tokens of the context that a prompt has to leave.
+    tokens of the context that a prompt has to leave. scored: of how many tokens of a prompt it can be asked the scores, None
+    where it makes those of all.
     """
 
     context: int | None
@@ -72,6 +73,7 @@ class Limits:
     exact: bool
     at_once: int = 4
     room: int = 1
+    scored: int | None = None
 
     @property
     def prompt(self) -> int | None:
@@ -100,8 +102,8 @@ class Server(Protocol):
     def tokens_of(self, text: str) -> list[int] | None:
         """Return the ids that the server's own tokenizer makes of a text, None where it has no interface for it."""
 
-    def scores(self, ids: Sequence[int]) -> list[Score] | None:
-        """Return what each token of a prompt but the first is to the model; None where the interface has none for it."""
+    def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
+        """Return what the last tokens of a prompt are to the model, not its first; None where the interface has none for it."""
 
 
 Score = tuple[float, bool]

@@ -80,6 +80,6 @@ class LlamaServer:
         """Return the ids of a text, without special ones."""
         return tokenized(self._http, {"content": text, "add_special": False, "parse_special": False})
 
-    def scores(self, ids: Sequence[int]) -> list[Score] | None:
+    def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
         """Return None: it tells nothing of the tokens of a prompt (llama.cpp#27174)."""
         return None

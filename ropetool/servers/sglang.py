@@ -21,6 +21,7 @@ from ropetool.servers.base import (
 from ropetool.servers.http import Http
 
 GENERATE = "/generate"
+MOST_SCORED = 1024  # tokens whose scores a request asks for: it keeps the logits of these alone
 
 
 class SglangServer:
@@ -30,7 +31,9 @@ class SglangServer:
         self._http, self._where = http, f"{http.url}{GENERATE}"
         self.program, self.model = f"SGLang {stated.get('version', '')}".strip(), model
         sizes = [whole(stated.get(key)) for key in ("context_length", "max_req_input_len", "max_total_num_tokens")]
-        self.limits = Limits(min((one for one in sizes if one is not None), default=None), MOST_SHOWN, exact=True)
+        self.limits = Limits(
+            min((one for one in sizes if one is not None), default=None), MOST_SHOWN, exact=True, scored=MOST_SCORED
+        )
 
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
         """Return what may come after a prompt; the wanted token has an interface of its own."""
@@ -49,12 +52,12 @@ class SglangServer:
         """Return the ids of a text, without special ones, where this release has an interface for it."""
         return tokenized(self._http, {"model": self.model, "prompt": text, "add_special_tokens": False})
 
-    def scores(self, ids: Sequence[int]) -> list[Score] | None:
-        """Return what each token but the first is to the model."""
-        said = self._asked(ids, {"logprob_start_len": 0, "top_logprobs_num": 1})
+    def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
+        """Return what the last tokens are to the model; of the one before them an entry without a score comes too."""
+        said = self._asked(ids, {"logprob_start_len": len(ids) - last - 1, "top_logprobs_num": 1})
         entries, tops = (listed(said, key, where=self._where) for key in ("input_token_logprobs", "input_top_logprobs"))
-        if [within(one, 1, where=self._where) for one in entries] != list(ids) or len(tops) != len(ids):
-            raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=self._where)
+        if [within(one, 1, where=self._where) for one in entries] != list(ids[-last - 1 :]) or len(tops) != last + 1:
+            raise ServerError(f"its answer has not one score for each of the last {last} tokens", where=self._where)
         return [
             (log_probability(one[0], self._where), within(top, 0, 1, where=self._where) == one[1])
             for one, top in zip(entries[1:], tops[1:], strict=True)

@@ -44,7 +44,7 @@ class TextServer:
         """Return None: there is no interface for it."""
         return None
 
-    def scores(self, ids: Sequence[int]) -> list[Score] | None:
+    def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
         """Return None: there is no interface for it."""
         return None
 

@@ -54,14 +54,17 @@ class VllmServer:
         """Return the ids of a text, without special ones."""
         return tokenized(self._http, {"model": self.model, "prompt": text, "add_special_tokens": False})
 
-    def scores(self, ids: Sequence[int]) -> list[Score] | None:
-        """Return what each token but the first is to the model, asked with a salt, so that no cache answers for it."""
+    def scores(self, ids: Sequence[int], last: int) -> list[Score] | None:
+        """Return what the last tokens are to the model, asked with a salt, so that no cache answers for it.
+
+        `prompt_logprobs` are those of all tokens: vLLM has none of a part (v1/worker/gpu_model_runner.py).
+        """
         found = self._asked(ids, {"prompt_logprobs": 1, "cache_salt": uuid.uuid4().hex})
         entries = listed(found, "choices", 0, "prompt_logprobs", where=self._where)
         if len(entries) != len(ids):
             raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=self._where)
         scores = []
-        for entry, token in zip(entries[1:], ids[1:], strict=True):
+        for entry, token in zip(entries[-last:], ids[-last:], strict=True):
             number = log_probability(within(entry, str(token), "logprob", where=self._where), self._where)
             others = (within(entry, one, "logprob", where=self._where) for one in named(entry, where=self._where))
             scores.append((number, number >= max(log_probability(other, self._where) for other in others)))

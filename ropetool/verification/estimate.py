@@ -14,20 +14,21 @@ PROBE_TOKENS = 1024  # in each probe
 LONG_PROBE = 2048
 
 
-def seconds(runner: Runner, corpus: Corpus, rows: Mapping[int, int]) -> float:
+def seconds(runner: Runner, corpus: Corpus, rows: Mapping[int, int], scored: int = 1) -> float:
     """Return about how long the rows will take, by their lengths.
 
-    A row of n tokens costs a n + b n^2: matrices by the token, attention by the pair. Two lengths give a and b; the
-    first call, which loads the model, does not count.
+    scored: tokens of a row that are asked about, where each of them takes a request. A row of n tokens costs a n + b n^2:
+    matrices by the token, attention by the pair. Two lengths give a and b; the first call, which loads the model, does not
+    count.
     """
     source = max(corpus.tokens, key=len).tolist()
     short = min(rows)
     long = max(short, min(max(rows), LONG_PROBE, len(source)))
 
     def per_token(length: int) -> float:
-        count = max(1, PROBE_TOKENS // length)
+        count = max(1, PROBE_TOKENS // (length * scored))
         start = time.perf_counter()
-        runner.score([source[:length]] * count, 1, ignore)
+        runner.score([source[:length]] * count, min(scored, length - 1), ignore)
         return (time.perf_counter() - start) / (count * length)
 
     runner.score([source[:short]], 1, ignore)

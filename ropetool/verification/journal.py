@@ -26,6 +26,7 @@ LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
 DIGEST = 8  # bytes behind the figures of a row
 TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
 BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is not UTF-8
+KEY = 32  # bytes of the key of a row
 STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 
@@ -90,8 +91,9 @@ class Journal:
     @property
     def rows(self) -> int:
         """How many rows are kept."""
-        count = "select count(*) from found"
-        return len(self._memory) + int(self._read(lambda base: base.execute(count).fetchone()[0], 0))
+        count = f"select count(*) from found where length(key) = {KEY}"
+        kept = sum(len(key) == KEY for key in self._memory)
+        return kept + int(self._read(lambda base: base.execute(count).fetchone()[0], 0))
 
     def get(self, key: bytes) -> Array | None:
         """Return the figures of a row, if they are there and as they were put."""
@@ -165,11 +167,31 @@ def _sealed(key: bytes, figures: bytes) -> bytes:
 
 
 class JournaledRunner(Wrapped):
-    """A runner that looks rows up before it computes them, and keeps what it computed."""
+    """A runner that looks rows up before it computes them, and keeps what it computed.
+
+    Of scores, the longest row is kept too, with which `changed` asks whether the runner is still the same.
+    """
 
     def __init__(self, runner: Runner, journal: Journal, role: str) -> None:
         super().__init__(runner)
         self._journal, self._role = journal, role
+        self._place = f"longest {role}".encode()
+        kept = journal.get(self._place)
+        self._longest = 0 if kept is None else len(kept) - 1
+
+    def changed(self) -> float:
+        """Return by how much the runner now scores the longest row that was kept otherwise, 0 where none was.
+
+        Units: nats, the mean over its scored tokens.
+        """
+        kept = self._journal.get(self._place)
+        if kept is None:
+            return 0.0
+        scored, row = int(kept[0]), [int(token) for token in kept[1:]]
+        before = self._journal.get(self._key(row, b"", scored))
+        if before is None:
+            return 0.0
+        return float(np.abs(self._runner.score([row], scored, ignore).losses[0] - before[:scored]).mean())
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
         """Return what the last tokens of every row cost, computed or kept."""
@@ -178,7 +200,7 @@ class JournaledRunner(Wrapped):
             found = self._runner.score(rows[part], scored, done)
             return np.concatenate([found.losses, found.hits], axis=1)
 
-        figures = self._figures(rows, [b""] * len(rows), f"score {scored}", compute, done)
+        figures = self._figures(rows, [b""] * len(rows), scored, compute, done)
         return Scores(figures[:, :scored], figures[:, scored:] > 0)
 
     def predict(
@@ -191,22 +213,22 @@ class JournaledRunner(Wrapped):
             return np.concatenate([found.log_probs, found.top[:, None]], axis=1)
 
         asked = [np.array(few, dtype=np.int64).tobytes() for few in candidates]
-        figures = self._figures(rows, asked, "predict", compute, done)
+        figures = self._figures(rows, asked, 0, compute, done)
         return Predictions(figures[:, :-1], figures[:, -1].astype(np.int64))
 
     def _figures(
         self,
         rows: Sequence[Sequence[int]],
         asked: Sequence[bytes],
-        what: str,
+        scored: int,
         compute: Callable[[slice], Array],
         done: Done,
     ) -> Array:
-        """Return the figures of all rows; those missing are computed in the order of the rows, some at a time."""
-        keys = [
-            hashlib.sha256(f"{self._role} {what} ".encode() + np.array(row, dtype=np.int64).tobytes() + extra).digest()
-            for row, extra in zip(rows, asked, strict=True)
-        ]
+        """Return the figures of all rows; those missing are computed in the order of the rows, some at a time.
+
+        scored: tokens of each that are scored, 0 for predictions.
+        """
+        keys = [self._key(row, extra, scored) for row, extra in zip(rows, asked, strict=True)]
         step = max(1, STEP_TOKENS // len(rows[0]))
         parts = []
         for start in range(0, len(rows), step):
@@ -215,7 +237,14 @@ class JournaledRunner(Wrapped):
             if any(figures is None for figures in kept):
                 parts.append(compute(part))
                 self._journal.put(keys[part], parts[-1])
+                if scored and len(rows[0]) > self._longest:
+                    self._longest = len(rows[0])
+                    self._journal.put([self._place], np.array([[scored, *rows[start]]], dtype=np.float64))
             else:
                 parts.append(np.array(kept))
                 done(sum(map(len, rows[part])))
         return np.concatenate(parts)
+
+    def _key(self, row: Sequence[int], asked: bytes, scored: int) -> bytes:
+        start = f"{self._role} {f'score {scored}' if scored else 'predict'} ".encode()
+        return hashlib.sha256(start + np.array(row, dtype=np.int64).tobytes() + asked).digest()

@@ -110,6 +110,7 @@ def verify(
     dtype: str = "auto",
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
+    foretell: Callable[[Sequence[Measurement]], str] | None = None,
     runner: MakeRunner = TorchRunner,
     wrap: Callable[[Runner, str], Runner] | None = None,
     baseline_reach: int | None = None,
@@ -121,7 +122,8 @@ def verify(
     the other, but for `against`, which is open beside the target. `judge` is a model that reads all lengths and chooses
     the key tokens. `checks` are those made already; `wrap` may put something around each runner, told its role. budget:
     minutes; a run whose losses its first stage leaves undecided goes on with more segments for so long, and each stage takes
-    a part of the chance of a wrong verdict. baseline_reach: the most tokens that the baseline can read, where that is bounded.
+    a part of the chance of a wrong verdict. foretell: returns what else is said of the work before it begins. baseline_reach:
+    the most tokens that the baseline can read, where that is bounded.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
     CheckpointError if a checkpoint cannot be read or its logits are not finite.
@@ -179,9 +181,10 @@ def verify(
                 say(_told(able, limits))
             for line in _told_of_answers(measurements, limits):
                 say(line)
-            _estimate(
-                runners[TARGET], measurements, corpus, [role for role in paths if role in (TARGET, BASELINE)], say
-            )
+            if foretell is not None:
+                say(foretell(measurements))
+            asked = [role for role in paths if role in (TARGET, BASELINE)]
+            _estimate(runners[TARGET], measurements, corpus, asked, suite, say)
         raw = _measure_each(around, measurements, tell)
         found = {m.name: m.result(raw[TARGET][m.name], raw.get(BASELINE, {}).get(m.name)) for m in measurements}
         if suites.KEY_TOKENS in suite.measures:
@@ -290,8 +293,9 @@ def _affordable(
     first = next((m for m in measurements if isinstance(m, LastSegment)), None)
     if first is None:
         return None
-    spent = estimate.seconds(target, corpus, _work(measurements, roles))
-    one = estimate.seconds(target, corpus, _work([first], roles)) / suite.segments
+    scored = suite.most_scored or 1
+    spent = estimate.seconds(target, corpus, _work(measurements, roles), scored)
+    one = estimate.seconds(target, corpus, _work([first], roles), scored) / suite.segments
     extra = int((60 * budget - spent) / one) if one else 0
     if extra < MIN_SEGMENTS:
         return None
@@ -434,11 +438,12 @@ def _estimate(
     measurements: Sequence[Measurement],
     corpus: Corpus,
     roles: Sequence[str],
+    suite: Suite,
     say: Callable[[str], None],
 ) -> None:
     """Say how long the run will take, if that is long."""
     work = _work(measurements, roles)
-    duration = estimate.seconds(target, corpus, work) if work else 0.0
+    duration = estimate.seconds(target, corpus, work, suite.most_scored or 1) if work else 0.0
     if duration > LONG_RUN:
         total = sum(length * count for length, count in work.items())
         say(f"about {estimate.in_words(duration)} for {total} tokens")

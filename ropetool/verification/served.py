@@ -5,8 +5,8 @@ The checkpoint at hand gives the tokenizer, the record and the lengths; its own 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,16 +22,19 @@ from ropetool.servers.text import TextServer
 from ropetool.verification import catalogue, suites
 from ropetool.verification.checkpoints import Open, Wrap, documents_of, kept_on_disk, lengths_of, yardsticks
 from ropetool.verification.gate import Limits
+from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import Progress, default_lengths, verify
+from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
-from ropetool.verification.runners.server_runner import Reader, ServerRunner, Unseen
+from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
-from ropetool.verification.scoring import Runner
+from ropetool.verification.scoring import TARGET, Measurement, Runner, ignore
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 SHOWN = "answers shown"
+CHANGED = 0.03  # nats a token by which a server that is the same may differ: batches are rounded otherwise each time
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,13 @@ def verify_served(
     trials: int | None = None,
     trained_length: int | None = None,
     limits: Limits | None = None,
+    budget: float | None = None,
     seed: int = 0,
     device: str = "auto",
     dtype: str = "auto",
     resume: bool = False,
     progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> VerifyResult:
     """Return what the suite finds of a served model; without a suite the quick one.
 
@@ -73,6 +78,10 @@ def verify_served(
     Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
     behind it, and as verify_checkpoint does; CheckpointError.
     """
+    if parallel.size() > 1:
+        raise ConfigError(
+            "a server is asked by one process", where="torchrun", try_="ropetool verify, without torchrun"
+        )
     checkpoint = open_checkpoint(hub.local(target))
     original = None if baseline is None else open_checkpoint(hub.local(baseline))
     http = Http(served.url)
@@ -96,7 +105,20 @@ def verify_served(
     reader = reader_of(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
     if isinstance(server, TextServer):
         server.words = TokenizerWords(reader, _vocabulary(checkpoint) or 0)
-    asking = ServerRunner(server, reader, vocabulary=_vocabulary(checkpoint), score_prompts=served.score_prompts)
+    vocabulary = _vocabulary(checkpoint)
+    asking = ServerRunner(server, reader, vocabulary=vocabulary, score_prompts=served.score_prompts)
+    notes += asking.notes
+    if served.score_prompts and say is not None:
+        say(_cost(server, max(asked), vocabulary))
+
+    def foretold(measurements: Sequence[Measurement]) -> str:
+        counting = Counting(server.limits, asking.prefix, score_prompts=served.score_prompts)
+        for measurement in measurements:
+            measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type] # all that runs on a server asks for these
+        return (
+            f"{server.program} is asked {counting.requests} times at most, {server.limits.at_once} at a time, for prompts of "
+            f"{counting.tokens} tokens together, the longest of {counting.longest}"
+        )
 
     def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
         if path == SERVED:
@@ -104,11 +126,12 @@ def verify_served(
         return Open(False, {})(path, device=device, dtype=dtype, report=report)
 
     ways = (device, dtype, http.url, server.program, server.model, str(server.limits), str(served))
-    with _kept(server, resume, kept_on_disk(checkpoint, original, documents, ways, resume, notes)) as wrap:
+    kept = kept_on_disk(checkpoint, original, documents, ways, resume, notes)
+    with _kept(server, resume, _same(server, kept) if resume else kept) as wrap:
         result = verify(
             SERVED, baseline=None if original is None else original.path, texts=documents, lengths=asked,
-            trained_length=trained, context_length=context, suite=chosen, limits=limits, checks=checks, seed=seed,
-            device=device, dtype=dtype, progress=progress, runner=runner, wrap=wrap,
+            trained_length=trained, context_length=context, suite=chosen, limits=limits, budget=budget, checks=checks,
+            seed=seed, device=device, dtype=dtype, progress=progress, say=say, foretell=foretold, runner=runner, wrap=wrap,
         )  # fmt: skip
     read = catalogue.described(documents, bundled=not texts)
     shown = _shown(asking.unseen)
@@ -132,6 +155,46 @@ def _kept(server: Server, resume: bool, journal: AbstractContextManager[Wrap]) -
             try_="without --resume",
         )
     return nullcontext()
+
+
+@contextmanager
+def _same(server: Server, journal: AbstractContextManager[Wrap]) -> Iterator[Wrap]:
+    """Give what keeps figures on disk, for a server that still answers as it did.
+
+    Raises: ConfigError for one that does not: it was started with other options meanwhile, or serves other weights.
+    """
+    with journal as wrap:
+
+        def asked_again(runner: Runner, role: str) -> Runner:
+            found = wrap(runner, role)
+            changed = found.changed() if role == TARGET and isinstance(found, JournaledRunner) else 0.0
+            if changed > CHANGED:
+                raise ConfigError(
+                    f"{server.program} now scores a passage {changed:.2g} nats a token otherwise than before: it was started "
+                    "with other options, or serves other weights",
+                    where="--resume",
+                    try_="without --resume",
+                )
+            return found
+
+        yield asked_again
+
+
+def _cost(server: Server, longest: int, vocabulary: int | None) -> str:
+    """Return what the scores of a prompt take on the server's side, as a sentence."""
+    tokens = min(longest, server.limits.scored or longest)
+    size = (
+        "4 bytes for each of its words" if vocabulary is None
+        else f"{vocabulary} x 4 bytes, {4e-9 * tokens * vocabulary:.2g} GB in all"
+    )  # fmt: skip
+    bound = (
+        "" if server.limits.scored is not None
+        else "; a server that is started with --max-num-batched-tokens 1024 holds those of so many tokens at a time"
+    )  # fmt: skip
+    return (
+        f"--score-prompts: beside the model, {server.program} holds the logits of {tokens} tokens of a prompt at a time, "
+        f"{tokens} x {size}{bound}"
+    )
 
 
 def reader_of(checkpoint: Checkpoint) -> Reader:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +20,11 @@ from model_server import KINDS, Served, serving
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ropetool.errors import ConfigError, RopetoolError, ServerError
-from ropetool.servers import http
+from ropetool.servers import http, sglang
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
-from ropetool.verification import journal, served
+from ropetool.verification import estimate, journal, served
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import ServerRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -154,6 +159,25 @@ def test_scores_of_prompts_are_the_same_or_not_on_offer(kind: str, tiny: Path, s
     assert len(bodies) == 3  # two rows, the first of them twice
     if kind == "vllm":
         assert len({body["cache_salt"] for body in bodies}) == 3
+    else:  # the last is asked for as what comes next
+        assert {len(body["input_ids"]) - body["logprob_start_len"] for body in bodies} == {6}
+
+
+def test_scores_are_asked_for_in_pieces_where_they_can(
+    tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sglang, "MOST_SCORED", 7)
+    rows = rows_of(tiny, 40, 2)
+    wanted = TorchRunner(tiny, device="cpu", dtype="float32").score(rows, 20)
+    made = serve("sglang")
+    with serving(made) as url:
+        found = runner(url, tiny, score_prompts=True).score(rows, 20)
+    assert np.abs(found.losses - wanted.losses).max() < CLOSE
+    assert np.array_equal(found.hits, wanted.hits)
+    asked = [
+        len(body["input_ids"]) - body["logprob_start_len"] - 1 for _, body in made.asked if "logprob_start_len" in body
+    ]
+    assert asked == 3 * [7, 7, 5]
 
 
 def test_scores_that_change_are_not_believed(tiny: Path, serve: Callable[..., Served]) -> None:
@@ -395,7 +419,123 @@ def test_a_run_goes_on_where_the_server_died(tiny: Path, serve: Callable[..., Se
     with serving(again, port) as url:
         found = verified(tiny, url, lengths=[16, 32, 64], resume=True)
     assert [entry.target for entry in found.lengths] == [entry.target for entry in wanted.lengths]
-    assert len(again.asked) < 0.7 * everything
+    assert len(again.asked) < 0.7 * everything + 16  # of one row, which is asked again
+
+
+# Run by another process, which is killed in the middle of its answer to one request.
+SERVER = """
+import os, signal, sys, time
+import numpy as np
+from model_server import Served, serving
+
+port, dies, shift = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+
+def model(ids):
+    logits = np.random.default_rng([int(one) for one in ids[-3:]]).normal(size=300) * (1 + shift * len(ids))
+    return logits - np.log(np.exp(logits).sum())
+
+def change(path, found):
+    if dies and len(made.asked) > dies:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+made = Served("vllm", model, None, str, change=change)
+with serving(made, port) as url:
+    print(url, flush=True)
+    time.sleep(600)
+"""
+
+
+@contextmanager
+def elsewhere(port: int = 0, *, dies: int = 0, shift: float = 0.0) -> Iterator[str]:
+    """Serve in a process of its own, killed at the end; it kills itself after so many requests. shift: of what it computes."""
+    folder = str(Path(__file__).resolve().parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(port), str(dies), str(shift)],
+        env={**os.environ, "PYTHONPATH": folder}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_server_that_was_killed_is_gone_on_with_and_another_one_is_not(tiny: Path) -> None:
+    lengths = [16, 32, 64]
+    with elsewhere() as url:
+        wanted = verified(tiny, url, lengths=lengths)
+        port = int(url.rpartition(":")[2])
+    with elsewhere(port, dies=100) as url, pytest.raises(ServerError, match="no answer") as refusal:
+        verified(tiny, url, lengths=lengths)
+    assert "--resume" in refusal.value.try_
+    with (
+        elsewhere(port, shift=0.01) as url,
+        pytest.raises(ConfigError, match="nats a token otherwise than before") as no,
+    ):
+        verified(tiny, url, lengths=lengths, resume=True)
+    assert no.value.where == "--resume"
+    with elsewhere(port) as url:
+        found = verified(tiny, url, lengths=lengths, resume=True)
+    assert [entry.target for entry in found.lengths] == [entry.target for entry in wanted.lengths]
+    assert any("rows were kept" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "scored"), [("vllm", False), ("vllm", True), ("sglang", True), ("llama-server", False)]
+)
+def test_requests_are_told_before_they_are_made(
+    kind: str, scored: bool, tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "seconds", lambda *arguments: 0.0)
+    said: list[str] = []
+    made = serve(kind)
+    with serving(made) as url:
+        verified(tiny, url, lengths=[16, 32], score_prompts=scored, measures=["last-segment"], say=said.append)
+    asked = [body.get("prompt", body.get("input_ids")) for path, body in made.asked if "token" not in path]
+    asked = [ids for ids in asked if len(ids) != 24 - 1 and ids != asked[0]]
+    told = next(line for line in said if "times at most" in line)
+    count, _, longest = map(int, re.findall(r" (\d+)(?: times| tokens|$)", told))
+    assert count == len(asked)
+    assert longest == max(map(len, asked))
+
+
+def test_what_scores_of_prompts_take_is_told(tiny: Path, serve: Callable[..., Served]) -> None:
+    for kind, words in (
+        ("vllm", "holds the logits of 32 tokens of a prompt at a time, 32 x 300 x 4 bytes, 3.8e-05 GB in all; a server that is "
+         "started with --max-num-batched-tokens 1024"),
+        ("sglang", "32 x 300 x 4 bytes, 3.8e-05 GB in all"),
+    ):  # fmt: skip
+        said: list[str] = []
+        with serving(serve(kind)) as url:
+            verified(tiny, url, lengths=[16, 32], score_prompts=True, say=said.append)
+        assert words in said[0]
+
+
+def test_a_server_without_its_tokenizer_is_told(tiny: Path, serve: Callable[..., Served]) -> None:
+    with serving(serve("vllm", read=None)) as url:
+        found = verified(tiny, url, lengths=[16, 32])
+        assert any("has no interface for its tokenizer" in note for note in found.notes)
+    with serving(serve("vllm")) as url:
+        assert not any("tokenizer: " in note for note in verified(tiny, url, lengths=[16, 32]).notes)
+
+
+def test_a_budget_is_spent_on_more_passages(
+    tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimate, "seconds", lambda runner, corpus, rows, scored: 0.01 * scored * sum(rows.values()))
+    with serving(serve("vllm")) as url:
+        found = verified(tiny, url, lengths=[16, 32, 64], trained_length=16, baseline=tiny, budget=1.0)
+    assert any("there was a second stage" in note for note in found.notes)
+    assert max(entry.segments for entry in found.lengths) > 8
+
+
+def test_one_process_asks(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="a server is asked by one process"):
+        verify_served(tiny, served.Served("http://localhost:1"))
 
 
 # --- the verdict

@@ -15,7 +15,7 @@ import numpy as np
 
 from ropetool.errors import ConfigError, ServerError
 from ropetool.rope.tables import Array
-from ropetool.servers.base import Answer, Score, Server, check_raw
+from ropetool.servers.base import Answer, Limits, Score, Server, check_raw
 from ropetool.servers.http import OPTION
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Scores, Tokenizes, ignore
 
@@ -65,6 +65,7 @@ class ServerRunner:
         self._server, self._reader, self._vocabulary, self._score_prompts = server, reader, vocabulary, score_prompts
         self.prefix = reader.prefix
         self.unseen = Unseen()
+        self.notes: tuple[str, ...] = ()
         self._was_stable = False
         self._check_tokenizer()
         check_raw(server, [*self.prefix, *reader.tokenize(PROBE)][:PROBED])
@@ -93,6 +94,10 @@ class ServerRunner:
     def _check_tokenizer(self) -> None:
         theirs = self._server.tokens_of(PROBE)
         ours = self._reader.tokenize(PROBE)
+        if theirs is None:
+            self.notes = (
+                f"{self._server.program} has no interface for its tokenizer: that it is the checkpoint's own is taken for granted",
+            )
         if theirs is not None and theirs != ours:
             at = next(
                 (i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]),
@@ -189,9 +194,9 @@ class ServerRunner:
         The last one is asked for on its own: a server needs room for an answer. The first prompt is scored twice, to see that
         it is stable.
         """
-        found = self._scored(row[:-1])
-        if not self._was_stable:
-            again = self._scored(row[:-1])
+        found = self._scored(row[:-1], scored - 1)
+        if not self._was_stable and found:
+            again = self._scored(row[:-1], scored - 1)
             apart = max(abs(one[0] - other[0]) for one, other in zip(found, again, strict=True))
             if apart > STABLE:
                 raise ServerError(
@@ -200,18 +205,69 @@ class ServerRunner:
                 )  # fmt: skip
             self._was_stable = True
         last = self._next(row[:-1], int(row[-1]))
-        found = [*found, (self._log_probs(last, [int(row[-1])])[0], last.top == int(row[-1]))][-scored:]
+        found = [*found, (self._log_probs(last, [int(row[-1])])[0], last.top == int(row[-1]))]
         return np.array([-number for number, _ in found]), np.array([hit for _, hit in found])
 
-    def _scored(self, row: Sequence[int]) -> list[Score]:
-        scores = self._server.scores([int(token) for token in row])
-        if scores is None:
-            raise ConfigError(
-                f"{self._server.program} does not score prompts", where="--score-prompts", try_="without it"
-            )
-        return scores
+    def _scored(self, row: Sequence[int], count: int) -> list[Score]:
+        """Return the scores of the last tokens of a row, as many at a time as the interface makes."""
+        found: list[Score] = []
+        for end, last in _chunks(len(row), count, self._server.limits.scored):
+            scores = self._server.scores([int(token) for token in row[:end]], last)
+            if scores is None:
+                raise ConfigError(
+                    f"{self._server.program} does not score prompts", where="--score-prompts", try_="without it"
+                )
+            found += scores
+        return found
 
     def _check_length(self, prompt: int) -> None:
         longest = self._server.limits.prompt
         if longest is not None and prompt > longest:
             raise ConfigError(f"a prompt of {prompt} tokens, and the server takes {longest}", where=OPTION)
+
+
+def _chunks(length: int, count: int, most: int | None) -> Iterator[tuple[int, int]]:
+    """Yield the ends of prompts, and how many tokens before each are scored, that make the last `count` of a row."""
+    begun = length - count
+    step = most or max(count, 1)
+    for start in range(begun, length, step):
+        end = min(start + step, length)
+        yield end, end - start
+
+
+class Counting:
+    """In the place of a server: how many requests a run makes, at most, and the tokens of their prompts.
+
+    It has the figures of no model.
+    """
+
+    def __init__(self, limits: Limits, prefix: tuple[int, ...], *, score_prompts: bool) -> None:
+        self._limits, self._score_prompts, self.prefix = limits, score_prompts, prefix
+        self.requests = self.tokens = self.longest = 0
+
+    def _count(self, prompts: Iterable[int]) -> None:
+        for tokens in prompts:
+            self.requests, self.tokens, self.longest = (
+                self.requests + 1,
+                self.tokens + tokens,
+                max(self.longest, tokens),
+            )
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Count what the scores of some rows ask for."""
+        length = len(rows[0])
+        prompts = list(range(length - scored, length))
+        if self._score_prompts:
+            whole = [end for end, _ in _chunks(length - 1, scored - 1, self._limits.scored)]
+            self._count(whole if not self.requests else [])  # the first is scored twice
+            prompts = [*whole, length - 1]
+        self._count(prompts * len(rows))
+        return Scores(np.zeros((len(rows), scored)), np.zeros((len(rows), scored), dtype=np.bool_))
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Count what predictions ask for: the likeliest, and each candidate."""
+        for row, few in zip(rows, candidates, strict=True):
+            self._count([len(row)] * (1 + len(few) * self._limits.exact))
+        return Predictions(np.zeros(np.shape(candidates)), np.zeros(len(rows), dtype=np.int64))

@@ -82,14 +82,14 @@ class VllmModel:
     def tokens_of(self, text: str) -> None:
         """Return None: its tokenizer is not loaded, prompts are ids."""
 
-    def scores(self, ids: Sequence[int]) -> list[Score]:
-        """Return what each token but the first is to the model, asked with a salt, so that no cache answers for it."""
+    def scores(self, ids: Sequence[int], last: int) -> list[Score]:
+        """Return what the last tokens are to the model, asked with a salt, so that no cache answers for it."""
         told = self._asked(ids, {"prompt_logprobs": 1}, cache_salt=uuid.uuid4().hex).prompt_logprobs
         if told is None or len(told) != len(ids):
             raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=OPTION)
         return [
             (log_probability(entry[token].logprob, OPTION), entry[token].rank == 1)
-            for entry, token in zip(told[1:], map(int, ids[1:]), strict=True)
+            for entry, token in zip(told[-last:], map(int, ids[-last:]), strict=True)
         ]
 
     def _asked(self, ids: Sequence[int], more: Mapping[str, Any], **prompt: Any) -> Any:
