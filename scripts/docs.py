@@ -32,6 +32,7 @@ import conformance_kit.page as conformance_page
 import converted_page
 import defects_page
 import export_grid
+import identified_page
 from engine_grid import judging, recorded
 
 from ropetool import families, runtimes
@@ -68,6 +69,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
     yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
+    yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 

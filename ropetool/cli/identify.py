@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import local_source, notes, print_json, show
 from ropetool.cli.options import Lengths
 from ropetool.errors import ConfigError
-from ropetool.escaping import command
+from ropetool.escaping import word
+
+if TYPE_CHECKING:
+    from ropetool.checkpoint.hf import HfCheckpoint
+    from ropetool.identify.hypotheses import Hypothesis
 
 UNNAMED = 3
 
 
 @click.command("identify")
+@click.option("--source", type=click.Path(), metavar="DIR", help="The checkpoint that is served, with its weights.")
 @click.option(
-    "--source", required=True, type=click.Path(), metavar="DIR", help="The checkpoint that is served, with its weights."
-)
+    "--gguf", type=click.Path(), metavar="FILE",
+    help="In place of --source: the GGUF file that is served. It is imported into a temporary checkpoint.",
+)  # fmt: skip
 @click.option("--server", metavar="URL", help="The server. A key is taken from ROPETOOL_API_KEY.")
 @click.option("--model", metavar="NAME", help="Which of the server's models. Default: the only one.")
 @click.option(
@@ -37,7 +48,7 @@ UNNAMED = 3
 @click.option("--dtype", default="float32", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def identify_command(
-    source: str, server: str | None, model: str | None, logprobs: str | None, prompts_out: str | None,
+    source: str | None, gguf: str | None, server: str | None, model: str | None, logprobs: str | None, prompts_out: str | None,
     length: tuple[int, ...] | None, count: int, device: str, dtype: str, as_json: bool,
 ) -> int:  # fmt: skip
     """Say which rotary table a server computes.
@@ -50,11 +61,12 @@ def identify_command(
 
     \b
     ropetool identify --source model-yarn-8x --server http://localhost:8000
+    ropetool identify --gguf model-yarn-8x-F16.gguf --server http://localhost:8080
     ropetool identify --source model-yarn-8x --prompts-out prompts.json
     ropetool identify --source model-yarn-8x --logprobs answers.json
     """
-    from ropetool.checkpoint.hf import HfCheckpoint
-    from ropetool.checkpoint.opening import open_checkpoint
+    from contextlib import ExitStack
+
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
     from ropetool.identify.filed import FiledServer, write_prompts
@@ -66,15 +78,14 @@ def identify_command(
         raise click.UsageError("one of --server URL, --logprobs FILE and --prompts-out FILE says who answers")
     if length is not None and len(length) != 1:
         raise click.UsageError("--length takes one number of tokens")
-    checkpoint = open_checkpoint(local_source(source))
-    if not isinstance(checkpoint, HfCheckpoint):
-        raise ConfigError(
-            "the reference is run by transformers, which needs a directory", where="--source",
-            try_=f"{command('ropetool', 'import', source, '-o', 'DIR')}, and --source DIR",
-        )  # fmt: skip
+    if (source is None) == (gguf is None):
+        raise click.UsageError("one of --source DIR and --gguf FILE says what is served")
     longest = None if length is None else length[0]
     asked = asking.Asked(longest, count, device, dtype)
-    with bar() as progress:
+    with ExitStack() as stack, bar() as progress:
+        checkpoint = _directory(source) if source is not None else stack.enter_context(_imported(str(gguf)))
+        if gguf is not None:
+            asked = replace(asked, more=_options_of(gguf))
         if prompts_out is not None:
             made = asking.prepare(checkpoint, asked, progress=progress)
             write_prompts(Path(prompts_out), made)
@@ -92,3 +103,35 @@ def identify_command(
     else:
         show(identified_text(found))
     return 0 if found.name == asking.AS_MEANT and found.sure else UNNAMED
+
+
+def _directory(source: str) -> HfCheckpoint:
+    from ropetool.checkpoint.hf import HfCheckpoint
+    from ropetool.checkpoint.opening import open_checkpoint
+
+    checkpoint = open_checkpoint(local_source(source))
+    if not isinstance(checkpoint, HfCheckpoint):
+        raise ConfigError(
+            "the reference is run by transformers, which needs a directory", where="--source",
+            try_=f"--gguf {word(source)}",
+        )  # fmt: skip
+    return checkpoint
+
+
+@contextmanager
+def _imported(file: str) -> Iterator[HfCheckpoint]:
+    """Give the checkpoint that a GGUF file is imported as, its numbers as the file has them, until the work is done."""
+    from ropetool.checkpoint.hf import HfCheckpoint
+    from ropetool.gguf_import import import_gguf
+
+    with TemporaryDirectory(prefix="ropetool-") as folder:
+        made = import_gguf(local_source(file), Path(folder) / "imported", dtype="f32", check=False)
+        notes(made.notes)
+        yield HfCheckpoint.open(made.output)
+
+
+def _options_of(file: str) -> tuple[Hypothesis, ...]:
+    from ropetool.checkpoint.gguf import GgufCheckpoint
+    from ropetool.identify.options import of_file
+
+    return of_file(GgufCheckpoint.open(local_source(file)))

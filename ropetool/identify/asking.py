@@ -36,12 +36,16 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Asked:
-    """length: tokens of the longest prompt, None for what the checkpoint states and the server takes. count: of prompts."""
+    """length: tokens of the longest prompt, None for what the checkpoint states and the server takes. count: of prompts.
+
+    more: hypotheses beside those of the checkpoint's keys.
+    """
 
     length: int | None = None
     count: int = 24
     device: str = "auto"
     dtype: str = "float32"
+    more: tuple[Hypothesis, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class Identified:
 
 def prepare(checkpoint: HfCheckpoint, asked: Asked, *, progress: Tell | None = None) -> Prepared:
     """Return prompts that tell the hypotheses apart. Raises: as identify."""
-    found = hypotheses(checkpoint)
+    found = hypotheses(checkpoint, asked.more)
     with closing(_reference(checkpoint, found[0], asked)) as reference:
         listed = _computable(found, reference)
         texts, singles = _texts(reference, _longest(listed[0], asked, None))
@@ -113,7 +117,7 @@ def identify(
             where=OPTION,
             try_="llama-server, vLLM or SGLang, or --prompts-out",
         )
-    tell, found = progress or nobody, hypotheses(checkpoint)
+    tell, found = progress or nobody, hypotheses(checkpoint, asked.more)
     with closing(_reference(checkpoint, found[0], asked)) as reference:
         listed = _computable(found, reference)
         if given is None:

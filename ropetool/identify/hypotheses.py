@@ -6,7 +6,7 @@ Plain data from numbers; knows no model and no server. What runtimes are known t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from ropetool.runtimes import inspection, transformers
 from ropetool.runtimes.base import Refuses
 
 AS_MEANT = "as meant"
-USUAL_BASE = 10000.0  # what engines take where they find none
+USUAL_BASES = (10000.0, 500000.0, 1e6)  # the first is what engines take where they find none
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Hypothesis:
     alike: tuple[str, ...] = ()
 
 
-def hypotheses(checkpoint: HfCheckpoint) -> list[Hypothesis]:
-    """Return all tables that differ, the one that is meant first.
+def hypotheses(checkpoint: HfCheckpoint, more: Sequence[Hypothesis] = ()) -> list[Hypothesis]:
+    """Return all tables that differ, the one that is meant first. more: those that are known of what is served.
 
     Raises: InvalidRope where transformers does not compute a table from the config.
     """
@@ -47,7 +47,8 @@ def hypotheses(checkpoint: HfCheckpoint) -> list[Hypothesis]:
     if first is None or first.rope is None:
         raise InvalidRope("no table is known for it", where=checkpoint.where)
     found = [Hypothesis(AS_MEANT, "every key is read as it is meant", first.rope)]
-    others = [*_misread(checkpoint, first.rope), *_of_runtimes(meant)]
+    known = [_in_its_order(one, first.rope) for one in more if set(one.rope.entries) == set(first.rope.entries)]
+    others = [*_misread(checkpoint, first.rope), *known, *_of_runtimes(meant)]
     for other in others:
         if not _is_computable(first.rope, other.rope):
             continue
@@ -57,6 +58,12 @@ def hypotheses(checkpoint: HfCheckpoint) -> list[Hypothesis]:
         else:
             found[same] = replace(found[same], alike=(*found[same].alike, other.name))
     return found
+
+
+def _in_its_order(one: Hypothesis, meant: RopeSet) -> Hypothesis:
+    """Return what is known of a file as it is of the checkpoint: the order of channels is in the weights of either."""
+    entries = {kind: replace(entry, layout=meant.entries[kind].layout) for kind, entry in one.rope.entries.items()}
+    return replace(one, rope=replace(one.rope, entries=entries))
 
 
 def _is_computable(meant: RopeSet, other: RopeSet) -> bool:
@@ -104,23 +111,18 @@ def _changed(change: _Change, entry: LayerRope, told: _Told) -> LayerRope | None
 
 
 def _of_bases(meant: RopeSet, told: _Told) -> Iterator[Hypothesis]:
-    """Yield the table of the base that engines take where they find none, everything else as meant."""
-    others = [
-        kind
-        for kind, entry in meant.entries.items()
-        if entry.table is not None and entry.rope_theta not in (None, USUAL_BASE)
-    ]
-    rebased = {
-        kind: _changed(lambda one, told: told.again(one, rope_theta=USUAL_BASE), meant.entries[kind], told)
-        for kind in others
-    }
-    if any(rebased.values()):
-        entries = {kind: rebased.get(kind) or entry for kind, entry in meant.entries.items()}
-        yield Hypothesis(
-            f"base {USUAL_BASE:g}",
-            f"{names.ROPE_THETA} is not read, and {USUAL_BASE:g} taken",
-            replace(meant, entries=entries),
-        )
+    """Yield the tables of the bases that are in use, everything else as meant."""
+    for base in USUAL_BASES:
+        others = [
+            kind
+            for kind, entry in meant.entries.items()
+            if entry.table is not None and entry.rope_theta not in (None, base)
+        ]
+        rebased = {kind: _changed(_with_base(base), meant.entries[kind], told) for kind in others}
+        if any(rebased.values()):
+            entries = {kind: rebased.get(kind) or entry for kind, entry in meant.entries.items()}
+            says = f"{names.ROPE_THETA} is not read, and {base:g} taken"
+            yield Hypothesis(f"base {base:g}", says, replace(meant, entries=entries))
 
 
 def _of_layouts(meant: RopeSet) -> Iterator[Hypothesis]:
@@ -191,6 +193,14 @@ def _factor(of: Callable[[float], float]) -> _Change:
     return change
 
 
+def _with_base(base: float) -> _Change:
+    return lambda entry, told: told.again(entry, rope_theta=base)
+
+
+def _evenly(entry: LayerRope, told: _Told) -> LayerRope | None:
+    return None if entry.factor is None or entry.rope_type == "linear" else told.again(entry, rope_type="linear")
+
+
 def _dropped(entry: LayerRope, told: _Told) -> LayerRope | None:
     return told.again(entry, rope_type="default")
 
@@ -250,6 +260,7 @@ def _regime(at: int) -> _Change:
 _BETAS = f"{names.BETA_FAST} and {names.BETA_SLOW}"
 _MISTAKES: tuple[tuple[str, str, _Change], ...] = (
     ("scaling dropped", "the scaling is not read at all", _dropped),
+    ("linear in its place", "the factor is read, and every pair is interpolated by it, as linear scaling does", _evenly),
     ("attention factor dropped", "the attention factor is not applied", _factor(lambda one: 1.0)),
     ("attention factor squared", "the attention factor is applied twice", _factor(lambda one: one * one)),
     ("attention factor doubled", "the attention factor is twice what it is", _factor(lambda one: 2 * one)),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf_making
 import numpy as np
 import pytest
 import torch
@@ -17,9 +18,10 @@ from model_server import Served, serving
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 import ropetool
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, RopetoolError, ServerError
-from ropetool.identify import deciding, prompts
+from ropetool.identify import asking, deciding, options, prompts
 from ropetool.identify.asking import Asked, identify, prepare
 from ropetool.identify.hypotheses import AS_MEANT, hypotheses
 from ropetool.identify.reference import Reference
@@ -59,12 +61,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def served(path: Path, dtype: torch.dtype = torch.float32) -> Served:
+def served(path: Path, dtype: torch.dtype = torch.float32, scaling: float | None = None) -> Served:
+    """Return a checkpoint run by transformers as a server does. scaling: of cos and sin, in place of what its keys say."""
     model, tokenizer, lock = (
         LlamaForCausalLM.from_pretrained(path, dtype=dtype).eval(),
         AutoTokenizer.from_pretrained(path),
         threading.Lock(),
     )
+
+    if scaling is not None:
+        model.model.rotary_emb.attention_scaling = scaling
 
     def log_probs(ids: Sequence[int]) -> np.ndarray:
         with lock, torch.no_grad():
@@ -115,7 +121,9 @@ def name_of(checkpoint: Path, chosen: list[prompts.Prompt], monkeypatch: pytest.
         ("truncate the other way", {"truncate": False}),
         ("original length doubled", {"original_max_position_embeddings": 512}),
         ("base 10000", {"rope_theta": 10000.0}),
-        ("", {"rope_type": "linear", "attention_factor": None}),
+        ("base 1e+06", {"rope_theta": 1e6}),
+        ("linear in its place", {"rope_type": "linear", "attention_factor": None}),
+        ("", {"rope_theta": 200000.0}),
         ("", {"beta_fast": 4.0}),
     ],
 )  # fmt: skip
@@ -216,12 +224,83 @@ def test_of_a_plain_model_the_pairs_can_be_told_apart(tmp_path: Path, monkeypatc
         prepare(HfCheckpoint.open(plain), ASKED)
 
 
-def test_a_gguf_source_is_told_the_way(tmp_path: Path) -> None:
-    file = tmp_path / "m.gguf"
-    assert run("export", DEMO, "-o", file, "--outtype", "f32", "--no-check", "--no-sidecars").code == 0
-    done = run("identify", "--source", file, "--server", "http://localhost:1")
+@pytest.fixture(scope="module")
+def gguf(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo under YaRN with an attention factor of its own, as a GGUF file."""
+    folder = tmp_path_factory.mktemp("gguf")
+    file = folder / "m.gguf"
+    source = changed(checkpoint, folder / "m", beta_fast=None)
+    assert (
+        run("export", source, "-o", file, "--outtype", "f32", "--no-check", "--no-sidecars", "--allow-unverified").code
+        == 0
+    )
+    return file
+
+
+def test_a_gguf_source_is_told_the_way(gguf: Path) -> None:
+    done = run("identify", "--source", gguf, "--server", "http://localhost:1")
     assert (done.code, done.out) == (1, "")
-    assert "Try: ropetool import" in done.err
+    assert f"Try: --gguf {gguf}" in done.err
+
+
+@pytest.mark.parametrize("given", [(), ("--source", "DIR", "--gguf", "FILE")])
+def test_what_is_served_is_named_once(given: tuple[str, ...]) -> None:
+    done = run("identify", *given, "--server", "http://localhost:1")
+    assert (done.code, done.out) == (2, "")
+    assert "one of --source DIR and --gguf FILE" in done.err
+
+
+def test_options_of_llama_server_are_hypotheses_of_a_file(gguf: Path) -> None:
+    """By hand: cos and sin get R = 1.3 / (1 + 0.1 ln 8) of the file whatever the type, and under YaRN 1 + 0.1 ln s too."""
+    left = 1.3 / (1 + 0.1 * np.log(8))
+    plain = 500000.0 ** -(np.arange(0, 64, 2) / 64)
+    found = {one.name: one.rope.entries["full_attention"].table for one in options.of_file(GgufCheckpoint.open(gguf))}
+    tables = {name: table.regimes[0] for name, table in found.items() if table is not None}
+    assert np.allclose(tables["--rope-scaling none"].inv_freq, plain, rtol=1e-6)
+    assert np.allclose(tables["--rope-scaling linear"].inv_freq, plain / 8, rtol=1e-6)
+    assert tables["--rope-scaling none"].attention_factor == pytest.approx(left)
+    assert tables["--rope-scaling linear"].attention_factor == pytest.approx(left)
+    assert tables["--rope-scale 4"].attention_factor == pytest.approx(left * (1 + 0.1 * np.log(4)))
+    assert set(found) == {
+        "--rope-scaling none", "--rope-scaling linear", "--rope-scaling yarn", "--rope-scale 4", "--rope-scale 16",
+        "--yarn-orig-ctx 128", "--yarn-orig-ctx 512",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_gguf_file_is_identified_by_what_it_is_imported_as(
+    wrong: bool, gguf: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of the right table, and one of what llama-server does with --rope-scaling linear: R stays behind."""
+    linear = {"rope_type": "linear", "attention_factor": None}
+    kept: list[Path] = []
+    real = asking.identify
+
+    def identify(checkpoint: HfCheckpoint, *arguments: Any, **keys: Any) -> Any:
+        kept.append(Path(checkpoint.path))
+        return real(checkpoint, *arguments, **keys)
+
+    monkeypatch.setattr(asking, "identify", identify)
+    keys, scaling = (linear, 1.3 / (1 + 0.1 * np.log(8))) if wrong else ({}, None)
+    model = served(changed(checkpoint, tmp_path / "m", beta_fast=None, **keys), scaling=scaling)
+    with serving(model) as url:
+        done = run("identify", "--gguf", gguf, "--server", url, "--length", "500", "--prompts", "12", "--json")
+    found = json.loads(done.out)
+    assert found["name"] == ("--rope-scaling linear" if wrong else AS_MEANT), found
+    assert found["rivals"] == []
+    assert done.code == (3 if wrong else 0)
+    assert "post-processor" in done.err  # the importer's own notes
+    assert not kept[0].exists()
+
+
+def test_a_file_that_cannot_be_imported_is_refused_in_the_importers_words(tmp_path: Path) -> None:
+    file = gguf_making.model(tmp_path / "m.gguf")
+    wanted = run("import", file, "-o", tmp_path / "out")
+    assert wanted.code != 0
+    done = run("identify", "--gguf", file, "--server", "http://localhost:1")
+    assert (done.code, done.out) == (wanted.code, "")
+    assert done.err == wanted.err
+    assert done.err.startswith("Error: ")
 
 
 def test_a_divergence_is_that_of_the_distributions() -> None:
