@@ -136,6 +136,8 @@ def extend_command(
     from ropetool.plans.search import make_plan
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
+    if companion is not None and plan_out is not None:
+        raise click.UsageError("--plan-out holds one plan: have the companion's written by a command of its own")
     chain = _Chain.of(options, dry_run)
     peeked = config_alone(source) if dry_run and plan_out is None else None
     path = peeked or local_source(source)
@@ -162,7 +164,9 @@ def extend_command(
     target = Path(output) if output is not None else plan.output_beside(path)
     drafting = None
     if companion is not None:
-        drafting = _Drafting.of(companion, plan, lambda of: planned(options["for_runtimes"], of, plan.trained_length))
+        drafting = _Drafting.of(
+            companion, path, plan, lambda of: planned(options["for_runtimes"], of, plan.trained_length)
+        )
     with written_beside(plan_out, plan):
         if dry_run:
             flags = flag_lines(unbaked(plan), path)
@@ -178,6 +182,8 @@ def extend_command(
                     show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
             return 0
         chain.check_place(path, target)
+        if drafting:
+            drafting.check_place(target, force=options["force"])
         written = applied(
             plan, path, target, force=options["force"], copy=options["copy"], sidecars=options["sidecars"]
         )  # fmt: skip
@@ -190,7 +196,7 @@ def extend_command(
         notes((*plan.notes, *written.notes))
         if drafting and drafted:
             show(f"\nthe companion, by the same table: {applied_text(drafting.plan, replace(drafted, serving=()))}")
-            notes(drafted.notes)
+            notes((*drafting.plan.notes, *drafted.notes))
     code, found = chain.run(written.output, as_json)
     if as_json:
         beside = {"companion": applied_json(drafting.plan, drafted)} if drafting and drafted else {}
@@ -207,14 +213,24 @@ class _Drafting:
     output: Path
 
     @classmethod
-    def of(cls, named: str, model: Plan, planned: Callable[[Path], Plan]) -> _Drafting:
-        """Return the plan of a companion. Raises: InvalidRope where the model's table is none for it."""
+    def of(cls, named: str, of: Path, model: Plan, planned: Callable[[Path], Plan]) -> _Drafting:
+        """Return the plan of a companion of the model at `of`. Raises: InvalidRope where the model's table is none for it."""
         from ropetool.plans.companions import check_companion
 
-        source = local_source(named)
+        source, where = local_source(named), f"--companion {named}"
+        if source.resolve() == of.resolve():
+            raise ConfigError("it is the model itself", where=where, try_="the checkpoint that drafts tokens for it")
         plan = planned(source)
-        check_companion(model, plan, f"--companion {named}")
+        check_companion(model, plan, where)
         return cls(source, plan, plan.output_beside(source))
+
+    def check_place(self, target: Path, *, force: bool) -> None:
+        """Refuse a place that is taken, before the model's output is written."""
+        if (self.output.exists() and not force) or self.output == target.absolute():
+            raise OutputError(
+                "it is there already, or is the model's own output, and the companion goes there",
+                where=str(self.output), try_="move it away, or --force to replace it",
+            )  # fmt: skip
 
 
 def _for_servers(source: str) -> str:

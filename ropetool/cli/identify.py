@@ -67,6 +67,7 @@ def identify_command(
     """
     from contextlib import ExitStack
 
+    from ropetool.checkpoint.style import context_key
     from ropetool.cli.progress import bar
     from ropetool.identify import asking
     from ropetool.identify.filed import FiledServer, write_prompts
@@ -93,6 +94,8 @@ def identify_command(
             return 0
         if logprobs is not None:
             filed = FiledServer.read(Path(logprobs))
+            part = checkpoint.section
+            filed.check(part.get("vocab_size"), part.get(context_key(part, checkpoint.family)))
             found = asking.identify(checkpoint, filed, asked, given=filed.prompts, progress=progress)
         else:
             http = Http(str(server))

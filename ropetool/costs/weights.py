@@ -24,7 +24,7 @@ from ropetool.gguf_export import fp8, mxfp4
 from ropetool.gguf_export.packed import QUANTIZATION_CONFIG
 from ropetool.gguf_export.shapes import read_model, tensors
 from ropetool.gguf_export.shapes.reading import count
-from ropetool.gguf_export.wrapped import text_config, text_names
+from ropetool.gguf_export.wrapped import TIED, text_config, text_names
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.kv_cache import DTYPE_BYTES, dtype_of
@@ -146,7 +146,8 @@ def _of_hf(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Weights:
             return replace(known, numbers=None, why=f"its {QUANTIZATION_CONFIG} packs several numbers into one")
     else:
         held = list(_tabled(checkpoint, rope))
-        known = _sized(held, f"the table of {family.name}'s tensors: there are no weights here")
+        rest = ", nor is the size of its other parts known" if family.wrapped else ""
+        known = _sized(held, f"the table of {family.name}'s tensors: there are no weights here{rest}")
     if table is None:
         return replace(known, why=f"no table says which tensors of {family.name} a token is multiplied by")
     config, where = text_config(checkpoint), checkpoint.where
@@ -176,6 +177,8 @@ def _tabled(checkpoint: HfCheckpoint, rope: RopeSet | None) -> Iterator[Tensor]:
     family, config = checkpoint.family, dict(text_config(checkpoint))
     if family.export is None or rope is None:
         raise RopetoolError(f"there are no weights here, and no table says which tensors {family.name} has")
+    if family.wrapped and not any(TIED in part for part in (checkpoint.config, checkpoint.section)):
+        config[TIED] = family.export.tied  # nothing is stored that could tell
     quantised = config.pop(QUANTIZATION_CONFIG, None) is not None
     entry = rope.entries[names.FULL_ATTENTION]
     model = read_model(family, config, family.gguf_architecture, entry.head_dim, entry.rotary_dim, checkpoint.where)

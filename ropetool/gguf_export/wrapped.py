@@ -13,7 +13,7 @@ from ropetool.families.wrappers import PREFIXES
 HEADS = {"lm_head.weight", "language_model.lm_head.weight"}
 # What the wrapper's class computes by, wherever else the keys stand, and what llama.cpp is told of its other parts.
 _OUTER = ("quantization_config", "bos_token_id", "eos_token_id", "pad_token_id", "vision_config")
-_TIED = "tie_word_embeddings"
+TIED = "tie_word_embeddings"
 
 
 def text_config(checkpoint: HfCheckpoint) -> Mapping[str, Any]:
@@ -26,10 +26,10 @@ def text_config(checkpoint: HfCheckpoint) -> Mapping[str, Any]:
     if not family.wrapped:
         return outer
     inner = style.section(outer, family, checkpoint.where)
-    stated = [part[_TIED] for part in (outer, inner) if part.get(_TIED) is not None]
+    stated = [part[TIED] for part in (outer, inner) if part.get(TIED) is not None]
     assumed = family.export.assumed if family.export is not None else {}
     kept = {key: outer[key] for key in _OUTER if key in outer}
-    return {**assumed, **inner, **kept, _TIED: True in stated or not stated}
+    return {**assumed, **inner, **kept, TIED: True in stated or not stated}
 
 
 def text_names(held: Iterable[str]) -> dict[str, str]:

@@ -71,6 +71,19 @@ class FiledServer:
             )
         return cls(str(data.get("program") or "the program"), found, str(path))
 
+    def check(self, vocabulary: int | None, context: int | None) -> None:
+        """Raise CheckpointError for prompts of tokens that a model does not have, or of more than it states."""
+        for ids in self.answers:
+            if vocabulary is not None and max(ids) >= vocabulary:
+                raise CheckpointError(
+                    f"it asks about token {max(ids)}, and the checkpoint's vocabulary has {vocabulary}",
+                    where=self.model,
+                )
+            if context is not None and len(ids) > context:
+                raise CheckpointError(
+                    f"it has a prompt of {len(ids)} tokens, and the checkpoint states {context}", where=self.where
+                )
+
     @property
     def prompts(self) -> Prepared:
         """The prompts that it answers."""

@@ -30,7 +30,7 @@ def of_file(file: GgufCheckpoint) -> tuple[Hypothesis, ...]:
             rope = decoding.decode(file.after(Patch(set={f"{arch}.{key}": value})))
         except (Refuses, InvalidRope):
             continue
-        name = f"{option} {value.decode():g}" if value.type is not ValueType.STR else f"{option} {value.decode()}"
+        name = f"{option} {value.decode():g}" if value.type is ValueType.F32 else f"{option} {value.decode()}"
         found.append(Hypothesis(name, "llama-server was started with this option", rope))
     return tuple(found)
 

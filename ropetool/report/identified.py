@@ -36,6 +36,10 @@ def _answer(found: Identified) -> list[str]:
         said = [f"{found.program} computes the table {one.name}: {one.says}"]
     if decision.margin:
         said.append(f"The next table is {decision.margin:.2g} nats a prompt worse")
+    said.append(
+        f"Its answers are {decision.figures[decision.best]:.2g} nats from it, and rounding makes {decision.limit:.2g} at most: "
+        "a table outside of the list that is as near would be taken for it"
+    )
     if one.alike:
         said.append(f"The same table: {', '.join(one.alike)}")
     return said

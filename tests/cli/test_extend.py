@@ -297,3 +297,27 @@ def test_a_companion_of_another_table_is_refused_and_nothing_written(
     assert (done.code, done.out) == (1, "")
     assert f"Error: --companion eagle: {words}" in done.err
     assert snapshot(tmp_path) == before
+
+
+def test_half_a_pair_is_never_written(tmp_path: Path) -> None:
+    draft(tmp_path / "eagle")
+    (tmp_path / "eagle-yarn-4x").mkdir()
+    before = snapshot(tmp_path)
+    done = run("extend", "model", *YARN, "--companion", "eagle")
+    assert (done.code, done.out) == (1, "")
+    assert f"Error: {tmp_path}/eagle-yarn-4x: it is there already" in done.err
+    done = run("extend", "model", *YARN, "--companion", "model")
+    assert "Error: --companion model: it is the model itself" in done.err
+    done = run("extend", "model", *YARN, "--companion", "eagle", "--plan-out", "plan.json")
+    assert (done.code, snapshot(tmp_path)) == (2, before)
+
+
+def test_a_companion_may_have_one_kind_of_layer_of_several(tmp_path: Path) -> None:
+    """Of Cohere 2 the full layers do not rotate: a draft of full layers has the table of the sliding ones."""
+    config = configs.config("cohere2", "v4")
+    write_model(tmp_path / "several", {**config, "rope_theta": 10000.0})
+    same = {key: config[key] for key in ("hidden_size", "num_attention_heads", "head_dim") if key in config}
+    draft(tmp_path / "eagle", **same, max_position_embeddings=config["max_position_embeddings"])
+    done = run("extend", "several", "--method", "linear", "--factor", "2", "--companion", "eagle")
+    assert done.code == 0, done.err
+    assert (tmp_path / "eagle-linear-2x").is_dir()

@@ -248,6 +248,8 @@ def test_what_no_table_says_is_not_known(tmp_path: Path) -> None:
         # 30.5B and 3.3B of its model card, 29.9B without embeddings; Llama's and Mixtral's are 8.03B and 46.7B
         ("Qwen__Qwen3-30B-A3B-Instruct-2507", 30.5e9, 3.2e9, 98304),
         ("meta-llama__Llama-3.1-8B-Instruct", 8.03e9, 7.5e9, 131072), ("mistralai__Mixtral-8x7B-v0.1", 46.7e9, 12.8e9, 131072),
+        # 109B of its card with the image part, of which there are 0.9B; 17B active. The head stands for itself, which nothing says
+        ("meta-llama__Llama-4-Scout-17B-16E", 107.77e9, 17.17e9, 196608),
     ],
 )  # fmt: skip
 def test_published_figures(name: str, parameters: float, active: float, cache: int, tmp_path: Path) -> None:

@@ -356,3 +356,21 @@ def test_a_file_that_is_none_is_one_sentence(
     )
     with pytest.raises(RopetoolError, match=words):
         FiledServer.read(file)
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ([99_999_999, 5], "it asks about token 99999999, and the checkpoint's vocabulary has 2048"),
+        ([5] * 3000, "it has a prompt of 3000 tokens, and the checkpoint states 2048"),
+    ],
+)
+def test_prompts_that_the_checkpoint_cannot_read_are_one_sentence(
+    ids: list[int], words: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "answers.json"
+    answers = [{"ids": [4], "top": [[5, -1.0]]}, {"ids": ids, "top": [[5, -1.0]]}]
+    file.write_text(json.dumps({"schema": "ropetool prompts 1", "program": "x", "answers": answers}), encoding="utf-8")
+    done = run("identify", "--source", checkpoint, "--logprobs", file)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"Error: {file}: {words}")
