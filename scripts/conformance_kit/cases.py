@@ -21,6 +21,14 @@ LENGTHS = (255, 512, 513, 1023, 1535, CONTEXT - 1)
 VOCABULARY = 264  # 256 bytes, and tokens that stand for none up to a multiple of 8
 BEGIN, END = 256, 257
 
+# The mistakes that the kit takes from `ropetool identify`, which may learn others: every case has those that its config allows.
+MISTAKES = (
+    "scaling dropped", "attention factor dropped", "attention factor squared", "attention factor doubled",
+    "attention factor by default", "mscale not read", "betas not read", "truncate the other way", "original length lost",
+    "original length doubled", "factor halved", "factor doubled", "short list always", "long list always", "base 10000",
+    "sliding_attention as full_attention", "full_attention as sliding_attention", "kinds swapped",
+)  # fmt: skip
+
 GONE = object()
 Config = Mapping[str, Any]
 
@@ -29,13 +37,14 @@ Config = Mapping[str, Any]
 class Case:
     """A checkpoint. asks: what it finds out, in words. wrong: mistakes by name, each with the changes of the config.
 
-    gguf: why there is no GGUF file of it, nothing where there is one.
+    gguf: why there is no GGUF file of it, nothing where there is one. not_asked: of MISTAKES, those that `wrong` has in full.
     """
 
     asks: str
     config: Config
     wrong: Mapping[str, Config] = field(default_factory=dict)
     gguf: str = ""
+    not_asked: tuple[str, ...] = ()
 
 
 SIZES: Config = {
@@ -213,6 +222,7 @@ CASES: Mapping[str, Case] = {
         {"mscale and mscale_all_dim not read": without(MSCALES, "mscale", "mscale_all_dim"),
          "the score not multiplied": {"rope_scaling": {**YARN, "attention_factor": 1.0}},
          "scaling not read": {"rope_scaling": None}},
+        not_asked=("mscale not read",),
     ),
     "deepseek-v2-mscale": Case(
         "MLA: mscale and mscale_all_dim that differ",

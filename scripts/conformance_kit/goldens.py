@@ -18,15 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from conformance_kit.cases import LENGTHS, Case, config
+from conformance_kit.cases import LENGTHS, MISTAKES, Case, config
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.identify.hypotheses import AS_MEANT, hypotheses
+from ropetool.identify.hypotheses import hypotheses
 from ropetool.rope.tables import Regime, RopeSet
-from ropetool.verification.runners.torch_library import quiet, set_tables
+from ropetool.verification.runners.torch_library import quiet
+from ropetool.verification.runners.torch_rotation import set_tables
 
 Array = npt.NDArray[np.float64]
 RIGHT = "right"
-AS_READ = "as "  # begins the names of what single runtimes read
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,16 @@ class Table:
 
 
 def tables(folder: Path, case: Case) -> list[Table]:
-    """Return the right table of a checkpoint and all wrong ones."""
-    known = hypotheses(HfCheckpoint.open(folder))
-    found = [
-        Table(RIGHT if one.name == AS_MEANT else one.name, one.says, one.rope)
-        for one in known
-        if one.name == AS_MEANT or not one.name.startswith(AS_READ)
+    """Return the right table of a checkpoint and all wrong ones.
+
+    Of a mistake that changes the multiplier of the score too, as MLA has it, only the table counts here: what is left out of the
+    score stands among the changes of a case.
+    """
+    meant, *others = hypotheses(HfCheckpoint.open(folder))
+    found = [Table(RIGHT, meant.says, meant.rope)]
+    left_out = {*case.wrong, *case.not_asked}
+    found += [
+        Table(one.name, one.says, one.rope) for one in others if one.name in MISTAKES and one.name not in left_out
     ]
     for name, changes in case.wrong.items():
         with _changed(folder, case, changes) as other:

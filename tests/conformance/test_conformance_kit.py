@@ -311,6 +311,78 @@ answering.main("planted", "hf", prepare, answer)
 """
 
 
+SERVER = """
+import http.server, json, sys
+
+answers, naming, model, port = json.load(open(sys.argv[1])), sys.argv[2], sys.argv[3], int(sys.argv[4])
+known = {len(ids): top for ids, top in answers}
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.say({"data": [{"id": model}]})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        top = known[len(asked["prompt"])]
+        if naming == "id":
+            tokens = [{"id": int(token), "logprob": value} for token, value in top.items()]
+            self.say({"choices": [{"logprobs": {"content": [{"top_logprobs": tokens}]}}]})
+            return
+        name = (lambda token: "token_id:" + token) if naming == "token_id" else (lambda token: bytes([int(token)]).decode("latin-1"))
+        self.say({"choices": [{"logprobs": {"top_logprobs": [{name(token): value for token, value in top.items()}]}}]})
+
+    def say(self, found):
+        text = json.dumps(found).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("naming", ["id", "token_id", "text"])
+def test_a_server_is_asked_in_each_way_of_naming_tokens(
+    kit: Path, answers: Answers, tmp_path: Path, naming: str
+) -> None:
+    ids = json.loads((kit / "golden" / f"{BASE}.json").read_text())["ids"]
+    known = []
+    for prompt in answers["answers"][BASE]["prompts"]:
+        likeliest = [token for token in sorted(prompt["next"], key=prompt["next"].get) if int(token) < 256][-20:]
+        known.append((ids[: len(prompt["scores"])], {token: prompt["next"][token] for token in likeliest}))
+    (tmp_path / "known.json").write_text(json.dumps(known))
+    (tmp_path / "server.py").write_text(SERVER)
+    start = f"{sys.executable} {tmp_path / 'server.py'} {tmp_path / 'known.json'} {naming} {{path}} {{port}}"
+    program, out = kit / "drivers" / "run_server.py", tmp_path / "out.json"
+    order = [
+        sys.executable,
+        str(program),
+        str(kit),
+        str(out),
+        BASE,
+        "--name",
+        "planted",
+        "--release",
+        "1",
+        "--start",
+        start,
+    ]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    given = json.loads(out.read_text())
+    assert (given["engine"], given["release"]) == ("planted", "1")
+    assert levels(kit, given, tmp_path)[BASE]["level"] == 3
+
+
+def test_a_server_that_ends_is_said_to(kit: Path, tmp_path: Path) -> None:
+    program, out = kit / "drivers" / "run_server.py", tmp_path / "out.json"
+    start = f"{sys.executable} -c 'raise SystemExit(3)' {{path}} {{port}}"
+    order = [sys.executable, str(program), str(kit), str(out), BASE, "--start", start]
+    assert subprocess.run(order, capture_output=True, check=False).returncode == 0
+    assert json.loads(out.read_text())["answers"] == {BASE: {"error": "ValueError: the server ended with 3"}}
+
+
 def test_an_engine_that_dies_is_started_again(kit: Path, tmp_path: Path) -> None:
     program = tmp_path / "driver.py"
     program.write_text(PLANTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import os
 import sys
 import tarfile
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "baking")]
 
 import golden_formulas  # noqa: E402
-from conformance_kit import cases, checkpoints, making, page, record  # noqa: E402
+from conformance_kit import cases, checkpoints, goldens, making, page, record  # noqa: E402
 
 from ropetool import families, runtimes  # noqa: E402
 from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
@@ -144,6 +145,20 @@ def test_the_whole_kit_is_small() -> None:
     known = record.known()["kit"]
     assert known["bytes"] < LARGEST
     assert known["measured"].keys() == cases.CASES.keys()
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_wrong_tables_are_those_that_were_scored(name: str, tmp_path: Path) -> None:
+    """What `identify` learns is no case of the kit until it is listed there."""
+    path = tmp_path / "model" / "config.json"
+    path.parent.mkdir()
+    case = cases.CASES[name]
+    path.write_text(json.dumps({"architectures": [], "torch_dtype": "bfloat16", **cases.config(case)}))
+    found = [table.name for table in goldens.tables(path.parent, case)]
+    assert found[0] == goldens.RIGHT
+    assert len(found) == len(set(found)) == 1 + record.known()["kit"]["measured"][name]["wrong"]
+    assert set(found[1:]) <= {*cases.MISTAKES, *case.wrong}
+    assert record.known()["kit"]["measured"][name]["nearest"] in found
 
 
 def test_every_case_tells_its_tables_apart_and_is_computed_right_by_transformers() -> None:
