@@ -73,7 +73,8 @@ def _run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     order = [python, program, str(options.kit), str(answers), *(options.case or []), "--dtype", options.dtype, *more]
     # What the engine's interpreter sees is its own environment: ropetool is not on its path.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run(order, env=environment, check=True)
+    if code := subprocess.run(order, env=environment, check=False).returncode:
+        return code
     if options.record:
         from conformance_kit import record
 

@@ -276,6 +276,74 @@ def test_files_that_are_no_answers_are_refused(
     assert done.stderr == f"Error: {tmp_path / 'answers.json'}: {sentence}\n"
 
 
+@pytest.mark.parametrize(("key", "value"), [("engine", None), ("release", {"a": 1})])
+def test_an_engine_and_its_release_are_strings(
+    kit: Path, answers: Answers, tmp_path: Path, key: str, value: Any
+) -> None:
+    done = scored(kit, {**answers, key: value}, tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"Error: {tmp_path / 'answers.json'}: {key!r} is no string\n"
+
+
+def test_lists_that_are_nested_too_deeply_are_refused(kit: Path, tmp_path: Path) -> None:
+    path = tmp_path / "answers.json"
+    path.write_text('{"a":' + "[" * 200_000 + "]" * 200_000 + "}")
+    order = [sys.executable, "-I", "-S", str(kit / "score.py"), str(kit), str(path)]
+    done = subprocess.run(order, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, f"Error: {path}: lists or objects are nested too deeply\n")
+
+
+def of_next(kit: Path, count: int, more: dict[str, float] | None = None) -> Answers:
+    """Return the golden values of so many next tokens behind each prompt of a case, and nothing else that is right."""
+    golden = json.loads((kit / "golden" / f"{BASE}.json").read_text())
+    right = next(table for table in golden["tables"] if table["name"] == "right")
+    found = []
+    for prompt, values in zip(golden["prompts"], right["next"], strict=True):
+        likeliest = sorted(zip(values, prompt["tokens"], strict=True), reverse=True)[:count]
+        wrong = {token: value for token, value in (more or {}).items() if int(token) not in prompt["tokens"]}
+        found.append({"next": wrong | {str(token): value for value, token in likeliest}})
+    return {"prompts": found}
+
+
+@pytest.mark.parametrize(("count", "level"), [(1, 2), (4, 2), (5, 3)])
+def test_exact_needs_five_numbers_in_each_prompt(
+    kit: Path, answers: Answers, tmp_path: Path, count: int, level: int
+) -> None:
+    given = {**answers, "answers": {BASE: of_next(kit, count)}}
+    found = levels(kit, given, tmp_path)[BASE]
+    words = f"prompt of 255 tokens: numbers compared: {count}; level 3 asks for 5"
+    assert (found["level"], found["said"]) == (level, words if level == 2 else "")
+    assert f"  numbers compared in a case: {6 * count} to {6 * count}\n" in scored(kit, given, tmp_path).stdout
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_probabilities_of_a_place_sum_to_no_more_than_one(
+    kit: Path, answers: Answers, tmp_path: Path, dtype: str
+) -> None:
+    """Every token that no golden number is held against is certain here."""
+    nonsense = of_next(kit, 5, {str(token): 0.0 for token in range(cases.VOCABULARY)})
+    found = levels(kit, {**answers, "dtype": dtype, "answers": {BASE: nonsense}}, tmp_path)[BASE]
+    assert found["level"] == 0
+    assert found["said"].startswith("prompt of 255 tokens: the probabilities of the next tokens sum to 2")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"prompts": [{"next": {"65": -(10**400)}}] * 6}, "prompt of 255 tokens: next token 65 is -1000"),
+        ({"prompts": [{"next": {"1" * 5000: -1.0}}] * 6}, "prompt of 255 tokens: next token '1111"),
+        ({"error": None}, "an error without words"),
+    ],
+)
+def test_answers_beyond_every_float_fail_with_a_sentence(
+    kit: Path, answers: Answers, tmp_path: Path, given: Answers, said: str
+) -> None:
+    found = levels(kit, {**answers, "answers": {BASE: given}}, tmp_path)[BASE]
+    assert found["level"] == 0
+    assert found["said"].startswith(said)
+    assert len(found["said"]) < 500
+
+
 def test_a_level_can_be_asked_for(kit: Path, answers: Answers, tmp_path: Path) -> None:
     rough = roughened(kit, answers)
     assert scored(kit, rough, tmp_path).returncode == 1
@@ -392,3 +460,63 @@ def test_an_engine_that_dies_is_started_again(kit: Path, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     given = json.loads((tmp_path / "out.json").read_text())["answers"]
     assert given == {BASE: {"error": "its process ended with -6"}, FACTOR: {"error": "KeyError: 'yarn'"}}
+
+
+RESUMED = """
+import answering
+
+def prepare(arguments):
+    return {"engine": ENGINE, "release": RELEASE, "versions": {"torch": TORCH}}
+
+def answer(path, prompts, context, arguments):
+    return [{"next": {"65": -1.0}} for _ in prompts]
+
+answering.main("planted", FORMAT, prepare, answer)
+"""
+STATED = {"ENGINE": "planted", "RELEASE": "1", "TORCH": "2", "FORMAT": "hf"}
+
+
+def resumed(kit: Path, folder: Path, case: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run a planted driver of which some of these words are others."""
+    text = RESUMED
+    for name, value in {**STATED, **changes}.items():
+        text = text.replace(name, repr(value) if value != "raise" else "open('/none/there')")
+    (folder / "driver.py").write_text(text)
+    shutil.copy(SHIPPED / "drivers" / "answering.py", folder)
+    order = [sys.executable, str(folder / "driver.py"), str(kit), str(folder / "out.json"), case]
+    return subprocess.run(order, capture_output=True, text=True, check=False)
+
+
+def test_a_file_of_answers_is_gone_on_with(kit: Path, tmp_path: Path) -> None:
+    for case in (BASE, FACTOR):
+        assert resumed(kit, tmp_path, case).returncode == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert (found["engine"], found["release"], sorted(found["answers"])) == ("planted", "1", [FACTOR, BASE])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"ENGINE": "another"}, "has answers of engine planted, and this is another; name another file"),
+        ({"RELEASE": "2"}, "has answers of release 1, and this is 2; name another file"),
+        ({"TORCH": "3"}, "has answers of versions {'torch': '2'}, and this is {'torch': '3'}; name another file"),
+        ({"FORMAT": "gguf"}, "has answers of format hf, and this is gguf; name another file"),
+        ({"RELEASE": "raise"}, "the engine does not start: FileNotFoundError: "),
+    ],
+)
+def test_answers_of_another_engine_are_not_added(
+    kit: Path, tmp_path: Path, changes: dict[str, str], sentence: str
+) -> None:
+    assert resumed(kit, tmp_path, BASE).returncode == 0
+    before = (tmp_path / "out.json").read_bytes()
+    done = resumed(kit, tmp_path, FACTOR, **changes)
+    assert done.returncode == 2
+    assert sentence in done.stderr.splitlines()[-1]
+    assert (tmp_path / "out.json").read_bytes() == before
+
+
+def test_where_the_engine_does_not_start_nothing_is_written(kit: Path, tmp_path: Path) -> None:
+    done = resumed(kit, tmp_path, BASE, RELEASE="raise")
+    assert done.returncode == 2
+    assert done.stderr.endswith("No such file or directory: '/none/there'; nothing is written\n")
+    assert not (tmp_path / "out.json").exists()

@@ -170,6 +170,19 @@ def test_every_case_tells_its_tables_apart_and_is_computed_right_by_transformers
     assert {name: case["level"] for name, case in found.items()} == dict.fromkeys(cases.CASES, 3)
 
 
+def test_every_recorded_answer_has_the_numbers_that_exact_asks_for() -> None:
+    """The drivers give the scores of prompts, of which the shortest alone has enough; so the rule changes no recorded level."""
+    places = [len(range(making.FIRST, length, making.STEP)) for length in cases.LENGTHS]
+    assert min(places) >= record.scorer().ENOUGH
+    counted = [
+        case["numbers"]
+        for engine in record.known()["engines"].values()
+        for case in engine["cases"].values()
+        if "numbers" in case
+    ]
+    assert min(counted) > sum(places)
+
+
 # --- the page
 
 

@@ -20,7 +20,8 @@ LIMIT = 600  # seconds for a case, the engine's start included
 def main(engine, model_format, prepare, answer, options=()):
     """Answer the cases of a kit: DRIVER KIT OUT.json [CASE ...].
 
-    prepare(arguments) imports the engine and returns its release and the versions of what it runs on. answer(path, prompts,
+    prepare(arguments) imports the engine and returns its release and the versions of what it runs on; it is called before a file of
+    answers is gone on with, which must be of the same. answer(path, prompts,
     context, arguments) returns for each prompt an object with "scores", "next" or both, as the README says.
     """
     parser = argparse.ArgumentParser(description=f"Answer the prompts of the conformance kit with {engine}.")
@@ -39,24 +40,51 @@ def main(engine, model_format, prepare, answer, options=()):
     known = manifest["cases"]
     if unknown := sorted(set(arguments.cases) - set(known)):
         parser.error("there is no case " + ", ".join(unknown))
-    done = {"answers": {}}
+    about = {"kit": manifest["version"], "dtype": arguments.dtype, "format": model_format}
+    before, answers = None, {}
     if arguments.out.is_file():
-        done = json.loads(arguments.out.read_text(encoding="utf-8"))
-        if (done["kit"], done["dtype"]) != (manifest["version"], arguments.dtype):
-            parser.error(f"{arguments.out} has answers to version {done['kit']} in {done['dtype']}; name another file")
+        before = _before(parser, arguments.out)
+        answers = before["answers"]
+        _same(parser, arguments.out, before, about)
+    left = [
+        name for name in arguments.cases or known
+        if name not in answers and not (model_format == "gguf" and known[name]["no_gguf"])
+    ]  # fmt: skip
+    if not left:
+        return
     worker = Worker()
-    for name in arguments.cases or known:
-        if name in done["answers"] or (model_format == "gguf" and known[name]["no_gguf"]):
-            continue
-        job = _job(arguments.kit, model_format, name)
-        given = worker.ask(job)
-        done = {
-            "kit": manifest["version"], "engine": engine, **worker.about, "dtype": arguments.dtype, "format": model_format,
-            "answers": {**done["answers"], name: given},
-        }  # fmt: skip
-        arguments.out.write_text(json.dumps(done), encoding="utf-8")
-        print(f"{name}: {given.get('error', 'answered')}", file=sys.stderr, flush=True)
-    worker.end()
+    try:
+        started = worker.start()
+        if "error" in started:
+            parser.error(f"{started['error']}; nothing is written")
+        about = {**about, "engine": engine, **started}
+        if before is not None:
+            _same(parser, arguments.out, before, about)
+        for name in left:
+            given = worker.ask(_job(arguments.kit, model_format, name))
+            answers = {**answers, name: given}
+            arguments.out.write_text(json.dumps({**about, "answers": answers}), encoding="utf-8")
+            print(f"{name}: {given.get('error', 'answered')}", file=sys.stderr, flush=True)
+    finally:
+        worker.end()
+
+
+def _before(parser, out):
+    """Return the file of answers that is gone on with."""
+    try:
+        before = json.loads(out.read_text(encoding="utf-8"))
+    except ValueError:
+        before = None
+    if not isinstance(before, dict) or not isinstance(before.get("answers"), dict):
+        parser.error(f"{out} is no file of answers; name another file")
+    return before
+
+
+def _same(parser, out, before, about):
+    """Stop where earlier answers are of another kit, engine, release or format than those that would be added."""
+    for key, value in about.items():
+        if before.get(key) != value:
+            parser.error(f"{out} has answers of {key} {before.get(key)}, and this is {value}; name another file")
 
 
 def _job(kit, model_format, name):
@@ -70,20 +98,26 @@ class Worker:
     """The process that holds the engine: this program again, with --worker."""
 
     def __init__(self):
-        self.process, self.lines, self.about = None, None, {"release": "unknown", "versions": {}}
+        self.process, self.lines = None, None
+
+    def start(self):
+        """Return what the engine says of itself, or what stopped it."""
+        command = [sys.executable, *sys.argv, "--worker"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.lines = queue.Queue()
+        threading.Thread(target=_pass_on, args=(self.process.stdout, self.lines), daemon=True).start()
+        about = self._line()
+        about.pop("ended", None)
+        if "error" in about:
+            self.end()
+        return about
 
     def ask(self, job):
         """Return the answer to a case, or what stopped it."""
         if self.process is None:
-            command = [sys.executable, *sys.argv, "--worker"]
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            self.lines = queue.Queue()
-            threading.Thread(target=_pass_on, args=(self.process.stdout, self.lines), daemon=True).start()
-            about = self._line()
+            about = self.start()
             if "error" in about:
-                self.end()
                 return about
-            self.about = about
         try:
             self.process.stdin.write(json.dumps(job) + "\n")
             self.process.stdin.flush()
