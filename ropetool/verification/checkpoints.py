@@ -44,8 +44,8 @@ from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner
-from ropetool.verification.scoring import Runner
+from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
+from ropetool.verification.scoring import TARGET, Runner
 from ropetool.verification.short_divergence import Lengths
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, default_documents, fingerprint, read_documents
@@ -130,7 +130,7 @@ def verify_checkpoint(
     loads = (
         None
         if engine is None
-        else OpenInVllm(engine, {each.path: look for each, look in looks if each and look}, asked)
+        else OpenInVllm(engine, {each.path: look for each, look in looks if each and look}, asked, trained)
     )
     marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
@@ -157,7 +157,7 @@ def verify_checkpoint(
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
         else kept_on_disk(
-            checkpoint, original, documents, (device, dtype, *([str(engine)] if engine else [])), resume, notes
+            checkpoint, original, documents, (device, dtype, *(loads.ways if loads else [])), resume, notes
         )
     )
     with around as wrap:
@@ -245,6 +245,14 @@ def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) 
     return missing
 
 
+def vocabulary_of(checkpoint: Checkpoint) -> int | None:
+    """Return how many tokens the model has, where its files say it."""
+    if isinstance(checkpoint, HfCheckpoint):
+        size = checkpoint.section.get("vocab_size", checkpoint.config.get("vocab_size"))
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
+    return next((tensor.shape[-1] for name, tensor in checkpoint.tensors.items() if name == "token_embd.weight"), None)
+
+
 class Open:
     """What opens a checkpoint of either format.
 
@@ -276,12 +284,13 @@ class Open:
 class OpenInVllm:
     """What has vLLM open directories in this process; lengths: those to be measured. A GGUF file is llama.cpp's as ever.
 
-    Raises: ConfigError for a target that vLLM does not read, or not so far.
+    looks: of the target, then of the baseline. trained: tokens; up to there the target is held against the baseline.
+    Raises: ConfigError for a target or a baseline that vLLM does not read, or not so far.
     """
 
-    def __init__(self, engine: Engine, looks: Mapping[Path, Inspection], lengths: Sequence[int]) -> None:
+    def __init__(self, engine: Engine, looks: Mapping[Path, Inspection], lengths: Sequence[int], trained: int) -> None:
         self._engine, self._looks, self._longest = engine, looks, max(lengths, default=0)
-        target = next(iter(looks))
+        target, *baseline = looks
         if not target.is_dir():
             raise ConfigError("vLLM runs directories here, and this is a file", where=OPTION, try_="without --runner")
         reach = self.reach(target)
@@ -292,6 +301,20 @@ class OpenInVllm:
                 else f"it states {reach} tokens, and its table ends there"
             )
             raise ConfigError(f"{why}: vLLM is not asked for {self._longest}", where=OPTION, try_="without --runner")
+        needed = min(self._longest, trained)
+        for reach in map(self.reach, baseline):
+            if reach is not None and reach < needed:
+                raise ConfigError(
+                    f"it states {reach} tokens, and its table ends there: vLLM is not asked for the {needed} at which the target "
+                    "is held against it",
+                    where="--baseline",
+                    try_="without --runner",
+                )
+
+    @property
+    def ways(self) -> list[str]:
+        """What figures depend on: vLLM, how it runs, and how far, by which it chooses among the lists of longrope."""
+        return [str(self._engine), version(), *(f"{self.reach(path)} tokens" for path in self._looks)]
 
     def reach(self, path: Path) -> int | None:
         """Return the most tokens that are read of a row: an unscaled table serves any, another one ends with its context."""
@@ -310,7 +333,10 @@ class OpenInVllm:
             longer = {names.MAX_POSITION_EMBEDDINGS: reach}
             for section in reversed(found.family.text_path if found.family else ()):
                 longer = {section: longer}
-        return VllmRunner(path, self._engine, dtype=dtype, reach=reach, overrides=longer)
+        return VllmRunner(
+            path, self._engine, dtype=dtype, reach=reach, overrides=longer,
+            vocabulary=vocabulary_of(open_checkpoint(path)),
+        )  # fmt: skip
 
 
 def _unscaled(found: Inspection) -> bool:
@@ -346,8 +372,13 @@ def kept_on_disk(
     ways: Sequence[str],
     resume: bool,
     notes: list[str],
+    *,
+    changes: bool = False,
 ) -> Iterator[Wrap]:
-    """Give what keeps the figures of each runner on disk until the run is complete. ways: how they are computed."""
+    """Give what keeps the figures of each runner on disk until the run is complete.
+
+    ways: how they are computed. changes: whether the target is asked later if it has changed.
+    """
     prints = [fingerprints.sampled(each) if each else "" for each in (target, baseline)]
     journal = Journal(" ".join([*prints, fingerprint(documents), *ways]), resume=resume)
     if resume:
@@ -356,7 +387,13 @@ def kept_on_disk(
         notes.append(f"{journal.rows} rows were kept" if journal.rows else anew)
     complete = False
     try:
-        yield lambda runner, role: runner if role in (AGAINST, JUDGE) else JournaledRunner(runner, journal, role)
+        yield (
+            lambda runner, role: (
+                runner
+                if role in (AGAINST, JUDGE)
+                else JournaledRunner(runner, journal, role, changes=changes and role == TARGET)
+            )
+        )
         complete = True
     except KeyboardInterrupt as error:
         # For the word that follows an interruption.

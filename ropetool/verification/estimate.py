@@ -6,7 +6,8 @@ Knows nothing of what the rows are for.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
+from itertools import count
 
 from ropetool.verification.scoring import Corpus, Runner, ignore
 
@@ -14,28 +15,37 @@ PROBE_TOKENS = 1024  # in each probe
 LONG_PROBE = 2048
 
 
-def seconds(runner: Runner, corpus: Corpus, rows: Mapping[int, int], scored: int = 1) -> float:
-    """Return about how long the rows will take, by their lengths.
+Pace = Callable[[Mapping[int, int]], float]
+"""Tells about how long some rows take, in seconds. Argument: how many of each length."""
+
+
+def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int = 1) -> Pace:
+    """Return what tells how long rows of these lengths take.
 
     scored: tokens of a row that are asked about, where each of them takes a request. A row of n tokens costs a n + b n^2:
     matrices by the token, attention by the pair. Two lengths give a and b; the first call, which loads the model, does not
-    count.
+    count. Each probe begins at another token of the text, as the rows do, so that no cache of prefixes answers for it.
     """
-    source = max(corpus.tokens, key=len).tolist()
-    short = min(rows)
-    long = max(short, min(max(rows), LONG_PROBE, len(source)))
+    source: list[int] = max(corpus.tokens, key=len).tolist()
+    short = min(lengths)
+    long = max(short, min(max(lengths), LONG_PROBE, len(source)))
+    begins = count()
+
+    def probe(length: int) -> list[int]:
+        begin = next(begins) % max(1, len(source) - length + 1)
+        return source[begin : begin + length]
 
     def per_token(length: int) -> float:
-        count = max(1, PROBE_TOKENS // (length * scored))
+        probes = [probe(length) for _ in range(max(1, PROBE_TOKENS // (length * scored)))]
         start = time.perf_counter()
-        runner.score([source[:length]] * count, min(scored, length - 1), ignore)
-        return (time.perf_counter() - start) / (count * length)
+        runner.score(probes, min(scored, length - 1), ignore)
+        return (time.perf_counter() - start) / (len(probes) * length)
 
-    runner.score([source[:short]], 1, ignore)
+    runner.score([probe(short)], 1, ignore)
     first, second = per_token(short), per_token(long)
     growth = max(0.0, (second - first) / (long - short)) if long > short else 0.0
-    return sum(
-        count * length * max(first + growth * (length - short), min(first, second)) for length, count in rows.items()
+    return lambda rows: sum(
+        number * length * max(first + growth * (length - short), min(first, second)) for length, number in rows.items()
     )
 
 

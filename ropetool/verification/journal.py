@@ -169,12 +169,12 @@ def _sealed(key: bytes, figures: bytes) -> bytes:
 class JournaledRunner(Wrapped):
     """A runner that looks rows up before it computes them, and keeps what it computed.
 
-    Of scores, the longest row is kept too, with which `changed` asks whether the runner is still the same.
+    changes: whether of scores the longest row is kept too, with which `changed` asks whether the runner is still the same.
     """
 
-    def __init__(self, runner: Runner, journal: Journal, role: str) -> None:
+    def __init__(self, runner: Runner, journal: Journal, role: str, *, changes: bool = False) -> None:
         super().__init__(runner)
-        self._journal, self._role = journal, role
+        self._journal, self._role, self._changes = journal, role, changes
         self._place = f"longest {role}".encode()
         kept = journal.get(self._place)
         self._longest = 0 if kept is None else len(kept) - 1
@@ -237,7 +237,7 @@ class JournaledRunner(Wrapped):
             if any(figures is None for figures in kept):
                 parts.append(compute(part))
                 self._journal.put(keys[part], parts[-1])
-                if scored and len(rows[0]) > self._longest:
+                if self._changes and scored and len(rows[0]) > self._longest:
                     self._longest = len(rows[0])
                     self._journal.put([self._place], np.array([[scored, *rows[start]]], dtype=np.float64))
             else:

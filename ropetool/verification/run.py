@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -157,20 +157,14 @@ def verify(
             suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None,
             baseline_reach,
         )  # fmt: skip
-        more = (
-            None
-            if budget is None
-            else _affordable(
-                suite,
-                corpus,
-                runners[TARGET],
-                measurements,
-                [role for role in paths if role in (TARGET, BASELINE)],
-                budget,
-                limits,
-                seed,
-            )
-        )
+        asked = [role for role in paths if role in (TARGET, BASELINE)]
+
+        @cache
+        def pace() -> estimate.Pace:
+            """Return the pace of the target, probed once: a second time a server would answer out of its cache."""
+            return estimate.pace(runners[TARGET], corpus, _work(measurements, asked), suite.most_scored or 1)
+
+        more = None if budget is None else _affordable(suite, corpus, pace, measurements, asked, budget, limits, seed)
         if more is not None:
             measurements = [
                 m if not isinstance(m, LastSegment) else more.part(0, suite.segments, SPENT[0]) for m in measurements
@@ -183,8 +177,7 @@ def verify(
                 say(line)
             if foretell is not None:
                 say(foretell(measurements))
-            asked = [role for role in paths if role in (TARGET, BASELINE)]
-            _estimate(runners[TARGET], measurements, corpus, asked, suite, say)
+            _estimate(pace, _work(measurements, asked), say)
         raw = _measure_each(around, measurements, tell)
         found = {m.name: m.result(raw[TARGET][m.name], raw.get(BASELINE, {}).get(m.name)) for m in measurements}
         if suites.KEY_TOKENS in suite.measures:
@@ -279,7 +272,7 @@ def _shown_reading(suite: Suite, limits: Limits, beyond: bool, documents: int) -
 def _affordable(
     suite: Suite,
     corpus: Corpus,
-    target: Runner,
+    pace: Callable[[], estimate.Pace],
     measurements: Sequence[Measurement],
     roles: Sequence[str],
     budget: float,
@@ -293,9 +286,8 @@ def _affordable(
     first = next((m for m in measurements if isinstance(m, LastSegment)), None)
     if first is None:
         return None
-    scored = suite.most_scored or 1
-    spent = estimate.seconds(target, corpus, _work(measurements, roles), scored)
-    one = estimate.seconds(target, corpus, _work([first], roles), scored) / suite.segments
+    spent = pace()(_work(measurements, roles))
+    one = pace()(_work([first], roles)) / suite.segments
     extra = int((60 * budget - spent) / one) if one else 0
     if extra < MIN_SEGMENTS:
         return None
@@ -433,17 +425,9 @@ def _work(measurements: Sequence[Measurement], roles: Sequence[str]) -> Counter[
     return sum((Counter(m.rows(role)) for m in measurements for role in roles), Counter[int]())
 
 
-def _estimate(
-    target: Runner,
-    measurements: Sequence[Measurement],
-    corpus: Corpus,
-    roles: Sequence[str],
-    suite: Suite,
-    say: Callable[[str], None],
-) -> None:
+def _estimate(pace: Callable[[], estimate.Pace], work: Mapping[int, int], say: Callable[[str], None]) -> None:
     """Say how long the run will take, if that is long."""
-    work = _work(measurements, roles)
-    duration = estimate.seconds(target, corpus, work, suite.most_scored or 1) if work else 0.0
+    duration = pace()(work) if work else 0.0
     if duration > LONG_RUN:
         total = sum(length * count for length, count in work.items())
         say(f"about {estimate.in_words(duration)} for {total} tokens")

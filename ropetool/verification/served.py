@@ -13,6 +13,7 @@ from pathlib import Path
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError
+from ropetool.escaping import word
 from ropetool.files import hub
 from ropetool.runtimes import inspection
 from ropetool.servers.base import Server
@@ -20,7 +21,15 @@ from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import catalogue, suites
-from ropetool.verification.checkpoints import Open, Wrap, documents_of, kept_on_disk, lengths_of, yardsticks
+from ropetool.verification.checkpoints import (
+    Open,
+    Wrap,
+    documents_of,
+    kept_on_disk,
+    lengths_of,
+    vocabulary_of,
+    yardsticks,
+)
 from ropetool.verification.gate import Limits
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
@@ -86,7 +95,7 @@ def verify_served(
     original = None if baseline is None else open_checkpoint(hub.local(baseline))
     http = Http(served.url)
     server = open_server(http, served.model)
-    notes = [*http.notes, _asked_of(server)]
+    notes = [*http.notes, _asked_of(server), *([_own_baseline(checkpoint, http.url)] if original is None else [])]
     chosen = suites.choose_by_tokens(suite, measures, segments, trials, score_prompts=served.score_prompts)
     found = inspection.inspect_checkpoint(checkpoint)
     context, trained = lengths_of(found, checkpoint)
@@ -104,8 +113,8 @@ def verify_served(
     ]
     reader = reader_of(open_checkpoint(Path(served.tokenizer)) if served.tokenizer is not None else checkpoint)
     if isinstance(server, TextServer):
-        server.words = TokenizerWords(reader, _vocabulary(checkpoint) or 0)
-    vocabulary = _vocabulary(checkpoint)
+        server.words = TokenizerWords(reader, vocabulary_of(checkpoint) or 0)
+    vocabulary = vocabulary_of(checkpoint)
     asking = ServerRunner(server, reader, vocabulary=vocabulary, score_prompts=served.score_prompts)
     notes += asking.notes
     if served.score_prompts and say is not None:
@@ -115,9 +124,14 @@ def verify_served(
         counting = Counting(server.limits, asking.prefix, score_prompts=served.score_prompts)
         for measurement in measurements:
             measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type] # all that runs on a server asks for these
+        more = (
+            ""
+            if budget is None
+            else "; where that decides nothing, a second stage asks for more, as far as --budget goes"
+        )
         return (
-            f"{server.program} is asked {counting.requests} times at most, {server.limits.at_once} at a time, for prompts of "
-            f"{counting.tokens} tokens together, the longest of {counting.longest}"
+            f"{server.program} is asked about {counting.requests} times, {server.limits.at_once} at a time, for prompts of "
+            f"about {counting.tokens} tokens together, the longest of {counting.longest}{more}"
         )
 
     def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
@@ -126,7 +140,7 @@ def verify_served(
         return Open(False, {})(path, device=device, dtype=dtype, report=report)
 
     ways = (device, dtype, http.url, server.program, server.model, str(server.limits), str(served))
-    kept = kept_on_disk(checkpoint, original, documents, ways, resume, notes)
+    kept = kept_on_disk(checkpoint, original, documents, ways, resume, notes, changes=True)
     with _kept(server, resume, _same(server, kept) if resume else kept) as wrap:
         result = verify(
             SERVED, baseline=None if original is None else original.path, texts=documents, lengths=asked,
@@ -207,6 +221,15 @@ def _asked_of(server: Server) -> str:
     return f"{server.program} serves {server.model}{limit}; what it computes is judged, the checkpoint gives tokenizer and record"
 
 
+def _own_baseline(target: Checkpoint, url: str) -> str:
+    """Return what a run without a baseline leaves open: another model with the same tokenizer is judged by itself too."""
+    option = "--source" if isinstance(target, HfCheckpoint) else "--gguf"
+    return (
+        f"the served model's own figures are the baseline, so that nothing here shows that it is {hub.name_of(target.path)}'s "
+        f"weights; --baseline SOURCE shows it, or ropetool identify {option} {word(target.path)} --server {word(url)}"
+    )
+
+
 def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:
     """Return the lengths that the server takes, what is to be said of those left out, and of one that is cut.
 
@@ -233,14 +256,6 @@ def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) ->
         f"the server takes {limit} tokens, and {asked[-1]} are stated: what it does beyond was not measured",
         cut,
     )
-
-
-def _vocabulary(checkpoint: Checkpoint) -> int | None:
-    """Return how many tokens the model has, where its files say it."""
-    if isinstance(checkpoint, HfCheckpoint):
-        size = checkpoint.section.get("vocab_size", checkpoint.config.get("vocab_size"))
-        return size if isinstance(size, int) and not isinstance(size, bool) else None
-    return next((tensor.shape[-1] for name, tensor in checkpoint.tensors.items() if name == "token_embd.weight"), None)
 
 
 def _shown(unseen: Unseen) -> Check:

@@ -20,15 +20,18 @@ from model_server import KINDS, Served, serving
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from ropetool.errors import ConfigError, RopetoolError, ServerError
+from ropetool.files import hub
 from ropetool.servers import http, sglang
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import estimate, journal, served
+from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import ServerRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
+from ropetool.verification.scoring import Corpus
 from ropetool.verification.served import verify_served
 
 VOCABULARY = 300
@@ -489,14 +492,14 @@ def test_a_server_that_was_killed_is_gone_on_with_and_another_one_is_not(tiny: P
 def test_requests_are_told_before_they_are_made(
     kind: str, scored: bool, tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "seconds", lambda *arguments: 0.0)
+    monkeypatch.setattr(estimate, "pace", lambda *arguments: lambda rows: 0.0)
     said: list[str] = []
     made = serve(kind)
     with serving(made) as url:
         verified(tiny, url, lengths=[16, 32], score_prompts=scored, measures=["last-segment"], say=said.append)
     asked = [body.get("prompt", body.get("input_ids")) for path, body in made.asked if "token" not in path]
     asked = [ids for ids in asked if len(ids) != 24 - 1 and ids != asked[0]]
-    told = next(line for line in said if "times at most" in line)
+    told = next(line for line in said if "is asked about" in line)
     count, _, longest = map(int, re.findall(r" (\d+)(?: times| tokens|$)", told))
     assert count == len(asked)
     assert longest == max(map(len, asked))
@@ -525,11 +528,81 @@ def test_a_server_without_its_tokenizer_is_told(tiny: Path, serve: Callable[...,
 def test_a_budget_is_spent_on_more_passages(
     tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(estimate, "seconds", lambda runner, corpus, rows, scored: 0.01 * scored * sum(rows.values()))
-    with serving(serve("vllm")) as url:
-        found = verified(tiny, url, lengths=[16, 32, 64], trained_length=16, baseline=tiny, budget=1.0)
+    monkeypatch.setattr(
+        estimate, "pace", lambda runner, corpus, lengths, scored: lambda rows: 0.01 * scored * sum(rows.values())
+    )
+    made, said = serve("vllm"), list[str]()
+    with serving(made) as url:
+        found = verified(
+            tiny, url, lengths=[16, 32, 64], trained_length=16, baseline=tiny, budget=1.0, say=said.append,
+            measures=["last-segment"],
+        )  # fmt: skip
     assert any("there was a second stage" in note for note in found.notes)
     assert max(entry.segments for entry in found.lengths) > 8
+    (told,) = (line for line in said if "is asked about" in line)
+    assert "a second stage asks for more" in told  # than is counted
+    assert "at most" not in told
+    (count,) = map(int, re.findall(r"about (\d+) times", told))
+    assert sum("token" not in path for path, _ in made.asked) > count + 10
+
+
+def test_the_pace_is_not_that_of_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that keeps prefixes computes what no earlier prompt began with, a second for each token."""
+    clock = [0]
+
+    def alike(one: Sequence[int], other: Sequence[int]) -> int:
+        return next(
+            (i for i, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), min(len(one), len(other))
+        )
+
+    class Caching:
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, ...]] = []
+
+        def score(self, rows: list[list[int]], scored: int, done: Any) -> None:
+            for prompt in (tuple(row[: len(row) - scored + place]) for row in rows for place in range(scored)):
+                kept = max((alike(prompt, one) for one in self.seen), default=0)
+                clock[0] += len(prompt) - kept
+                self.seen.append(prompt)
+
+    monkeypatch.setattr(estimate.time, "perf_counter", lambda: clock[0])
+    ids = np.random.default_rng(0).integers(0, 2000, 20000)
+    corpus = Corpus(("a",), (ids,), (np.ones_like(ids),), ())
+    for work in ({2048: 8}, {512: 8, 2048: 8}):
+        told = estimate.pace(Caching(), corpus, work, 16)(work)  # type: ignore[arg-type]
+        start, serving = clock[0], Caching()
+        for length, count in work.items():
+            for number in range(count):
+                serving.score([ids[number * 2000 + length % 2000 :][:length].tolist()], 16, None)
+        assert told == pytest.approx(clock[0] - start, rel=0.05)
+
+
+def test_only_a_served_target_is_asked_whether_it_changed(
+    tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[bytes] = []
+    put = journal.Journal.put
+    monkeypatch.setattr(
+        journal.Journal, "put", lambda self, keys, figures: [kept.extend(keys), put(self, keys, figures)][1]
+    )
+    with serving(serve("vllm")) as url:
+        verified(tiny, url, lengths=[16, 32], baseline=tiny)
+    assert {key for key in kept if len(key) != journal.KEY} == {b"longest target"}
+    kept.clear()
+    verify_checkpoint(tiny, texts=[Path(f"{tiny}-texts")], segments=8, lengths=[16, 32], measures=["last-segment"])
+    assert kept
+    assert all(len(key) == journal.KEY for key in kept)
+
+
+def test_the_pace_is_probed_once(tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[int] = []
+    monkeypatch.setattr(
+        estimate, "pace",
+        lambda runner, corpus, lengths, scored: probed.append(1) or (lambda rows: 0.01 * sum(rows.values())),
+    )  # fmt: skip
+    with serving(serve("vllm")) as url:
+        verified(tiny, url, lengths=[16, 32], trained_length=16, budget=1.0, say=print)
+    assert len(probed) == 1
 
 
 def test_one_process_asks(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,6 +669,28 @@ def test_a_baseline_runs_here(
     assert same.baseline == other.baseline == tiny.name or same.baseline == str(tiny)
     assert all(abs(entry.ratio - 1) > 0.02 for entry in other.lengths)
     assert same.certificate is None
+
+
+def test_another_model_of_this_tokenizer_is_not_told_from_it_and_that_is_said(
+    tiny: Path, serve: Callable[..., Served]
+) -> None:
+    """Without a baseline a server of any weights is judged by itself: this one knows one token back."""
+
+    def bigrams(ids: Sequence[int]) -> np.ndarray:
+        logits = np.random.default_rng(int(ids[-1])).normal(size=VOCABULARY)
+        return logits - np.log(np.exp(logits).sum())
+
+    with serving(serve("vllm", model=bigrams)) as url:
+        alone = verified(tiny, url, lengths=[16, 32])
+        held = verified(tiny, url, lengths=[16, 32], baseline=tiny)
+    wanted = (
+        f"the served model's own figures are the baseline, so that nothing here shows that it is {hub.name_of(tiny)}'s weights; "
+        f"--baseline SOURCE shows it, or ropetool identify --source {tiny} --server {url}"
+    )
+    assert wanted in alone.notes
+    assert not any("own figures are the baseline" in note for note in held.notes)
+    assert all(entry.ratio == pytest.approx(1.0, abs=1e-6) for entry in alone.lengths)
+    assert all(abs(entry.ratio - 1) > 0.02 for entry in held.lengths)
 
 
 def test_without_a_record_and_a_baseline_it_is_partial(tiny: Path, serve: Callable[..., Served]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.machinery
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,13 +22,15 @@ from transformers import LlamaForCausalLM
 
 import ropetool
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, ServerError
-from ropetool.verification import journal
+from ropetool.verification import checkpoints, journal
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
+from ropetool.verification.measures.loss import LastSegment
+from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.results import VerifyResult
-from ropetool.verification.runners import vllm_engine
+from ropetool.verification.runners import server_runner, vllm_engine
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.runners.vllm_engine import Engine, VllmRunner
+from ropetool.verification.runners.vllm_engine import Engine, VllmModel, VllmRunner
 from ropetool.verification.scoring import ignore
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -143,10 +146,70 @@ def test_probabilities_that_do_not_add_up_are_not_believed(
     theirs.close()
 
 
+def answering(**parts: Any) -> Any:
+    """Return what `generate` is replaced by: one answer of these parts."""
+    return lambda self, prompts, asked, use_tqdm: [SimpleNamespace(**parts)]
+
+
+def output(logprobs: Any) -> dict[str, Any]:
+    return {"outputs": [SimpleNamespace(logprobs=logprobs)]}
+
+
+@pytest.mark.parametrize(
+    ("parts", "scores", "sentence"),
+    [
+        ({}, False, "its answer has no outputs.0.logprobs.0"),
+        ({"outputs": []}, False, "its answer has no outputs.0.logprobs.0"),
+        (output(None), False, "its answer has no outputs.0.logprobs.0"),
+        (output([]), False, "its answer has no outputs.0.logprobs.0"),
+        (output([None]), False, "its answer has no log probabilities"),
+        (output([{3: None}]), False, "its answer has no 3.logprob"),
+        (output([{"three": SimpleNamespace(logprob=-1.0)}]), False, "its answer has no three.logprob"),
+        ({}, True, "its answer has no prompt_logprobs"),
+        ({"prompt_logprobs": None}, True, "its answer has not one score for each of 3 tokens"),
+        ({"prompt_logprobs": 7}, True, "its answer has not one score for each of 3 tokens"),
+        ({"prompt_logprobs": [None, None, None]}, True, "its answer has no 4.logprob"),
+        ({"prompt_logprobs": [None, {}, {}]}, True, "its answer has no 4.logprob"),
+        ({"prompt_logprobs": [None, *[{t: SimpleNamespace(logprob=-1.0)} for t in (4, 5)]]}, True, "its answer has no 4.rank"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_shape_is_a_sentence(
+    tiny: Path,
+    stand_in: type[StandIn],
+    monkeypatch: pytest.MonkeyPatch,
+    parts: dict[str, Any],
+    scores: bool,
+    sentence: str,
+) -> None:
+    monkeypatch.setattr(stand_in, "generate", answering(**parts))
+    model = VllmModel(sys.modules["vllm"], stand_in(str(tiny), 30, {}), "vLLM", "tiny", 30)
+    with pytest.raises(ServerError) as refused:
+        model.scores([3, 4, 5], 2) if scores else model.next([3, 4, 5])
+    assert str(refused.value) == f"--runner vllm: {sentence}"
+    stand_in.loaded[0].free()
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(
+    extended: Path, stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def generate(self: StandIn, prompts: Any, asked: SamplingParams, use_tqdm: bool) -> list[Any]:
+        told = {1_000_000: -1.0, **dict.fromkeys(asked.allowed_token_ids or [], -1.0)}
+        return [SimpleNamespace(**output([{token: SimpleNamespace(logprob=one) for token, one in told.items()}]))]
+
+    monkeypatch.setattr(stand_in, "generate", generate)
+    monkeypatch.setattr(server_runner, "check_raw", lambda *_: None)
+    with pytest.raises(
+        ServerError, match="it answers with token 1000000, and the checkpoint's vocabulary has"
+    ) as refused:
+        measured(extended, Engine())
+    assert refused.value.where == "--runner vllm"
+
+
 def test_what_vllm_refuses_is_a_sentence(tiny: Path, stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = VllmRunner(tiny, Engine(), dtype="float32", reach=30)
-    with pytest.raises(ConfigError, match="a prompt of 59 tokens, and the server takes 30"):
+    with pytest.raises(ConfigError, match=r"a prompt of 59 tokens, and vLLM .* in process takes 30") as no:
         theirs.score(rows_of(tiny, 60, 1), 5)
+    assert no.value.where == "--runner vllm"
     theirs.close()
     monkeypatch.setattr(stand_in, "__init__", lambda self, **options: 1 / 0)
     with pytest.raises(CheckpointError, match="vLLM cannot load it: division by zero"):
@@ -195,6 +258,45 @@ def test_a_scaled_baseline_is_read_as_far_as_its_table_goes(
     assert [entry.baseline is None for entry in result.lengths] == [False, False, True]
     assert all(entry.upper is not None for entry in result.lengths)
     assert [one.context for one in stand_in.loaded] == [1025, 513]
+
+
+def test_a_baseline_that_ends_before_the_trained_length_is_refused(
+    extended: Path, stand_in: type[StandIn], tmp_path: Path
+) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(extended, short)
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 128}))
+    for measures in (["last-segment"], ["retrieval"]):
+        with pytest.raises(ConfigError) as refused:
+            measured(extended, Engine(), baseline=short, measures=measures, terms=Terms(trained_length=256))
+        assert refused.value.where == "--baseline"
+        assert "it states 128 tokens, and its table ends there: vLLM is not asked for the 256" in str(refused.value)
+    assert not stand_in.loaded
+
+
+def test_figures_of_another_vllm_or_reach_are_not_gone_on_with(
+    extended: Path, stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists of longrope are chosen by the context that vLLM is told, so that the same row has other figures."""
+
+    def resumed(**options: Any) -> bool:
+        result = measured(extended, Engine(score_prompts=True), resume=True, **options)
+        return any("rows were kept" in note for note in result.notes)
+
+    def begun(**options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(LastSegment, "result", lambda *_: 1 / 0)  # all is measured, and nothing is complete
+            with pytest.raises(ZeroDivisionError):
+                measured(extended, Engine(score_prompts=True), **options)
+
+    begun()
+    assert resumed()
+    begun()
+    assert not resumed(lengths=[128, 256, 384])
+    monkeypatch.setattr(vllm_engine, "version", lambda: "0.0.1")
+    monkeypatch.setattr(checkpoints, "version", lambda: "0.0.1")
+    assert not resumed()
 
 
 def test_what_is_refused(extended: Path, stand_in: type[StandIn], tmp_path: Path) -> None:

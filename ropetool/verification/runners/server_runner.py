@@ -57,12 +57,22 @@ class Unseen:
 class ServerRunner:
     """What a server serves, its texts read by the tokenizer of a checkpoint whose weights are never loaded.
 
-    score_prompts: take the scores of whole prompts, where the interface has them, one request at a time.
+    score_prompts: take the scores of whole prompts, where the interface has them, one request at a time. where: the option
+    that names the server, for what is said of it.
     Raises: ConfigError for a server whose tokenizer is another one, or without an interface for what was asked.
     """
 
-    def __init__(self, server: Server, reader: Reader, *, vocabulary: int | None, score_prompts: bool = False) -> None:
+    def __init__(
+        self,
+        server: Server,
+        reader: Reader,
+        *,
+        vocabulary: int | None,
+        score_prompts: bool = False,
+        where: str = OPTION,
+    ) -> None:
         self._server, self._reader, self._vocabulary, self._score_prompts = server, reader, vocabulary, score_prompts
+        self._where = where
         self.prefix = reader.prefix
         self.unseen = Unseen()
         self.notes: tuple[str, ...] = ()
@@ -105,7 +115,7 @@ class ServerRunner:
             )
             raise ConfigError(
                 f"{self._server.program} serves a model with another tokenizer: it reads a text differently from token {at} on",
-                where=OPTION, try_="the checkpoint that is served, or --tokenizer DIR",
+                where=self._where, try_="the checkpoint that is served, or --tokenizer DIR",
             )  # fmt: skip
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
@@ -158,11 +168,11 @@ class ServerRunner:
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Raise ConfigError: no server gives all logits."""
-        raise ConfigError("no server gives all logits", where=OPTION)
+        raise ConfigError("no server gives all logits", where=self._where)
 
     def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
         """Raise ConfigError: no server gives all logits."""
-        raise ConfigError("no server gives all logits", where=OPTION)
+        raise ConfigError("no server gives all logits", where=self._where)
 
     def _asked(self, ask: Callable[[Place], Found], places: Iterable[Place]) -> Iterator[Found]:
         """Yield what the server answers for each place, in their order, some asked at once."""
@@ -178,7 +188,7 @@ class ServerRunner:
         if self._vocabulary is not None and strange >= self._vocabulary:
             raise ServerError(
                 f"it answers with token {strange}, and the checkpoint's vocabulary has {self._vocabulary}: another model",
-                where=OPTION,
+                where=self._where,
             )
         return answer
 
@@ -201,7 +211,7 @@ class ServerRunner:
             if apart > STABLE:
                 raise ServerError(
                     f"two scores of one prompt differ by {apart:.2g} nats: a cache answers, or it serves several models",
-                    where=OPTION, try_="without --score-prompts",
+                    where=self._where, try_="without --score-prompts",
                 )  # fmt: skip
             self._was_stable = True
         last = self._next(row[:-1], int(row[-1]))
@@ -223,7 +233,9 @@ class ServerRunner:
     def _check_length(self, prompt: int) -> None:
         longest = self._server.limits.prompt
         if longest is not None and prompt > longest:
-            raise ConfigError(f"a prompt of {prompt} tokens, and the server takes {longest}", where=OPTION)
+            raise ConfigError(
+                f"a prompt of {prompt} tokens, and {self._server.program} takes {longest}", where=self._where
+            )
 
 
 def _chunks(length: int, count: int, most: int | None) -> Iterator[tuple[int, int]]:
@@ -236,9 +248,10 @@ def _chunks(length: int, count: int, most: int | None) -> Iterator[tuple[int, in
 
 
 class Counting:
-    """In the place of a server: how many requests a run makes, at most, and the tokens of their prompts.
+    """In the place of a server: about how many requests a run makes, and the tokens of their prompts.
 
-    It has the figures of no model.
+    Not counted are the first prompts, which show what kind of server it is and its pace, and what is asked again; counted is
+    each candidate, whether it will be shown or not. It has the figures of no model.
     """
 
     def __init__(self, limits: Limits, prefix: tuple[int, ...], *, score_prompts: bool) -> None:

@@ -73,8 +73,9 @@ class VllmModel:
     def next(self, ids: Sequence[int], wanted: int | None = None) -> Answer:
         """Return what may come after a prompt: a wanted token is the only one that may be drawn, so that it is told."""
         drawn = {} if wanted is None else {"allowed_token_ids": [int(wanted)]}
-        told = self._asked(ids, {"logprobs": self.limits.shown, **drawn}).outputs[0].logprobs[0]
-        answer = answer_of([(int(token), one.logprob) for token, one in told.items()], self.limits.shown, OPTION)
+        found = _within(self._asked(ids, {"logprobs": self.limits.shown, **drawn}), "outputs", 0, "logprobs", 0)
+        told = found if isinstance(found, dict) else {}
+        answer = answer_of([(token, _within(told, token, "logprob")) for token in told], self.limits.shown, OPTION)
         if wanted is not None and wanted not in answer.shown:
             raise ServerError(f"its answer leaves out token {wanted}, which was the only one allowed", where=OPTION)
         return answer
@@ -84,11 +85,11 @@ class VllmModel:
 
     def scores(self, ids: Sequence[int], last: int) -> list[Score]:
         """Return what the last tokens are to the model, asked with a salt, so that no cache answers for it."""
-        told = self._asked(ids, {"prompt_logprobs": 1}, cache_salt=uuid.uuid4().hex).prompt_logprobs
-        if told is None or len(told) != len(ids):
+        told = _within(self._asked(ids, {"prompt_logprobs": 1}, cache_salt=uuid.uuid4().hex), "prompt_logprobs")
+        if not isinstance(told, list) or len(told) != len(ids):
             raise ServerError(f"its answer has not one score for each of {len(ids)} tokens", where=OPTION)
         return [
-            (log_probability(entry[token].logprob, OPTION), entry[token].rank == 1)
+            (log_probability(_within(entry, token, "logprob"), OPTION), _within(entry, token, "rank") == 1)
             for entry, token in zip(told[-last:], map(int, ids[-last:]), strict=True)
         ]
 
@@ -99,6 +100,16 @@ class VllmModel:
             return self._llm.generate([{"prompt_token_ids": ids, **prompt}], asked, use_tqdm=False)[0]
         except Exception as error:  # of its own classes, which differ by release
             raise ServerError(f"vLLM refuses: {_sentence(error)}", where=OPTION) from error
+
+
+def _within(found: Any, *path: str | int) -> Any:
+    """Return a part of vLLM's answer, by the names of attributes and by keys. Raises: ServerError where there is none."""
+    for step in path:
+        try:
+            found = getattr(found, step) if isinstance(step, str) else found[step]
+        except (AttributeError, KeyError, IndexError, TypeError):
+            raise ServerError(f"its answer has no {'.'.join(map(str, path))}", where=OPTION) from None
+    return found
 
 
 class VllmRunner:
@@ -190,7 +201,7 @@ class VllmRunner:
                 raise CheckpointError(f"vLLM cannot load it: {_sentence(error)}", where=str(self._path)) from error
             model = VllmModel(vllm, self._llm, self._program, str(self._path), context)
             self._asking = ServerRunner(
-                model, self._reader, vocabulary=self._vocabulary, score_prompts=self._engine.score_prompts
+                model, self._reader, vocabulary=self._vocabulary, score_prompts=self._engine.score_prompts, where=OPTION
             )
         return self._asking
 
