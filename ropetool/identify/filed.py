@@ -77,7 +77,7 @@ class FiledServer:
             if vocabulary is not None and max(ids) >= vocabulary:
                 raise CheckpointError(
                     f"it asks about token {max(ids)}, and the checkpoint's vocabulary has {vocabulary}",
-                    where=self.model,
+                    where=self.where,
                 )
             if context is not None and len(ids) > context:
                 raise CheckpointError(
