@@ -33,14 +33,18 @@ from code_meaning import meant
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+import model_server  # noqa: E402
 from model_server import Served, serving  # noqa: E402
 
 import ropetool  # noqa: E402
 from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
 from ropetool.identify import asking, prompts  # noqa: E402
 from ropetool.identify.asking import AS_MEANT, Asked, Identified, identify  # noqa: E402
+from ropetool.runtimes import hf_formulas  # noqa: E402
+from ropetool.servers import base  # noqa: E402
 from ropetool.servers.http import Http  # noqa: E402
 from ropetool.servers.opening import open_server  # noqa: E402
+from ropetool.verification.runners import torch_rotation  # noqa: E402
 
 RESULT = ROOT / "tests" / "identify" / "planted.json"
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -157,8 +161,10 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 OF_YARN = [
     plain("scaling dropped"), DROPPED, keyed("attention factor squared", attention_factor=1.69),
     keyed("attention factor doubled", attention_factor=2.6), keyed("attention factor by default", attention_factor=None),
-    BETAS, TRUNCATED, *LENGTH, *FACTOR, BASE, keyed("", beta_fast=6.0), keyed("", rope_theta=1e6), keyed("", factor=3.0),
+    BETAS, TRUNCATED, *LENGTH, *FACTOR, BASE, keyed("base 1e+06", rope_theta=1e6),
+    keyed("linear in its place", rope_type="linear"), keyed("", rope_theta=40000.0), keyed("", factor=3.0),
 ]  # fmt: skip
+OTHER_BETA = keyed("", beta_fast=6.0)
 SWAPPED = Plant("layout swapped", model=interleaved_rows)
 
 
@@ -176,8 +182,8 @@ def _yarn(model_type: str, *plants: Plant, keys: Keys = YARN, **config: Any) -> 
 
 
 MODELS: dict[str, Made] = {
-    "llama": _yarn("llama", SWAPPED),
-    "mistral": _yarn("mistral", SWAPPED, keys={**YARN, "beta_fast": 12.0}, sliding_window=None),
+    "llama": _yarn("llama", SWAPPED, OTHER_BETA),
+    "mistral": _yarn("mistral", SWAPPED, OTHER_BETA, keys={**YARN, "beta_fast": 12.0}, sliding_window=None),
     "qwen2": Made(
         {"model_type": "qwen2", "rope_parameters": BARE},
         [
@@ -209,7 +215,7 @@ MODELS: dict[str, Made] = {
             kinds(f"{FULL} as {SLIDING}", full_attention=SLIDING),
             kinds("kinds swapped", sliding_attention=FULL, full_attention=SLIDING),
             keyed("attention factor dropped", FULL, attention_factor=1.0), keyed("betas not read", FULL, beta_fast=None, beta_slow=None),
-            keyed("", SLIDING, rope_theta=1e6),
+            keyed("base 1e+06", SLIDING, rope_theta=1e6), keyed("", SLIDING, rope_theta=300000.0),
         ],
     ),
     "deepseek_v3": Made(
@@ -312,10 +318,12 @@ def asked(path: Path, plant: Plant, dtype: str, interface: str, length: int) -> 
 
 
 def says(found: Identified, name: str) -> str:
-    """Return what an answer comes to: "named", "not told apart", "none", or the other that it names."""
+    """Return what an answer comes to: "named", "same table" as the one that is meant, "not told apart", "none", or another's name."""
     if not found.name:
         return "named" if not name else "none"
     best = found.hypotheses[found.decision.best]
+    if name in best.alike and best.name == AS_MEANT:
+        return "same table"
     if name in (best.name, *best.alike):
         return "named" if found.sure else "not told apart"
     # Two tables that no prompt of this length tells apart are both said; the one that is served has to be among them.
@@ -351,9 +359,12 @@ def runs(name: str, made: Made) -> Iterator[list[Any]]:
 
 
 def mark() -> str:
-    """Return a digest of what the runs depend on: the package's own code for them, and this file."""
-    digest = hashlib.sha256(meant(Path(__file__)))
-    for path in sorted(Path(asking.__file__).parent.glob("*.py")):
+    """Return a digest of what decides the answers: hypotheses, prompts, the reference, servers, and this file."""
+    folder = Path(asking.__file__).parent
+    own = [folder / f"{name}.py" for name in ("hypotheses", "reference", "prompts", "deciding", "asking")]
+    beside = [Path(module.__file__) for module in (torch_rotation, hf_formulas, base, model_server)]
+    digest = hashlib.sha256()
+    for path in (Path(__file__), *own, *beside):
         digest.update(meant(path))
     return digest.hexdigest()
 
