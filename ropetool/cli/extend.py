@@ -144,10 +144,11 @@ def extend_command(
     chain.check_source(path)
 
     def planned(for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None) -> Plan:
+        stated = options["original_length"]
         return make_plan(
             of or path, method, factor=factor, target_length=target_length, reading=reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
-            temperature_scope=options["temperature_scope"], original_length=options["original_length"] or trained,
+            temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
             for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ DIGEST = 8  # bytes behind the figures of a row
 TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
 BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is not UTF-8
 KEY = 32  # bytes of the key of a row
+LONGEST = b"longest target"  # the key of the longest row that was kept, beside its own
 STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 
@@ -91,9 +92,11 @@ class Journal:
     @property
     def rows(self) -> int:
         """How many rows are kept."""
-        count = f"select count(*) from found where length(key) = {KEY}"
         kept = sum(len(key) == KEY for key in self._memory)
-        return kept + int(self._read(lambda base: base.execute(count).fetchone()[0], 0))
+        # Lengths of keys would be read from every page, of which a damaged one begins the journal anew.
+        every = int(self._read(lambda base: base.execute("select count(*) from found").fetchone()[0], 0))
+        more = "select count(*) from found where key = ?"
+        return kept + every - int(self._read(lambda base: base.execute(more, (LONGEST,)).fetchone()[0], 0))
 
     def get(self, key: bytes) -> Array | None:
         """Return the figures of a row, if they are there and as they were put."""
@@ -175,8 +178,7 @@ class JournaledRunner(Wrapped):
     def __init__(self, runner: Runner, journal: Journal, role: str, *, changes: bool = False) -> None:
         super().__init__(runner)
         self._journal, self._role, self._changes = journal, role, changes
-        self._place = f"longest {role}".encode()
-        kept = journal.get(self._place)
+        kept = journal.get(LONGEST) if changes else None
         self._longest = 0 if kept is None else len(kept) - 1
 
     def changed(self) -> float:
@@ -184,7 +186,7 @@ class JournaledRunner(Wrapped):
 
         Units: nats, the mean over its scored tokens.
         """
-        kept = self._journal.get(self._place)
+        kept = self._journal.get(LONGEST)
         if kept is None:
             return 0.0
         scored, row = int(kept[0]), [int(token) for token in kept[1:]]
@@ -239,7 +241,7 @@ class JournaledRunner(Wrapped):
                 self._journal.put(keys[part], parts[-1])
                 if self._changes and scored and len(rows[0]) > self._longest:
                     self._longest = len(rows[0])
-                    self._journal.put([self._place], np.array([[scored, *rows[start]]], dtype=np.float64))
+                    self._journal.put([LONGEST], np.array([[scored, *rows[start]]], dtype=np.float64))
             else:
                 parts.append(np.array(kept))
                 done(sum(map(len, rows[part])))

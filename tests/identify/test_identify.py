@@ -218,7 +218,8 @@ def test_of_a_plain_model_the_pairs_can_be_told_apart(tmp_path: Path, monkeypatc
         config.pop(key, None)
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
     (plain / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert [one.name for one in hypotheses(HfCheckpoint.open(plain))] == [AS_MEANT, "layout swapped"]
+    listed = [one.name for one in hypotheses(HfCheckpoint.open(plain))]
+    assert listed == [AS_MEANT, "base 500000", "base 1e+06", "layout swapped"]
     monkeypatch.setattr(Reference, "computes", lambda self, one: one.name == AS_MEANT)
     with pytest.raises(ConfigError, match="nothing to tell apart"):
         prepare(HfCheckpoint.open(plain), ASKED)
