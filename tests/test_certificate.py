@@ -716,6 +716,16 @@ def test_a_certificate_from_before_there_were_grades_counts_as_research(output: 
         Certificate.from_json({**data, "checks": [PASSED, UNSURE]}, "here")
 
 
+def test_a_certificate_says_which_cache_it_was_made_with(output: Path) -> None:
+    data = made(output).to_json()
+    assert data.pop("cache_type") is None
+    assert Certificate.from_json(data, "here").cache_type is None  # as earlier versions wrote it
+    assert Certificate.from_json({**data, "cache_type": "q4_0"}, "here").cache_type == "q4_0"
+    for wrong in (4, "", "q4 0", "\x1b[2J"):
+        with pytest.raises(CorruptFile, match="cache_type is "):
+            Certificate.from_json({**data, "cache_type": wrong}, "here")
+
+
 def test_a_better_grade_that_passed_stays_and_a_decision_replaces_doubt(output: Path) -> None:
     research, usable = made(output), made(output, grade="usable")
     unsure = made(output, grade="usable", verdict="undecided", checks=(PASSED, UNSURE))

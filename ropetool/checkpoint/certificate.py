@@ -43,7 +43,8 @@ class Certificate:
     what the target was compared with, by name; None if with itself. texts: origin, number, manifest and names of the
     documents, as `verify` states them; None where an earlier version wrote it. text_fingerprint is over their contents.
     unbound: bytes of the weights that the fingerprint does not read; None where an earlier version wrote it.
-    grade: what was asked of it; an earlier version asked for what is `research` now.
+    grade: what was asked of it; an earlier version asked for what is `research` now. cache_type: of llama.cpp's keys and values,
+    where one was asked for; it is then of a run with that cache only.
     """
 
     verdict: str
@@ -61,6 +62,7 @@ class Certificate:
     texts: Mapping[str, Any] | None = None
     unbound: int | None = None
     grade: str = RESEARCH
+    cache_type: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; a figure that is not finite is null."""
@@ -266,7 +268,8 @@ def _asking(grade: str) -> list[str]:
 
 
 def _judged(found: Certificate) -> tuple[str, str]:
-    measured = f"the {found.suite} suite up to {found.longest} tokens at grade {found.grade}"
+    cache = f" with a {found.cache_type} cache" if found.cache_type else ""
+    measured = f"the {found.suite} suite up to {found.longest} tokens at grade {found.grade}{cache}"
     if found.verdict == FAIL:
         return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
     if found.verdict == PARTIAL:
@@ -308,6 +311,7 @@ _KINDS = {
     "command": str, "made": str, "fingerprint": str, "full_hash": bool,
 }  # fmt: skip
 _WORD = re.compile(r"[a-z]{1,20}")  # a later version may have other suites
+_CACHE = re.compile(r"[a-z0-9_]{1,20}")
 _TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T0-9:.+Z-]{0,30}")
 _MANIFEST = re.compile(r"[0-9a-f]{64}")
 MAX_COMMAND = 100_000  # characters, with all its paths
@@ -336,6 +340,9 @@ def _problem(data: Any) -> str:
             return problem.replace(" is ", f" of check {number} is ", 1)
     if not _is_lengths(data.get("lengths", [])) or not isinstance(data.get("baseline"), (str, type(None))):
         return f"lengths is {shown(data.get('lengths', ABSENT))}, and baseline {shown(data.get('baseline', ABSENT))}"
+    cache = data.get("cache_type")
+    if cache is not None and not (isinstance(cache, str) and _CACHE.fullmatch(cache)):
+        return f"cache_type is {shown(cache)}"
     if not _is_texts(data.get("texts")):
         return f"texts is {shown(data['texts'])}"
     if type(data.get("unbound", 0)) not in (int, type(None)) or (data.get("unbound") or 0) < 0:

@@ -26,7 +26,7 @@ _BOUND = "a certificate would be bound to files that the server may not have rea
 UNSERVED = {
     "against": _LOGITS, "judge": _LOGITS, "max_kl": _LOGITS, "lm_eval": "its logs are those of a model that is run from its files",
     "stated": _FILES, "finetuned": _FILES, "strict": _FILES, "certificate": _BOUND, "full_hash": _BOUND,
-    "parallel": "one process asks a server",
+    "parallel": "one process asks a server", "cache_type": "the server was started with a cache of its own",
 }  # fmt: skip
 
 
@@ -105,6 +105,10 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="Where to compute; map spreads the layers over all devices.",
 )  # fmt: skip
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option(
+    "--cache-type", metavar="f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl",
+    help="The type of keys and values where llama.cpp runs TARGET, a GGUF file; the baseline's is that of --dtype.",
+)  # fmt: skip
 @click.option(
     "--parallel", type=click.Choice(["data", "tensor"]), default="data", show_default=True,
     help="Under torchrun: what the processes share, the documents or the model.",

@@ -157,6 +157,7 @@ def _facts(result: VerifyResult, command: str) -> list[tuple[str, str]]:
         ("against", result.against or ""),
         ("suite", result.suite),
         ("lengths", f"trained {result.trained_length}, context stated {result.context_length} tokens"),
+        ("cache", f"keys and values of the target in {result.cache_type}" if result.cache_type else ""),
         ("seed", str(result.seed)),
         ("versions", f"ropetool {__version__}, {result.runtime}"),
         ("command", command),

@@ -177,7 +177,9 @@ def _subject(result: VerifyResult) -> str:
     against = [name for name in (result.baseline, result.against) if name]
     longest = max((entry.length for entry in result.lengths), default=0)
     reach = f" up to {longest} tokens" if longest else ""
-    return f"{result.target}{method}, measured{reach} {f'against {_listed(against)}' if against else 'by itself'},"
+    cache = f" with a {result.cache_type} cache" if result.cache_type else ""
+    compared = f"against {_listed(against)}" if against else "by itself"
+    return f"{result.target}{method}, measured{reach}{cache} {compared},"
 
 
 def _judgement(result: VerifyResult) -> str:

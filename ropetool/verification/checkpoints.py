@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import CheckpointError, ConfigError
+from ropetool.escaping import command as command_line
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.plans import model_card
@@ -41,7 +43,7 @@ from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
 from ropetool.verification.runners import parallel
-from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.llama_runner import BLOCK_TYPES, LlamaRunner, cache_ways, check_cache_type
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
@@ -82,6 +84,7 @@ def verify_checkpoint(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
     engine: Engine | None = None,
+    cache_type: str | None = None,
 ) -> VerifyResult:
     """Return what the suite finds of the target and its baseline, with the verdict of every check.
 
@@ -92,11 +95,14 @@ def verify_checkpoint(
     record, or without lengths beyond the trained one up to the stated context, the verdict is partial at best. A run of
     a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command line that asked
     for it. engine: vLLM runs directories in this process, and is asked for single tokens, which tell a part of the suites.
+    cache_type: of keys and values where llama.cpp runs the target, and of the target only; it is the run's and not the file's, so
+    only `certificate_file` gets a certificate.
 
     Raises: CheckpointError, ConfigError.
     """
     checkpoint = open_checkpoint(hub.local(target))
     target = checkpoint.path
+    _check_cache_type(checkpoint, cache_type)
     if engine is None:
         chosen = suites.choose(suite, measures, segments, trials)
     else:
@@ -149,7 +155,7 @@ def verify_checkpoint(
     if other is not None:
         tables = same_tables(checkpoint, other)
         checks.append(tables)
-        pair = replace(_pair(checkpoint, other, original), inexact=tables.verdict == INEXACT)
+        pair = replace(_pair(checkpoint, other, original, cache_type), inexact=tables.verdict == INEXACT)
     elif found.made is None and original is not None and parallel.size() == 1:
         kinds, reach = _kinds(checkpoint, original), Lengths(trained, max(trained, context))
         checks += kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)
@@ -157,9 +163,10 @@ def verify_checkpoint(
         _shared(tensor_parallel, resume)
         if parallel.size() > 1
         else kept_on_disk(
-            checkpoint, original, documents, (device, dtype, *(loads.ways if loads else [])), resume, notes
+            checkpoint, original, documents,
+            (device, dtype, *(loads.ways if loads else []), *cache_ways(cache_type)), resume, notes,
         )
-    )
+    )  # fmt: skip
     with around as wrap:
         result = verify(
             target,
@@ -181,12 +188,15 @@ def verify_checkpoint(
             progress=progress,
             say=say,
             runner=Open(tensor_parallel, _renamed(checkpoint)) if loads is None else loads,
+            target_runner=None if cache_type is None else partial(LlamaRunner, cache_type=cache_type),
             wrap=wrap,
             baseline_reach=None if loads is None or original is None else loads.reach(original.path),
         )
     read = catalogue.described(documents, bundled=not texts)
     notes = [*notes, *result.notes]
-    result = replace(result, notes=tuple(notes), extension=_extension(target, found), texts=read, lm_eval=tasks)
+    result = replace(
+        result, notes=tuple(notes), extension=_extension(target, found), texts=read, lm_eval=tasks, cache_type=cache_type,
+    )  # fmt: skip
     if parallel.rank() == 0:
         result = _certified(result, chosen, target, place, marked, command)
     return result
@@ -225,6 +235,17 @@ def _needed(original: Checkpoint | None) -> Checkpoint:
             try_="--baseline SOURCE",
         )
     return original
+
+
+def _check_cache_type(target: Checkpoint, cache_type: str | None) -> None:
+    """Raise ConfigError for a type that is not one of llama.cpp's, or a target that it does not run."""
+    check_cache_type(cache_type)
+    if cache_type is not None and not isinstance(target, GgufCheckpoint):
+        raise ConfigError(
+            "the types of llama.cpp's cache are for GGUF files, and this is a directory, which transformers or vLLM runs",
+            where="--cache-type",
+            try_=command_line("ropetool", "export", target.path, "-o", "FILE.gguf") + ", and verify FILE.gguf",
+        )
 
 
 def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) -> list[Check]:
@@ -413,6 +434,9 @@ def _certified(
         if place is None:
             return result
         raise ConfigError("single measurements make no certificate", where="--certificate", try_="--suite quick")
+    if place is None and result.cache_type is not None:
+        note = "no certificate is put on record: --cache-type is of this run, not of the file; --certificate FILE writes one"
+        return replace(result, notes=(*result.notes, note))
     if place is None and hub.origin(target) is not None:
         note = "no certificate is written into the hub's cache; --certificate FILE writes one elsewhere"
         return replace(result, notes=(*result.notes, note))
@@ -433,6 +457,7 @@ def _certified(
         texts=result.texts,
         unbound=fingerprints.unbound(target, marked),
         grade=result.grade,
+        cache_type=result.cache_type,
     )
     reach = certificate.reach(found.to_json())
     if reach:
@@ -490,10 +515,10 @@ def _extension(target: Path, found: Inspection) -> dict[str, Any] | None:
     return {"method": stated.rope_type, "factor": stated.factor, "params": None}
 
 
-def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None) -> Pair:
+def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None, cache_type: str | None) -> Pair:
     """Return what the target is compared with, and the same two files before the extension where they are at hand."""
     before = None
-    if _is_quantised(target) or _is_quantised(other):
+    if _is_quantised(target) or _is_quantised(other) or cache_type in BLOCK_TYPES:
         original = _unchanged_source(other.path, [])
         if baseline is not None and original is not None and _weights(baseline) == _weights(target):
             before = (original, baseline.path)

@@ -467,7 +467,8 @@ class VerifyResult:
     none to write. extension: method, factor and params of what made the target longer, as its record has them, or without
     one as its keys state them, params then None. texts:
     what was read, as `verification.catalogue` describes it; None where the caller brought its own documents. grade: what
-    was asked of it. attainable: the smallest ratio that these texts were likely to tell from 1, before the run.
+    was asked of it. attainable: the smallest ratio that these texts were likely to tell from 1, before the run. cache_type:
+    of llama.cpp's keys and values, where one was asked for.
     """
 
     target: str
@@ -503,6 +504,7 @@ class VerifyResult:
     cache: CacheResult | None = None
     lm_eval: HarnessResult | None = None
     needle_answers: KeyTokenResult | None = None
+    cache_type: str | None = None
 
     @property
     def verdict(self) -> str:

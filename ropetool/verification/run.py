@@ -112,6 +112,7 @@ def verify(
     say: Callable[[str], None] | None = None,
     foretell: Callable[[Sequence[Measurement]], str] | None = None,
     runner: MakeRunner = TorchRunner,
+    target_runner: MakeRunner | None = None,
     wrap: Callable[[Runner, str], Runner] | None = None,
     baseline_reach: int | None = None,
 ) -> VerifyResult:
@@ -123,7 +124,8 @@ def verify(
     the key tokens. `checks` are those made already; `wrap` may put something around each runner, told its role. budget:
     minutes; a run whose losses its first stage leaves undecided goes on with more segments for so long, and each stage takes
     a part of the chance of a wrong verdict. foretell: returns what else is said of the work before it begins. baseline_reach:
-    the most tokens that the baseline can read, where that is bounded.
+    the most tokens that the baseline can read, where that is bounded. target_runner: what opens the target, where that is not
+    what opens the others.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
     CheckpointError if a checkpoint cannot be read or its logits are not finite.
@@ -144,12 +146,13 @@ def verify(
         paths[JUDGE] = judge
     notes: list[str] = []
 
-    def make(path: Path) -> Runner:
-        return runner(path, device=device, dtype=dtype, report=notes.append)
+    def make(role: str, path: Path) -> Runner:
+        opener = target_runner if role == TARGET and target_runner is not None else runner
+        return opener(path, device=device, dtype=dtype, report=notes.append)
 
     tell = progress or nobody
     with ExitStack() as stack:
-        runners = {role: stack.enter_context(closing(make(path))) for role, path in paths.items()}
+        runners = {role: stack.enter_context(closing(make(role, path))) for role, path in paths.items()}
         around = runners if wrap is None else {role: wrap(made, role) for role, made in runners.items()}
         tell("reading the texts", 0, 0)
         corpus = read_corpus(texts, runners, paths)
@@ -475,13 +478,14 @@ def _diverge(
 
 
 def _own_divergence(
-    against: Pair, make: Callable[[Path], Runner], corpus: Corpus, trained_length: int, seed: int, tell: Progress
+    against: Pair, make: Callable[[str, Path], Runner], corpus: Corpus, trained_length: int, seed: int, tell: Progress
 ) -> DivergenceResult | None:
     """Return how far the pair is apart before the extension, within the trained length, where that is asked for."""
     if against.before is None:
         return None
     with ExitStack() as stack:
-        other, target = (stack.enter_context(closing(make(path))) for path in against.before)
+        roles = zip((AGAINST, TARGET), against.before, strict=True)
+        other, target = (stack.enter_context(closing(make(role, path))) for role, path in roles)
         return _diverge(other, target, corpus, trained_length, trained_length, seed, tell)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,10 @@ from exporting import maker
 
 import ropetool
 from ropetool.checkpoint import provenance
+from ropetool.checkpoint.certificate import state
 from ropetool.errors import ConfigError, MissingDependency, RopetoolError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.report.verdict import summary
 from ropetool.verification import checkpoints
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.scoring import Scores
@@ -29,9 +32,11 @@ class Fake:
 
     prefix = ()
     opened: list[tuple[str, Path]] = []  # noqa: RUF012  # emptied by the fixture
+    caches: list[tuple[Path, object]] = []  # noqa: RUF012  # so is this one
 
     def __init__(self, path: Path, **options: object) -> None:
         self.opened.append((type(self).__name__, path))
+        self.caches.append((path, options.get("cache_type")))
         self.description = type(self).__name__
 
     def tokenize(self, text: str) -> list[int]:
@@ -61,6 +66,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, P
     monkeypatch.setattr(checkpoints, "LlamaRunner", Llama)
     monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
     Fake.opened.clear()
+    Fake.caches.clear()
     return Fake.opened
 
 
@@ -143,3 +149,65 @@ def test_without_llama_cpp_the_way_to_it_is_named(exported: Path, monkeypatch: p
     with pytest.raises(MissingDependency) as refused:
         verify_checkpoint(exported)
     assert refused.value.try_ == 'pip install "ropetool[llama]"'
+
+
+# --- the type of llama.cpp's cache
+
+
+def test_a_cache_type_is_the_targets_and_of_the_run(opened: list, exported: Path, tmp_path: Path) -> None:
+    output = made_from(exported, exported, 128)
+    before = output.with_name("output.gguf.ropetool.json").read_bytes()
+    found = verify_checkpoint(output, suite="quick", segments=8, cache_type="q8_0")
+    assert Fake.caches == [(output, "q8_0"), (exported, None)]
+    assert found.to_json()["cache_type"] == "q8_0"
+    assert "measured up to 256 tokens with a q8_0 cache against" in summary(found)
+    assert output.with_name("output.gguf.ropetool.json").read_bytes() == before  # which export asks for
+    note = (
+        "no certificate is put on record: --cache-type is of this run, not of the file; --certificate FILE writes one"
+    )
+    assert note in found.notes
+    place = tmp_path / "certificate.json"
+    verify_checkpoint(output, suite="quick", segments=8, cache_type="q8_0", certificate_file=place)
+    held = state(output, place)
+    assert held.certificate is not None
+    assert held.certificate.cache_type == "q8_0"
+    assert "up to 256 tokens at grade usable with a q8_0 cache" in held.why
+    assert verify_checkpoint(output, suite="quick", segments=8).cache_type is None
+    made = provenance.record(output)
+    assert made is not None
+    assert made.certificate is not None
+    assert made.certificate["cache_type"] is None
+
+
+def test_a_cache_type_is_for_what_llama_cpp_runs(opened: list, source: Path) -> None:
+    with pytest.raises(ConfigError, match="for GGUF files, and this is a directory") as refused:
+        verify_checkpoint(source, suite="quick", cache_type="q8_0")
+    assert refused.value.where == "--cache-type"
+    assert refused.value.try_ == f"ropetool export {source} -o FILE.gguf, and verify FILE.gguf"
+    assert opened == []
+
+
+def test_figures_of_another_cache_type_do_not_serve_a_resumed_run(
+    opened: list, exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LLAMA_ATTN_ROT_DISABLE", raising=False)
+    calls = []
+
+    def interrupted(self: Fake, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None]) -> Scores:
+        calls.append(len(rows[0]))
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return Fake.score(self, rows, scored, done)
+
+    monkeypatch.setattr(Llama, "score", interrupted)
+    ask = partial(verify_checkpoint, exported, suite="quick", segments=8, baseline=exported)
+    with pytest.raises(KeyboardInterrupt):
+        ask(cache_type="q8_0")
+    monkeypatch.setattr(Llama, "score", Fake.score)
+    anew = "nothing was kept of such a run; it starts anew"
+    assert anew in ask(cache_type="q4_0", resume=True).notes
+    assert anew in ask(resume=True).notes
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    assert anew in ask(cache_type="q8_0", resume=True).notes
+    monkeypatch.delenv("LLAMA_ATTN_ROT_DISABLE")
+    assert "8 rows were kept" in ask(cache_type="q8_0", resume=True).notes

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency
+from ropetool.files.gguf import ggml_type
 from ropetool.verification.scoring import PIECE_TOKENS, Logits, Tokens
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
@@ -58,12 +59,12 @@ def listening(lib: Any) -> Iterator[list[str]]:
 class LlamaModel:
     """A model and one context of it, freed by `close`.
 
-    cache: F32, F16 or BF16. Raises: CheckpointError with llama.cpp's own words if it does not load.
+    cache: a type of ggml, as `q8_0`. Raises: CheckpointError with llama.cpp's own words if it does not load.
     """
 
     def __init__(self, lib: Any, path: Path, *, gpu: bool, cache: str, flash_attention: bool) -> None:
         self._lib, self._path, self._gpu = lib, path, gpu
-        self._cache = getattr(lib, f"GGML_TYPE_{cache}")
+        self._cache = ggml_type(cache.upper())  # llama_cpp has no name for BF16
         self._flash_attention = flash_attention
         self._model = load(lib, path, gpu=gpu)
         self._context: Any = None
@@ -93,7 +94,9 @@ class LlamaModel:
             self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
             raise ConfigError(
-                f"no context of {length} tokens: {last_words(said)}", where=str(self._path), try_="shorter --lengths"
+                f"no context of {length} tokens: {last_words(said)}",
+                where=str(self._path),
+                try_="shorter --lengths, or another --cache-type",
             )
         self._opened = (length, outputs)
 

@@ -5,6 +5,8 @@ Holds the logits of one chunk at a time. Knows nothing of documents, segments or
 
 from __future__ import annotations
 
+import os
+import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,17 +33,21 @@ from ropetool.verification.runners.llama_library import (  # fmt: skip
 )
 from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
 
-CACHE_TYPES = {"auto": "F32", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+DTYPES = {"auto": "f32", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+BLOCK_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+CACHE_TYPES = ("f32", "f16", "bf16", *BLOCK_TYPES)  # those of `--cache-type-k` in common/arg.cpp
+UNROTATED = "LLAMA_ATTN_ROT_DISABLE"  # src/llama-kv-cache.cpp; by it caches in blocks are kept as they are
 
 
 class LlamaRunner:
     """A GGUF of any quantisation; its vocabulary is read at once, the weights when the first losses are asked for.
 
     device: cpu, auto, or a GPU's name; auto takes a GPU where llama.cpp was built for one. dtype: the type of the cache, float32 for auto.
+    cache_type: the same by llama.cpp's own names, which come before; one in blocks takes flash attention, which its values need.
     context_length: tokens that every context is made for. Without it a context is as long as the rows, which
     matters where the file holds two lists of frequencies: llama.cpp chooses by the size of the context.
 
-    Raises: MissingDependency without llama-cpp-python; ConfigError for a device or dtype that is not there;
+    Raises: MissingDependency without llama-cpp-python; ConfigError for a device, dtype or cache type that is not there;
     CheckpointError for a file that llama.cpp refuses, or that would abort the process.
     """
 
@@ -54,13 +60,15 @@ class LlamaRunner:
         report: Callable[[str], None] | None = None,
         context_length: int | None = None,
         flash_attention: bool = False,
+        cache_type: str | None = None,
     ) -> None:
         self._library = lib = library()
         self._gpu = _is_gpu(lib, device)
-        if dtype not in CACHE_TYPES:
-            raise ConfigError(f"{dtype!r} is not one of {', '.join(CACHE_TYPES)}", where="--dtype")
-        self._cache = CACHE_TYPES[dtype]
-        self._context_length, self._flash_attention = context_length, flash_attention
+        if dtype not in DTYPES:
+            raise ConfigError(f"{dtype!r} is not one of {', '.join(DTYPES)}", where="--dtype")
+        check_cache_type(cache_type)
+        self._cache = cache_type or DTYPES[dtype]
+        self._context_length, self._flash_attention = context_length, flash_attention or self._in_blocks
         headers = _checked(path)
         self.path, self._weights = headers[0].path, _weight_type(headers)
         self._looks_ahead = _looks_ahead(headers)
@@ -72,21 +80,28 @@ class LlamaRunner:
         self.prefix = (bos,) if lib.llama_vocab_get_add_bos(self._vocabulary) and bos >= 0 else ()
 
     @property
+    def _in_blocks(self) -> bool:
+        return self._cache in BLOCK_TYPES
+
+    @property
     def _rounding(self) -> str:
         """What limits how alike two computations are: the cache, or inputs that are rounded for the type of the weights."""
-        return self._weights if self._weights != "F32" else self._cache
+        return self._weights if self._weights != "F32" and not self._in_blocks else self._cache.upper()
 
     @property
     def description(self) -> str:
         """The library, device, weight type and cache type, for the record."""
         device = "GPU" if self._gpu else "cpu"
         attention = ", flash attention" if self._flash_attention else ""
-        return f"llama-cpp-python {self._library.__version__}, {device}, {self._weights} weights, {self._cache} cache{attention}"
+        cache = f"{self._cache.upper()} cache{f' not rotated ({UNROTATED})' if self._in_blocks and unrotated() else ''}"
+        return f"llama-cpp-python {self._library.__version__}, {device}, {self._weights} weights, {cache}{attention}"
 
     @property
     def arithmetic(self) -> str:
         """What a GPU, or a narrower cache, rounds to; empty for neither."""
-        return GPU if self._gpu else {"F16": "float16", "BF16": "bfloat16"}.get(self._cache, "")
+        if self._in_blocks:
+            return f"{self._cache} cache"
+        return GPU if self._gpu else {"f16": "float16", "bf16": "bfloat16"}.get(self._cache, "")
 
     def tokenize(self, text: str) -> list[int]:
         """Return the ids of a text, without any in front or behind.
@@ -198,7 +213,7 @@ class LlamaRunner:
             raise CheckpointError(
                 f"llama.cpp gives logits that are not finite, first at position {start + bad[0]} of {length}",
                 where=str(self.path),
-                try_="--dtype float32, if the cache was narrower",
+                try_="--dtype float32, or --cache-type f32, if the cache was narrower",
             )
 
     def _open(self, ids: Tokens, outputs: int) -> LlamaModel:
@@ -214,6 +229,23 @@ class LlamaRunner:
         # llama.cpp pads a context to 256 tokens, and aborts where a batch is not allowed even one token per sequence.
         self._model.open(max(self._context_length or 0, ids.shape[1], 256), outputs)
         return self._model
+
+
+def check_cache_type(cache_type: str | None) -> None:
+    """Raise ConfigError for a type that no cache of llama.cpp has."""
+    if cache_type is not None and cache_type not in CACHE_TYPES:
+        raise ConfigError(f"{cache_type!r} is not one of {', '.join(CACHE_TYPES)}", where="--cache-type")
+
+
+def unrotated() -> bool:
+    """Return whether the environment keeps llama.cpp from rotating caches in blocks."""
+    found = re.match(r"\s*[+-]?\d+", os.environ.get(UNROTATED, ""))  # as C's atoi reads it
+    return found is not None and int(found[0]) != 0
+
+
+def cache_ways(cache_type: str | None) -> list[str]:
+    """Return what figures depend on where a type was asked for: the type, and whether blocks are rotated."""
+    return [] if cache_type is None else [f"{cache_type} cache", *([UNROTATED] if unrotated() else [])]
 
 
 def _checked(path: Path) -> tuple[GgufHeader, ...]:
