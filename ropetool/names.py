@@ -14,6 +14,9 @@ PROVENANCE_JSON = "ropetool.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_INDEX_JSON = "pytorch_model.bin.index.json"
 
+# --- keys of ours in a GGUF file
+GGUF_FILLER = "ropetool.filler"  # zeros that keep room for later edits in place
+
 # --- config.json
 MODEL_TYPE = "model_type"
 ARCHITECTURES = "architectures"

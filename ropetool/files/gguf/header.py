@@ -17,9 +17,11 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, UnsupportedDtype
-from ropetool.files.gguf.codec import Buffer, Value, shown
+from ropetool.files.gguf.codec import ARRAY_HEAD, Buffer, Value, shown
 from ropetool.files.gguf.cursor import AGAIN, I64, U32, Cursor
+from ropetool.files.gguf.journal import check_settled
 from ropetool.files.gguf.kinds import F32, ValueType
 from ropetool.files.gguf.metadata import alignment_of, read_values
 from ropetool.files.gguf.tensors import TensorInfo, padded, read_tensors
@@ -41,7 +43,8 @@ class GgufHeader:
     """A parsed header; its values are views of the mapped file, so the file must not be cut while this lives.
 
     `infos` is the tensor table as stored, up to `header_end`; `data_start` is the next multiple of the alignment, or
-    `header_end` itself in a file without tensors, which needs no padding.
+    `header_end` itself in a file without tensors, which needs no padding. `values` lacks the filler, a key of ours that
+    only keeps room for later edits; `filler` is how many bytes of it lie directly in front of the table, 0 without one.
     """
 
     path: Path
@@ -54,6 +57,7 @@ class GgufHeader:
     data_start: int
     file_size: int
     mtime_ns: int
+    filler: int = 0
 
     def tensor(self, name: str) -> TensorInfo | None:
         """Return the tensor of this name, or None."""
@@ -75,9 +79,11 @@ class GgufHeader:
 def read_header(path: str | Path) -> GgufHeader:
     """Return the header of a GGUF file of version 2 or 3, little-endian.
 
-    Raises: NotACheckpoint if there is no such file; CorruptFile if llama.cpp would not load the container.
+    Raises: NotACheckpoint if there is no such file; CorruptFile if llama.cpp would not load the container; PlanMismatch if
+    an edit of it in place was not finished.
     """
     path = Path(path)
+    check_settled(path)
     with reading(path) as file:
         status = os.fstat(file.fileno())
         if status.st_size == 0:
@@ -86,6 +92,17 @@ def read_header(path: str | Path) -> GgufHeader:
             )
         view = _map(file, min(status.st_size, MAX_HEADER_BYTES), path)
     return parse_header(view, path, status.st_size, status.st_mtime_ns)
+
+
+def read_unmapped(path: str | Path) -> GgufHeader:
+    """Return what `read_header` does without keeping the file open or mapped, for a file that is about to be changed.
+
+    A mapping counts as a reader of the file, and would show the bytes of the changed one under the old places.
+    """
+    header = read_header(path)
+    with reading(header.path) as file:
+        start = file.read(header.data_start)
+    return parse_header(memoryview(start), header.path, header.file_size, header.mtime_ns)
 
 
 def parse_header(start: memoryview, path: Path, file_size: int, mtime_ns: int = 0) -> GgufHeader:
@@ -150,6 +167,7 @@ def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHea
     values = read_values(cursor, n_keys)
     alignment = alignment_of(cursor, values)
     infos_start = cursor.position
+    filler = _taken_out(values)
     tensors = read_tensors(cursor, n_tensors, alignment)
     return GgufHeader(
         path=path,
@@ -162,7 +180,17 @@ def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHea
         data_start=padded(cursor.position, alignment) if tensors else cursor.position,
         file_size=file_size,
         mtime_ns=mtime_ns,
+        filler=filler,
     )
+
+
+def _taken_out(values: dict[str, Value]) -> int:
+    """Take the filler out of the keys, and return how many bytes of it lie directly in front of the tensor table."""
+    is_last = bool(values) and list(values)[-1] == names.GGUF_FILLER  # another program may have put keys behind it
+    found = values.pop(names.GGUF_FILLER, None)
+    if found is None or not is_last:
+        return 0
+    return len(found.raw) - (ARRAY_HEAD.size if found.type is ValueType.ARR else 0)
 
 
 def _version(cursor: Cursor) -> int:

@@ -1,0 +1,141 @@
+"""A file held for an edit in place: nobody else may edit it, and nobody may have it open, as far as the system tells."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from ropetool.errors import OutputError
+from ropetool.escaping import command
+from ropetool.files.gguf.in_place.disk import Disk
+from ropetool.files.output import output_error
+
+if sys.platform != "win32":
+    import fcntl
+
+UNCHECKED = "whether another program has it open was not checked: {}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file open for writing, and what could not be checked of its readers."""
+
+    disk: Disk
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def held(path: Path) -> Iterator[Held]:
+    """Hold a file, by its own path and not that of a link to it.
+
+    While it is held, whoever opens it waits: a reader would see keys of one moment and data of another.
+    Raises: OutputError if it has other names, may not be written, or is in use.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0))
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise _read_only(path) from None
+        raise output_error(error, path) from error
+    with FileIO(descriptor, "r+") as file:
+        _check_kind(os.fstat(descriptor), path)
+        locked = _lock(descriptor, path)
+        notes = () if locked else ("whether another ropetool edits it was not checked: the file system has no locks",)
+        with _leased(descriptor, path) as unchecked:
+            yield Held(Disk(path, file), (*notes, *unchecked))
+
+
+def _check_kind(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OutputError("is not a regular file", where=str(path))
+    if status.st_nlink > 1:
+        raise OutputError(
+            f"has {status.st_nlink - 1} other names (hard links), under which it would change too", where=str(path),
+            try_="give -o to write a copy",
+        )  # fmt: skip
+    if not status.st_mode & 0o222:
+        raise _read_only(path)
+
+
+def _read_only(path: Path) -> OutputError:
+    return OutputError("may not be written: it is read-only", where=str(path), try_=command("chmod", "u+w", path))
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OutputError(
+            "another process holds it, or edits it now", where=str(path), try_="run again later"
+        ) from None
+    except OSError:  # a network file system without them
+        return False
+    return True
+
+
+@contextmanager
+def _leased(descriptor: int, path: Path) -> Iterator[tuple[str, ...]]:
+    """Take a write lease, which the system gives only for a file that nobody else has open or mapped."""
+    if sys.platform != "linux":
+        yield (UNCHECKED.format("this system has no leases"),)
+        return
+    import signal
+
+    try:
+        # What tells the holder that somebody waits: a signal that is ignored by default, not SIGIO, which kills.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EBUSY):
+            raise _in_use(path) from None
+        reason = "the file is another user's" if error.errno == errno.EACCES else "its file system has no leases"
+        yield (UNCHECKED.format(reason),)
+        return
+    try:
+        yield ()
+    finally:
+        fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+
+def _in_use(path: Path) -> OutputError:
+    found = _users(path)
+    by = f" by {', '.join(found)}" if found else ""
+    return OutputError(
+        f"is open or mapped{by}: a program that reads it would see keys and data of two different files", where=str(path),
+        try_="end that program, or give -o to write a copy",
+    )  # fmt: skip
+
+
+def _users(path: Path) -> list[str]:
+    """Return the processes that have a file open or mapped, as far as this user may look into them."""
+    found = []
+    wanted = os.stat(path)
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            links = [*folder.glob("fd/*"), *folder.glob("map_files/*")]
+            if folder.name == str(os.getpid()):
+                own = f" {path}\n" in (folder / "maps").read_text(errors="replace")
+                found += ["this process itself"] if own else []
+            elif f" {path}\n" in (folder / "maps").read_text(errors="replace") or any(
+                _is(link, wanted) for link in links
+            ):
+                found.append(f"{(folder / 'comm').read_text(errors='replace').strip()} (process {folder.name})")
+        except OSError:  # it has ended, or is another user's
+            continue
+    return found
+
+
+def _is(link: Path, wanted: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(os.stat(link), wanted)
+    except OSError:
+        return False

@@ -1,0 +1,268 @@
+"""How a GGUF file is changed where it lies: the way that writes least, as steps. Writes nothing.
+
+A header may become longer than the place it has. llama.cpp wants the tensors right behind it, one after the other in the
+order of its table; so there is either room in the header already (padding, or a filler key of ours), or a range is inserted,
+or the first tensors go to the end and what they leave becomes header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from ropetool import names
+from ropetool.errors import ConfigError
+from ropetool.files.gguf.codec import ARRAY_HEAD, Value, encode_text
+from ropetool.files.gguf.cursor import I32
+from ropetool.files.gguf.header import MAX_HEADER_BYTES, GgufHeader, parse_header
+from ropetool.files.gguf.journal import Copy, Insertion, Journal, Write
+from ropetool.files.gguf.kinds import ValueType
+from ropetool.files.gguf.patch import Patch, appended, overwritten, patched_values
+from ropetool.files.gguf.tensors import TensorInfo, padded
+from ropetool.files.gguf.writer import Span, encode_head, encode_info, lay_out
+
+NOTHING, OVERWRITE, FILLER, INSERT, MOVE, COPY = "nothing", "overwrite", "filler", "insert", "move", "copy"
+
+ROOM = 32 << 10  # bytes that an inserted range leaves for later edits
+MOST_MOVED = 64 << 20  # bytes of tensors; what they leave becomes filler, and a header is read whole by every program
+MOST_BEHIND = 64 << 20  # bytes behind the header of a file without tensors, which are written again
+_PAGE = 4 << 10  # what is compared, and written where it differs
+_KEY = len(encode_text(names.GGUF_FILLER)) + I32.size
+_SHORTEST = _KEY + ARRAY_HEAD.size + 1  # bytes of a filler that is an array
+_SCALAR = _KEY + 1
+
+Read = Callable[[int, int], bytes]  # place and number of bytes of the file
+
+
+class NoWay(Exception):
+    """No way in place serves; says why."""
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where header and data of the edited file lie. data_start: of the data. shift: by how much old data has moved.
+
+    infos: the table. behind: how many bytes of the first tensors go to the end; all in bytes.
+    """
+
+    data_start: int
+    infos: bytes
+    insertion: Insertion | None = None
+    behind: int = 0
+
+
+def steps(
+    header: GgufHeader, patch: Patch, read: Read, *, can_insert: bool, block: int = 4096, room: int = ROOM
+) -> Journal:
+    """Return what is done to the header's file, by the first way that serves.
+
+    block: of the file system. can_insert: whether that inserts ranges. The journal has no samples yet.
+    Raises: NoWay; ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
+    """
+    if names.GGUF_FILLER in patch.set or names.GGUF_FILLER in patch.remove:
+        raise ConfigError(
+            "is the room that ropetool keeps for edits in place, and no key of the model", where=names.GGUF_FILLER
+        )
+    values = patched_values(header, patch)
+    over, new = overwritten(header, patch), appended(header, patch)
+    changed = [(info, data) for info, data in over if read(header.data_start + info.offset, info.nbytes) != data]
+    if values == dict(header.values) and not changed and not new:
+        return Journal(NOTHING, header.file_size, header.file_size)
+    if not header.tensors:
+        return _without_tensors(header, patch, read)
+    infos = bytes(header.infos) + b"".join(encode_info(info) for info, _ in new)
+    if new:
+        _check_end(header)
+    count = len(header.tensors) + len(new)
+    fixed = sum(len(part) for part in encode_head(values, count)) + len(infos)
+    found = next(_layouts(header, values, infos, fixed, len(new), can_insert=can_insert, block=block, room=room))
+    return _checked(header, values, _journal(header, values, found, changed, new, read), read)
+
+
+def _layouts(
+    header: GgufHeader, values: Mapping[str, Value], infos: bytes, fixed: int, new: int, *, can_insert: bool, block: int,
+    room: int,
+) -> Iterator[_Layout]:  # fmt: skip
+    """Yield the layouts that would do, the one that writes least first. Raises: NoWay behind the last."""
+    if _fits(header.data_start - fixed, header.alignment):
+        yield _Layout(header.data_start, infos)
+    need = max(fixed + _SHORTEST - header.data_start, 1)
+    if can_insert:
+        unit = max(block, header.alignment)
+        nbytes = padded(need + room, unit)
+        if header.data_start + nbytes <= MAX_HEADER_BYTES:
+            at = _unchanged_start(header, values) // unit * unit
+            yield _Layout(header.data_start + nbytes, infos, Insertion(at, nbytes))
+    yield _moved(header, infos, need, new)
+
+
+def _moved(header: GgufHeader, infos: bytes, need: int, new: int) -> _Layout:
+    """Return the layout after which as many of the first tensors lie at the end as the header needs the place of.
+
+    Raises: NoWay.
+    """
+    _check_end(header)
+    first = next((info for info in header.tensors[1:] if info.offset >= need), None)
+    if first is None:
+        raise NoWay(f"its header needs {need:,} bytes more, and no other order of its tensors leaves them")
+    if first.offset > MOST_MOVED or header.data_start + first.offset > MAX_HEADER_BYTES:
+        raise NoWay(
+            f"its header needs {need:,} bytes more, and the first tensor, {header.tensors[0].name}, which would have to make "
+            f"place, has {header.tensors[0].nbytes:,}"
+        )
+    behind = first.offset
+    end = padded(header.tensors[-1].end, header.alignment)
+    count = header.tensors.index(first)
+    stay = [replace(info, offset=info.offset - behind) for info in header.tensors[count:]]
+    went = [replace(info, offset=info.offset + end - behind) for info in header.tensors[:count]]
+    table = b"".join(map(encode_info, (*stay, *went)))
+    return _Layout(header.data_start + behind, table + infos[len(header.infos) :], None, behind)
+
+
+def _journal(
+    header: GgufHeader, values: Mapping[str, Value], layout: _Layout, changed: Sequence[tuple[TensorInfo, bytes]],
+    new: Sequence[tuple[TensorInfo, bytes]], read: Read,
+) -> Journal:  # fmt: skip
+    inserted = layout.insertion
+    end = header.data_start + padded(header.tensors[-1].end, header.alignment)
+    before = read(0, header.data_start + layout.behind)
+    old_filler = header.header_end - len(header.infos) - header.filler
+    kept = [(old_filler, old_filler + header.filler), (header.data_start, len(before))]
+    if inserted is not None:
+        before = before[: inserted.at] + bytes(inserted.nbytes) + before[inserted.at :]
+        kept = [(inserted.at, inserted.at + inserted.nbytes)]
+    image, filler = _image(header, values, layout, len(header.tensors) + len(new), before, kept)
+    moved = (inserted.nbytes if inserted is not None else 0) + header.data_start
+
+    def place(info: TensorInfo) -> int:
+        went = info.offset < layout.behind
+        return end + info.offset if went else moved + info.offset
+
+    writes = list(differing(before, image))
+    writes += [Write(place(info), read(header.data_start + info.offset, info.nbytes), data) for info, data in changed]
+    shift = (inserted.nbytes if inserted is not None else 0) + layout.behind
+    writes += [Write(header.data_start + shift + info.offset, b"", data) for info, data in new]
+    size = header.file_size + (inserted.nbytes if inserted is not None else 0)
+    if layout.behind or new:
+        last = end + shift + (padded(new[-1][0].end, header.alignment) - new[0][0].offset if new else 0)
+        size = max(size, last)
+    copies = (Copy(header.data_start, end, layout.behind),) if layout.behind else ()
+    way = (
+        INSERT if inserted is not None else MOVE if layout.behind else FILLER if filler != header.filler else OVERWRITE
+    )
+    return Journal(way, header.file_size, size, inserted, copies, tuple(writes))
+
+
+def _image(
+    header: GgufHeader, values: Mapping[str, Value], layout: _Layout, count: int, before: bytes,
+    kept: Sequence[tuple[int, int]],
+) -> tuple[bytes, int]:  # fmt: skip
+    """Return all bytes in front of the data, and how many of them are filler.
+
+    kept: ranges whose bytes a filler may keep: no keys that were taken out stand there, and nothing is written for it.
+    """
+    fixed = sum(len(part) for part in encode_head(values, count)) + len(layout.infos)
+    gap = layout.data_start - fixed
+    filler = _filler(gap, header.alignment)
+    head = b"".join(encode_head({**values, **filler}, count, header.version))
+    image = bytearray(layout.data_start)
+    image[: len(head)] = head
+    image[len(head) : len(head) + len(layout.infos)] = layout.infos
+    end = len(head) + len(layout.infos)
+    if (end, layout.data_start) == (header.header_end, header.data_start):
+        image[end:] = before[end:]  # the padding as found, which may not be zeros
+    count = 0 if not filler else max(gap - _SHORTEST, 0) + 1
+    for start, stop in kept:
+        start, stop = max(start, len(head) - count), min(stop, len(head))
+        if start < stop:
+            image[start:stop] = before[start:stop]
+    return bytes(image), count
+
+
+def _fits(gap: int, alignment: int) -> bool:
+    """Return whether the header can be made to end so far behind its keys and table that the data begins where it does."""
+    return 0 <= gap < alignment or gap >= _SHORTEST or _SCALAR <= gap < _SCALAR + alignment
+
+
+def _filler(gap: int, alignment: int) -> dict[str, Value]:
+    if gap < alignment:
+        return {}
+    if gap < _SHORTEST:
+        return {names.GGUF_FILLER: Value.of(ValueType.U8, 0)}
+    count = gap - _SHORTEST + 1
+    return {names.GGUF_FILLER: Value(ValueType.ARR, ARRAY_HEAD.pack(ValueType.U8, count) + bytes(count))}
+
+
+def _unchanged_start(header: GgufHeader, values: Mapping[str, Value]) -> int:
+    """Return how far the keys stay as they are: a range is inserted behind them, so that they are not written again."""
+    length = sum(len(part) for part in encode_head({}, 0))
+    for (key, old), (new_key, new) in zip(header.values.items(), values.items(), strict=False):
+        if (key, old) != (new_key, new):
+            break
+        length += len(encode_text(key)) + I32.size + len(old.raw)
+    return length
+
+
+def differing(before: bytes, after: bytes) -> Iterator[Write]:
+    """Yield what differs between two texts of the same length, in whole pages."""
+    one, other = (np.frombuffer(text, np.uint8) for text in (before, after))
+    pages = range(0, len(before), _PAGE)
+    whole = len(before) // _PAGE * _PAGE
+    unequal = (one[:whole] != other[:whole]).reshape(-1, _PAGE).any(axis=1).tolist()
+    unequal += [before[whole:] != after[whole:]] if whole < len(before) else []
+    for differs, group in groupby(zip(unequal, pages, strict=True), key=lambda each: each[0]):
+        if differs:
+            places = [at for _, at in group]
+            span = slice(places[0], places[-1] + _PAGE)
+            yield Write(places[0], before[span], after[span])
+
+
+def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> Journal:
+    """Return the steps for a file of keys alone, which is written again from the first change on."""
+    if header.file_size - header.header_end > MOST_BEHIND:
+        raise NoWay(f"{header.file_size - header.header_end:,} bytes lie behind its header, which belong to no tensor")
+    layout = lay_out(header, patch)
+    image = bytearray(layout.size)
+    for at, piece in layout.pieces:
+        data = read(piece.start, piece.end - piece.start) if isinstance(piece, Span) else piece
+        image[at : at + len(memoryview(data).cast("B"))] = data
+    shared = min(layout.size, header.file_size)
+    old, new = read(0, header.file_size), bytes(image)
+    writes = [*differing(old[:shared], new[:shared])]
+    if len(new) > shared:
+        writes.append(Write(shared, b"", new[shared:]))
+    return Journal(OVERWRITE, header.file_size, layout.size, writes=tuple(writes))
+
+
+def _check_end(header: GgufHeader) -> None:
+    """Refuse to write behind the last tensor where something else lies."""
+    behind = header.file_size - header.data_start - padded(header.tensors[-1].end, header.alignment)
+    if behind > 0:
+        raise NoWay(f"{behind:,} bytes lie behind its last tensor, which belong to none")
+
+
+def _checked(header: GgufHeader, values: Mapping[str, Value], journal: Journal, read: Read) -> Journal:
+    """Return the steps if what they make is a header with all keys and tensors, each of which has its own bytes."""
+    inserted, moved = journal.insertion, sum(copy.nbytes for copy in journal.copies)
+    shift = inserted.nbytes if inserted is not None else 0
+    image = bytearray(read(0, header.data_start + moved))
+    if inserted is not None:
+        image[inserted.at : inserted.at] = bytes(inserted.nbytes)
+    for write in journal.writes:
+        if write.at < len(image):
+            end = min(len(image), write.at + len(write.new))
+            image[write.at : end] = write.new[: end - write.at]
+    after = parse_header(memoryview(bytes(image)), header.path, journal.final_size)
+    assert dict(after.values) == dict(values), "the planned header has other keys"
+    assert after.data_start == len(image), "the planned data begins elsewhere"
+    for info in header.tensors:
+        now = after.tensor(info.name)
+        assert now is not None, f"the planned header lacks {info.name}"
+        assert (now.shape, now.ggml_type) == (info.shape, info.ggml_type), f"another {info.name} is planned"
+        copied = info.offset < moved
+        lies = journal.copies[0].at + info.offset if copied else header.data_start + info.offset + shift
+        assert after.data_start + now.offset == lies, f"the planned place of {info.name} is not where it lies"
+    return journal

@@ -1,0 +1,260 @@
+"""An edit in place that was cut: finished where its journal is marked, taken back where it is not.
+
+What holds at every moment, whoever is killed or loses power:
+
+- The journal is on the disk before the first byte changes, and is removed when all that it says is there.
+- Until it is marked nothing of the old file has been overwritten: a range may have been inserted, and bytes may lie behind
+  the old end. Both are taken out again.
+- Once it is marked, the room is on the disk: the writes are repeated, which leads to the same file however often.
+- An insertion moves the file's extents one by one, the last first, and a power failure may cut it in between. The range of
+  zeros then lies somewhere behind its place. It is found by the ranges without data, held against those of the old file
+  and against samples of its bytes, and taken out where it is. A file for which that is not certain is left as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from ropetool.errors import PlanMismatch
+from ropetool.files.gguf.in_place.disk import Disk, NotHere
+from ropetool.files.gguf.in_place.guard import held
+from ropetool.files.gguf.journal import MARK, Insertion, Journal, Sample, Write, journal_of
+from ropetool.files.output import output_error
+from ropetool.files.regular import open_regular
+
+FORWARD, BACK, NOTHING = "forward", "back", "nothing"
+_SAID = {
+    FORWARD: "the edit that was cut is finished: the file is the new one",
+    BACK: "the edit that was cut is taken back: the file is the old one",
+    NOTHING: "no edit of this file is pending",
+}
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What became of a pending edit: `forward`, `back` or `nothing`; and how it was done, as its journal says."""
+
+    path: Path
+    direction: str
+    way: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        return _SAID[self.direction]
+
+
+def recover(path: str | Path) -> Recovered:
+    """Finish or take back the edit of a file that was cut; without one, do nothing.
+
+    Raises: MissingFile if there is no such file; OutputError if it cannot be written or is in use; PlanMismatch if it is
+    no longer the file of its journal, or nothing tells what it holds: then it is left as it is.
+    """
+    real = Path(path).resolve()
+    with open_regular(real):
+        pass
+    try:
+        if not journal_of(real).exists():
+            return Recovered(real, NOTHING)
+        with held(real) as holding:
+            direction, way = settle(holding.disk)
+            return Recovered(real, direction, way, holding.notes)
+    except OSError as error:
+        raise output_error(error, real) from error
+
+
+def settle(disk: Disk) -> tuple[str, str]:
+    """Return what became of a pending edit, and its way.
+
+    Raises: OSError; PlanMismatch, and all is as it was.
+    """
+    name = journal_of(disk.path).name
+    journal = Journal.decode(disk.read_beside(name))
+    if journal is None:  # it was cut while it was written, before anything else changed
+        end(disk)
+        return BACK, ""
+    if journal.marked:
+        _check_forward(disk, journal)
+        forward(disk, journal)
+    else:
+        _back(disk, journal)
+        end(disk)
+    return FORWARD if journal.marked else BACK, journal.way
+
+
+def end(disk: Disk) -> None:
+    """Remove the journal: all that it says is on the disk, or nothing is."""
+    disk.remove_beside(journal_of(disk.path).name)
+    disk.sync_folder()
+
+
+def forward(disk: Disk, journal: Journal) -> None:
+    """Write what a marked journal says, bring it to the disk, and remove the journal."""
+    for write in journal.writes:
+        disk.write(write.at, write.new)
+    if disk.size() != journal.final_size:
+        disk.truncate(journal.final_size)
+    disk.sync()
+    for name, text in journal.beside.items():
+        new = f".{name}.ropetool-new"
+        disk.write_beside(new, text)
+        disk.sync_beside(new)
+        disk.rename_beside(new, name)
+        disk.sync_folder()
+    end(disk)
+
+
+def mark(disk: Disk, raw: bytes) -> None:
+    """Say in the journal, whose content this is, that the edit will be finished from here on."""
+    name = journal_of(disk.path).name
+    disk.write_beside(name, MARK, len(raw))
+    disk.sync_beside(name)
+
+
+# --- is it the file of the journal?
+
+
+def _check_forward(disk: Disk, journal: Journal) -> None:
+    """Refuse a file that is neither the old one, nor the new one, nor something in between."""
+    inserted = journal.insertion
+    if disk.size() not in (journal.roomy_size, journal.final_size):
+        raise _lost(disk, f"it has {disk.size():,} bytes, where the edit leaves {journal.final_size:,}")
+    for write in journal.writes:
+        if write.at < journal.final_size and not _is_between(disk.read(write.at, len(write.new)), write):
+            raise _lost(disk, f"the bytes from {write.at:,} on are neither the old ones nor the new ones")
+    if not _hold(disk, _untouched(journal), inserted.at if inserted is not None else journal.size):
+        raise _lost(disk, "bytes that the edit does not change are others")
+    for copy in journal.copies:
+        written = any(w.at < copy.at + copy.nbytes and copy.at < w.at + len(w.new) for w in journal.writes)
+        if not written and hashlib.sha256(disk.read(copy.at, copy.nbytes)).hexdigest() != copy.sha256:
+            raise _lost(disk, f"the tensors that were copied to byte {copy.at:,} are not there")
+
+
+def _untouched(journal: Journal) -> Journal:
+    """Return the journal with only those samples that no write overlaps."""
+    inserted = journal.insertion
+
+    def is_free(sample: Sample) -> bool:
+        nbytes = inserted.nbytes if inserted is not None and sample.at + sample.nbytes > inserted.at else 0
+        at, stop = sample.at, sample.at + sample.nbytes + nbytes
+        return not any(write.at < stop and at < write.at + len(write.new) for write in journal.writes)
+
+    return replace(journal, samples=tuple(filter(is_free, journal.samples)))
+
+
+def _is_between(found: bytes, write: Write) -> bool:
+    old = write.old.ljust(len(write.new), b"\0")
+    now, one, other = (np.frombuffer(text, np.uint8) for text in (found, old, write.new))
+    return len(now) == len(one) and bool(((now == one) | (now == other)).all())
+
+
+def _hold(disk: Disk, journal: Journal, at: int) -> bool:
+    """Return whether the samples are there, if the inserted range begins at this place of the old file."""
+    nbytes = journal.insertion.nbytes if journal.insertion is not None else 0
+    for sample in journal.samples:
+        before = min(max(at - sample.at, 0), sample.nbytes)
+        found = disk.read(sample.at, before) + disk.read(sample.at + before + nbytes, sample.nbytes - before)
+        if hashlib.sha256(found).hexdigest() != sample.sha256:
+            return False
+    return True
+
+
+# --- back
+
+
+def _back(disk: Disk, journal: Journal) -> None:
+    size, inserted = disk.size(), journal.insertion
+    if size < journal.size:
+        raise _lost(disk, f"it has {size:,} bytes, fewer than the {journal.size:,} before the edit")
+    longer = journal.size + (inserted.nbytes if inserted is not None else 0)
+    if inserted is not None and size >= longer:
+        if size > longer:
+            disk.truncate(longer)
+            disk.sync()
+        _take_out(disk, journal, inserted)
+    elif size > journal.size:
+        if inserted is not None:
+            raise _lost(disk, f"it has {size:,} bytes, where {longer:,} were to be")
+        disk.truncate(journal.size)
+    disk.sync()
+    if not _hold(disk, journal, journal.size):
+        raise _lost(disk, "bytes that the edit had not changed yet are others")
+
+
+def _take_out(disk: Disk, journal: Journal, inserted: Insertion) -> None:
+    """Take the inserted range out, wherever the insertion has left it."""
+    at = _found(disk, journal, inserted)
+    if at is None:
+        raise _lost(
+            disk,
+            f"{inserted.nbytes:,} zeros were being inserted at byte {inserted.at:,}, and nothing tells how far that came",
+        )
+    if at + inserted.nbytes >= disk.size():
+        disk.truncate(journal.size)
+        return
+    try:
+        disk.collapse(at, inserted.nbytes)
+    except NotHere:
+        raise _lost(
+            disk, f"the {inserted.nbytes:,} zeros that lie at byte {at:,} cannot be taken out on this file system"
+        ) from None
+
+
+def _found(disk: Disk, journal: Journal, inserted: Insertion) -> int | None:
+    """Return where the inserted range lies, None where that is not certain.
+
+    The block at its place moves last: where that has moved, all has. Else a range without data tells, if those of the old
+    file with it are those that are there now; two that do lie at the same place, or differ in samples.
+    """
+    whole = disk.read(inserted.at, inserted.nbytes)
+    if not any(whole) and _moved(disk, journal, inserted) and _hold(disk, journal, inserted.at):
+        return inserted.at
+    now = disk.holes()
+    fitting = []
+    for start, stop in now:
+        at = max(start, inserted.at)
+        expected = with_hole(journal.holes, at, inserted.nbytes)
+        if stop - at < inserted.nbytes:  # of a block that the old file does not fill, the rest is there
+            at, expected = journal.size, sorted({*journal.holes, (start, stop)})
+        if stop - at >= inserted.nbytes and expected == now and _hold(disk, journal, at):
+            fitting.append(at)
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _moved(disk: Disk, journal: Journal, inserted: Insertion) -> bool:
+    """Return whether what lay at the place of the insertion lies behind the inserted range."""
+    first = next((sample for sample in journal.samples if sample.at == inserted.at), None)
+    if first is None:
+        return False
+    found = disk.read(first.at + inserted.nbytes, first.nbytes)
+    return any(found) and hashlib.sha256(found).hexdigest() == first.sha256
+
+
+def with_hole(holes: Iterable[tuple[int, int]], at: int, nbytes: int) -> list[tuple[int, int]]:
+    """Return ranges without data after another one was inserted: what lies behind it moves, what touches is one."""
+    parts = []
+    for start, stop in holes:
+        if start < at < stop:
+            parts += [(start, at), (at + nbytes, stop + nbytes)]
+        else:
+            parts.append((start, stop) if stop <= at else (start + nbytes, stop + nbytes))
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted([*parts, (at, at + nbytes)]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _lost(disk: Disk, reason: str) -> PlanMismatch:
+    name = journal_of(disk.path).name
+    return PlanMismatch(
+        f"cannot be recovered, and is left as it is: {reason}", where=str(disk.path),
+        try_=f"if another file was put in its place, remove {name} beside it; else take the file from where it came from",
+    )  # fmt: skip

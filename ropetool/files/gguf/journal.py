@@ -1,0 +1,167 @@
+"""The journal of an edit in place: what is going to change in a file, on the disk beside it before the first byte does.
+
+Knows bytes and places; how an edit is found, carried out and recovered is for `in_place` to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ropetool.errors import PlanMismatch
+from ropetool.escaping import command
+
+MAGIC = b"ropetool-journal-1\n"
+MARK = b"forward\n"  # behind the digest: from here on the edit is finished, never taken back
+_LENGTH = struct.Struct("<Q")
+_DIGEST = 32  # bytes of SHA-256
+
+
+@dataclass(frozen=True)
+class Write:
+    """Bytes at a place of the file, as they are once room has been made; `old` ends where the file did."""
+
+    at: int
+    old: bytes
+    new: bytes
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Bytes of the file that are copied behind its end, where they are going to be looked for."""
+
+    start: int
+    at: int
+    nbytes: int
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """A range of zeros that is opened in the file; what lies behind `at` moves by `nbytes`."""
+
+    at: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A block of the file before the edit, which the edit does not change, by its digest."""
+
+    at: int
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Journal:
+    """An edit of one file, all of which can be done again or taken back from what stands here.
+
+    First room is made: `insertion`, `copies`, and the growth at the end; until that is on the disk and the journal marked,
+    nothing of the old file is overwritten, and the edit is taken back. Then `writes`, which are repeated until all are on
+    the disk, the length of `final_size` and the texts `beside` the file, by name.
+
+    size: of the file before, in bytes. holes: its ranges without data, where the file system shows them and a range is
+    inserted: they tell how far an insertion came that was cut.
+    """
+
+    way: str
+    size: int
+    final_size: int
+    insertion: Insertion | None = None
+    copies: tuple[Copy, ...] = ()
+    writes: tuple[Write, ...] = field(default=(), repr=False)
+    samples: tuple[Sample, ...] = field(default=(), repr=False)
+    holes: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+    beside: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    marked: bool = False
+
+    @property
+    def roomy_size(self) -> int:
+        """How long the file is once room has been made."""
+        inserted = self.insertion.nbytes if self.insertion is not None else 0
+        return max(self.size + inserted, self.final_size)
+
+    @property
+    def makes_room(self) -> bool:
+        """Whether anything happens before the writes."""
+        return self.insertion is not None or self.roomy_size > self.size
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        blobs = [part for write in self.writes for part in (write.old, write.new)] + list(self.beside.values())
+        data: dict[str, Any] = {
+            "way": self.way, "size": self.size, "final_size": self.final_size,
+            "insertion": [self.insertion.at, self.insertion.nbytes] if self.insertion is not None else None,
+            "copies": [[copy.start, copy.at, copy.nbytes, copy.sha256] for copy in self.copies],
+            "writes": [[write.at, len(write.old), len(write.new)] for write in self.writes],
+            "samples": [[sample.at, sample.nbytes, sample.sha256] for sample in self.samples],
+            "holes": self.holes, "beside": {name: len(text) for name, text in self.beside.items()},
+        }  # fmt: skip
+        text = json.dumps(data).encode("ascii")
+        raw = b"".join([MAGIC, _LENGTH.pack(len(text)), text, *blobs])
+        return raw + hashlib.sha256(raw).digest() + (MARK if self.marked else b"")
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Journal | None:
+        """Return the journal, or None where it was not written to its end: then nothing had changed yet."""
+        start = len(MAGIC) + _LENGTH.size
+        if raw[: len(MAGIC)] != MAGIC or len(raw) < start:
+            return None
+        text_end = start + _LENGTH.unpack_from(raw, len(MAGIC))[0]
+        try:
+            data = json.loads(raw[start:text_end])
+            end = text_end + sum(old + new for _, old, new in data["writes"]) + sum(data["beside"].values())
+            if hashlib.sha256(raw[:end]).digest() != raw[end : end + _DIGEST]:
+                return None
+            return _journal(data, raw, text_end, raw[end + _DIGEST :] == MARK)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def as_marked(self) -> Journal:
+        """Return the journal of an edit for which room has been made."""
+        return replace(self, marked=True)
+
+
+def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Journal:
+    writes = []
+    for place, old, new in data["writes"]:
+        writes.append(Write(place, raw[at : at + old], raw[at + old : at + old + new]))
+        at += old + new
+    beside = {}
+    for name, length in data["beside"].items():
+        beside[name] = raw[at : at + length]
+        at += length
+    return Journal(
+        data["way"], data["size"], data["final_size"], Insertion(*data["insertion"]) if data["insertion"] else None,
+        tuple(Copy(*copy) for copy in data["copies"]), tuple(writes), tuple(Sample(*one) for one in data["samples"]),
+        tuple((start, end) for start, end in data["holes"]), beside, marked,
+    )  # fmt: skip
+
+
+def journal_of(path: Path) -> Path:
+    """Return where the journal of a file stands: beside the file itself, where the path is a link to it."""
+    real = Path(os.path.realpath(path))
+    return real.with_name(f".{real.name}.ropetool-journal")
+
+
+def check_settled(path: Path) -> None:
+    """Return if no edit of the file in place is pending.
+
+    Raises: PlanMismatch, which names the command that finishes it or takes it back.
+    """
+    try:
+        journal = journal_of(path)
+    except (OSError, ValueError):  # a zero byte, a ring of links: opening says it better
+        return
+    if os.path.lexists(journal):
+        raise PlanMismatch(
+            f"an edit of this file in place is not finished: its journal {journal.name} is beside it",
+            where=str(path), try_=command("ropetool", "recover", path),
+        )  # fmt: skip
