@@ -16,10 +16,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "apply", "bake", "diff", "export", "import_gguf", "inspect", "patch", "plan", "verify"]
+__all__ = [
+    "__version__",
+    "apply",
+    "bake",
+    "diff",
+    "examine",
+    "export",
+    "import_gguf",
+    "inspect",
+    "patch",
+    "plan",
+    "verify",
+]
 
 if TYPE_CHECKING:
     from ropetool.comparison import compare as diff
+    from ropetool.doctor import examine
     from ropetool.gguf_export import export_checkpoint as export
     from ropetool.gguf_import import import_gguf
     from ropetool.plans.applying import apply
@@ -35,6 +48,7 @@ _HOMES = {
     "bake": ("ropetool.plans.bakes", "make_bake"),
     "apply": ("ropetool.plans.applying", "apply"),
     "diff": ("ropetool.comparison", "compare"),
+    "examine": ("ropetool.doctor", "examine"),
     "export": ("ropetool.gguf_export", "export_checkpoint"),
     "import_gguf": ("ropetool.gguf_import", "import_gguf"),
     "verify": ("ropetool.gguf_export.verifying", "verify_checkpoint"),

@@ -37,6 +37,7 @@ from engine_grid import judging, recorded
 
 from ropetool import families, runtimes
 from ropetool.cli import group
+from ropetool.doctor import rules as doctor_rules
 from ropetool.families import records
 from ropetool.families.family import Family
 from ropetool.families.wrappers import ALIASES, UNREAD, WRAPPERS
@@ -70,6 +71,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
     yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
+    yield ROOT / "docs/doctor.md", _filled("docs/doctor.md", {"rules": rule_table()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 
@@ -145,7 +147,7 @@ The result goes to stdout, progress, notes and errors go to stderr. With `--json
 | 0 | done |
 | 1 | refused or failed, or a verification that could not run in full (`partial`) |
 | 2 | usage |
-| 3 | a verification ran and a length does not hold, or `diff` found a difference in meaning |
+| 3 | a verification ran and a length does not hold, `diff` found a difference in meaning, or `doctor` an error |
 | 70 | a bug in ropetool: please report it, with what it says |
 | 130, 143, 129 | ended by Ctrl-C, SIGTERM or SIGHUP: what was half done is removed |
 
@@ -637,6 +639,16 @@ def _code(name: str) -> str:
     return f"`{name}`"
 
 
+def rule_table() -> str:
+    """Return a line for each rule of `ropetool doctor`."""
+    formats = {"hf": "directories", "gguf": "GGUF files"}
+    rows = [
+        [f"`{rule.name}`", rule.severity, " and ".join(formats[each] for each in rule.formats), rule.summary, rule.why]
+        for rule in doctor_rules.RULES
+    ]
+    return _table(["rule", "severity", "of", "finds", "what happens"], rows)
+
+
 # --- the layers and the tree
 
 # What folders without a docstring hold.
@@ -654,6 +666,7 @@ SAID = {
     "tests/cli": "commands as they are typed",
     "tests/conformance": "the conformance kit: a part of it made and scored, and the recorded scores of engines",
     "tests/costs": "what a length costs, against torch's counters, transformers' caches and published figures",
+    "tests/doctor": "one known error in each checkpoint, found by its rule alone; repairs asked of the real programs",
     "tests/exporting": "exports against transformers, llama.cpp and the stock converter's parts",
     "tests/identify": "mistakes of engines planted by transformers behind a server, and named",
     "tests/importing": "imports against what was exported, the gguf package's decoder and llama.cpp",

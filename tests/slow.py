@@ -7,7 +7,8 @@ from collections.abc import Iterator
 # By marker: folders, files and tests of files below tests/. What a marker means stands in pyproject.toml.
 LONG: dict[str, tuple[str, ...]] = {
     "oracle": (
-        "oracle", "exporting/test_tokenizer_parity.py", "importing/test_import_tokenizer_parity.py",
+        "oracle", "doctor/test_doctor.py::test_both_transformers_read_the_same_from_a_repair",
+        "exporting/test_tokenizer_parity.py", "importing/test_import_tokenizer_parity.py",
         "verification/test_texts.py::test_with_the_tokenizers_of_real_models_too",
     ),
     "gate": (

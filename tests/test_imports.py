@@ -31,7 +31,7 @@ LAYERS = (
     ("plans",),
     ("comparison",),
     ("verification", "identify"),
-    ("gguf_export", "gguf_import", "costs"),
+    ("gguf_export", "gguf_import", "costs", "doctor"),
     ("report",),
     ("cli", "__main__"),
 )
@@ -39,7 +39,7 @@ LAYERS = (
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
     "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"}, "gguf_export": {"numpy"},
-    "gguf_import": {"numpy"}, "servers": {"requests"},
+    "gguf_import": {"numpy"}, "doctor": {"numpy"}, "servers": {"requests"},
     "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
 }  # fmt: skip
 INSIDE_FUNCTIONS = {

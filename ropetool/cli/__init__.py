@@ -30,6 +30,7 @@ WORDS = 300  # characters of an exception that are shown
 # name -> (module, first line of its help); the line stands here so that --help loads no command.
 COMMANDS = {
     "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it."),
+    "doctor": ("doctor", "Say what runtimes get wrong in checkpoints."),
     "methods": ("lists", "List the methods, or explain one."),
     "families": ("lists", "List the model families, or explain one."),
     "runtimes": ("lists", "List the runtimes, or explain one."),

@@ -131,6 +131,11 @@ def planned_step(plan: Plan) -> str:
         return f"{baked.lstrip()} The context stays at {plan.max_position_embeddings} tokens."
     if methods.get(plan.method).keeps_tables:
         before = round(plan.max_position_embeddings / plan.factor)
+        if before == plan.max_position_embeddings:
+            return (
+                f"The keys that state its positions were written anew. The context stays at {before} tokens, and rotary tables are "
+                f"as they were.{baked}"
+            )
         return (
             f"The stated context was raised from {before} to {plan.max_position_embeddings} tokens: `{plan.method}`. "
             f"Rotary tables are as they were.{baked}"

@@ -1,0 +1,97 @@
+"""ropetool doctor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ropetool.cli import local_source, print_json, show, terminal_width
+from ropetool.cli.options import RUNTIME
+
+if TYPE_CHECKING:
+    from ropetool.doctor import Diagnosis
+
+
+@click.command("doctor")
+@click.argument("sources", nargs=-1, type=click.Path(), metavar="SOURCE...")
+@click.option(
+    "--source", "origin", type=click.Path(), metavar="ORIGIN",
+    help="The checkpoint that they were made from: they should compute the same.",
+)  # fmt: skip
+@click.option(
+    "--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME",
+    help="Your runtime; repeat for several. What it reads otherwise is an error, what others do is left out.",
+)  # fmt: skip
+@click.option("--only", multiple=True, metavar="RULE", help="Ask this rule alone; repeat for several.")
+@click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
+@click.option("--fix", is_flag=True, help="Write what can be mended exactly, as a copy beside the checkpoint.")
+@click.option("--output", "-o", type=click.Path(), help="With --fix of one checkpoint. Default: SOURCE-fixed.")
+@click.option("--sarif", "sarif_file", type=click.Path(), metavar="FILE", help="Write the findings as SARIF 2.1.0 too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rules, as JSON.")
+def doctor_command(
+    sources: tuple[str, ...],
+    origin: str | None,
+    for_runtimes: tuple[str, ...],
+    only: tuple[str, ...],
+    list_rules: bool,
+    fix: bool,
+    output: str | None,
+    sarif_file: str | None,
+    as_json: bool,
+) -> int:
+    """Say what runtimes get wrong in checkpoints.
+
+    SOURCE is what the other commands take, or a folder of many, searched at any depth. No weights are read. A checkpoint that
+    cannot be read is a finding, and the others are examined all the same.
+
+    --fix writes copies that say the same table so that more runtimes read it: in both styles of config.json, with numbers as
+    numbers, with keys in the type that llama.cpp takes. The format's own runtime reads the same numbers from them.
+
+    Exit code 3 where there is an error (with --fix: that is left), 1 where unreadable files are all that is wrong, or a copy could
+    not be written. Each command that is named as a fix was planned before.
+
+    \b
+    ropetool doctor model
+    ropetool doctor ~/models --sarif findings.sarif
+    ropetool doctor model.gguf --source model
+    ropetool doctor model --for vllm --for transformers-v4
+    ropetool doctor model --fix
+    ropetool doctor --rules
+    """
+    from ropetool.doctor import examine
+    from ropetool.doctor.fixing import exit_code, repaired
+    from ropetool.doctor.rules import chosen
+    from ropetool.report.diagnosed import diagnosis_json, diagnosis_text, rules_json, rules_text
+
+    if list_rules:
+        rules = chosen(only)
+        if as_json:
+            print_json(rules_json(rules))
+        else:
+            show(rules_text(rules, terminal_width()))
+        return 0
+    if not sources:
+        raise click.UsageError("Missing argument 'SOURCE...'.")
+    if output is not None and (not fix or len(sources) != 1):
+        raise click.UsageError("--output goes with --fix and one SOURCE")
+    origin = None if origin is None else str(local_source(origin))
+    found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes)
+    if output is not None and len(found.examined) != 1:
+        raise click.UsageError("--output names one copy, and SOURCE holds several checkpoints")
+    repairs = repaired(found, None if output is None else Path(output)) if fix else ()
+    if sarif_file is not None:
+        _write_sarif(found, Path(sarif_file))
+    if as_json:
+        print_json(diagnosis_json(found, repairs))
+    else:
+        show(diagnosis_text(found, terminal_width(), repairs))
+    return exit_code(found, repairs)
+
+
+def _write_sarif(found: Diagnosis, path: Path) -> None:
+    from ropetool.report.sarif import sarif
+
+    path.write_text(json.dumps(sarif(found), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,134 @@
+"""Rules about what a config.json and the tokenizer beside it state, whoever reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any
+
+from ropetool import families, names
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.doctor.cases import Case, rope_keys
+from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
+from ropetool.doctor.remedies import fixed, stating
+from ropetool.errors import RopetoolError
+from ropetool.files.hf.jsontext import shown
+from ropetool.rope.tables import is_number
+
+# Not read by a rope type, and yet no mistakes: they concern images, temperatures, or other readers.
+BESIDE = frozenset({
+    names.ROPE_THETA, names.PARTIAL_ROTARY_FACTOR, names.MROPE_SECTION, names.MAX_POSITION_EMBEDDINGS,
+    names.LLAMA_4_SCALING_BETA, "mrope_interleaved", "apply_yarn_scaling",
+})  # fmt: skip
+OUTER = (
+    names.ROPE_THETA, names.ROPE_SCALING, names.ROPE_PARAMETERS, names.MAX_POSITION_EMBEDDINGS,
+    names.ORIGINAL_MAX_POSITION_EMBEDDINGS, names.SLIDING_WINDOW,
+)  # fmt: skip
+NEAR_KEY, NEAR_OUTER = 0.8, 0.9  # of difflib: one wrong letter in a word; a whole config has more names to be like one
+DUAL_CHUNK = "dual_chunk_attention_config"
+NUMBERS = frozenset(names.ROPE_TYPE_KEYS | BESIDE) - {
+    names.ROPE_TYPE, names.LEGACY_TYPE, names.TRUNCATE, names.SHORT_FACTOR, names.LONG_FACTOR, names.MROPE_SECTION,
+    "finetuned", "mrope_interleaved", "apply_yarn_scaling",
+}  # fmt: skip
+
+
+def numbers_as_text(case: Case) -> tuple[FileEdit, ...]:
+    """Return the edits that write each number of the rope keys as one that stands in quotes."""
+    if case.hf is None:
+        return ()
+    path: tuple[str, ...] = ()
+    with suppress(RopetoolError):
+        path = families.of_config(case.hf.config).text_path
+    places = {place: value for place, value in rope_keys(case.hf.config, path) if place[-1] in NUMBERS}
+    part: Any = case.hf.config
+    for name in path:
+        part = part.get(name) if isinstance(part, dict) else None
+    part = part if isinstance(part, dict) else {}
+    places |= {(*path, key): part[key] for key in (*OUTER, names.PARTIAL_ROTARY_FACTOR) if key in part}
+    texts = {place: value for place, value in places.items() if isinstance(value, str)}
+    numbers = {place: _number(text) for place, text in texts.items()}
+    return tuple(
+        FileEdit(names.CONFIG_JSON, place, texts[place], number)
+        for place, number in numbers.items()
+        if number is not None
+    )
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        with suppress(ValueError):
+            found: int | float = kind(text)
+            return found if is_number(found) else None
+    return None
+
+
+def number_as_text(case: Case) -> Iterator[Finding]:
+    for edit in numbers_as_text(case):
+        key = ".".join(edit.path)
+        sentence = f"{key} is the text {shown(edit.old)} and not the number {edit.new}: readers stop, or compare texts"
+        yield Finding("number-as-text", ERROR, sentence, fixed(case), edit.path[-1])
+
+
+def unread_key(case: Case) -> Iterator[Finding]:
+    if case.hf is None or case.found is None or case.found.family is None:
+        return
+    family = case.found.family
+    known = names.ROPE_TYPE_KEYS | BESIDE | {family.temperature_key, family.stretch_key}
+    for place, _ in rope_keys(case.hf.config, family.text_path):
+        key = place[-1]
+        if key == names.ATTN_FACTOR:
+            sentence = f"{'.'.join(place)} is not read by transformers; vLLM and SGLang multiply their own factor by it"
+            yield Finding(
+                "unread-key", WARNING, sentence, f"state {names.ATTENTION_FACTOR}, which transformers reads", key
+            )
+        elif key not in known:
+            yield _unread(".".join(place), key, known, NEAR_KEY, NOTE)
+    for key in case.section:
+        near = get_close_matches(key, OUTER, 1, NEAR_OUTER)
+        if near and key not in OUTER and key != family.context_key:
+            yield _unread(key, key, OUTER, NEAR_OUTER, NOTE)
+    if case.section.get(DUAL_CHUNK):
+        sentence = f"{DUAL_CHUNK} asks for another attention beyond its chunks, which transformers does not compute"
+        yield Finding("unread-key", NOTE, sentence, key=DUAL_CHUNK)
+
+
+def _unread(
+    place: str, key: str, known: Iterator[str] | tuple[str, ...] | frozenset[str], near: float, otherwise: str
+) -> Finding:
+    """Return what to say of a key that no rope type reads: a mistake where it is nearly one that is read."""
+    meant = get_close_matches(key, [name for name in known if name], 1, near)
+    if meant:
+        return Finding("unread-key", WARNING, f"{place} is read by nobody", f"did you mean {meant[0]}?", key)
+    return Finding("unread-key", otherwise, f"{place} is read by no rope type", key=key)
+
+
+def mscale_pair(case: Case) -> Iterator[Finding]:
+    if case.hf is None or case.found is None or case.found.family is None or case.rope is None:
+        return
+    for kind, entry in case.rope.entries.items():
+        one, other = (entry.params.get(key) for key in (names.MSCALE, names.MSCALE_ALL_DIM))
+        if entry.table is None or entry.params.get(names.ATTENTION_FACTOR) is not None or one == other:
+            continue
+        where = f"{kind}: " if len(case.rope.entries) > 1 else ""
+        factor = f"the attention factor is {entry.attention_factor:.6g}"
+        if one and other:
+            said = f"{where}mscale {one:g} and mscale_all_dim {other:g} differ, so {factor} and not 1"
+            yield Finding("mscale-pair", NOTE, said, key=names.MSCALE)
+        else:
+            alone, missing = (names.MSCALE, names.MSCALE_ALL_DIM) if one else (names.MSCALE_ALL_DIM, names.MSCALE)
+            said = f"{where}{alone} stands without {missing} and counts for nothing in it: {factor}"
+            step = f"state both, or {names.ATTENTION_FACTOR} {entry.attention_factor:.6g} if that is meant"
+            yield Finding("mscale-pair", WARNING, said, step, alone)
+
+
+def tokenizer_limit(case: Case) -> Iterator[Finding]:
+    if case.hf is None or case.rope is None or case.hf.files is None:
+        return
+    limit, context = (
+        (case.hf.files.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH),
+        case.rope.max_position_embeddings,
+    )
+    if is_number(limit) and limit < context:  # type: ignore[operator]
+        said = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, and the context {context}: texts may be cut there"
+        yield Finding("tokenizer-limit", WARNING, said, stating(case, context), names.MODEL_MAX_LENGTH)

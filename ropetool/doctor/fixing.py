@@ -1,0 +1,107 @@
+"""Repairs that are exact: what the file says, said so that more readers understand it, and not one number changed.
+
+The output lies beside the source, which is never written. Before it gets its name, the format's own runtime reads the same
+table from it as before; where it stopped before, the keys hold the same numbers in another type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ropetool import names
+from ropetool.checkpoint import style
+from ropetool.checkpoint.edits import FileEdit
+from ropetool.doctor.cases import Case
+from ropetool.doctor.configs import numbers_as_text
+from ropetool.doctor.examining import FOUND_ERRORS, NOT_READ, Diagnosis, Examined, examine
+from ropetool.doctor.findings import ERROR
+from ropetool.doctor.gguf_keys import retyping
+from ropetool.errors import LossyExport, RopetoolError
+from ropetool.escaping import command
+from ropetool.plans.applying import apply
+from ropetool.plans.basis import CURRENT, UNSCALED
+from ropetool.plans.plan import Plan
+from ropetool.plans.targets import tables_of
+from ropetool.runtimes.decoded import decoded
+
+LENGTH, SUFFIX = "length", "fixed"  # the method that keeps every table, and what the output is called by
+EDITS: dict[str, Callable[[Case], tuple[FileEdit, ...]]] = {
+    "number-as-text": numbers_as_text,
+    "key-type": retyping,
+    "config-style": lambda case: case.edits_to_both if case.in_both_styles is not None else (),
+}  # one after the other: what stands behind the first is seen once that is mended
+
+
+@dataclass(frozen=True)
+class Repair:
+    """A repair that was tried. output: what was written, None where nothing was. refusal: why not.
+
+    errors_left: how many errors the rules find in the output.
+    """
+
+    name: str
+    rule: str
+    output: Path | None
+    edits: tuple[FileEdit, ...] = ()
+    refusal: str = ""
+    errors_left: int = 0
+
+
+def repaired(found: Diagnosis, output: Path | None = None) -> tuple[Repair, ...]:
+    """Write what is exact of each examined checkpoint, one to `output` or each beside its own; and examine that."""
+    return tuple(each for one in found.examined if (each := repair(one, found, output)) is not None)
+
+
+def exit_code(found: Diagnosis, repairs: Sequence[Repair]) -> int:
+    """Return that of a diagnosis after repairs: of a checkpoint that was mended, the output counts."""
+    mended = {each.name for each in repairs if each.output is not None}
+    left = replace(found, examined=tuple(one for one in found.examined if one.name not in mended))
+    if any(each.errors_left for each in repairs):
+        return FOUND_ERRORS
+    return left.exit_code or (NOT_READ if any(each.output is None for each in repairs) else 0)
+
+
+def repair(examined: Examined, among: Diagnosis, output: Path | None = None) -> Repair | None:
+    """Write what is exact of one of a diagnosis beside it, or to `output`; None where no finding is mended so."""
+    case = examined.case
+    found = {finding.rule for finding in examined.findings}
+    rule = next((rule for rule in EDITS if rule in found), None)
+    if case is None or case.path is None or rule is None:
+        return None
+    try:
+        plan = repair_plan(case, rule)
+        if plan is None:
+            return None
+        target = output if output is not None else plan.output_beside(case.path)
+        written = apply(plan, case.path, target, command=command("ropetool", "doctor", case.path, "--fix"))
+    except (RopetoolError, OSError) as error:
+        return Repair(examined.name, rule, None, (), str(error))
+    again = examine([str(written.output)], only=[rule.name for rule in among.rules], for_runtimes=among.for_runtimes)
+    return Repair(examined.name, rule, written.output, plan.edits, errors_left=again.count(ERROR))
+
+
+def repair_plan(case: Case, rule: str) -> Plan | None:
+    """Return the plan of a repair, None where there is nothing that is exact.
+
+    Raises: LossyExport where the format's own runtime would read another table; what that runtime stops with.
+    """
+    edits = EDITS[rule](case)
+    if not edits:
+        return None
+    edited = case.checkpoint.edited(edits)
+    target = decoded(edited.runtime, edited).understood(edited.where, edited.stated_in)
+    changed = () if case.rope is None else case.rope.differences(target)
+    if changed:
+        raise LossyExport(f"{edited.runtime} would compute something else: {changed[0]}", where=edited.where)
+    full = target.entries.get(names.FULL_ATTENTION) or next(iter(target.entries.values()))
+    hf = case.hf
+    stated = "GGUF" if hf is None else style.read(edited.config, hf.family, hf.where).style  # type: ignore[union-attr]
+    trained = (case.found.trained_length if case.found else None) or full.original_max_position_embeddings
+    return Plan(
+        case.format, case.checkpoint.name, LENGTH, 1.0, {}, UNSCALED if full.unscaled else CURRENT,
+        trained or target.max_position_embeddings, target.max_position_embeddings, (edited.runtime,), stated,
+        tables_of(target), full.softmax_multiplier, tuple(edits), (), (f"{rule}: every table stays as it is",), SUFFIX,
+        target=target, identity=case.checkpoint.identity(),
+    )  # fmt: skip

@@ -1,0 +1,269 @@
+"""Rules about the keys and vectors of GGUF files: what llama.cpp reads of them, and what it passes over."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+
+import numpy as np
+
+from ropetool import names
+from ropetool.checkpoint.edits import METADATA, FileEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import plain_value
+from ropetool.doctor.cases import Case
+from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
+from ropetool.doctor.remedies import again, baked, fixed
+from ropetool.errors import RopetoolError
+from ropetool.escaping import command
+from ropetool.files.gguf import Value, ValueType
+from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
+from ropetool.runtimes.base import NotKnown
+from ropetool.runtimes.llama_cpp import architectures as archs
+
+NEAR = 0.85
+WHOLE = {
+    ValueType.U8,
+    ValueType.I8,
+    ValueType.U16,
+    ValueType.I16,
+    ValueType.U32,
+    ValueType.I32,
+    ValueType.U64,
+    ValueType.I64,
+}
+# Read by some other loader, or printed only; a file with them is not wrong.
+HARMLESS = frozenset({archs.FINETUNED, archs.DIMENSION_COUNT_SWA, "rope.scaling.alpha"})
+SAME = 1e-3  # relative; factors are written with few digits
+SHORT = 8192  # tokens: the longest context that models of base 10000 without scaling were trained on
+# Llama 3.1 to 3.3 and what was made of them: a base, a context and a vocabulary that no other family has together.
+LLAMA_3 = {"base": 500000.0, "context": 131072, "vocabulary": 128256}
+SAYS_LLAMA_3 = re.compile(r"llama[-_ .]?3[._-]?[123]\b", re.IGNORECASE)
+
+
+def arch_of(checkpoint: GgufCheckpoint) -> archs.Architecture | None:
+    """Return what llama.cpp does with files of this architecture, None where that is not known."""
+    with suppress(NotKnown, RopetoolError):
+        return archs.get(checkpoint.name)
+    return None
+
+
+def retyped(case: Case) -> dict[str, tuple[Value, ValueType, Value | None]]:
+    """Return the keys of a wrong type with the right one, and the same value in it, None where that cannot hold it."""
+    found: dict[str, tuple[Value, ValueType, Value | None]] = {}
+    arch = None if case.gguf is None else arch_of(case.gguf)
+    if case.gguf is None or arch is None:
+        return found
+    read = archs.reads(arch.name) | set(archs.ALWAYS_LOADED)
+    for suffix, wanted in archs.TYPES.items():
+        key = f"{arch.name}.{suffix}"
+        value = case.gguf.values.get(key)
+        if value is None or suffix not in read or value.type is wanted or value.type is ValueType.ARR:
+            continue
+        found[key] = value, wanted, _in_type(value, wanted)
+    return found
+
+
+def _in_type(value: Value, wanted: ValueType) -> Value | None:
+    """Return the same number in another type, None where it would be another number."""
+    if value.type not in {*WHOLE, ValueType.F32, ValueType.F64} or wanted not in (ValueType.U32, ValueType.F32):
+        return None
+    number = float(value.decode())  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        return None
+    if wanted is ValueType.U32:
+        return Value.of(wanted, int(number)) if number.is_integer() and 0 <= number < 2**32 else None
+    return Value.of(wanted, number) if float(np.float32(number)) == number else None
+
+
+def retyping(case: Case) -> tuple[FileEdit, ...]:
+    """Return the edits that store keys of a wrong type in the one that llama.cpp takes, the same numbers."""
+    return tuple(
+        FileEdit(METADATA, (key,), plain_value(old), plain_value(new))
+        for key, (old, _, new) in retyped(case).items()
+        if new is not None
+    )
+
+
+def key_type(case: Case) -> Iterator[Finding]:
+    for key, (value, wanted, same) in retyped(case).items():
+        said = f"{key} is of type {value.label} and llama.cpp takes {wanted.label} alone: the file is not loaded"
+        yield Finding("key-type", ERROR, said, fixed(case) if same else f"store it as {wanted.label}", key)
+
+
+def rope_freqs_missing(case: Case) -> Iterator[Finding]:
+    checkpoint, entry = case.gguf, case.full
+    arch = None if checkpoint is None else arch_of(checkpoint)
+    if checkpoint is None or entry is None or arch is None or case.rope is None or not checkpoint.tensors:
+        return
+    if archs.ROPE_FREQS not in arch.loads("none") or not arch.vectors or entry.rope_type != "default":
+        return
+    about = (key for key in checkpoint.values if key.startswith("general."))
+    says = any(SAYS_LLAMA_3.search(_text(checkpoint, key)) for key in about)
+    alike = (
+        entry.rope_theta == LLAMA_3["base"] and case.rope.max_position_embeddings >= LLAMA_3["context"]
+        and _vocabulary(checkpoint) == LLAMA_3["vocabulary"]
+    )  # fmt: skip
+    if not alike:
+        return
+    said = (
+        f"no {archs.ROPE_FREQS}: Llama 3.1 divides slow pairs by 8 and 3.2 by 32, and this file, with their base, context and "
+        f"vocabulary{' and by its name one of them' if says else ''}, is rotated without"
+    )
+    yield Finding("rope-freqs", ERROR if says else WARNING, said, _llama3(case), archs.ROPE_FREQS)
+
+
+def _llama3(case: Case) -> str:
+    if case.source is not None:
+        return command("ropetool", "export", case.source.name)
+    return "export the model again from its Hugging Face directory, with ropetool export or a converter of July 2024 or later"
+
+
+def _vocabulary(checkpoint: GgufCheckpoint) -> int:
+    tokens = checkpoint.values.get("tokenizer.ggml.tokens")
+    return tokens.count if tokens is not None and tokens.type is ValueType.ARR else 0
+
+
+def _text(checkpoint: GgufCheckpoint, key: str) -> str:
+    value = checkpoint.values[key]
+    return str(value.decode()) if value.type is ValueType.STR and len(value.raw) < 4096 else ""
+
+
+def unread_key(case: Case) -> Iterator[Finding]:
+    """Yield rope keys that this architecture's loader or graph never looks at, though they say something."""
+    checkpoint, rope = case.gguf, case.rope
+    arch = None if checkpoint is None else arch_of(checkpoint)
+    if checkpoint is None or arch is None or rope is None or not arch.layout:
+        return
+    read = archs.reads(arch.name) | HARMLESS | {archs.YARN_ATTN_FACTOR}
+    positions = re.compile(r"(rope\.|attention\.temperature_|context_length$)")
+    for key, value in checkpoint.values.items():
+        prefix, _, suffix = key.partition(".")
+        if not positions.match(suffix) or prefix in ("general", "tokenizer", "ropetool"):
+            continue
+        if prefix != arch.name:
+            said = f"{key} is read for {prefix} files alone, and this one is {arch.name}"
+            yield Finding("unread-key", WARNING, said, f"state {arch.name}.{suffix}, or leave it out", key)
+        elif suffix not in read and not _says_nothing(suffix, value):
+            meant = [] if suffix in archs.TYPES else get_close_matches(suffix, sorted(read), 1, NEAR)
+            said = f"{key} is not read by llama.cpp for {arch.name}, which computes as if it were not there"
+            hint = f"did you mean {arch.name}.{meant[0]}?" if meant else ""
+            yield Finding("unread-key", WARNING, said, hint, key)
+
+
+def _says_nothing(suffix: str, value: Value) -> bool:
+    """Return whether a key states what is computed without it."""
+    default = {
+        archs.YARN_BETA_FAST: archs.BETAS[0], archs.YARN_BETA_SLOW: archs.BETAS[1], archs.YARN_EXT_FACTOR: 1.0,
+        archs.YARN_LOG_MULTIPLIER: 0.0,
+    }.get(suffix)  # fmt: skip
+    return default is not None and value.type is ValueType.F32 and math.isclose(float(value.decode()), default)  # type: ignore[arg-type]
+
+
+def lost_factor(case: Case) -> Iterator[Finding]:
+    """Yield an attention factor that stands where converters write it and llama.cpp discards it."""
+    checkpoint, entry, rope = case.gguf, case.full, case.rope
+    arch = None if checkpoint is None else arch_of(checkpoint)
+    if checkpoint is None or entry is None or arch is None or rope is None or archs.YARN_ATTN_FACTOR in arch.keys:
+        return
+    key = f"{arch.name}.{archs.YARN_ATTN_FACTOR}"
+    value = checkpoint.values.get(key)
+    if value is None or value.type is not ValueType.F32 or entry.rope_type != "yarn":
+        return
+    stated = float(value.decode())  # type: ignore[arg-type]
+    if stated > 0 and not math.isclose(stated, entry.attention_factor, rel_tol=SAME):
+        said = (
+            f"{key} says an attention factor of {stated:.6g}, which llama.cpp discards: cos and sin are multiplied by "
+            f"{entry.attention_factor:.6g}, so scores get {(entry.attention_factor / stated) ** 2:.4g} times what it says"
+        )
+        as_written = float(str(np.float32(stated)))  # the fewest digits that are stored so
+        yield Finding(
+            "attention-factor", ERROR, said, _with_factor(case, entry, as_written), key, (checkpoint.runtime,)
+        )
+
+
+def _with_factor(case: Case, entry: LayerRope, factor: float) -> str:
+    """Return the command that states this factor so that llama.cpp reads it."""
+    if case.path is None or case.rope is None or entry.table is None:
+        return ""
+    wanted = case.rope.with_entry(names.FULL_ATTENTION, entry.with_factor(factor))
+    return again(case.path, wanted.entries[names.FULL_ATTENTION], wanted)
+
+
+def window_unread(case: Case) -> Iterator[Finding]:
+    checkpoint, rope = case.gguf, case.rope
+    if checkpoint is None or rope is None or any(entry.sliding_window for entry in rope.entries.values()):
+        return
+    key = f"{checkpoint.name}.{archs.SLIDING_WINDOW}"
+    value = checkpoint.values.get(key)
+    window = value.decode() if value is not None and value.type is ValueType.U32 else 0
+    if isinstance(window, int) and 0 < window < rope.max_position_embeddings:
+        said = f"{key} is {window}, and llama.cpp attends to the whole context of {rope.max_position_embeddings} tokens"
+        step = f"keep texts within {window} tokens in llama.cpp"
+        yield Finding("sliding-window", WARNING, said, step, key, (checkpoint.runtime,))
+
+
+def base_missing(case: Case) -> Iterator[Finding]:
+    checkpoint, entry, rope = case.gguf, case.full, case.rope
+    arch = None if checkpoint is None else arch_of(checkpoint)
+    if checkpoint is None or entry is None or arch is None or rope is None or arch.fixed_base:
+        return
+    key = f"{arch.name}.{arch.base_key}"
+    if key in checkpoint.values:
+        return
+    context = rope.max_position_embeddings
+    said = f"{key} is missing, so llama.cpp takes 10000"
+    if context > SHORT:
+        said += f", a base that few models of {context} tokens were trained with"
+    yield Finding(
+        "base-missing", WARNING if context > SHORT else NOTE, said, f"state {key}, as the source's rope_theta", key
+    )
+
+
+def double_scaling(case: Case) -> Iterator[Finding]:
+    checkpoint, entry = case.gguf, case.full
+    if checkpoint is not None and entry is not None and entry.rope_type == "longrope" and entry.factor not in (None, 1):
+        key = f"{checkpoint.name}.{archs.FACTOR}"
+        said = f"{key} is {entry.factor:g} beside longrope's lists: llama.cpp divides every frequency by it once more"
+        yield Finding("double-scaling", ERROR, said, f"remove {key}", key, (checkpoint.runtime,))
+
+
+def rotation_off(case: Case) -> Iterator[Finding]:
+    checkpoint, rope = case.gguf, case.rope
+    arch = None if checkpoint is None else arch_of(checkpoint)
+    if checkpoint is None or rope is None or arch is None or not arch.layout or archs.FINETUNED not in arch.keys:
+        return
+    key = f"{arch.name}.{archs.FINETUNED}"
+    if key in checkpoint.values and all(entry.table is None for entry in rope.entries.values()):
+        said = f"{key} is false, with which llama.cpp rotates nothing for {arch.name}: it knows no positions"
+        yield Finding(
+            "rotation-off", WARNING, said, f"remove {key}, unless the model has none", key, (checkpoint.runtime,)
+        )
+
+
+def context_shift(case: Case) -> Iterator[Finding]:
+    checkpoint, entry = case.gguf, case.full
+    if checkpoint is None or entry is None or math.isclose(entry.attention_factor, 1.0, rel_tol=TABLE_TOLERANCE):
+        return
+    said = (
+        f"the attention factor is {entry.attention_factor:.6g}, and llama.cpp multiplies cached keys by it again at every context "
+        "shift (--context-shift, --cache-reuse)"
+    )
+    yield Finding("context-shift", NOTE, said, baked(case, "shift-safe"), runtimes=(checkpoint.runtime,))
+
+
+def allocated_context(case: Case) -> Iterator[Finding]:
+    checkpoint, entry = case.gguf, case.full
+    if checkpoint is None or entry is None or entry.table is None or len(entry.table.regimes) < 2:
+        return
+    limit = entry.table.regimes[0].up_to
+    said = (
+        f"llama.cpp chooses between two tables by the context that is allocated and not by the text: short texts in a context above "
+        f"{limit} tokens are rotated by the long one"
+    )
+    yield Finding(
+        "allocated-context", NOTE, said, f"llama-server -c {limit} for texts up to that", runtimes=(checkpoint.runtime,)
+    )

@@ -1,0 +1,63 @@
+"""Rules about lengths that a scaled checkpoint states, of either format."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ropetool import names
+from ropetool.doctor.cases import Case, rope_keys
+from ropetool.doctor.findings import ERROR, WARNING, Finding
+from ropetool.doctor.remedies import reaching, stating
+from ropetool.runtimes.llama_cpp import architectures as archs
+
+ROUNDING = 0.01  # lengths are rounded, to thousands in some files
+COUNTS_BY_LENGTH = "yarn"  # the type whose factor is a ratio of lengths that the file states; llama3's is not
+
+
+def length_ratio(case: Case) -> Iterator[Finding]:
+    """Yield where the stated context is not the length before scaling times the factor."""
+    entry, rope = case.full, case.rope
+    if entry is None or rope is None or entry.rope_type != COUNTS_BY_LENGTH or not _states_original(case):
+        return
+    original, context = entry.original_max_position_embeddings, rope.max_position_embeddings
+    if not original or not entry.factor:
+        return
+    reach = round(original * entry.factor)
+    sum_ = f"{original} x {entry.factor:g} = {reach}"
+    if context > reach * (1 + ROUNDING):
+        said = f"the stated context of {context} tokens is beyond what the scaling reaches, {sum_}"
+        yield Finding("length-ratio", ERROR, said, reaching(case, context), _context_key(case))
+    elif context < reach * (1 - ROUNDING):
+        said = (
+            f"the stated context of {context} tokens is short of what the scaling reaches, {sum_}: runtimes stop there"
+        )
+        yield Finding("length-ratio", WARNING, said, stating(case, reach), _context_key(case))
+
+
+def original_length_missing(case: Case) -> Iterator[Finding]:
+    """Yield where a ramp counts in the stated context, for want of the length before scaling."""
+    entry, rope = case.full, case.rope
+    if entry is None or rope is None or entry.rope_type != COUNTS_BY_LENGTH or _states_original(case):
+        return
+    said = (
+        f"yarn without the length before scaling: {case.checkpoint.runtime} counts its ramp in the stated context, "
+        f"{rope.max_position_embeddings} tokens, which is right only if the model was trained on that"
+    )
+    key = archs.ORIGINAL_CONTEXT_LENGTH if case.gguf else names.ORIGINAL_MAX_POSITION_EMBEDDINGS
+    yield Finding("original-length", WARNING, said, f"state {key}", _context_key(case))
+
+
+def _states_original(case: Case) -> bool:
+    if case.gguf is not None:
+        return f"{case.gguf.name}.{archs.ORIGINAL_CONTEXT_LENGTH}" in case.gguf.values
+    outer = case.section.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
+    family = case.found.family if case.found else None
+    inner = rope_keys(case.hf.config, family.text_path) if case.hf and family else ()
+    default = family.default_original_max_position_embeddings if family else None
+    return bool(
+        outer or default or any(place[-1] == names.ORIGINAL_MAX_POSITION_EMBEDDINGS and value for place, value in inner)
+    )
+
+
+def _context_key(case: Case) -> str:
+    return f"{case.gguf.name}.{archs.CONTEXT_LENGTH}" if case.gguf else names.MAX_POSITION_EMBEDDINGS

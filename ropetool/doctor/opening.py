@@ -1,0 +1,154 @@
+"""From what was named to cases, and the rules about what stands against that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ropetool import names
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.doctor.cases import Case
+from ropetool.doctor.configs import numbers_as_text
+from ropetool.doctor.findings import ERROR, NOTE, Finding
+from ropetool.doctor.gguf_keys import retyped
+from ropetool.doctor.sources import source_of
+from ropetool.errors import AmbiguousRope, ConfigError, NotACheckpoint, RopetoolError, UnknownFamily
+from ropetool.files.hub import hub_id
+from ropetool.runtimes.inspection import inspect_checkpoint, inspect_opened
+
+MAX_DEPTH, MAX_FOLDERS, MAX_FOUND = 12, 20_000, 5_000
+
+
+@dataclass(frozen=True)
+class Place:
+    """A checkpoint to examine. explicit: whether it was named, and not found in a folder."""
+
+    name: str
+    explicit: bool
+
+
+def places(named: str) -> Iterator[Place]:
+    """Yield the checkpoints that a path or a hub id stands for: itself, or those in a folder, by name.
+
+    Links to folders are followed once, hidden folders not at all.
+    Raises: NotACheckpoint for a path that is none and holds none, and for a folder with more than is looked through.
+    """
+    if hub_id(named) is not None or not os.path.isdir(named):
+        yield Place(_without_config(named), True)
+        return
+    found = list(_within(Path(named)))
+    if not found:
+        raise NotACheckpoint(f"holds no {names.CONFIG_JSON} and no GGUF file, at any depth", where=named)
+    for path in found:
+        yield Place(str(path), path == Path(named))
+
+
+def _without_config(named: str) -> str:
+    """Return the folder of a config.json that was named itself."""
+    path = Path(named)
+    return str(path.parent) if path.name == names.CONFIG_JSON and path.is_file() else named
+
+
+def _within(top: Path) -> Iterator[Path]:
+    seen: set[tuple[int, int]] = set()
+    folders, found = 0, 0
+    waiting = [(top, 0)]
+    while waiting:
+        folder, depth = waiting.pop()
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders += 1
+        for path in (*([folder] if (folder / names.CONFIG_JSON).is_file() else []), *_gguf_models(folder)):
+            found += 1
+            yield path
+        if folders > MAX_FOLDERS or found > MAX_FOUND:
+            raise NotACheckpoint(
+                f"holds more than {MAX_FOLDERS} folders or {MAX_FOUND} checkpoints", where=str(top),
+                try_="name fewer folders, one command each",
+            )  # fmt: skip
+        if depth < MAX_DEPTH:
+            inner = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
+            waiting += [(path, depth + 1) for path in sorted(inner, reverse=True)]
+
+
+def _gguf_models(folder: Path) -> Iterator[Path]:
+    """Yield the GGUF files of a folder, of a model in several files the first."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" and path.is_file())
+    for path in files:
+        first = _first_shard(path)
+        if first == path or not first.is_file():
+            yield path
+
+
+def _first_shard(path: Path) -> Path:
+    stem, _, count = path.stem.rpartition("-of-")
+    whole, _, number = stem.rpartition("-")
+    if not (count.isdigit() and number.isdigit() and len(number) == 5):
+        return path
+    return path.with_name(f"{whole}-00001-of-{count}{path.suffix}")
+
+
+def opened(place: Place, source: Case | None = None, wanted: frozenset[str] = frozenset()) -> Case:
+    """Return the checkpoint as the rules see it; reads no weights.
+
+    source: what it should compute the same as; a GGUF file may name another. wanted: as in Case.
+    Raises: CheckpointError, HubError where there is nothing to look at.
+    """
+    if hub_id(place.name) is not None:
+        found, remote = inspect_opened(place.name)
+        return Case(place.name, remote, found, None, source, wanted)
+    checkpoint = open_checkpoint(Path(place.name))
+    if isinstance(checkpoint, GgufCheckpoint):
+        _ = checkpoint.name  # a projector or an adapter is told as what it is
+        source = source or source_of(checkpoint)
+    case = Case(place.name, checkpoint, None, None, source, wanted)
+    try:
+        return replace(case, found=inspect_checkpoint(checkpoint))
+    except ConfigError as problem:
+        return replace(case, problem=problem)
+    except UnknownFamily as problem:
+        return replace(case, problem=problem)
+
+
+# --- rules about what stands against it
+
+
+def invalid(case: Case) -> Iterator[Finding]:
+    if (
+        isinstance(case.problem, ConfigError)
+        and not isinstance(case.problem, AmbiguousRope)
+        and not numbers_as_text(case)
+    ):
+        yield _of_error("invalid-value", case.problem, case)
+
+
+def ambiguous(case: Case) -> Iterator[Finding]:
+    if isinstance(case.problem, AmbiguousRope):
+        yield _of_error("ambiguous", case.problem, case)
+
+
+def _of_error(rule: str, problem: RopetoolError, case: Case) -> Finding:
+    where = problem.where.removeprefix(case.name).lstrip("/: ")
+    said = f"{where}: {problem.message}" if where else problem.message
+    return Finding(rule, ERROR, said, problem.try_, where.rpartition(": ")[2].rpartition(".")[2])
+
+
+def stops(case: Case) -> Iterator[Finding]:
+    own = case.own
+    if own is not None and own.rope is None and own.known and not retyped(case):
+        said = f"{own.name} {'stops with' if own.stops else 'does not compute what is stated:'} {own.refuses}"
+        yield Finding("not-loaded", ERROR, said, runtimes=(own.name,))
+
+
+def unknown(case: Case) -> Iterator[Finding]:
+    if isinstance(case.problem, UnknownFamily):
+        yield Finding("unknown-family", NOTE, case.problem.message, case.problem.try_)
+    elif case.own is not None and not case.own.known:
+        yield Finding("unknown-family", NOTE, case.own.refuses, runtimes=(case.own.name,))
+    elif case.found is not None and case.hf is not None and case.found.family is None:
+        yield Finding("unknown-family", NOTE, case.found.notes[-1])

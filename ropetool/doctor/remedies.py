@@ -1,0 +1,155 @@
+"""Commands that mend a finding, each planned before it is named; empty where none serves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import runtimes
+from ropetool.doctor.cases import Case, named
+from ropetool.errors import RopetoolError
+from ropetool.escaping import command, number
+from ropetool.plans.basis import ORIGINAL
+from ropetool.plans.search import make_plan
+from ropetool.rope import methods
+from ropetool.rope.tables import LayerRope, RopeSet
+
+LENGTH = "length"
+IN_WEIGHTS = {"attention_factor", "softmax_multiplier"}  # what a bake takes out of the keys
+OPTIONS = {
+    "method": "--method", "factor": "--factor", "target_length": "--target-length", "reading": "--from",
+    "original_length": "--original-length", "attention_factor": "--attention-factor",
+}  # fmt: skip
+
+
+def fixed(case: Case) -> str:
+    """Return the command that writes what is exact beside a checkpoint; empty for one on the hub."""
+    return "" if case.path is None else command("ropetool", "doctor", case.path, "--fix")
+
+
+def same_for(case: Case, those: Sequence[str]) -> str:
+    """Return the command whose output these runtimes read as the checkpoint's own runtime reads it; else who reads it so."""
+    entry, rope = case.full, case.rope
+    if case.path is not None and entry is not None and rope is not None and not entry.unscaled:
+        asked = runtimes.collapse_releases([case.checkpoint.runtime, *those])
+        found = _again(case.path, entry, rope, (case.checkpoint.runtime, *those), asked)
+        if found is not None:
+            return found.line if not found.in_weights or has_weights(case) else f"where the weights are: {found.line}"
+    agreeing = [each.name for each in case.readings if each.rope and rope and not rope.differences(each.rope)]
+    return f"none in the file is known; computed as it says in {named(agreeing)}" if agreeing else ""
+
+
+def has_weights(case: Case) -> bool:
+    return case.hf is None or case.hf.files is None or not case.hf.files.config_only
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A command that was planned. in_weights: whether it leaves a factor to the weights."""
+
+    line: str
+    in_weights: bool
+
+
+def again(path: Path, entry: LayerRope, target: RopeSet) -> str:
+    """Return the command that gives the file at `path` the table of these layers and this context, empty where none does."""
+    if entry.unscaled and entry.rope_theta is not None:
+        options = {"method": "abf", "params": {"rope_theta": entry.rope_theta}}
+        lengths = ({"factor": 1.0}, {"target_length": target.max_position_embeddings})
+        tried = (_planned(path, target, {**options, **length}) for length in lengths)
+        found = next((each for each in tried if each is not None), None)
+    else:
+        found = _again(path, entry, target)
+    return found.line if found is not None and not found.in_weights else ""
+
+
+def _again(
+    path: Path, entry: LayerRope, target: RopeSet, wanted: Sequence[str] = (), asked: Sequence[str] = ()
+) -> Planned | None:
+    """Return what makes a scaled table anew from the unscaled one, None where nothing does.
+
+    wanted: the runtimes that must agree; asked: how the command names them.
+    """
+    method, original = entry.rope_type, entry.original_max_position_embeddings
+    factor = entry.factor or (target.max_position_embeddings / original if original else None)
+    if method not in methods.names() or factor is None:
+        return None
+    for attention_factor, length, reading in itertools.product(
+        (None, entry.attention_factor), (None, original), (ORIGINAL, None)
+    ):
+        options = {
+            "method": method, "factor": factor, "reading": reading, "original_length": length,
+            "attention_factor": attention_factor,
+        }  # fmt: skip
+        found = _planned(
+            path, target, {key: value for key, value in options.items() if value is not None}, wanted, asked
+        )
+        if found is not None:
+            return found
+    return None
+
+
+def reaching(case: Case, context: int) -> str:
+    """Return the command that scales anew so that the scaling reaches this context, empty where none does."""
+    entry, rope = case.full, case.rope
+    if case.path is None or entry is None or rope is None:
+        return ""
+    options = {"method": entry.rope_type, "target_length": context, "reading": ORIGINAL}
+    found = _planned(case.path, None, options)
+    return found.line if found is not None and not found.in_weights else ""
+
+
+def _planned(
+    path: Path,
+    target: RopeSet | None,
+    options: Mapping[str, Any],
+    wanted: Sequence[str] = (),
+    asked: Sequence[str] = (),
+) -> Planned | None:
+    """Return the command line of these options, if its plan reaches the target in these runtimes."""
+    try:
+        plan = make_plan(path, **options, for_runtimes=wanted)
+    except RopetoolError:
+        return None
+    if plan.target is None:
+        return None
+    left = [] if target is None else [one.field for one in target.differences(plan.target)]
+    if left and not (plan.bakes and set(left) <= IN_WEIGHTS):
+        return None
+    words = [
+        *(word for key, option in OPTIONS.items() if key in options for word in (option, _word(options[key]))),
+        *(word for key, value in options.get("params", {}).items() for word in ("-p", key, _word(value))),
+        *(word for name in asked for word in ("--for", name)),
+    ]
+    return Planned(command("ropetool", "extend", path, *words), bool(plan.bakes))
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else number(value)
+
+
+def stating(case: Case, context: int) -> str:
+    """Return the command that states this context and keeps every table, empty where none does."""
+    if case.path is None:
+        return ""
+    try:
+        make_plan(case.path, LENGTH, target_length=context)
+    except RopetoolError:
+        return ""
+    return command("ropetool", "extend", case.path, "--method", LENGTH, "--target-length", str(context))
+
+
+def baked(case: Case, what: str) -> str:
+    """Return the command of a bake, empty where the weights cannot hold it or are not there."""
+    from ropetool.plans.bakes import make_bake
+
+    if case.path is None:
+        return ""
+    try:
+        make_bake(case.path, what)
+    except RopetoolError:
+        return ""
+    return command("ropetool", "bake", case.path, what)

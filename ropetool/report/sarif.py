@@ -1,0 +1,82 @@
+"""What `ropetool doctor` found in SARIF 2.1.0, which code hosts and editors show beside the files.
+
+Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0, sections 3.13 to 3.58.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ropetool import __version__, names
+from ropetool.doctor import Diagnosis, Examined, Finding, Rule
+from ropetool.files import hub
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+VERSION = "2.1.0"
+
+
+def sarif(found: Diagnosis) -> dict[str, Any]:
+    """Return a SARIF log with one run."""
+    index = {rule.name: number for number, rule in enumerate(found.rules)}
+    results = [
+        _result(one, finding, index) for one in found.examined for finding in one.findings if finding.rule in index
+    ]
+    driver = {"name": "ropetool doctor", "version": __version__, "rules": [_rule(rule) for rule in found.rules]}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    return {
+        "id": rule.name,
+        "shortDescription": {"text": _sentence(rule.summary)},
+        "fullDescription": {"text": rule.why},
+        "defaultConfiguration": {"level": rule.severity},
+    }
+
+
+def _result(one: Examined, finding: Finding, index: dict[str, int]) -> dict[str, Any]:
+    fix = f" Fix: {finding.fix}" if finding.fix else ""
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index[finding.rule],
+        "level": finding.severity,
+        "message": {"text": f"{_sentence(finding.sentence)}{fix}"},
+        "locations": [_location(one, finding)],
+        "properties": {"runtimes": list(finding.runtimes)},
+    }
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '?')) else '.'}"
+
+
+def _location(one: Examined, finding: Finding) -> dict[str, Any]:
+    """Return where it stands: a file relative to the working folder where it lies within, and the line of the key."""
+    if hub.hub_id(one.name) is not None:
+        return {"logicalLocations": [{"fullyQualifiedName": one.name, "kind": "module"}]}
+    path = Path(one.name)
+    text = ""
+    if one.case is not None and one.case.hf is not None:
+        path, text = path / names.CONFIG_JSON, one.case.hf.text
+        if finding.key == names.MODEL_MAX_LENGTH:
+            path, text = path.with_name(names.TOKENIZER_CONFIG_JSON), ""
+    place: dict[str, Any] = {"artifactLocation": {"uri": _uri(path)}}
+    if path.suffix == ".json":
+        place["region"] = {"startLine": _line(text, finding.key)}
+    return {"physicalLocation": place}
+
+
+def _uri(path: Path) -> str:
+    absolute, here = os.path.abspath(path), os.getcwd()
+    if os.path.commonpath([absolute, here]) == here:
+        return quote(Path(os.path.relpath(absolute, here)).as_posix(), errors="surrogateescape")
+    return f"file://{quote(Path(absolute).as_posix(), errors='surrogateescape')}"
+
+
+def _line(text: str, key: str) -> int:
+    at = text.find(f'"{key}"') if key else -1
+    return text.count("\n", 0, at) + 1 if at >= 0 else 1
