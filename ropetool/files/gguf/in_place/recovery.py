@@ -169,31 +169,29 @@ def _hold(disk: Disk, journal: Journal, at: int) -> bool:
 
 def _back(disk: Disk, journal: Journal) -> None:
     size, inserted = disk.size(), journal.insertion
-    if size < journal.size:
-        raise _lost(disk, f"it has {size:,} bytes, fewer than the {journal.size:,} before the edit")
     longer = journal.size + (inserted.nbytes if inserted is not None else 0)
     if inserted is not None and size >= longer:
-        if size > longer:
-            disk.truncate(longer)
-            disk.sync()
         _take_out(disk, journal, inserted)
+    elif size < journal.size or (inserted is not None and size > journal.size):
+        raise _lost(disk, f"it has {size:,} bytes, and had {journal.size:,} before the edit")
+    elif not _hold(disk, journal, journal.size):
+        raise _lost(disk, "bytes that the edit had not changed yet are others")
     elif size > journal.size:
-        if inserted is not None:
-            raise _lost(disk, f"it has {size:,} bytes, where {longer:,} were to be")
         disk.truncate(journal.size)
     disk.sync()
-    if not _hold(disk, journal, journal.size):
-        raise _lost(disk, "bytes that the edit had not changed yet are others")
 
 
 def _take_out(disk: Disk, journal: Journal, inserted: Insertion) -> None:
-    """Take the inserted range out, wherever the insertion has left it."""
+    """Take the inserted range out, wherever the insertion has left it, and what was to follow the end."""
     at = _found(disk, journal, inserted)
     if at is None:
         raise _lost(
             disk,
             f"{inserted.nbytes:,} zeros were being inserted at byte {inserted.at:,}, and nothing tells how far that came",
         )
+    if disk.size() > journal.size + inserted.nbytes:
+        disk.truncate(journal.size + inserted.nbytes)
+        disk.sync()
     if at + inserted.nbytes >= disk.size():
         disk.truncate(journal.size)
         return
