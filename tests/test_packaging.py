@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -68,6 +70,27 @@ def test_a_hostile_folder_is_not_imported_from(installed: Path, tmp_path: Path) 
     done = run(installed, tmp_path, "inspect", installed / "ropetool" / "demo" / "model")
     assert done.returncode == 0, done.stderr
     assert "imported from" not in done.stdout + done.stderr
+
+
+def test_the_container_file_copies_and_installs_what_there_is() -> None:
+    """It is built by nobody here, so this holds it against the files and names that it takes."""
+    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
+    text = (ROOT / "scripts" / "Containerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    steps = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    copied = [name for step, *words in steps if step == "COPY" for name in words[:-1]]
+    listed = subprocess.run(["git", "ls-files", *copied], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    held = {name.partition("/")[0] for name in listed.splitlines()}
+    assert held == set(copied)
+    built_from = {project["readme"], *project["license-files"], "pyproject.toml", "ropetool"}
+    assert built_from <= held
+    (extras,) = (words[0].removeprefix("EXTRAS=") for step, *words in steps if words[0].startswith("EXTRAS="))
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    (entry,) = (words for step, *words in steps if step == "ENTRYPOINT")
+    assert json.loads(" ".join(entry)) == [*project["scripts"]]
+    (minor,) = re.findall(r"BASE=python:3\.(\d+)-slim", text)
+    assert int(minor) >= int(project["requires-python"].removeprefix(">=3."))
+    assert re.search(r"^torch==[0-9.]+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_the_source_distribution_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:

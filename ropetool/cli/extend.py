@@ -181,6 +181,7 @@ def extend_command(
                 notes(plan.notes)
                 if drafting:
                     show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
+                    notes(drafting.plan.notes)
             return 0
         chain.check_place(path, target)
         if drafting:

@@ -271,11 +271,13 @@ def test_a_companion_gets_the_table_of_its_model(tmp_path: Path) -> None:
 
 
 def test_a_companion_is_planned_too_and_told_in_json(tmp_path: Path) -> None:
-    draft(tmp_path / "eagle")
+    draft(tmp_path / "eagle", auto_map={"AutoModel": "eagle.Eagle"})
     before = snapshot(tmp_path)
     done = run("extend", "model", *YARN, "--companion", "eagle", "--dry-run", "--json")
     assert json.loads(done.out)["companion"]["output"] == f"{tmp_path}/eagle-yarn-4x"
-    assert "eagle-yarn-4x" in run("extend", "model", *YARN, "--companion", "eagle", "--dry-run").out
+    planned = run("extend", "model", *YARN, "--companion", "eagle", "--dry-run")
+    assert "eagle-yarn-4x" in planned.out
+    assert "Note: auto_map names remote code" in planned.err  # which the model does not
     assert snapshot(tmp_path) == before
     done = run("extend", "model", *YARN, "--companion", "eagle", "--json")
     assert json.loads(done.out)["companion"]["written"] is True
