@@ -127,7 +127,10 @@ def commands() -> Iterator[tuple[str, click.Context]]:
     for name in group.list_commands(top):
         command = group.get_command(top, name)
         assert command is not None
-        yield f"ropetool {name}", click.Context(command, info_name=name, parent=top, terminal_width=WIDTH)
+        context = click.Context(command, info_name=name, parent=top, terminal_width=WIDTH)
+        yield f"ropetool {name}", context
+        for part, inner in command.commands.items() if isinstance(command, click.Group) else ():
+            yield f"ropetool {name} {part}", click.Context(inner, info_name=part, parent=context, terminal_width=WIDTH)
 
 
 def cli_reference() -> str:

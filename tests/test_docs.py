@@ -72,6 +72,17 @@ def test_a_changed_page_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert docs.main() == 0
 
 
+PARTS = [name.removeprefix("ropetool ") for name, _ in docs.commands() if name.count(" ") == 2]
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_every_part_of_a_command_has_help_with_an_example(name: str) -> None:
+    context = dict(docs.commands())[f"ropetool {name}"]
+    assert 10 < len((context.command.help or "").partition("\n")[0]) < 60
+    assert re.search(rf"\n *ropetool {name} ", context.command.help or "")
+    assert all(p.help for p in context.command.params if isinstance(p, click.Option))
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_and_is_in_the_reference(name: str) -> None:
     command = group.get_command(click.Context(group), name)
@@ -113,7 +124,8 @@ def command_lines(text: str) -> Iterator[list[str]]:
         for line in block.splitlines():
             for part in line.strip().removeprefix("$ ").split("&&"):
                 if part.strip().startswith("ropetool "):
-                    yield shlex.split(part, comments=True)[1:]
+                    words = shlex.split(part, comments=True)
+                    yield words[1 : words.index(">") if ">" in words else None]
 
 
 def complaint(arguments: list[str]) -> str:
@@ -125,7 +137,11 @@ def complaint(arguments: list[str]) -> str:
     if command is None:
         return f"no command {name}"
     try:
-        command.make_context(name, rest)
+        context = command.make_context(name, rest)
+        while isinstance(command, click.Group):
+            name, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+            assert command is not None
+            context = command.make_context(name, rest, parent=context)
     except click.exceptions.Exit:
         return ""
     except click.ClickException as error:
@@ -144,6 +160,8 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     ("line", "reason"),
     [
         ("ropetool extent model", "no command extent"),
+        ("ropetool gguf sett model.gguf", "No such command 'sett'"),
+        ("ropetool gguf set model.gguf general.name X", "Missing option '-o'"),
         ("ropetool extend model --method yarn --faktor 4", "No such option"),
         ("ropetool verify X --lengths 256,many", "not a list of lengths"),
         ("ropetool extend model --factor 4", "Missing option"),

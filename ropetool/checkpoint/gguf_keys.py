@@ -15,6 +15,7 @@ from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.rope.deviation import Deviation
 
 PREFIX = "ropetool."
+VERIFIED = f"{PREFIX}verified."
 INEXACT = f"{PREFIX}inexact"  # and, behind it, the figures of a file whose tables are not exactly the checkpoint's
 KL = f"{INEXACT}.kl"  # nats a token
 NOT_MEASURED = -1.0  # of KL, where no model could be run

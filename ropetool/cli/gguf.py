@@ -1,0 +1,199 @@
+"""ropetool gguf: the keys of GGUF files, and models split over several of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ropetool.cli import local_source, notes, print_json, show
+
+if TYPE_CHECKING:
+    from ropetool.plans.key_edits import KeyEdit
+
+
+@click.group("gguf")
+def gguf_command() -> None:
+    """List, read and set the keys of GGUF files.
+
+    FILE is any GGUF file, of a model that is split over several any one of them.
+
+    \b
+    ropetool gguf list model.gguf
+    ropetool gguf get model.gguf tokenizer.chat_template > template.jinja
+    """
+
+
+@gguf_command.command("list")
+@click.argument("source", metavar="FILE", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def list_command(source: str, as_json: bool) -> None:
+    """List the keys of a file with types and values.
+
+    Of a long array the first elements are shown and their number, of a long text its start: `get` prints either whole.
+
+    \b
+    ropetool gguf list model.gguf
+    """
+    from ropetool.files.gguf import read_shards
+    from ropetool.report.gguf_keys import keys_json, keys_text
+
+    files = read_shards(local_source(source))
+    if as_json:
+        print_json(keys_json(files))
+    else:
+        show(keys_text(files))
+
+
+@gguf_command.command("get")
+@click.argument("source", metavar="FILE", type=click.Path())
+@click.argument("key")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with the type.")
+def get_command(source: str, key: str, as_json: bool) -> None:
+    """Print the value of a key.
+
+    A text goes into a pipe or a file byte for byte, with nothing added; arrays are printed as JSON. `set --from-file`
+    takes both back.
+
+    \b
+    ropetool gguf get model.gguf llama.context_length
+    ropetool gguf get model.gguf tokenizer.chat_template > template.jinja
+    """
+    from ropetool.files.gguf import read_shards
+    from ropetool.plans.key_edits import present
+    from ropetool.report.gguf_keys import exact_bytes, key_json, whole
+
+    header = read_shards(local_source(source))[0]
+    value = present(header, key)
+    if as_json:
+        print_json(key_json(header, key))
+    elif sys.stdout.isatty():
+        show(f"{whole(value)}\n")
+    else:
+        click.echo(exact_bytes(value), nl=False)
+
+
+class _Valued(click.Command):
+    """A command whose last words may be negative numbers; any other word that begins with a dash is an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = True
+        rest = super().parse_args(ctx, args)
+        for word in ctx.params.get("words") or ():
+            if word.startswith("-") and word != "-" and not _is_number(word):
+                raise click.NoSuchOption(word, ctx=ctx)
+        return rest
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+FORCE = click.option(
+    "--force", is_flag=True,
+    help="Write what llama.cpp would not load or would ignore; replace an output that a record lists.",
+)  # fmt: skip
+OUTPUT = click.option("-o", "--output", metavar="FILE", type=click.Path(), required=True, help="Where the copy goes.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+@gguf_command.command("set", cls=_Valued)
+@click.argument("source", metavar="FILE", type=click.Path())
+@click.argument("key")
+@click.argument("words", metavar="[TYPE] VALUE", nargs=-1)
+@click.option(
+    "--from-file",
+    metavar="PATH",
+    type=click.Path(),
+    help="Take the value from this file, - for standard input, byte for byte.",
+)
+@OUTPUT
+@FORCE
+@JSON
+def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, **choices: Any) -> None:
+    """Write a copy of a file with a key set.
+
+    TYPE is u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or arr: and one of them, as in arr:i32. It may be
+    left out where llama.cpp wants a certain type, or the file has the key. An array is written as JSON.
+
+    A value that llama.cpp would not load, or would take for another in silence, is refused with the rule that it breaks.
+    Where the rotary table changes, it is shown as it was and as it is.
+
+    \b
+    ropetool gguf set model.gguf llama.context_length 32768 -o longer.gguf
+    ropetool gguf set model.gguf tokenizer.chat_template --from-file template.jinja -o new.gguf
+    ropetool gguf set model.gguf general.tags arr:str '["long", "context"]' -o new.gguf
+    """
+    from pathlib import Path
+
+    from ropetool.files.gguf.texts import is_type, type_label
+    from ropetool.plans.key_edits import set_key
+
+    most = 1 if from_file is not None else 2
+    if not most - 1 <= len(words) <= most:
+        raise click.UsageError(
+            f"takes FILE KEY {'[TYPE] with --from-file' if from_file is not None else '[TYPE] VALUE'}."
+        )
+    typed = len(words) == most
+    if typed and not is_type(words[0]):
+        type_label(words[0])
+    text = _text_of(from_file) if from_file is not None else words[-1]
+    label = type_label(words[0]) if typed else ""
+    edit = set_key(Path(local_source(source)), key, text, label, force=choices["force"])
+    _write(edit, **choices)
+
+
+@gguf_command.command("unset")
+@click.argument("source", metavar="FILE", type=click.Path())
+@click.argument("key")
+@OUTPUT
+@FORCE
+@JSON
+def unset_command(source: str, key: str, **choices: Any) -> None:
+    """Write a copy of a file without a key.
+
+    A key that llama.cpp cannot do without is refused.
+
+    \b
+    ropetool gguf unset model.gguf tokenizer.chat_template -o plain.gguf
+    """
+    from pathlib import Path
+
+    from ropetool.plans.key_edits import unset_key
+
+    _write(unset_key(Path(local_source(source)), key, force=choices["force"]), **choices)
+
+
+def _text_of(path: str) -> str:
+    """Return the content of a file as a value holds it, with bytes that are not UTF-8 kept."""
+    from pathlib import Path
+
+    from ropetool.files.gguf.texts import MAX_VALUE_BYTES
+    from ropetool.files.regular import read_regular
+
+    if path == "-":
+        raw = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
+    else:
+        raw = read_regular(Path(path), MAX_VALUE_BYTES)
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _write(edit: KeyEdit, output: str, force: bool, as_json: bool) -> None:
+    from pathlib import Path
+
+    from ropetool.cli.progress import BYTES, bar
+    from ropetool.plans.key_output import write_copy
+    from ropetool.report.gguf_keys import edit_json, edit_text
+
+    with bar(BYTES) as shown:
+        written = write_copy(edit, Path(output), force=force, progress=shown)
+    if as_json:
+        print_json(edit_json(edit, {"output": [str(path) for path in written.files]}))
+    else:
+        show(edit_text(edit, [("output", str(path)) for path in written.files[:1]]))
+        notes([*edit.notes, *written.notes])

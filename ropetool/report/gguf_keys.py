@@ -1,0 +1,152 @@
+"""The keys of a GGUF file as text and as JSON: one line a key, long arrays by their first elements and their count."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ropetool.checkpoint.gguf_edits import plain_number
+from ropetool.files.gguf import GgufHeader, Value, ValueType
+from ropetool.files.gguf.codec import utf8
+from ropetool.files.gguf.texts import first
+from ropetool.plans.key_edits import KeyEdit
+from ropetool.report.layout import columns
+from ropetool.rope.tables import LayerRope, RopeSet, in_words
+
+SCHEMA = 1
+FEW = 8  # elements of an array in a line, and 16 in the JSON of a list
+LINE = 100  # characters of a value in a line
+IN_JSON = 16
+
+
+def keys_text(files: Sequence[GgufHeader]) -> str:
+    """Return the file in a line, then each key with type and value."""
+    rows = [(key, value.label, shortened(value)) for key, value in files[0].values.items()]
+    tensors = sum(len(header.tensors) for header in files)
+    over = f" in {len(files)} files, whose keys stand in the first" if len(files) > 1 else ""
+    head = f"{files[0].path.name}: GGUF version {files[0].version}, {len(rows)} keys, {tensors} tensors{over}\n"
+    return head + (columns(rows) if rows else "")
+
+
+def shortened(value: Value) -> str:
+    """Return a value in at most a line: the first elements of an array and how many there are, the start of a text."""
+    if value.element is not None:
+        listed = ", ".join(json.dumps(plain_number(one), ensure_ascii=False) for one in first(value, FEW))
+        if value.count <= FEW and len(listed) <= LINE:
+            return f"[{listed}]"
+        return f"[{_cut(listed)}, ...] {value.count:,} elements"
+    if value.type is ValueType.STR:
+        text = str(value.decode())
+        return text if len(text) <= LINE else f"{_cut(text)}... {len(text):,} characters"
+    return number_text(value)
+
+
+def number_text(value: Value) -> str:
+    """Return a number or a bool in as many digits as tell it from its neighbours of the same type."""
+    decoded = value.decode()
+    if isinstance(decoded, bool):
+        return str(decoded).lower()
+    return str(np.float32(decoded)) if value.type is ValueType.F32 else str(decoded)  # type: ignore[arg-type]
+
+
+def whole(value: Value) -> str:
+    """Return a value as `set` takes it: a text as it is, an array as JSON."""
+    if value.type is ValueType.STR:
+        return str(value.decode())
+    return json.dumps(_plain(value), ensure_ascii=False) if value.element is not None else number_text(value)
+
+
+def exact_bytes(value: Value) -> bytes:
+    """Return what a pipe gets of a value: the bytes of a text with nothing added, else a line."""
+    return utf8(whole(value)) if value.type is ValueType.STR else utf8(f"{whole(value)}\n")
+
+
+def keys_json(files: Sequence[GgufHeader]) -> dict[str, Any]:
+    """Return what `gguf list --json` prints; of an array of more than 16 elements the first of them."""
+    return {
+        "schema": SCHEMA, "file": str(files[0].path), "files": [str(header.path) for header in files],
+        "version": files[0].version, "alignment": files[0].alignment,
+        "tensors": sum(len(header.tensors) for header in files),
+        "keys": [{"key": key, **_entry(value, short=True)} for key, value in files[0].values.items()],
+    }  # fmt: skip
+
+
+def key_json(header: GgufHeader, key: str) -> dict[str, Any]:
+    """Return what `gguf get --json` prints."""
+    return {"schema": SCHEMA, "file": str(header.path), "key": key, **_entry(header.values[key], short=False)}
+
+
+def _entry(value: Value, *, short: bool) -> dict[str, Any]:
+    if value.element is None:
+        return {"type": value.label, "value": _plain(value)}
+    if short and value.count > IN_JSON:
+        return {
+            "type": value.label,
+            "count": value.count,
+            "first": [plain_number(one) for one in first(value, IN_JSON)],
+        }
+    return {"type": value.label, "count": value.count, "value": _plain(value)}
+
+
+def _plain(value: Value) -> Any:
+    """Return a value as JSON can hold it."""
+    decoded: Any = value.decode()
+    if value.element is None:
+        return plain_number(decoded)
+    return [plain_number(one) for one in (decoded if isinstance(decoded, list) else decoded.tolist())]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LINE else text[:LINE]
+
+
+# --- edits
+
+
+def edit_text(edit: KeyEdit, outcome: Sequence[tuple[str, str]]) -> str:
+    """Return what became of a key, of the table where that changed, and then the rows of the outcome."""
+    rows = [(edit.key, f"{_described(edit.before)} -> {_described(edit.after)}")]
+    if edit.is_empty:
+        rows = [(edit.key, f"{_described(edit.after)} already")]
+    if edit.tables is not None:
+        rows.append(("rotation", rotation_text(*edit.tables)))
+    return columns([*rows, *outcome], indent=0)
+
+
+def edit_json(edit: KeyEdit, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `gguf set --json` and `gguf unset --json` print."""
+    values = {"before": edit.before, "after": edit.after}
+    return {
+        "schema": SCHEMA, "file": str(edit.source.path), "key": edit.key,
+        **{name: None if value is None else _entry(value, short=True) for name, value in values.items()},
+        "rotation": None if edit.tables is None else [_rope(rope) for rope in edit.tables],
+        **more, "notes": list(edit.notes),
+    }  # fmt: skip
+
+
+def rotation_text(before: RopeSet, after: RopeSet) -> str:
+    """Return what llama.cpp rotates by before and after, in a line."""
+    old, new = _rope(before), _rope(after)
+    return f"{old} -> {new}" if old != new else f"{old}, but {in_words(before.differences(after))}"
+
+
+def _rope(rope: RopeSet) -> str:
+    several = len(rope.entries) > 1
+    kinds = [(f"{name}: " if several else "") + _layer(entry) for name, entry in rope.entries.items()]
+    return f"{'; '.join(kinds)}; context {rope.max_position_embeddings}"
+
+
+def _layer(entry: LayerRope) -> str:
+    theta = "" if entry.rope_theta is None else f", theta {entry.rope_theta:g}"
+    factor = "" if entry.factor is None else f", factor {entry.factor:g}"
+    attention = (
+        "" if entry.table is None or entry.attention_factor == 1 else f", attention factor {entry.attention_factor:.6g}"
+    )
+    return f"{entry.rope_type}{theta}{factor}{attention}"
+
+
+def _described(value: Value | None) -> str:
+    return "absent" if value is None else f"{value.label} {shortened(value)}"
