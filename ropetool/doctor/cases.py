@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -97,19 +97,26 @@ class Case:
         if not edits or self.hf is None or self.rope is None:
             return None
         edited = self.hf.edited(edits)
-        again = decoded(edited.runtime, edited).rope
-        return edited if again is not None and not self.rope.differences(again) else None
+        again = asked(edited.runtime, edited)
+        return edited if again.rope is not None and not self.rope.differences(again.rope) else None
 
     @cached_property
     def edits_to_both(self) -> tuple[FileEdit, ...]:
         """The edits that state the same table in both styles."""
         if self.hf is None or self.rope is None or self.found is None or self.found.family is None:
             return ()
-        try:
-            made = style.edits(self.hf.config, self.found.family, {}, names.BOTH, self.hf.where)
-        except RopetoolError:
-            return ()
-        return tuple(config_file_edits(made))
+        config, family, where = self.hf.config, self.found.family, self.hf.where
+        with suppress(RopetoolError):
+            stated = style.read(
+                config, family, where
+            ).keys  # a base that stands nowhere is the class's: it is written out
+            keys = {kind: replace(each, rope_theta=self._base(kind, each)) for kind, each in stated.items()}
+            return tuple(config_file_edits(style.edits(config, family, keys, names.BOTH, where)))
+        return ()
+
+    def _base(self, kind: str, keys: style.RopeKeys) -> float | None:
+        entry = None if self.rope is None else self.rope.entries.get(kind)
+        return keys.rope_theta if entry is None or keys.rope_theta is not None else entry.rope_theta
 
     @cached_property
     def without_window(self) -> HfCheckpoint | None:
@@ -136,7 +143,16 @@ class Case:
             ]
             self._edited[key] = self.hf.edited(edits) if edits else None
         edited = self._edited[key]
-        return None if edited is None else decoded(edited.runtime, edited).rope
+        return None if edited is None else asked(edited.runtime, edited).rope
+
+
+def asked(runtime: str, edited: HfCheckpoint) -> Decoded:
+    """Return what a runtime makes of a checkpoint with edits, in which a value may be wrong that was right before."""
+    try:
+        style.read(edited.config, edited.family, edited.where)
+        return decoded(runtime, edited)
+    except RopetoolError as error:
+        return Decoded(runtime, None, error.message)
 
 
 def rope_keys(config: Mapping[str, Any], text_path: Sequence[str]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.edits import FileEdit
+from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.doctor.cases import Case
 from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.examining import FOUND_ERRORS, NOT_READ, Diagnosis, Examined, examine
@@ -91,13 +92,14 @@ def repair_plan(case: Case, rule: str) -> Plan | None:
     if not edits:
         return None
     edited = case.checkpoint.edited(edits)
+    stated = (
+        style.read(edited.config, edited.family, edited.where).style if isinstance(edited, HfCheckpoint) else "GGUF"
+    )
     target = decoded(edited.runtime, edited).understood(edited.where, edited.stated_in)
     changed = () if case.rope is None else case.rope.differences(target)
     if changed:
         raise LossyExport(f"{edited.runtime} would compute something else: {changed[0]}", where=edited.where)
     full = target.entries.get(names.FULL_ATTENTION) or next(iter(target.entries.values()))
-    hf = case.hf
-    stated = "GGUF" if hf is None else style.read(edited.config, hf.family, hf.where).style  # type: ignore[union-attr]
     trained = (case.found.trained_length if case.found else None) or full.original_max_position_embeddings
     return Plan(
         case.format, case.checkpoint.name, LENGTH, 1.0, {}, UNSCALED if full.unscaled else CURRENT,

@@ -76,7 +76,8 @@ def _in_type(value: Value, wanted: ValueType) -> Value | None:
         return None
     if wanted is ValueType.U32:
         return Value.of(wanted, int(number)) if number.is_integer() and 0 <= number < 2**32 else None
-    return Value.of(wanted, number) if float(np.float32(number)) == number else None
+    with np.errstate(over="ignore"):
+        return Value.of(wanted, number) if float(np.float32(number)) == number else None
 
 
 def retyping(case: Case) -> tuple[FileEdit, ...]:

@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ropetool import names
-from ropetool.doctor.cases import Case, named
+from ropetool.doctor.cases import Case, asked, named
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
 from ropetool.doctor.remedies import baked, fixed, same_for
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import CONTEXT, TABLE_TOLERANCE, Difference, LayerRope, in_words
-from ropetool.runtimes.decoded import Decoded, decoded
+from ropetool.runtimes.decoded import Decoded
 
 CONFIG_STYLE, STOPS, NO_GGUF, WINDOW = "config-style", "runtime-stops", "no-gguf", "sliding-window"
 LENGTH_RULE, TRUNCATE, SCALING, TABLE = "length-rule", "truncate", "scaling-ignored", "other-table"
@@ -97,13 +97,13 @@ def _of(case: Case, reading: Decoded) -> Iterator[_Seen]:
 
 def _in_both_styles(case: Case, reading: Decoded) -> Decoded | None:
     """Return what the runtime would make of the same table in both styles of config.json, None where that is the same."""
-    return None if case.in_both_styles is None else decoded(reading.name, case.in_both_styles)
+    return None if case.in_both_styles is None else asked(reading.name, case.in_both_styles)
 
 
 def _serves_without_window(case: Case, reading: Decoded) -> bool:
     """Return whether the runtime would compute what is stated but for a sliding window."""
     whole = case.without_window
-    return whole is not None and decoded(reading.name, whole).rope is not None
+    return whole is not None and asked(reading.name, whole).rope is not None
 
 
 def _differences(case: Case, reading: Decoded) -> list[Difference]:

@@ -19,16 +19,19 @@ FORMATS = {"hf": "Hugging Face", "gguf": "GGUF"}
 def diagnosis_text(found: Diagnosis, width: int | None = None, repairs: Sequence[Repair] = ()) -> str:
     """Return what `ropetool doctor` prints: what was found by checkpoint, what was mended, then how much of it there is."""
     blocks = [_block(one, width) for one in found.examined if one.findings]
-    rows = [(escaped(each.name), _repaired(each)) for each in repairs]
-    return "\n".join([*blocks, *([f"fixed\n{columns(rows, width=width)}"] if rows else []), _sum(found)])
+    if repairs:
+        blocks.append(f"fixed\n{columns([_repaired(each) for each in repairs], width=width)}")
+    copies = sum(each.output is not None for each in repairs)
+    return "\n".join([*blocks, _sum(found, f"; {_counted(copies, 'mended copy', 'mended copies')}" if copies else "")])
 
 
-def _repaired(each: Repair) -> str:
+def _repaired(each: Repair) -> tuple[str, str, str]:
+    """Return a row: the copy, or the checkpoint that has none; the rule; and the keys, or why not."""
     if each.output is None:
-        return f"not written: {each.refusal}"
+        return escaped(each.name), each.rule, f"not written: {each.refusal}"
     left = f"; {_counted(each.errors_left, ERROR)} left in it" if each.errors_left else ""
     keys = ", ".join(dict.fromkeys(".".join(edit.path) for edit in each.edits))
-    return f"{each.output}, {each.rule}: {keys}{left}"
+    return escaped(each.output), each.rule, f"{keys}{left}"
 
 
 def _block(one: Examined, width: int | None) -> str:
@@ -44,16 +47,16 @@ def _fix(finding: Finding) -> str:
     return f"fix: `{finding.fix}`" if finding.is_command else f"fix: {finding.fix}"
 
 
-def _sum(found: Diagnosis) -> str:
+def _sum(found: Diagnosis, more: str) -> str:
     looked = [one for one in found.examined if not one.skipped]
     counts = [_counted(found.count(severity), severity) for severity in SEVERITIES if found.count(severity)]
     quiet = sum(not one.findings for one in looked)
     said = f"{_counted(len(looked), 'checkpoint')}: {', '.join(counts) or 'nothing found'}"
-    return f"{said}{f'; {quiet} without a finding' if counts and quiet else ''}\n"
+    return f"{said}{f'; {quiet} without a finding' if counts and quiet else ''}{more}\n"
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, one: str, several: str = "") -> str:
+    return f"{count} {one if count == 1 else several or f'{one}s'}"
 
 
 def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:

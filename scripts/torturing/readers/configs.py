@@ -45,6 +45,7 @@ def configs(folder: Path, sources: Path) -> Iterator[Reader]:
 
     yield Reader("config.json, parsed", seeds, json_of, lambda data, rng: ignore(read_object(slot(data))), words, 2)
     yield Reader("config.json, inspected", seeds, json_of, look, words, 4)
+    yield Reader("config.json, examined", seeds, json_of, lambda data, rng: _examined(slot(data).parent), words, 2)
     shown = Slot(folder / "shown" / "config.json")
     yield printed("config.json, printed", seeds, json_of, shown, shown.path.parent, words)
     yield Reader("config.json, planned for", seeds, json_of, plan, words, 3)
@@ -59,6 +60,13 @@ def configs(folder: Path, sources: Path) -> Iterator[Reader]:
         [b"config.json", b"../config.json", b"/etc/passwd", b"ABSENT", b"gguf", b"hf", b"tensor", b"u32"], 2,
     )  # fmt: skip
     yield Reader("plan, applied", plans, json_of, _apply(folder, sources), [b"config.json", b"../m.gguf", b"README.md"])
+
+
+def _examined(where: Path) -> None:
+    from ropetool.doctor import examine
+    from ropetool.report.diagnosed import diagnosis_text
+
+    diagnosis_text(examine([str(where)]))
 
 
 def _apply(folder: Path, sources: Path) -> Read:

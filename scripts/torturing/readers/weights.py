@@ -15,6 +15,7 @@ from torturing.readers.printed import printed
 
 def weights(folder: Path, sources: Path) -> Iterator[Reader]:
     from ropetool.comparison import compare
+    from ropetool.doctor import examine
     from ropetool.files.gguf import read_shards
     from ropetool.files.hf import open_directory, read_header
     from ropetool.gguf_export.imatrix import read_imatrix
@@ -26,6 +27,8 @@ def weights(folder: Path, sources: Path) -> Iterator[Reader]:
     slot = Slot(folder / "gguf" / "x.gguf")
     yield Reader("GGUF header", gguf, bytes_of, lambda data, rng: ignore(read_shards(slot(data))), words, 3)
     yield Reader("GGUF file, inspected", gguf, bytes_of, lambda data, rng: ignore(inspect(slot(data))), words)
+
+    yield Reader("GGUF file, examined", gguf, bytes_of, lambda data, rng: ignore(examine([str(slot(data))])), words)
 
     methods = ("yarn", "linear", "ntk", "longrope", "llama3", "attention")
 
