@@ -41,7 +41,7 @@ COMMANDS = {
     "identify": ("identify", "Say which rotary table a server computes."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
     "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
-    "gguf": ("gguf", "List, read and set the keys of GGUF files."),
+    "gguf": ("gguf", "List and set keys of GGUF files; split and merge them."),
     "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }

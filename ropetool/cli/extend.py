@@ -283,8 +283,8 @@ class _Chain:
         """Refuse a file that may not be written, before the output is."""
         if self.export is None:
             return
+        from ropetool.files.gguf.splitting import Limits
         from ropetool.gguf_export import files
-        from ropetool.gguf_export.splitting import Limits
 
         where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
         if output == file or output in file.parents:

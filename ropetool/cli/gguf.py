@@ -11,11 +11,12 @@ from ropetool.cli import local_source, notes, print_json, show
 
 if TYPE_CHECKING:
     from ropetool.plans.key_edits import KeyEdit
+    from ropetool.plans.resharding import Resharded
 
 
 @click.group("gguf")
 def gguf_command() -> None:
-    """List, read and set the keys of GGUF files.
+    """List and set keys of GGUF files; split and merge them.
 
     FILE is any GGUF file, of a model that is split over several any one of them.
 
@@ -197,3 +198,76 @@ def _write(edit: KeyEdit, output: str, force: bool, as_json: bool) -> None:
     else:
         show(edit_text(edit, [("output", str(path)) for path in written.files[:1]]))
         notes([*edit.notes, *written.notes])
+
+
+@gguf_command.command("split")
+@click.argument("source", metavar="FILE", type=click.Path())
+@click.option("--max-size", metavar="SIZE", help="At most so many bytes of tensors a file: 2G, 500M; G is 10^9.")
+@click.option("--max-tensors", metavar="N", type=int, help="At most so many tensors a file.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(),
+    required=True,
+    help="NAME.gguf becomes NAME-00001-of-00003.gguf.",
+)
+@click.option("--force", is_flag=True, help="Replace files that a record lists.")
+@JSON
+def split_command(
+    source: str, max_size: str | None, max_tensors: int | None, output: str, force: bool, as_json: bool
+) -> None:
+    """Write a model as several files.
+
+    The files are byte for byte those of llama.cpp's gguf-split: the first has all keys, and a new one begins where the
+    next tensor would exceed a limit. Both limits may be given, and FILE may be one of several already.
+
+    \b
+    ropetool gguf split model.gguf --max-size 2G -o parts/model.gguf
+    """
+    from pathlib import Path
+
+    from ropetool.cli.progress import BYTES, bar
+    from ropetool.files.gguf.splitting import limits_of
+    from ropetool.plans.resharding import PREFIX, split_model
+
+    if max_size is None and max_tensors is None:
+        raise click.UsageError("needs --max-size or --max-tensors.")
+    limits = limits_of(max_size, max_tensors, PREFIX)
+    with bar(BYTES) as shown:
+        done = split_model(Path(local_source(source)), Path(output), limits, force=force, progress=shown)
+    _show_files(done, as_json)
+
+
+@gguf_command.command("merge")
+@click.argument("source", metavar="SHARD", type=click.Path())
+@OUTPUT
+@click.option("--force", is_flag=True, help="Replace a file that a record lists.")
+@JSON
+def merge_command(source: str, output: str, force: bool, as_json: bool) -> None:
+    """Write a model of several files as one.
+
+    SHARD is any of the files. One that is missing, of another model or under another name than its keys ask for is
+    named. The file is byte for byte that of llama.cpp's gguf-split --merge.
+
+    \b
+    ropetool gguf merge parts/model-00001-of-00003.gguf -o model.gguf
+    """
+    from pathlib import Path
+
+    from ropetool.cli.progress import BYTES, bar
+    from ropetool.plans.resharding import merge_model
+
+    with bar(BYTES) as shown:
+        done = merge_model(Path(local_source(source)), Path(output), force=force, progress=shown)
+    _show_files(done, as_json)
+
+
+def _show_files(done: Resharded, as_json: bool) -> None:
+    from ropetool.report.gguf_keys import files_json, files_text
+
+    if as_json:
+        print_json(files_json(done))
+    else:
+        show(files_text(done))
+        notes(done.notes)

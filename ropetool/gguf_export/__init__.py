@@ -22,6 +22,7 @@ from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolE
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.gguf import Value, ValueType
+from ropetool.files.gguf.splitting import limits_of
 from ropetool.files.gguf.writer import overwrite_value
 from ropetool.gguf_export import files, kquants
 from ropetool.gguf_export import sidecars as companions
@@ -33,7 +34,6 @@ from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
 from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
-from ropetool.gguf_export.splitting import limits_of
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL

@@ -21,13 +21,14 @@ from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import OutputError
 from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import model_name, read_header, shard_paths
+from ropetool.files.gguf.splitting import Limits
 from ropetool.files.hf import TensorInfo as Stored
 from ropetool.files.output import check_output, check_place
 from ropetool.gguf_export import container, kquants, mxfp4
 from ropetool.gguf_export.container import File, Progress
 from ropetool.gguf_export.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
 from ropetool.gguf_export.sources import Source
-from ropetool.gguf_export.splitting import Limits, split
+from ropetool.gguf_export.splitting import split
 from ropetool.gguf_export.tensors import Layout, Placed
 from ropetool.plans import gguf_output
 from ropetool.verification.kl_gate import NAMES as KL_NAMES

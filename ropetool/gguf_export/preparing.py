@@ -17,12 +17,12 @@ from ropetool.errors import LossyExport, NotACheckpoint
 from ropetool.escaping import command
 from ropetool.files import hub, linking
 from ropetool.files.gguf import Value
+from ropetool.files.gguf.splitting import Limits
 from ropetool.gguf_export import files, metadata
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
 from ropetool.gguf_export.shapes import Model, check_exported, read_model
 from ropetool.gguf_export.shift_safe import ShiftSafe, shift_safe
-from ropetool.gguf_export.splitting import Limits
 from ropetool.gguf_export.tensors import Layout, lay_out
 from ropetool.gguf_export.tokenizer import tokenizer_values
 from ropetool.gguf_export.tokenizer.check import check_tokens

@@ -5,18 +5,24 @@ Knows which names there are and what may be replaced; what is inside the files i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ropetool.checkpoint import listings, provenance
+from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.provenance import Provenance
+from ropetool.errors import RopetoolError
+from ropetool.files import hub
+from ropetool.files.counting import counted
 from ropetool.files.gguf import model_name, shard_paths
 from ropetool.files.hidden import settle
 from ropetool.files.output import Rule, check_output, check_place
 from ropetool.files.transaction import Transaction, transaction
 from ropetool.plans import model_card
+from ropetool.runtimes import inspection
 
 
 @contextmanager
@@ -129,3 +135,44 @@ class GgufOutput:
     def _is_of_others(self, place: Path) -> bool:
         regular = place.is_file() and not place.is_symlink()
         return (place.exists() or place.is_symlink()) and not (regular and rule(self.files)(place) == "")
+
+
+def copied_record(source: GgufCheckpoint, stated: Mapping[str, Any], *, same_table: bool = True) -> Provenance:
+    """Return the record of the same model in other files: what it states of them, and the plan of the source, if any.
+
+    same_table: it rotates as the source does; otherwise the source's plan says nothing of it.
+    """
+    made = _record_of(source)
+    plan = made.plan if made is not None and same_table else {}
+    trained = made.trained_length if made is not None else _trained_length(source)
+    return Provenance(str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained, plan, export=stated)
+
+
+def _record_of(source: GgufCheckpoint) -> Provenance | None:
+    """Return the record of the source; one that is of another file says nothing of this one."""
+    try:
+        return source.record
+    except RopetoolError:
+        return None
+
+
+def _trained_length(source: GgufCheckpoint) -> int | None:
+    try:
+        return inspection.inspect_checkpoint(source).trained_length
+    except RopetoolError:  # of a file that is no language model, or one that llama.cpp refuses
+        return None
+
+
+@contextmanager
+def counted_bytes(name: str, total: int, tell: Callable[[str, int, int], None] | None) -> Iterator[None]:
+    """Tell how many of the bytes of an output are written."""
+    done = 0
+
+    def moved(nbytes: int) -> None:
+        nonlocal done
+        done = min(done + nbytes, total)
+        if tell is not None:
+            tell(name, done, total)
+
+    with counted(moved):
+        yield

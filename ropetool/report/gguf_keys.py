@@ -13,6 +13,7 @@ from ropetool.files.gguf import GgufHeader, Value, ValueType
 from ropetool.files.gguf.codec import utf8
 from ropetool.files.gguf.texts import first
 from ropetool.plans.key_edits import KeyEdit
+from ropetool.plans.resharding import Resharded
 from ropetool.report.layout import columns
 from ropetool.rope.tables import LayerRope, RopeSet, in_words
 
@@ -150,3 +151,23 @@ def _layer(entry: LayerRope) -> str:
 
 def _described(value: Value | None) -> str:
     return "absent" if value is None else f"{value.label} {shortened(value)}"
+
+
+# --- models split and merged
+
+
+def files_text(done: Resharded) -> str:
+    """Return the files of a model that was split or merged, in two lines at most."""
+    names = f"{done.files[0]}" + (f" to {done.files[-1].name}" if len(done.files) > 1 else "")
+    return columns(
+        [("output", names), ("holds", f"{done.tensors} tensors, {done.nbytes:,} bytes, in {len(done.files)} files")],
+        indent=0,
+    )
+
+
+def files_json(done: Resharded) -> dict[str, Any]:
+    """Return what `gguf split --json` and `gguf merge --json` print."""
+    return {
+        "schema": SCHEMA, "output": [str(path) for path in done.files], "tensors": done.tensors, "bytes": done.nbytes,
+        "notes": list(done.notes),
+    }  # fmt: skip

@@ -15,10 +15,10 @@ from exporting import maker
 from ropetool.checkpoint import provenance
 from ropetool.errors import ConfigError, OutputError
 from ropetool.files.gguf import read_shards
+from ropetool.files.gguf.splitting import Limits, grouped, limits_of
 from ropetool.files.renames import file_key
 from ropetool.gguf_export import container, files, splitting
 from ropetool.gguf_export.preparing import ExportOptions, prepare
-from ropetool.gguf_export.splitting import Limits, limits_of
 
 SPLIT = ("split.no", "split.count", "split.tensors.count")
 LLAMA3 = {
@@ -75,7 +75,7 @@ def test_the_parts_are_byte_for_byte_those_of_gguf_split(
 
 
 def test_a_tensor_beyond_the_limit_has_a_file_of_its_own() -> None:
-    assert [list(part) for part in splitting._parts([5000, 10, 10, 5000, 10], Limits(nbytes=100))] == [
+    assert [list(part) for part in grouped([5000, 10, 10, 5000, 10], Limits(nbytes=100))] == [
         [0], [1, 2], [3], [4]
     ]  # fmt: skip
 

@@ -150,8 +150,11 @@ def _check_tensors(headers: tuple[GgufHeader, ...]) -> None:
     announced = first.get(SPLIT_TENSORS, ValueType.I32)
     if announced != len(home):
         said = "does not say how many tensors there are" if announced is None else f"is {announced}"
+        strange = [header for header in headers[1:] if header.get(SPLIT_TENSORS, ValueType.I32) != announced]
+        names = ", ".join(header.path.name for header in strange)
+        of_others = f"; by its own count {names} is of another model" if len(strange) == 1 < len(headers) - 1 else ""
         raise CorruptFile(
-            f"{SPLIT_TENSORS} {said}, and its {len(headers)} shards have {len(home)}",
+            f"{SPLIT_TENSORS} {said}, and its {len(headers)} shards have {len(home)}{of_others}",
             where=str(first.path),
             try_=_TOGETHER,
         )

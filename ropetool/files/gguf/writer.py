@@ -54,13 +54,13 @@ def write_patched(
     """
     layout = lay_out(header, patch, retyped or {})
     with reading(header.path) as source, creating(destination, layout.size) as target:
-        _check_unchanged(header, source)
+        check_unchanged(header, source)
         for position, piece in layout.pieces:
             if isinstance(piece, Span):
                 copy_range(source, target, piece.start, position, piece.end - piece.start)
             else:
                 write_all(target, position, piece)
-        _check_unchanged(header, source)
+        check_unchanged(header, source)
 
 
 def lay_out(header: GgufHeader, patch: Patch, retyped: Mapping[str, int] | None = None) -> Layout:
@@ -162,7 +162,8 @@ def _body_and_tail(header: GgufHeader, *, grows: bool) -> tuple[Span, Span]:
     return Span(used, used), Span(used, end)
 
 
-def _check_unchanged(header: GgufHeader, source: FileIO) -> None:
+def check_unchanged(header: GgufHeader, source: FileIO) -> None:
+    """Raise PlanMismatch if the file is not as it was when its header was read, by size and time."""
     status = os.fstat(source.fileno())
     if (status.st_size, status.st_mtime_ns) != (header.file_size, header.mtime_ns):
         raise PlanMismatch("the file has changed since its header was read", where=str(header.path))
