@@ -133,6 +133,11 @@ def of_another(checkpoint: Path, made: Provenance | None) -> str:
     return f"is the record of another file of this name, of {listed:,} bytes, where {checkpoint.name} has {size:,}"
 
 
+def is_of_itself(checkpoint: Path, made: Provenance) -> bool:
+    """Return whether a file was edited in place, so that its source is what it was before."""
+    return os.path.realpath(made.source) == os.path.realpath(checkpoint)
+
+
 def record(checkpoint: Path) -> Provenance | None:
     """Return the provenance of any output, or None where there is no such file.
 

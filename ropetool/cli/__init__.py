@@ -43,6 +43,7 @@ COMMANDS = {
     "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
     "gguf": ("gguf", "List and set keys of GGUF files; split and merge them."),
     "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),
+    "recover": ("recover", "Finish or take back an edit in place that was cut."),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show
+from ropetool.cli.options import check_in_place, in_place
 
 if TYPE_CHECKING:
     from ropetool.plans.applying import Applied
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 @click.argument("source", type=click.Path())
 @click.argument("plan_file", metavar="PLAN.json", type=click.Path())
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, as extend would name it.")
+@in_place
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
 @click.option(
     "--no-sidecars", "sidecars", is_flag=True, default=True, flag_value=False,
@@ -26,8 +28,9 @@ if TYPE_CHECKING:
 @click.option("--force", is_flag=True, help="Replace an output that ropetool wrote.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def apply_command(
-    source: str, plan_file: str, output: str | None, copy: bool, sidecars: bool, force: bool, as_json: bool
-) -> None:
+    source: str, plan_file: str, output: str | None, in_place: bool, copy_if_needed: bool, copy: bool, sidecars: bool,
+    force: bool, as_json: bool,
+) -> None:  # fmt: skip
     """Carry out a plan made by extend or bake --plan-out.
 
     A source whose values are no longer those of the plan is refused.
@@ -35,13 +38,18 @@ def apply_command(
     \b
     ropetool extend model --method yarn --factor 8 --dry-run --plan-out plan.json
     ropetool apply model plan.json
+    ropetool apply model.gguf plan.json --in-place
     """
     from ropetool.plans.plan import Plan
     from ropetool.report.planned import applied_json, applied_text
 
+    check_in_place(in_place, copy_if_needed, {"--output": output, "--copy": copy, "--force": force})
     plan, path = Plan.read(plan_file), local_source(source)
     target = Path(output) if output is not None else plan.output_beside(path)
-    written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
+    if in_place:
+        written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
+    else:
+        written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
     if as_json:
         print_json(applied_json(plan, written))
     else:
@@ -58,3 +66,18 @@ def applied(plan: Plan, source: Path, target: Path, *, force: bool, copy: bool, 
         return apply(
             plan, source, target, force=force, copy=copy, sidecars=sidecars, command=command_line(), progress=shown
         )
+
+
+def applied_in_place(plan: Plan, source: Path, *, copy_if_needed: bool) -> Applied:
+    """Carry out a plan in the file itself."""
+    from ropetool.plans.in_place import apply_in_place
+
+    return apply_in_place(plan, source, copy_if_needed=copy_if_needed, command=command_line())
+
+
+def place_in_place(plan: Plan, source: Path, *, copy_if_needed: bool) -> str:
+    """Return what --dry-run says in place of an output: the file itself, and the way."""
+    from ropetool.plans.in_place import way_of
+    from ropetool.report.planned import in_place_text
+
+    return f"{source} itself: {in_place_text(way_of(plan, source, copy_if_needed=copy_if_needed))}"

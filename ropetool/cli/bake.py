@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import Name
+from ropetool.cli.options import Name, check_in_place, in_place
 from ropetool.errors import ConfigError
 
 MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
@@ -40,6 +40,7 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
     "--check", is_flag=True, help="Print the scores of each touched layer before and after; they must stay the same."
 )
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-baked.")
+@in_place
 @click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the other weight files instead of linking them.")
@@ -51,7 +52,8 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def bake_command(
     source: str, what: str, gains: str | None, pairs: str, check: bool, output: str | None, dry_run: bool,
-    plan_out: str | None, copy: bool, sidecars: bool, force: bool, as_json: bool, **options: Any,
+    plan_out: str | None, in_place: bool, copy_if_needed: bool, copy: bool, sidecars: bool, force: bool, as_json: bool,
+    **options: Any,
 ) -> None:  # fmt: skip
     """Fold scaling factors into the weights.
 
@@ -78,28 +80,33 @@ def bake_command(
     ropetool bake model pair-gain --gain gains.json --side q
     ropetool bake model-yarn-8x.gguf shift-safe
     """
-    from ropetool.cli.apply import applied
+    from ropetool.cli.apply import applied, applied_in_place, place_in_place
     from ropetool.cli.extend import list_value, written_beside
     from ropetool.plans.bakes import make_bake
     from ropetool.report.baked import check_possible, checks_of, checks_text
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json
 
+    check_in_place(in_place, copy_if_needed, {"--output": output, "--copy": copy, "--force": force, "--check": check})
     chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
     presume = dry_run and plan_out is None and not check
     path = (config_alone(source) if presume else None) or local_source(source)
     plan = make_bake(path, what, presume=presume, gains=chosen, pairs=_pairs(pairs), **options)
     if check:
         check_possible(plan, path)
-    target = Path(output) if output is not None else plan.output_beside(path)
+    target = Path(output) if output is not None else path if in_place else plan.output_beside(path)
     with written_beside(plan_out, plan):
         if dry_run:
             if as_json:
                 print_json(planned_json(plan, target))
             else:
-                show(plan_text(plan, str(target), width=terminal_width()))
+                place = place_in_place(plan, path, copy_if_needed=copy_if_needed) if in_place else str(target)
+                show(plan_text(plan, place, width=terminal_width()))
                 notes(plan.notes)
             return
-        written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
+        if in_place:
+            written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
+        else:
+            written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
     checks = checks_of(plan, path, written.output) if check else ()
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})

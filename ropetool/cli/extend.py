@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, GRADE, METHOD, RUNTIME, Factor, Length
+from ropetool.cli.options import AS, GRADE, METHOD, RUNTIME, Factor, Length, check_in_place, in_place
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -81,6 +81,7 @@ LIST_FILE_BYTES = 4 << 20
     metavar="DRAFT",
     help="A model that drafts tokens for this one: it gets the same table, in an output beside it.",
 )
+@in_place
 @click.option("--dry-run", is_flag=True, help="Print the plan with every value, write nothing.")
 @click.option("--plan-out", type=click.Path(), help="Write the plan to a file, for `ropetool apply`.")
 @click.option("--copy", is_flag=True, help="Copy the weight files instead of linking them.")
@@ -117,8 +118,8 @@ def extend_command(
 ) -> int:
     """Write a copy of a checkpoint with a longer context.
 
-    The source is only read; its weight files are linked. Every runtime named by --for must read from the output exactly
-    the table that the method derives; otherwise nothing is written.
+    The source is only read; its weight files are linked. With --in-place a GGUF file is changed itself. Every
+    runtime named by --for must read from the output exactly the table that the method derives; otherwise nothing is written.
 
     --verify and --export are `ropetool verify` and `ropetool export` of the output. An output that fails stays, with a
     certificate that says so, and is not exported: exit code 3; 1 where a part of the verification could not run.
@@ -128,9 +129,10 @@ def extend_command(
     ropetool extend model --method yarn --target-length 131072 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 4 --companion model-eagle
+    ropetool extend model.gguf --method yarn --factor 4 --in-place
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
-    from ropetool.cli.apply import applied
+    from ropetool.cli.apply import applied, applied_in_place, place_in_place
     from ropetool.plans.flags import flag_lines
     from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import make_plan
@@ -138,6 +140,13 @@ def extend_command(
 
     if companion is not None and plan_out is not None:
         raise click.UsageError("--plan-out holds one plan: have the companion's written by a command of its own")
+    edits_itself, copy_if_needed = options["in_place"], options["copy_if_needed"]
+    excluded = {
+        "--output": output,
+        "--companion": companion,
+        **{f"--{name}": options[name] for name in ("copy", "force")},
+    }
+    check_in_place(edits_itself, copy_if_needed, excluded)
     chain = _Chain.of(options, dry_run)
     peeked = config_alone(source) if dry_run and plan_out is None else None
     path = peeked or local_source(source)
@@ -162,7 +171,7 @@ def extend_command(
         plan = planned(options["for_runtimes"])
     if peeked is not None:
         plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))
-    target = Path(output) if output is not None else plan.output_beside(path)
+    target = Path(output) if output is not None else path if edits_itself else plan.output_beside(path)
     drafting = None
     if companion is not None:
         drafting = _Drafting.of(
@@ -177,18 +186,23 @@ def extend_command(
                 beside = {"companion": planned_json(drafting.plan, drafting.output)} if drafting else {}
                 print_json({**planned_json(plan, target), "flags": flags, **beside})
             else:
-                show(plan_text(plan, str(target), flags, terminal_width()))
+                place = place_in_place(plan, path, copy_if_needed=copy_if_needed) if edits_itself else str(target)
+                show(plan_text(plan, place, flags, terminal_width()))
                 notes(plan.notes)
                 if drafting:
                     show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
                     notes(drafting.plan.notes)
             return 0
-        chain.check_place(path, target)
+        if not edits_itself:
+            chain.check_place(path, target)
         if drafting:
             drafting.check_place(target, force=options["force"])
-        written = applied(
-            plan, path, target, force=options["force"], copy=options["copy"], sidecars=options["sidecars"]
-        )  # fmt: skip
+        if edits_itself:
+            written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
+        else:
+            written = applied(
+                plan, path, target, force=options["force"], copy=options["copy"], sidecars=options["sidecars"]
+            )  # fmt: skip
         drafted = drafting and applied(
             drafting.plan, drafting.source, drafting.output,
             force=options["force"], copy=options["copy"], sidecars=options["sidecars"],

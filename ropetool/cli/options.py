@@ -6,7 +6,7 @@ Names are completed without the modules that they stand for: those load numpy, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,3 +122,23 @@ AS = click.option(
     metavar="MODEL_TYPE",
     help="Read a model_type that only remote code knows as this built-in one; the output becomes one.",
 )
+_IN_PLACE = click.option(
+    "--in-place", is_flag=True, help="GGUF: change the file where it lies, keys and vectors alone; no copy is written."
+)
+_COPY_IF_NEEDED = click.option(
+    "--copy-if-needed", is_flag=True, help="With --in-place: write the whole file again where nothing less will do."
+)
+
+
+def in_place(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --in-place and --copy-if-needed."""
+    return _IN_PLACE(_COPY_IF_NEEDED(command))
+
+
+def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, Any]) -> None:
+    """Refuse options that do not go together. others: by name, with what was given for those that ask for an output."""
+    if copy_if_needed and not in_place:
+        raise click.UsageError("--copy-if-needed goes with --in-place")
+    given = [name for name, value in others.items() if value]
+    if in_place and given:
+        raise click.UsageError(f"--in-place writes no output, so {given[0]} says nothing")

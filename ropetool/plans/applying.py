@@ -23,6 +23,7 @@ from ropetool.errors import LossyExport, PlanMismatch
 from ropetool.files import hub, linking
 from ropetool.files.counting import counted, nobody
 from ropetool.files.gguf import Patch, write_patched
+from ropetool.files.gguf.in_place import Edited
 from ropetool.files.hf import Directory, apply_edits, limits_of, read_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.transaction import transaction
@@ -45,6 +46,7 @@ Progress = Callable[[str, int, int], None]
 class Applied:
     """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
 
+    in_place: how a file was changed where it lies, None where an output was written.
     left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
     serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file. notes: what
     became of files of others, and of those of dead processes.
@@ -58,6 +60,7 @@ class Applied:
     serving: tuple[str, ...] = ()
     sidecars: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    in_place: Edited | None = None
 
 
 def apply(
@@ -197,11 +200,7 @@ def _apply_gguf(
 ) -> Applied:  # fmt: skip
     """Write the model's files, the unchanged ones linked."""
     headers = source.files
-    source.check_old_values(plan.edits)
-    files = weight_files(source, plan.edits)
-    _check_marks(plan, marks(plan.tensors, files), headers[0].path.parent)
-    _check_outcome(plan, source)
-    _check_identity(plan, source.identity(), source.path)
+    files = checked_gguf(plan, source)
     placed, edited = Counter[str](), list[str]()
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
     with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
@@ -223,6 +222,16 @@ def _apply_gguf(
     return Applied(
         made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes
     )
+
+
+def checked_gguf(plan: Plan, source: GgufCheckpoint) -> Sequence[WeightFile]:
+    """Return the files of a model with the plan's edits, if it is what the plan was made for. Raises: PlanMismatch."""
+    source.check_old_values(plan.edits)
+    files = weight_files(source, plan.edits)
+    _check_marks(plan, marks(plan.tensors, files), source.path.parent)
+    _check_outcome(plan, source)
+    _check_identity(plan, source.identity(), source.path)
+    return files
 
 
 def _texts_beside(plan: Plan, source: Path, targets: list[Path], command: str) -> dict[Path, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ropetool import names
+from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number
@@ -210,7 +211,14 @@ class _Scaled:
 
     def from_original(self) -> Start:
         made, entry = self.made, self.entry
-        if made is not None and (entry.unscaled or made.plan.get("reading") == CURRENT):
+        path = self.form.checkpoint.path
+        replaced = made is not None and (entry.unscaled or made.plan.get("reading") == CURRENT)
+        if made is not None and replaced and provenance.is_of_itself(path, made):
+            raise AmbiguousRope(
+                f"its original table is not in this file: {made.plan.get('method')} was put over it in place",
+                where=self.form.checkpoint.where, try_=command("ropetool", "restore", path),
+            )  # fmt: skip
+        if made is not None and replaced:
             raise AmbiguousRope(
                 f"its original table is not in this file: ropetool made it from {made.source} by {made.plan.get('method')}",
                 where=self.form.checkpoint.where, try_=self.request.command(made.source),

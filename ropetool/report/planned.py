@@ -16,6 +16,7 @@ from ropetool.plans.serving import NO_FLAG
 from ropetool.report.layout import columns, serving_text, sidecar_rows
 
 if TYPE_CHECKING:
+    from ropetool.files.gguf.in_place import Edited
     from ropetool.plans.applying import Applied
 
 SCHEMA = 1  # of what is printed; a plan has one of its own
@@ -88,12 +89,22 @@ def applied_text(plan: Plan, written: Applied) -> str:
         *[("baked", words) for words in plan.bakes],
         *([("rounding", _rounding(written))] if written.baked else []),
         ("edited", ", ".join(written.edited) or "nothing"),
-        ("other files", placed),
+        *([("in place", in_place_text(written.in_place))] if written.in_place else [("other files", placed)]),
         *[("storage", words) for how, words in _SHARED.items() if how in written.placed],
         *([("left behind", ", ".join(written.left))] if written.left else []),
         *sidecar_rows(written.sidecars),
     ]
     return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
+
+
+def in_place_text(edited: Edited) -> str:
+    """Return how a file was changed where it lies, or would be."""
+    return f"{edited.words}; {edited.bytes_written:,} bytes written"
+
+
+def in_place_json(edited: Edited) -> dict[str, Any]:
+    """Return the same for --json."""
+    return {"way": edited.way, "bytes_written": edited.bytes_written, "size": edited.size}
 
 
 def _rounding(written: Applied) -> str:
@@ -115,7 +126,7 @@ def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
         "baked": [{**vars(tensor), "reasons": list(tensor.reasons)} for tensor in written.baked],
         "serving": list(written.serving), "sidecars": [str(path) for path in written.sidecars],
-        "notes": list(written.notes),
+        "notes": list(written.notes), **({"in_place": in_place_json(written.in_place)} if written.in_place else {}),
     }  # fmt: skip
 
 

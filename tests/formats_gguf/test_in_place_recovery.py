@@ -92,7 +92,7 @@ def text(length: int) -> Value:
 def edit(disk: FailingDisk, patch: Patch) -> str:
     raw = disk.now.content()
     header = parse_header(memoryview(raw), disk.path, len(raw))
-    return editing._edit(disk, header, patch, lambda size: {RECORD: b"new"}).way  # type: ignore[arg-type]
+    return editing._edit(disk, header, patch, lambda way, size: {RECORD: b"new"}).way  # type: ignore[arg-type]
 
 
 def cut(made: Case, at: int, rng: random.Random, ignored: frozenset[int] = frozenset()) -> FailingDisk:

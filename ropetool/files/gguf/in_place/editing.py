@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from ropetool.errors import OutputError, PlanMismatch, RopetoolError
@@ -35,8 +36,8 @@ WORDS = {
     planning.MOVE: "the first tensors moved to the end, to make place for a longer header",
     planning.COPY: "the whole file copied: no way in place serves it",
 }
-Beside = Callable[[int], Mapping[str, bytes]]
-"""Texts that are put beside the file together with the edit, by name; told the size that the file gets."""
+Beside = Callable[[str, int], Mapping[str, bytes]]
+"""Texts that are put beside the file together with the edit, by name; told the way and the size that the file gets."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def edit_in_place(
         except OSError as error:
             raise _refused(error, real) from error
     if edited is None:
-        size = replace_by_copy(header, part, real, planning.ROOM, beside)
+        size = replace_by_copy(header, part, real, planning.ROOM, beside and partial(beside, planning.COPY))
         edited = Edited(real, planning.COPY, size, size)
     return replace(edited, notes=(*notes, *holding.notes))
 
@@ -150,7 +151,9 @@ def _edit(disk: Disk, header: GgufHeader, patch: Patch, beside: Beside | None) -
         journal = planning.steps(header, patch, disk.read, can_insert=can_insert, block=disk.block)
         if journal.way == planning.NOTHING:
             break
-        journal = replace(sampled(disk, journal), beside=beside(journal.final_size) if beside is not None else {})
+        journal = replace(
+            sampled(disk, journal), beside=beside(journal.way, journal.final_size) if beside is not None else {}
+        )
         try:
             carry_out(disk, journal)
             break

@@ -197,10 +197,10 @@ def _filler(gap: int, alignment: int) -> dict[str, Value]:
 
 
 def _unchanged_start(header: GgufHeader, values: Mapping[str, Value]) -> int:
-    """Return how far the keys stay as they are: a range is inserted behind them, so that they are not written again."""
+    """Return how far the keys stay where they are: a range is inserted behind them, so that they are not written again."""
     length = sum(len(part) for part in encode_head({}, 0))
     for (key, old), (new_key, new) in zip(header.values.items(), values.items(), strict=False):
-        if (key, old) != (new_key, new):
+        if key != new_key or len(old.raw) != len(new.raw):
             break
         length += len(encode_text(key)) + I32.size + len(old.raw)
     return length

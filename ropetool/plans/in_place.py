@@ -1,0 +1,114 @@
+"""Edits of GGUF models where they lie: by a plan, or by a patch of keys and vectors; with what is written beside them.
+
+How bytes get into the file is `files.gguf.in_place`'s concern.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ropetool.checkpoint import edit_log, provenance
+from ropetool.checkpoint.edit_log import LoggedEdit
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.gguf_edits import patch_of
+from ropetool.checkpoint.provenance import Provenance
+from ropetool.errors import ConfigError, LossyExport, OutputError
+from ropetool.files import hub
+from ropetool.files.gguf import GgufHeader, Patch, read_shards
+from ropetool.files.gguf.header import read_unmapped
+from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
+from ropetool.files.hf import read_optional_object
+from ropetool.plans.applying import Applied, checked_gguf
+from ropetool.plans.plan import Plan
+from ropetool.plans.serving import gguf_lines
+
+_COPY = "give -o instead of --in-place to write a copy"
+
+
+def apply_in_place(plan: Plan, source: str | Path, *, copy_if_needed: bool = False, command: str = "") -> Applied:
+    """Carry out a plan in the model itself; the log beside it keeps what stood there.
+
+    command: the command line that asked for it, for the log. No card and no Modelfile are written.
+    Raises: PlanMismatch if the source is not what the plan was made for; LossyExport if the plan changes weights;
+    ConfigError for a directory; OutputError if the file cannot be edited.
+    """
+    checkpoint = _checkpoint(plan, source)
+    made = Provenance(
+        str(hub.absolute(checkpoint.path)), provenance.fingerprint(checkpoint.path), plan.trained_length, plan.to_json()
+    )
+    edited = edit_model(
+        checkpoint.files, patch_of(plan.edits), copy_if_needed=copy_if_needed, command=command, made=made
+    )
+    lines = gguf_lines(str(checkpoint.path), plan.max_position_embeddings, None)
+    changed = () if edited.way == "nothing" else (edited.path.name,)
+    return Applied(checkpoint.path, {}, changed, (), serving=tuple(lines), notes=edited.notes, in_place=edited)
+
+
+def way_of(plan: Plan, source: str | Path, *, copy_if_needed: bool = False) -> Edited:
+    """Return how `apply_in_place` would change the file; nothing is written. Raises: what apply_in_place raises."""
+    checkpoint = _checkpoint(plan, source)
+    return way_in_place(checkpoint.files, patch_of(plan.edits), copy_if_needed=copy_if_needed)
+
+
+def editable(path: str | Path) -> tuple[GgufHeader, ...]:
+    """Return the headers of all files of a model that is about to be edited where it lies.
+
+    Raises: CheckpointError; OutputError for a file of the hub's cache.
+    """
+    path = Path(path)
+    if hub.origin(path.absolute()) is not None:
+        raise OutputError("lies in the hub's cache, where files are what the hub has", where=str(path), try_=_COPY)
+    return read_shards(path, read_unmapped)
+
+
+def edit_model(
+    headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed: bool = False, command: str = "",
+    made: Provenance | None = None,
+) -> Edited:  # fmt: skip
+    """Change keys and vectors of a model where it lies, and log what stood there.
+
+    headers: from `editable`. made: the record of how its positions come to be, None where the edit leaves them.
+    Raises: what edit_in_place raises; CorruptFile for a log that is none.
+    """
+    real = Path(os.path.realpath(headers[0].path))  # of a link, what stands beside the file itself
+    before, entry = edit_log.read(real), LoggedEdit.of(headers, patch, command)
+
+    def beside(way: str, size: int) -> Mapping[str, bytes]:
+        log = edit_log.text((*before, replace(entry, way=way, size=size)))
+        return {edit_log.place(real).name: log, **_record(real, made, size)}
+
+    return edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
+
+
+def _record(file: Path, made: Provenance | None, size: int) -> Mapping[str, bytes]:
+    """Return the record beside the file by its name: a new one, or that which is there with the new size; or nothing."""
+    place = provenance.beside(file)
+    if made is not None:
+        data = {**made.to_json(), "source": file.name, "files": [{"name": file.name, "size": size}]}
+    elif provenance.record(file) is not None:
+        found = read_optional_object(place)
+        assert found is not None
+        data = {key: value for key, value in found[1].items() if key != provenance.SET}  # which is over the bytes
+        listed = data.get(provenance.FILES, [])
+        data[provenance.FILES] = [{**one, "size": size} if one["name"] == file.name else one for one in listed]
+    else:
+        return {}
+    return {place.name: f"{json.dumps(data, indent=2)}\n".encode("ascii")}
+
+
+def _checkpoint(plan: Plan, source: str | Path) -> GgufCheckpoint:
+    """Return the model that a plan is for. Raises: what apply_in_place raises."""
+    if plan.format != "gguf":
+        raise ConfigError("only GGUF files are edited in place; this is a directory", where=str(source), try_=_COPY)
+    checkpoint = GgufCheckpoint.of(editable(source))
+    if plan.tensors:
+        raise LossyExport(
+            f"the plan changes the numbers of {len(plan.tensors)} weights, and in place only keys and vectors change",
+            where=str(source), try_=_COPY,
+        )  # fmt: skip
+    checked_gguf(plan, checkpoint)
+    return checkpoint

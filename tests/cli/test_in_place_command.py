@@ -1,0 +1,225 @@
+"""--in-place of extend, apply and bake, and recover: what they print, refuse, and write beside the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_models import llama_logits
+from making import run, write_model
+
+from ropetool.checkpoint import edit_log, provenance
+from ropetool.files.gguf import Patch, Value, ValueType
+from ropetool.files.gguf.in_place import editing
+from ropetool.files.gguf.journal import journal_of
+from ropetool.plans.in_place import edit_model, editable
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
+
+YARN = ("--method", "yarn", "--factor", "8")
+BESIDE = ["m.gguf", "m.gguf.ropetool-edits.json", "m.gguf.ropetool.json"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_extend_changes_the_file_itself(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    before, inode = values(path), path.stat().st_ino
+    weights = tensors(path)
+    copied = run("extend", "m.gguf", *YARN, "-o", "copied.gguf", "--no-sidecars")
+    assert copied.code == 0
+    done = run("extend", "m.gguf", *YARN, "--in-place")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^  edited    m\.gguf\n  in place  .+; [\d,]+ bytes written$", done.out, re.MULTILINE)
+    assert path.stat().st_ino == inode
+    assert sorted(name for name in os.listdir() if not name.startswith("copied")) == BESIDE
+    now = {key: value for key, value in values(path).items() if key != "ropetool.filler"}
+    assert now == values(Path("copied.gguf"))
+    assert now != before
+    assert tensors(path) == weights
+    assert (llama_logits(path) == llama_logits(Path("copied.gguf"))).all()
+
+
+def test_the_log_keeps_what_stood_there(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf", divisors=llama3_divisors())
+    before, divisors = values(path), vector(path)
+    run("extend", "m.gguf", "--method", "llama3", "--factor", "4", "--from", "current", "--in-place")
+    refused = run("extend", "m.gguf", *YARN, "--from", "original", "--original-length", "512", "--in-place")
+    assert refused.err == (
+        "Error: m.gguf: its original table is not in this file: llama3 was put over it in place\n"
+        "Try: ropetool restore m.gguf\n"
+    )
+    edit_model(editable(path), Patch({"a.b": Value.of(ValueType.U32, 1)}, frozenset({"llama.context_length"})))
+    edits = edit_log.read(path)
+    assert len(edits) == 2
+    keys: dict[str, Value | None] = {}
+    for edit in reversed(edits):
+        keys |= {key: old for key, (old, _) in edit.keys.items()}
+    assert {key: old.decode() for key, old in keys.items() if old is not None} == {
+        key: before[key][1] for key in keys if key in before
+    }
+    assert {key for key, old in keys.items() if old is None} == keys.keys() - before.keys()
+    olds = [edit.tensors[FREQS][0] for edit in edits if FREQS in edit.tensors]
+    assert olds
+    assert olds[0] == divisors.tobytes()
+    assert edits[-1].size == path.stat().st_size
+    assert edits[0].command.startswith("ropetool extend m.gguf --method llama3")
+    assert [edit.to_json() for edit in edits] == json.loads(edit_log.place(path).read_bytes())["edits"]
+
+
+def test_the_record_says_what_the_file_is_now(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    run("extend", "m.gguf", *YARN, "--in-place")
+    made = provenance.read(path)
+    assert made is not None
+    assert (made.plan["method"], made.trained_length) == ("yarn", 512)
+    again = run("extend", "m.gguf", "--method", "yarn", "--factor", "4", "--from", "original", "--in-place")
+    assert again.code == 0, again.err
+    edit_model(editable(path), Patch({"general.name": Value.of(ValueType.STR, "x" * 90_000)}), copy_if_needed=True)
+    made = provenance.read(path)  # another size, and it is not the record of another file
+    assert made is not None
+    assert made.plan["factor"] == 4.0
+    assert run("inspect", "m.gguf").code == 0
+
+
+def test_the_same_command_again_changes_nothing(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    run("extend", "m.gguf", *YARN, "--from", "original", "--in-place")
+    raw = {name: Path(name).read_bytes() for name in BESIDE}
+    done = run("extend", "m.gguf", *YARN, "--from", "original", "--in-place")
+    assert "in place  nothing had to change; 0 bytes written" in done.out
+    assert {name: Path(name).read_bytes() for name in BESIDE} == raw
+    assert path.exists()
+
+
+def test_a_dry_run_says_the_way_and_writes_nothing(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    raw = path.read_bytes()
+    told = run("extend", "m.gguf", *YARN, "--in-place", "--dry-run")
+    assert os.listdir() == ["m.gguf"]
+    assert path.read_bytes() == raw
+    said = re.search(r"output {4}m\.gguf itself: (.+; [\d,]+ bytes written)\n", told.out)
+    assert said is not None, told.out
+    done = run("extend", "m.gguf", *YARN, "--in-place", "--json")
+    found = json.loads(done.out)
+    assert found["in_place"]["size"] == path.stat().st_size
+    assert f"{found['in_place']['bytes_written']:,} bytes written" in said[1]
+
+
+def test_a_plan_is_applied_in_place(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    assert run("extend", "m.gguf", *YARN, "--dry-run", "--plan-out", "plan.json").code == 0
+    done = run("apply", "m.gguf", "plan.json", "--in-place")
+    assert done.code == 0, done.err
+    assert values(path)["llama.rope.scaling.type"][1] == "yarn"
+    raw = path.read_bytes()
+    again = run("apply", "m.gguf", "plan.json", "--in-place")
+    assert again.code == 1
+    assert "is not what it was when the plan was made" in again.err
+    assert path.read_bytes() == raw
+
+
+def test_a_bake_of_keys_is_done_in_place_and_one_of_weights_is_refused(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    run("extend", "m.gguf", *YARN, "--in-place")
+    raw = path.read_bytes()
+    done = run("bake", "m.gguf", "attention-factor", "--in-place")
+    assert done.code == 1
+    assert "the plan changes the numbers of" in done.err
+    assert "Try: give -o instead of --in-place to write a copy" in done.err
+    assert path.read_bytes() == raw
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--in-place", "-o", "x.gguf"), "--in-place writes no output, so --output says nothing"),
+        (("--in-place", "--copy"), "--in-place writes no output, so --copy says nothing"),
+        (("--in-place", "--force"), "--in-place writes no output, so --force says nothing"),
+        (("--in-place", "--companion", "m.gguf"), "--in-place writes no output, so --companion says nothing"),
+        (("--copy-if-needed",), "--copy-if-needed goes with --in-place"),
+    ],
+)
+def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    path = model(tmp_path / "m.gguf")
+    raw = path.read_bytes()
+    done = run("extend", "m.gguf", *YARN, *options)
+    assert done.code == 2
+    assert message in done.err
+    assert path.read_bytes() == raw
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    import configs
+
+    write_model(tmp_path / "model", configs.config("llama", "v4"))
+    done = run("extend", "model", *YARN, "--in-place")
+    assert done.code == 1
+    assert "only GGUF files are edited in place" in done.err
+
+
+# --- recover
+
+
+def test_an_edit_that_is_cut_is_recovered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model(tmp_path / "m.gguf")
+    raw = path.read_bytes()
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(editing, "forward", killed)
+        patched.setattr(editing, "settle", killed)
+        with pytest.raises(Killed):
+            edit_model(editable(path), Patch({"a.b": Value.of(ValueType.STR, "x" * 5000)}))
+    assert journal_of(path).exists()
+    refused = run("inspect", "m.gguf")
+    assert (refused.code, refused.err) == (
+        1,
+        "Error: m.gguf: an edit of this file in place is not finished: its journal .m.gguf.ropetool-journal is beside it\n"
+        "Try: ropetool recover m.gguf\n",
+    )
+    done = run("recover", "m.gguf")
+    assert (done.code, done.out) == (
+        0,
+        f"{path}\n  the edit that was cut is finished: the file is the new one\n",
+    )
+    assert values(path)["a.b"][1] == "x" * 5000
+    assert path.read_bytes() != raw
+    assert edit_log.read(path)[0].keys.keys() == {"a.b"}
+    assert json.loads(run("recover", "m.gguf", "--json").out) == {
+        "schema": 1, "file": str(path), "rolled": "nothing", "way": None,
+    }  # fmt: skip
+
+
+def test_recover_of_what_is_not_there(tmp_path: Path) -> None:
+    assert run("recover", "none.gguf").err == f"Error: {tmp_path}/none.gguf: does not exist\n"
+
+
+def test_a_log_that_is_none_stops_an_edit_before_it_begins(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    raw = path.read_bytes()
+    edit_log.place(path).write_text('{"edits": [{}]}')
+    done = run("extend", "m.gguf", *YARN, "--in-place")
+    assert done.code == 1
+    assert "it is not a log of edits of ropetool (KeyError('keys'))" in done.err
+    assert path.read_bytes() == raw
+
+
+def test_a_vector_that_is_added_is_logged_as_new(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    edit_model(editable(path), Patch(tensors={FREQS: np.ones(32, np.float32)}), command="x")
+    assert edit_log.read(path)[0].tensors == {FREQS: (None, np.ones(32, "<f4").tobytes())}
