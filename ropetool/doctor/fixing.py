@@ -18,7 +18,8 @@ from ropetool.doctor.cases import Case
 from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.examining import FOUND_ERRORS, NOT_READ, Diagnosis, Examined, examine
 from ropetool.doctor.findings import ERROR
-from ropetool.doctor.gguf_keys import retyping
+from ropetool.doctor.gguf_types import retyping
+from ropetool.doctor.remedies import ON_HUB
 from ropetool.errors import LossyExport, RopetoolError
 from ropetool.escaping import command
 from ropetool.plans.applying import apply
@@ -69,8 +70,10 @@ def repair(examined: Examined, among: Diagnosis, output: Path | None = None) -> 
     case = examined.case
     found = {finding.rule for finding in examined.findings}
     rule = next((rule for rule in EDITS if rule in found), None)
-    if case is None or case.path is None or rule is None:
+    if case is None or rule is None:
         return None
+    if case.path is None:
+        return Repair(examined.name, rule, None, refusal=ON_HUB)
     try:
         plan = repair_plan(case, rule)
         if plan is None:

@@ -5,94 +5,30 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from difflib import get_close_matches
 
 import numpy as np
 
 from ropetool import names
-from ropetool.checkpoint.edits import METADATA, FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
-from ropetool.doctor.remedies import again, baked, fixed
-from ropetool.errors import RopetoolError
-from ropetool.escaping import command
+from ropetool.doctor.gguf_types import arch_of
+from ropetool.doctor.remedies import again, baked, with_llama3, without
 from ropetool.files.gguf import Value, ValueType
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
-from ropetool.runtimes.base import NotKnown
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import key_types
 
-NEAR = 0.85
-WHOLE = {
-    ValueType.U8,
-    ValueType.I8,
-    ValueType.U16,
-    ValueType.I16,
-    ValueType.U32,
-    ValueType.I32,
-    ValueType.U64,
-    ValueType.I64,
-}
+NEAR = 0.85  # of difflib: one or two wrong letters
+POSITIONS = re.compile(r"(rope\.|attention\.temperature_|context_length$)")  # behind the name of an architecture
 # Read by some other loader, or printed only; a file with them is not wrong.
 HARMLESS = frozenset({archs.FINETUNED, archs.DIMENSION_COUNT_SWA, "rope.scaling.alpha"})
 SAME = 1e-3  # relative; factors are written with few digits
 SHORT = 8192  # tokens: the longest context that models of base 10000 without scaling were trained on
 # Llama 3.1 to 3.3 and what was made of them: a base, a context and a vocabulary that no other family has together.
-LLAMA_3 = {"base": 500000.0, "context": 131072, "vocabulary": 128256}
-SAYS_LLAMA_3 = re.compile(r"llama[-_ .]?3[._-]?[123]\b", re.IGNORECASE)
-
-
-def arch_of(checkpoint: GgufCheckpoint) -> archs.Architecture | None:
-    """Return what llama.cpp does with files of this architecture, None where that is not known."""
-    with suppress(NotKnown, RopetoolError):
-        return archs.get(checkpoint.name)
-    return None
-
-
-def retyped(case: Case) -> dict[str, tuple[Value, ValueType, Value | None]]:
-    """Return the keys of a wrong type with the right one, and the same value in it, None where that cannot hold it."""
-    found: dict[str, tuple[Value, ValueType, Value | None]] = {}
-    arch = None if case.gguf is None else arch_of(case.gguf)
-    if case.gguf is None or arch is None:
-        return found
-    read = archs.reads(arch.name) | set(archs.ALWAYS_LOADED)
-    for suffix, wanted in archs.TYPES.items():
-        key = f"{arch.name}.{suffix}"
-        value = case.gguf.values.get(key)
-        if value is None or suffix not in read or value.type is wanted or value.type is ValueType.ARR:
-            continue
-        found[key] = value, wanted, _in_type(value, wanted)
-    return found
-
-
-def _in_type(value: Value, wanted: ValueType) -> Value | None:
-    """Return the same number in another type, None where it would be another number."""
-    if value.type not in {*WHOLE, ValueType.F32, ValueType.F64} or wanted not in (ValueType.U32, ValueType.F32):
-        return None
-    number = float(value.decode())  # type: ignore[arg-type]
-    if not math.isfinite(number):
-        return None
-    if wanted is ValueType.U32:
-        return Value.of(wanted, int(number)) if number.is_integer() and 0 <= number < 2**32 else None
-    with np.errstate(over="ignore"):
-        return Value.of(wanted, number) if float(np.float32(number)) == number else None
-
-
-def retyping(case: Case) -> tuple[FileEdit, ...]:
-    """Return the edits that store keys of a wrong type in the one that llama.cpp takes, the same numbers."""
-    return tuple(
-        FileEdit(METADATA, (key,), plain_value(old), plain_value(new))
-        for key, (old, _, new) in retyped(case).items()
-        if new is not None
-    )
-
-
-def key_type(case: Case) -> Iterator[Finding]:
-    for key, (value, wanted, same) in retyped(case).items():
-        said = f"{key} is of type {value.label} and llama.cpp takes {wanted.label} alone: the file is not loaded"
-        yield Finding("key-type", ERROR, said, fixed(case) if same else f"store it as {wanted.label}", key)
+LLAMA_3 = {"base": 500000, "context": 131072, "vocabulary": 128256, "trained": 8192}
+SAYS_LLAMA_3 = re.compile(r"llama[-_ .]?3[._-]?([123])\b", re.IGNORECASE)
 
 
 def rope_freqs_missing(case: Case) -> Iterator[Finding]:
@@ -102,25 +38,22 @@ def rope_freqs_missing(case: Case) -> Iterator[Finding]:
         return
     if archs.ROPE_FREQS not in arch.loads("none") or not arch.vectors or entry.rope_type != "default":
         return
-    about = (key for key in checkpoint.values if key.startswith("general."))
-    says = any(SAYS_LLAMA_3.search(_text(checkpoint, key)) for key in about)
     alike = (
         entry.rope_theta == LLAMA_3["base"] and case.rope.max_position_embeddings >= LLAMA_3["context"]
         and _vocabulary(checkpoint) == LLAMA_3["vocabulary"]
     )  # fmt: skip
     if not alike:
         return
+    about = (_text(checkpoint, key) for key in checkpoint.values if key.startswith("general."))
+    says = next(filter(None, map(SAYS_LLAMA_3.search, about)), None)
     said = (
         f"no {archs.ROPE_FREQS}: Llama 3.1 divides slow pairs by 8 and 3.2 by 32, and this file, with their base, context and "
         f"vocabulary{' and by its name one of them' if says else ''}, is rotated without"
     )
-    yield Finding("rope-freqs", ERROR if says else WARNING, said, _llama3(case), archs.ROPE_FREQS)
-
-
-def _llama3(case: Case) -> str:
-    if case.source is not None:
-        return command("ropetool", "export", case.source.name)
-    return "export the model again from its Hugging Face directory, with ropetool export or a converter of July 2024 or later"
+    factor = (32.0 if says[1] == "2" else 8.0) if says else 0.0
+    fix = with_llama3(case, factor, LLAMA_3["trained"]) if says else ""
+    step = "export the model anew with ropetool export, or with a converter of July 2024 or later"
+    yield Finding("rope-freqs", ERROR if says else WARNING, said, fix or step, archs.ROPE_FREQS)
 
 
 def _vocabulary(checkpoint: GgufCheckpoint) -> int:
@@ -140,10 +73,9 @@ def unread_key(case: Case) -> Iterator[Finding]:
     if checkpoint is None or arch is None or rope is None or not arch.layout:
         return
     read = archs.reads(arch.name) | HARMLESS | {archs.YARN_ATTN_FACTOR}
-    positions = re.compile(r"(rope\.|attention\.temperature_|context_length$)")
     for key, value in checkpoint.values.items():
         prefix, _, suffix = key.partition(".")
-        if not positions.match(suffix) or prefix in ("general", "tokenizer", "ropetool"):
+        if not POSITIONS.match(suffix) or prefix in ("general", "tokenizer", "ropetool"):
             continue
         if prefix != arch.name:
             said = f"{key} is read for {prefix} files alone, and this one is {arch.name}"
@@ -153,6 +85,18 @@ def unread_key(case: Case) -> Iterator[Finding]:
             said = f"{key} is not read by llama.cpp for {arch.name}, which computes as if it were not there"
             hint = f"did you mean {arch.name}.{meant[0]}?" if meant else ""
             yield Finding("unread-key", WARNING, said, hint, key)
+    yield from _misspelt(checkpoint, arch.name, read)
+
+
+def _misspelt(checkpoint: GgufCheckpoint, arch: str, read: frozenset[str]) -> Iterator[Finding]:
+    """Yield other keys of the architecture that are nearly one that llama.cpp or a converter knows, and that is not there."""
+    known = [key for key in key_types.known(arch) if key.startswith(f"{arch}.") and key not in checkpoint.values]
+    for key in checkpoint.values:
+        suffix = key.removeprefix(f"{arch}.")
+        if suffix == key or POSITIONS.match(suffix) or key_types.loaded(key, arch) or key_types.written(key, arch):
+            continue
+        if suffix not in read and (meant := get_close_matches(key, known, 1, NEAR)):
+            yield Finding("unread-key", WARNING, f"{key} is read by nobody", f"did you mean {meant[0]}?", key)
 
 
 def _says_nothing(suffix: str, value: Value) -> bool:
@@ -229,7 +173,7 @@ def double_scaling(case: Case) -> Iterator[Finding]:
     if checkpoint is not None and entry is not None and entry.rope_type == "longrope" and entry.factor not in (None, 1):
         key = f"{checkpoint.name}.{archs.FACTOR}"
         said = f"{key} is {entry.factor:g} beside longrope's lists: llama.cpp divides every frequency by it once more"
-        yield Finding("double-scaling", ERROR, said, f"remove {key}", key, (checkpoint.runtime,))
+        yield Finding("double-scaling", ERROR, said, without(case, key), key, (checkpoint.runtime,))
 
 
 def rotation_off(case: Case) -> Iterator[Finding]:
@@ -239,10 +183,8 @@ def rotation_off(case: Case) -> Iterator[Finding]:
         return
     key = f"{arch.name}.{archs.FINETUNED}"
     if key in checkpoint.values and all(entry.table is None for entry in rope.entries.values()):
-        said = f"{key} is false, with which llama.cpp rotates nothing for {arch.name}: it knows no positions"
-        yield Finding(
-            "rotation-off", WARNING, said, f"remove {key}, unless the model has none", key, (checkpoint.runtime,)
-        )
+        said = f"{key} is false, with which llama.cpp rotates nothing for {arch.name}: right only for a model without positions"
+        yield Finding("rotation-off", WARNING, said, without(case, key), key, (checkpoint.runtime,))
 
 
 def context_shift(case: Case) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.doctor.cases import Case
 from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.findings import ERROR, NOTE, Finding
-from ropetool.doctor.gguf_keys import retyped
+from ropetool.doctor.gguf_types import retyped
 from ropetool.doctor.sources import source_of
 from ropetool.errors import AmbiguousRope, ConfigError, NotACheckpoint, RopetoolError, UnknownFamily
 from ropetool.files.hub import hub_id

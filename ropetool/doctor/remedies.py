@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 from ropetool import runtimes
 from ropetool.doctor.cases import Case, named
 from ropetool.errors import RopetoolError
-from ropetool.escaping import command, number
+from ropetool.escaping import command, number, word
+from ropetool.files.gguf import model_name
 from ropetool.plans.basis import ORIGINAL
+from ropetool.plans.key_edits import unset_key
 from ropetool.plans.search import make_plan
 from ropetool.rope import methods
 from ropetool.rope.tables import LayerRope, RopeSet
 
 LENGTH = "length"
+ON_HUB = "download it, and ropetool doctor FOLDER --fix"
 IN_WEIGHTS = {"attention_factor", "softmax_multiplier"}  # what a bake takes out of the keys
 OPTIONS = {
     "method": "--method", "factor": "--factor", "target_length": "--target-length", "reading": "--from",
@@ -26,8 +30,8 @@ OPTIONS = {
 
 
 def fixed(case: Case) -> str:
-    """Return the command that writes what is exact beside a checkpoint; empty for one on the hub."""
-    return "" if case.path is None else command("ropetool", "doctor", case.path, "--fix")
+    """Return the command that writes what is exact beside a checkpoint; a step in words for one on the hub."""
+    return ON_HUB if case.path is None else command("ropetool", "doctor", case.path, "--fix")
 
 
 def same_for(case: Case, those: Sequence[str]) -> str:
@@ -140,6 +144,31 @@ def stating(case: Case, context: int) -> str:
     except RopetoolError:
         return ""
     return command("ropetool", "extend", case.path, "--method", LENGTH, "--target-length", str(context))
+
+
+def with_llama3(case: Case, factor: float, trained: int) -> str:
+    """Return the commands that scale a model as Llama 3.1 is and leave its context as it is; empty where none does.
+
+    Its factor is no ratio of lengths: the context that follows from it is raised to the stated one afterwards.
+    """
+    if case.path is None or case.rope is None:
+        return ""
+    first = _planned(case.path, None, {"method": "llama3", "factor": factor, "original_length": trained})
+    if first is None:
+        return ""
+    scaled, output = (case.path.with_name(f"{model_name(case.path)}-{end}.gguf") for end in ("llama3", "fixed"))
+    length = ("--method", LENGTH, "--target-length", str(case.rope.max_position_embeddings))
+    return f"{first.line} -o {word(scaled)} && {command('ropetool', 'extend', scaled, *length, '-o', output)}"
+
+
+def without(case: Case, key: str) -> str:
+    """Return the command that writes a GGUF file without a key; in words where llama.cpp would not load that."""
+    if case.path is not None:
+        with suppress(RopetoolError):
+            unset_key(case.path, key)
+            output = case.path.with_name(f"{model_name(case.path)}-fixed.gguf")
+            return command("ropetool", "gguf", "unset", case.path, key, "-o", output)
+    return f"remove {key}"
 
 
 def baked(case: Case, what: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ropetool.doctor import configs, gguf_keys, lengths, sources
+from ropetool.doctor import configs, gguf_keys, gguf_types, lengths, sources
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Rule
 from ropetool.doctor.opening import ambiguous, invalid, stops, unknown
 from ropetool.doctor.readings import of_readings
@@ -38,7 +38,7 @@ RULES = (
     ),
     Rule(
         "key-type", ERROR, "a GGUF key whose type is not the one that llama.cpp takes",
-        "llama.cpp converts nothing: it refuses the file.", (GGUF,), gguf_keys.key_type,
+        "llama.cpp converts nothing: it refuses the file.", (GGUF,), gguf_types.key_type,
     ),
     Rule(
         "not-loaded", ERROR, "the runtime that the format is made for stops",

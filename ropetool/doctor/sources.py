@@ -24,6 +24,7 @@ from ropetool.errors import RopetoolError
 from ropetool.files.gguf import ValueType
 from ropetool.files.hub import HubId, hub_id, on_disk
 from ropetool.runtimes.inspection import inspect_checkpoint
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 NAMED = ("general.source.huggingface.repository", "general.source.repo_url", "general.source.url")
 _ADDRESS = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/")
@@ -78,8 +79,8 @@ def source_of(checkpoint: GgufCheckpoint) -> Case | None:
     if made is not None:
         return None  # ropetool wrote it, to be what its record says
     beside = checkpoint.path.parent / names.CONFIG_JSON
-    if beside.is_file():
-        return _opened(beside.parent, checkpoint)
+    if beside.is_file() and (found := _opened(beside.parent, checkpoint)) is not None:
+        return found
     for key in NAMED:
         value = checkpoint.values.get(key)
         if value is None or value.type is not ValueType.STR or len(value.raw) > 1024:
@@ -100,8 +101,13 @@ def _opened(place: Path, checkpoint: GgufCheckpoint) -> Case | None:
             return None
         case = Case(str(place), source, inspect_checkpoint(source))
         family = case.found.family if case.found else None
-        blocks = checkpoint.values.get(f"{checkpoint.name}.block_count")
         same_kind = family is not None and family.gguf_architecture == checkpoint.name
-        same_size = blocks is not None and case.section.get(names.NUM_HIDDEN_LAYERS) == blocks.decode()
+        sizes = {names.NUM_HIDDEN_LAYERS: archs.BLOCK_COUNT, names.HIDDEN_SIZE: archs.EMBEDDING_LENGTH}
+        same_size = all(case.section.get(key) == _stated(checkpoint, suffix) for key, suffix in sizes.items())
         return case if same_kind and same_size else None
     return None
+
+
+def _stated(checkpoint: GgufCheckpoint, suffix: str) -> object:
+    value = checkpoint.values.get(f"{checkpoint.name}.{suffix}")
+    return None if value is None else value.decode()

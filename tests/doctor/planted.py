@@ -58,6 +58,23 @@ def _without_head_dim(folder: Path) -> Path:
     return write_config(folder / "model", {key: value for key, value in config.items() if key != "head_dim"})
 
 
+def _bos_of_another_type(folder: Path) -> Path:
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    for key, number in {
+        "context_length": 512,
+        "embedding_length": 256,
+        "block_count": 1,
+        "attention.head_count": 2,
+    }.items():
+        writer.add_uint32(f"llama.{key}", number)
+    writer.add_float32("llama.rope.freq_base", 10000.0)
+    writer.add_int32("tokenizer.ggml.bos_token_id", 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return folder / "model.gguf"
+
+
 def _cut(folder: Path) -> Path:
     path = gguf_making.model(folder / "model.gguf")
     path.write_bytes(path.read_bytes()[:400])
@@ -139,7 +156,7 @@ HF: dict[str, list[Plant]] = {
 GGUF: dict[str, list[Plant]] = {
     "unreadable": [(_cut, "")],
     "invalid-value": [(tiny(rope__freq_base=0.5), "")],
-    "key-type": [(tiny(rope__freq_base=(FLOAT64, 10000.0)), ""), (tiny(context_length=(UINT64, 512)), "")],
+    "key-type": [(tiny(rope__freq_base=(FLOAT64, 10000.0)), ""), (tiny(context_length=(UINT64, 512)), ""), (_bos_of_another_type, "")],
     "not-loaded": [(tiny(rope__scaling__type="llama3"), ""), (tiny("qwen2", np.ones(32)), "")],
     "rope-freqs": [(_llama_3, "")],
     "double-scaling": [(_two_lists(rope__scaling__type="longrope", rope__scaling__factor=4.0), "allocated-context")],
@@ -156,6 +173,7 @@ GGUF: dict[str, list[Plant]] = {
     "unread-key": [
         (tiny(**GGUF_YARN, rope__scaling__yarn_beta_fast=8.0), ""),
         (header("qwen2", rope__scaling__yarn_ext_factor=("float32", 64.0)), ""),
+        (header("qwen2", attention__sliding_windov=("uint32", 64)), ""), (header("qwen2", rope__freq_bass=("float32", 1e6)), ""),
     ],
     "context-shift": [(tiny(**{**GGUF_YARN, "rope.scaling.attn_factor": 1.0}), "")],
     "allocated-context": [(_two_lists(rope__scaling__type="longrope"), "")],

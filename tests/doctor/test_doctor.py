@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import gguf_making
 import planted
 import pytest
 from gguf_models import llama_logits
+from hub_server import Hub, local_hub
 from making import config_of, run, snapshot, write_config
 from probes import probe, v4_python
 
@@ -19,7 +21,8 @@ from ropetool.cli import signals
 from ropetool.doctor import ERROR, NOTE, WARNING, examine
 from ropetool.doctor import readings as rules_of_readings
 from ropetool.doctor.rules import RULES
-from ropetool.escaping import words
+from ropetool.escaping import word, words
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.rope.tables import RopeSet
 
 DEMO = Path(signals.__file__).parents[1] / "demo" / "model"
@@ -120,10 +123,11 @@ def test_commands_that_are_named_as_a_fix_run_and_mend(
     for finding in examine([str(path)], only=[rule]).findings:
         if not finding.is_command or finding.fix.startswith("llama-"):
             continue
-        _, *arguments = words(finding.fix)
         output = tmp_path / ("mended.gguf" if file_format == "gguf" else "mended")
-        done = run(*arguments, "-o", output)
-        assert done.code == 0, done.err
+        *before, last = finding.fix.split(" && ")
+        for line in (*before, f"{last} -o {word(output)}"):
+            done = run(*words(line)[1:])
+            assert done.code == 0, done.err
         assert found_in(output, only=[rule]) == set()
 
 
@@ -344,3 +348,48 @@ def test_real_configs_and_gguf_files_raise_no_false_alarm(tmp_path: Path) -> Non
 
 def test_the_demo_has_nothing_to_find() -> None:
     assert found_in(DEMO) == set()
+
+
+# --- the hub
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.chdir(tmp_path)
+    with local_hub(tmp_path / "cache", monkeypatch) as served:
+        served.repositories["acme/llama"] = planted.hf(
+            "llama", "v5", rope_parameters=BASE, num_hidden_layers=1, head_dim=64
+        )(tmp_path)
+        yield served
+
+
+BASE = {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_a_checkpoint_on_the_hub_is_examined_and_not_repaired_there(hub: Hub) -> None:
+    done = run("doctor", "acme/llama", "--for", "transformers-v4", "--fix", "--json")
+    assert done.code == 3, done.err
+    (finding,) = done.json["checkpoints"][0]["findings"]
+    assert (finding["rule"], finding["fix_is_command"]) == ("config-style", False)
+    assert done.json["fixed"][0]["refusal"] == finding["fix"] == "download it, and ropetool doctor FOLDER --fix"
+
+
+def test_the_repository_that_a_file_names_is_compared_if_the_cache_has_it(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    named = {"rope.freq_base": 10000.0, "context_length": 512}
+    path = gguf_making.model(folder / "plain.gguf", keys=named)
+    header = read_header(path)
+    address = Value.of(ValueType.STR, "https://huggingface.co/acme/llama")
+    source = folder / "model.gguf"
+    write_patched(header, Patch({"general.source.repo_url": address}), source)
+    assert found_in(source) == set()  # nobody is asked
+    assert run("inspect", "acme/llama").code == 0
+    asked = len(hub.asked)
+    found = examine([str(source)])
+    assert len(hub.asked) == asked
+    assert [finding.rule for finding in found.findings] == ["source-table"]
+    (finding,) = found.findings
+    assert run(*words(finding.fix)[1:], "-o", "mended.gguf").code == 0
+    assert gguf_making.values(tmp_path / "mended.gguf")["llama.rope.freq_base"] == ("FLOAT32", 1e6)
+    assert found_in("mended.gguf", source="acme/llama") == set()
