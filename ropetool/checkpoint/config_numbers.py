@@ -13,6 +13,7 @@ from ropetool.rope.tables import LARGEST, MAX_LENGTH, SMALLEST, is_number
 
 MAX_SIZE = 2**16  # heads, channels: no model has more, and a hostile count would cost memory
 MAX_LAYERS = 2**12  # each is an entry of several lists; the deepest known have 126, llama.cpp reads 512
+PUBLISHED = "give the key the value that the model was published with"
 _POSITIVE = {
     names.FACTOR, names.ATTENTION_FACTOR, names.ATTN_FACTOR, names.LOW_FREQ_FACTOR, names.HIGH_FREQ_FACTOR,
 }  # fmt: skip
@@ -23,14 +24,16 @@ LARGEST_DIVISOR = 1e30  # of one pair, which then stands still; divisors are not
 _LISTS = {names.SHORT_FACTOR, names.LONG_FACTOR}
 
 
+def _refused(message: str, where: str) -> InvalidRope:
+    return InvalidRope(message, where=where, try_=PUBLISHED)
+
+
 def base(value: Any, where: str) -> float | None:
     """Return a stated base, None where there is none. Raises: InvalidRope for what cannot be one."""
     if value is None:
         return None
     if not is_number(value) or value <= 1 or _is_beyond(value, LARGEST):
-        raise InvalidRope(
-            f"{shown(value)} is not a base; it is a finite number above 1, up to {LARGEST:g}", where=where
-        )
+        raise _refused(f"{shown(value)} is not a base; it is a finite number above 1, up to {LARGEST:g}", where)
     return float(value)
 
 
@@ -55,9 +58,9 @@ def check_sizes(part: Mapping[str, Any], family: Family, context_key: str, where
         most = MAX_LAYERS if key == names.NUM_HIDDEN_LAYERS else MAX_SIZE
         if not _is_whole(value, 1, most):
             own = family.size_keys.get(key, key)
-            raise InvalidRope(
+            raise _refused(
                 f"{shown(value)} is not a whole number from 1 to {most}",
-                where=f"{where}: {own if own in part else key}",
+                f"{where}: {own if own in part else key}",
             )
     for key in (family.partial_rotary_key, family.rotary_dim_key, names.PARTIAL_ROTARY_FACTOR):
         if part.get(key) is not None:
@@ -66,7 +69,7 @@ def check_sizes(part: Mapping[str, Any], family: Family, context_key: str, where
 
 def _check_share(value: Any, where: str) -> None:
     if not is_number(value):
-        raise InvalidRope(f"{shown(value)} is not a number: it says how much of each head rotates", where=where)
+        raise _refused(f"{shown(value)} is not a number: it says how much of each head rotates", where)
 
 
 def _window_is_off(part: Mapping[str, Any], family: Family) -> bool:
@@ -86,9 +89,7 @@ def _is_whole(value: Any, low: int, high: int) -> bool:
 
 def _check_length(value: Any, where: str) -> None:
     if not _is_whole(value, 2, MAX_LENGTH):
-        raise InvalidRope(
-            f"{shown(value)} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where=where
-        )
+        raise _refused(f"{shown(value)} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}", where)
 
 
 def _is_beyond(value: Any, largest: float) -> bool:
@@ -104,11 +105,11 @@ def check_param(key: str, value: Any, where: str) -> None:
         values, largest = (value, LARGEST_DIVISOR) if isinstance(value, list) else ([value], LARGEST)
         beyond = next((v for v in values if _is_beyond(v, largest)), None)
         if beyond is not None:
-            raise InvalidRope(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {largest:g}", where=where)
+            raise _refused(f"{shown(beyond)} is beyond what is computed, {SMALLEST:g} to {largest:g}", where)
     if key in _POSITIVE and not (is_number(value) and value > 0):
-        raise InvalidRope(f"{shown(value)} is not a finite number above 0", where=where)
+        raise _refused(f"{shown(value)} is not a finite number above 0", where)
     if key in _NOT_NEGATIVE and not (is_number(value) and value >= 0):
-        raise InvalidRope(f"{shown(value)} is not a finite number of at least 0", where=where)
+        raise _refused(f"{shown(value)} is not a finite number of at least 0", where)
     if key == names.ORIGINAL_MAX_POSITION_EMBEDDINGS:
         _check_length(value, where)
     if key == names.PARTIAL_ROTARY_FACTOR:
@@ -116,10 +117,8 @@ def check_param(key: str, value: Any, where: str) -> None:
     if key == names.MROPE_SECTION and not (
         isinstance(value, list) and value and all(_is_whole(n, 0, MAX_SIZE) for n in value)
     ):
-        raise InvalidRope(
-            f"{shown(value)} is not a list of whole numbers, the pairs that turn by each axis", where=where
-        )
+        raise _refused(f"{shown(value)} is not a list of whole numbers, the pairs that turn by each axis", where)
     if key == names.TRUNCATE and not isinstance(value, bool):
-        raise InvalidRope(f"{shown(value)} is neither true nor false", where=where)
+        raise _refused(f"{shown(value)} is neither true nor false", where)
     if key in _LISTS and not (isinstance(value, list) and value and all(is_number(v) and v > 0 for v in value)):
-        raise InvalidRope("it is a list of finite numbers above 0, one per rotary pair", where=where)
+        raise _refused("it is a list of finite numbers above 0, one per rotary pair", where)

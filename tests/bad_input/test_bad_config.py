@@ -28,6 +28,7 @@ LENGTH = "is not a length; it is a whole number of tokens from 2 to 2147483648"
 THETA = "is not a base; it is a finite number above 1, up to 1e+18"
 POSITIVE = "is not a finite number above 0"
 WRONG_ONE = "remove the wrong one from config.json"
+PUBLISHED = "give the key the value that the model was published with"
 OWN_FORM = "write rope_parameters in the family's own form"
 C = "{m}/config.json"
 
@@ -41,34 +42,34 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "null": ("null", f"{C}: holds null; a JSON object is needed", ""),
     "binary": (b"\x80\x02}q", f"{C}: is not UTF-8: invalid start byte at byte 0", ""),
     "a key twice": ('{"a": 1, "a": 2}', f"{C}: names the key 'a' twice in one object", ""),
-    "theta 0": (but(rope_theta=0), f"{C}: rope_theta: 0 {THETA}", ""),
-    "theta negative": (but(rope_theta=-1e4), f"{C}: rope_theta: -10000.0 {THETA}", ""),
-    "theta NaN": (but(rope_theta=float("nan")), f"{C}: rope_theta: NaN {THETA}", ""),
-    "theta infinite": (but(rope_theta=float("inf")), f"{C}: rope_theta: Infinity {THETA}", ""),
-    "theta as text": (but(rope_theta="10000"), f'{C}: rope_theta: "10000" {THETA}', ""),
-    "theta true": (but(rope_theta=True), f"{C}: rope_theta: true {THETA}", ""),
+    "theta 0": (but(rope_theta=0), f"{C}: rope_theta: 0 {THETA}", PUBLISHED),
+    "theta negative": (but(rope_theta=-1e4), f"{C}: rope_theta: -10000.0 {THETA}", PUBLISHED),
+    "theta NaN": (but(rope_theta=float("nan")), f"{C}: rope_theta: NaN {THETA}", PUBLISHED),
+    "theta infinite": (but(rope_theta=float("inf")), f"{C}: rope_theta: Infinity {THETA}", PUBLISHED),
+    "theta as text": (but(rope_theta="10000"), f'{C}: rope_theta: "10000" {THETA}', PUBLISHED),
+    "theta true": (but(rope_theta=True), f"{C}: rope_theta: true {THETA}", PUBLISHED),
     "theta in v5": (
         {**configs.config("llama", "v5"), "rope_parameters": {"rope_theta": 0}},
-        f"{C}: rope_parameters.rope_theta: 0 {THETA}", "",
+        f"{C}: rope_parameters.rope_theta: 0 {THETA}", PUBLISHED,
     ),
     "a temperature as a list": (
         {**configs.config("ministral3", "v5"), "rope_parameters": {"rope_type": "yarn", "llama_4_scaling_beta": [0.1]}},
-        f"{C}: rope_parameters.llama_4_scaling_beta: [0.1] is not a finite number of at least 0", "",
+        f"{C}: rope_parameters.llama_4_scaling_beta: [0.1] is not a finite number of at least 0", PUBLISHED,
     ),
-    "a context as text": (but(max_position_embeddings="512"), f'{C}: max_position_embeddings: "512" {LENGTH}', ""),
-    "a context of null": (but(max_position_embeddings=None), f"{C}: max_position_embeddings: null {LENGTH}", ""),
-    "a context of 2^60": (but(max_position_embeddings=2**60), f"{C}: max_position_embeddings: {2**60} {LENGTH}", ""),
+    "a context as text": (but(max_position_embeddings="512"), f'{C}: max_position_embeddings: "512" {LENGTH}', PUBLISHED),
+    "a context of null": (but(max_position_embeddings=None), f"{C}: max_position_embeddings: null {LENGTH}", PUBLISHED),
+    "a context of 2^60": (but(max_position_embeddings=2**60), f"{C}: max_position_embeddings: {2**60} {LENGTH}", PUBLISHED),
     "an original length as text": (
         scaled(original_max_position_embeddings="512"),
-        f'{C}: rope_scaling.original_max_position_embeddings: "512" {LENGTH}', "",
+        f'{C}: rope_scaling.original_max_position_embeddings: "512" {LENGTH}', PUBLISHED,
     ),
-    "a window as text": (but(sliding_window="64"), f'{C}: sliding_window: "64" {LENGTH}', ""),
+    "a window as text": (but(sliding_window="64"), f'{C}: sliding_window: "64" {LENGTH}', PUBLISHED),
     "layers without end": (
-        but(num_hidden_layers=2**40), f"{C}: num_hidden_layers: {2**40} is not a whole number from 1 to 4096", "",
+        but(num_hidden_layers=2**40), f"{C}: num_hidden_layers: {2**40} is not a whole number from 1 to 4096", PUBLISHED,
     ),
-    "a head without end": (but(head_dim=2**40), f"{C}: head_dim: {2**40} is not a whole number from 1 to 65536", ""),
+    "a head without end": (but(head_dim=2**40), f"{C}: head_dim: {2**40} is not a whole number from 1 to 65536", PUBLISHED),
     "heads as text": (
-        but(num_attention_heads="4"), f'{C}: num_attention_heads: "4" is not a whole number from 1 to 65536', "",
+        but(num_attention_heads="4"), f'{C}: num_attention_heads: "4" is not a whole number from 1 to 65536', PUBLISHED,
     ),
     "an unknown rope_type": (
         scaled(rope_type="yaml"),
@@ -91,13 +92,13 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
         f"{C}: rope_theta is 500000 at the top and 10000 in rope_parameters; transformers 4 reads the first, 5 the "
         "second", WRONG_ONE,
     ),
-    "a factor of 0": (scaled(factor=0), f"{C}: rope_scaling.factor: 0 {POSITIVE}", ""),
-    "a factor NaN": (scaled(factor=float("nan")), f"{C}: rope_scaling.factor: NaN {POSITIVE}", ""),
-    "a factor of 400 digits": (scaled(factor=10**400), f"{C}: rope_scaling.factor: 1{'0' * 76}... {POSITIVE}", ""),
-    "a negative attention factor": (scaled(attention_factor=-1), f"{C}: rope_scaling.attention_factor: -1 {POSITIVE}", ""),
+    "a factor of 0": (scaled(factor=0), f"{C}: rope_scaling.factor: 0 {POSITIVE}", PUBLISHED),
+    "a factor NaN": (scaled(factor=float("nan")), f"{C}: rope_scaling.factor: NaN {POSITIVE}", PUBLISHED),
+    "a factor of 400 digits": (scaled(factor=10**400), f"{C}: rope_scaling.factor: 1{'0' * 76}... {POSITIVE}", PUBLISHED),
+    "a negative attention factor": (scaled(attention_factor=-1), f"{C}: rope_scaling.attention_factor: -1 {POSITIVE}", PUBLISHED),
     "a negative divisor": (
         but(rope_scaling={"rope_type": "longrope", **LISTS, "long_factor": [1.0] * 15 + [-1.0]}),
-        f"{C}: rope_scaling.long_factor: it is a list of finite numbers above 0, one per rotary pair", "",
+        f"{C}: rope_scaling.long_factor: it is a list of finite numbers above 0, one per rotary pair", PUBLISHED,
     ),
     "rope_scaling as text": (but(rope_scaling="linear"), f'{C}: rope_scaling: "linear" is not an object', ""),
     "rope_parameters as a list": (but(rope_parameters=[1]), f"{C}: rope_parameters: [1] is not an object", ""),
