@@ -8,7 +8,7 @@ from collections.abc import Iterator
 LONG: dict[str, tuple[str, ...]] = {
     "oracle": (
         "oracle", "doctor/test_doctor.py::test_both_transformers_read_the_same_from_a_repair",
-        "exporting/test_tokenizer_parity.py", "importing/test_import_tokenizer_parity.py",
+        "doctor/test_published_errors.py", "exporting/test_tokenizer_parity.py", "importing/test_import_tokenizer_parity.py",
         "verification/test_texts.py::test_with_the_tokenizers_of_real_models_too",
     ),
     "gate": (

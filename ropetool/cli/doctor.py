@@ -61,6 +61,7 @@ def doctor_command(
     ropetool doctor model --fix
     ropetool doctor --rules
     """
+    from ropetool.cli.progress import bar
     from ropetool.doctor import examine
     from ropetool.doctor.fixing import exit_code, repaired
     from ropetool.doctor.rules import chosen
@@ -78,7 +79,8 @@ def doctor_command(
     if output is not None and (not fix or len(sources) != 1):
         raise click.UsageError("--output goes with --fix and one SOURCE")
     origin = None if origin is None else str(local_source(origin))
-    found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes)
+    with bar("checkpoints") as shown:
+        found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes, progress=shown)
     if output is not None and len(found.examined) != 1:
         raise click.UsageError("--output names one copy, and SOURCE holds several checkpoints")
     repairs = repaired(found, None if output is None else Path(output)) if fix else ()

@@ -17,16 +17,17 @@ FOUND_ERRORS, NOT_READ = 3, 1  # exit codes
 
 @dataclass(frozen=True)
 class Examined:
-    """One checkpoint and what was found. read: whether it could be opened. case: as the rules saw it, None where not."""
+    """One checkpoint and what was found; of the checkpoint itself only names are kept, for there may be thousands.
+
+    format: empty where it could not be read. source: what it was compared with. skipped: why it is not what was looked for.
+    """
 
     name: str
     findings: tuple[Finding, ...]
-    case: Case | None = None
+    format: str = ""
+    family: str = ""
+    source: str = ""
     skipped: str = ""
-
-    @property
-    def read(self) -> bool:
-        return self.case is not None
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,10 @@ class Diagnosis:
     def exit_code(self) -> int:
         """0 without an error; 3 with one in a checkpoint that was read; 1 where all there is are files that cannot be read."""
         found = [one for one in self.examined if any(f.severity == ERROR for f in one.findings)]
-        return 0 if not found else FOUND_ERRORS if any(one.read for one in found) else NOT_READ
+        return 0 if not found else FOUND_ERRORS if any(one.format for one in found) else NOT_READ
 
 
-Progress = Callable[[str], None]
+Progress = Callable[[str, int, int], None]
 
 
 def examine(
@@ -66,22 +67,27 @@ def examine(
     """Return what the rules find in checkpoints: paths, folders of many, hub ids; reads no weights and writes nothing.
 
     source: a checkpoint that they should compute the same as. only: the rules to ask. for_runtimes: say of other runtimes
-    only what concerns these, and count it as an error. progress: told each name as it is taken up.
+    only what concerns these, and count it as an error. progress: told the name, how many are done, and how many there are.
     Raises: UnknownName for a rule or a runtime; what opening the source raises.
     """
     rules, for_runtimes = chosen(only), tuple(for_runtimes)
     wanted = _runtimes(for_runtimes)
     origin = None if source is None else opened(Place(source, True))
+    found = [place for name in named for place in _places(name)]
     examined = []
-    for name in named:
-        try:
-            for place in places(name):
-                if progress is not None:
-                    progress(place.name)
-                examined.append(_examined(place, origin, rules, wanted))
-        except (RopetoolError, OSError) as error:
-            examined.append(_unreadable(name, error))
+    for done, place in enumerate(found):
+        if progress is not None:
+            progress(place.name, done, len(found))
+        examined.append(_examined(place, origin, rules, wanted) if isinstance(place, Place) else place)
     return Diagnosis(tuple(examined), rules, for_runtimes)
+
+
+def _places(name: str) -> list[Place | Examined]:
+    """Return what a path or a hub id stands for, or that there is nothing."""
+    try:
+        return list(places(name))
+    except (RopetoolError, OSError) as error:
+        return [_unreadable(name, error)]
 
 
 def _runtimes(asked: Iterable[str]) -> frozenset[str]:
@@ -100,7 +106,15 @@ def _examined(place: Place, source: Case | None, rules: Sequence[Rule], wanted: 
         return _unreadable(place.name, error)
     found = [finding for rule in rules if case.format in rule.formats for finding in rule.find(case)]
     kept = [each for finding in found for each in _for_runtimes(finding, wanted)]
-    return Examined(place.name, tuple(sorted(kept, key=lambda finding: SEVERITIES.index(finding.severity))), case)
+    kept = [replace(finding, line=_line(case, finding.key)) for finding in kept]
+    kept.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    family = case.found.family.model_type if case.found and case.found.family else ""
+    return Examined(place.name, tuple(kept), case.format, family, case.source.name if case.source else "")
+
+
+def _line(case: Case, key: str) -> int:
+    at = case.hf.text.find(f'"{key}"') if case.hf is not None and key else -1
+    return case.hf.text.count("\n", 0, at) + 1 if case.hf is not None and at >= 0 else 0
 
 
 def _for_runtimes(finding: Finding, wanted: frozenset[str]) -> Iterator[Finding]:

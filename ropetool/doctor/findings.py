@@ -19,7 +19,7 @@ class Finding:
 
     sentence: what it is, without a full stop. fix: a command that works, or a step in words; empty where no edit of the
     file mends it. key: the key of the file that is concerned. runtimes: those that it is about, by their full names; empty
-    where it is about the file.
+    where it is about the file. line: that of config.json where the key first stands, 0 for none.
     """
 
     rule: str
@@ -28,6 +28,7 @@ class Finding:
     fix: str = ""
     key: str = ""
     runtimes: tuple[str, ...] = ()
+    line: int = 0
 
     @property
     def is_command(self) -> bool:

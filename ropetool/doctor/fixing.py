@@ -19,6 +19,7 @@ from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.examining import FOUND_ERRORS, NOT_READ, Diagnosis, Examined, examine
 from ropetool.doctor.findings import ERROR
 from ropetool.doctor.gguf_types import retyping
+from ropetool.doctor.opening import Place, opened
 from ropetool.doctor.remedies import ON_HUB
 from ropetool.errors import LossyExport, RopetoolError
 from ropetool.escaping import command
@@ -67,19 +68,19 @@ def exit_code(found: Diagnosis, repairs: Sequence[Repair]) -> int:
 
 def repair(examined: Examined, among: Diagnosis, output: Path | None = None) -> Repair | None:
     """Write what is exact of one of a diagnosis beside it, or to `output`; None where no finding is mended so."""
-    case = examined.case
     found = {finding.rule for finding in examined.findings}
     rule = next((rule for rule in EDITS if rule in found), None)
-    if case is None or rule is None:
+    if rule is None:
         return None
-    if case.path is None:
+    path = Path(examined.name)
+    if not path.exists():
         return Repair(examined.name, rule, None, refusal=ON_HUB)
     try:
-        plan = repair_plan(case, rule)
+        plan = repair_plan(opened(Place(examined.name, True)), rule)
         if plan is None:
             return None
-        target = output if output is not None else plan.output_beside(case.path)
-        written = apply(plan, case.path, target, command=command("ropetool", "doctor", case.path, "--fix"))
+        target = output if output is not None else plan.output_beside(path)
+        written = apply(plan, path, target, command=command("ropetool", "doctor", path, "--fix"))
     except (RopetoolError, OSError) as error:
         return Repair(examined.name, rule, None, (), str(error))
     again = examine([str(written.output)], only=[rule.name for rule in among.rules], for_runtimes=among.for_runtimes)

@@ -80,7 +80,7 @@ def unread_key(case: Case) -> Iterator[Finding]:
         if prefix != arch.name:
             said = f"{key} is read for {prefix} files alone, and this one is {arch.name}"
             yield Finding("unread-key", WARNING, said, f"state {arch.name}.{suffix}, or leave it out", key)
-        elif suffix not in read and not _says_nothing(suffix, value):
+        elif suffix not in read and not _says_nothing(arch, suffix, value):
             meant = [] if suffix in archs.TYPES else get_close_matches(suffix, sorted(read), 1, NEAR)
             said = f"{key} is not read by llama.cpp for {arch.name}, which computes as if it were not there"
             hint = f"did you mean {arch.name}.{meant[0]}?" if meant else ""
@@ -99,11 +99,11 @@ def _misspelt(checkpoint: GgufCheckpoint, arch: str, read: frozenset[str]) -> It
             yield Finding("unread-key", WARNING, f"{key} is read by nobody", f"did you mean {meant[0]}?", key)
 
 
-def _says_nothing(suffix: str, value: Value) -> bool:
+def _says_nothing(arch: archs.Architecture, suffix: str, value: Value) -> bool:
     """Return whether a key states what is computed without it."""
     default = {
         archs.YARN_BETA_FAST: archs.BETAS[0], archs.YARN_BETA_SLOW: archs.BETAS[1], archs.YARN_EXT_FACTOR: 1.0,
-        archs.YARN_LOG_MULTIPLIER: 0.0,
+        archs.YARN_LOG_MULTIPLIER: 0.0, archs.FREQ_BASE: arch.fixed_base or None,
     }.get(suffix)  # fmt: skip
     return default is not None and value.type is ValueType.F32 and math.isclose(float(value.decode()), default)  # type: ignore[arg-type]
 

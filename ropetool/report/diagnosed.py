@@ -77,13 +77,12 @@ def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str
 
 
 def _examined_json(one: Examined) -> dict[str, Any]:
-    inspected = one.case.found if one.case else None
     return {
         "source": one.name,
-        "format": one.case.format if one.case else None,
-        "family": inspected.family.model_type if inspected and inspected.family else None,
+        "format": one.format or None,
+        "family": one.family or None,
         "skipped": one.skipped or None,
-        "compared_with": one.case.source.name if one.case and one.case.source else None,
+        "compared_with": one.source or None,
         "findings": [_finding_json(finding) for finding in one.findings],
     }
 

@@ -58,15 +58,13 @@ def _location(one: Examined, finding: Finding) -> dict[str, Any]:
     """Return where it stands: a file relative to the working folder where it lies within, and the line of the key."""
     if hub.hub_id(one.name) is not None:
         return {"logicalLocations": [{"fullyQualifiedName": one.name, "kind": "module"}]}
-    path = Path(one.name)
-    text = ""
-    if one.case is not None and one.case.hf is not None:
-        path, text = path / names.CONFIG_JSON, one.case.hf.text
-        if finding.key == names.MODEL_MAX_LENGTH:
-            path, text = path.with_name(names.TOKENIZER_CONFIG_JSON), ""
+    path, line = Path(one.name), finding.line
+    if one.format == "hf":
+        in_tokenizer = finding.key == names.MODEL_MAX_LENGTH
+        path = path / (names.TOKENIZER_CONFIG_JSON if in_tokenizer else names.CONFIG_JSON)
     place: dict[str, Any] = {"artifactLocation": {"uri": _uri(path)}}
     if path.suffix == ".json":
-        place["region"] = {"startLine": _line(text, finding.key)}
+        place["region"] = {"startLine": line or 1}
     return {"physicalLocation": place}
 
 
@@ -75,8 +73,3 @@ def _uri(path: Path) -> str:
     if os.path.commonpath([absolute, here]) == here:
         return quote(Path(os.path.relpath(absolute, here)).as_posix(), errors="surrogateescape")
     return f"file://{quote(Path(absolute).as_posix(), errors='surrogateescape')}"
-
-
-def _line(text: str, key: str) -> int:
-    at = text.find(f'"{key}"') if key else -1
-    return text.count("\n", 0, at) + 1 if at >= 0 else 1

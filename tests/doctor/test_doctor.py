@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import configs
+import gguf_headers
 import gguf_making
 import planted
 import pytest
@@ -24,6 +25,7 @@ from ropetool.doctor.rules import RULES
 from ropetool.escaping import word, words
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.rope.tables import RopeSet
+from ropetool.runtimes.llama_cpp import architectures
 
 DEMO = Path(signals.__file__).parents[1] / "demo" / "model"
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "/nowhere"))
@@ -67,6 +69,14 @@ def test_every_rule_has_a_planted_error_in_each_format_that_it_is_for() -> None:
 def test_no_config_in_the_older_style_has_an_error(family: str, tmp_path: Path) -> None:
     model = write_config(tmp_path / "model", configs.config(family, "v4"))
     assert [finding for finding in examine([str(model)]).findings if finding.severity == ERROR] == []
+
+
+def test_no_gguf_file_that_states_what_its_architecture_reads_has_a_finding(tmp_path: Path) -> None:
+    for arch in architectures.names():
+        gguf_headers.write(tmp_path / f"{arch}.gguf", arch)
+    found = examine([str(tmp_path)])
+    assert len(found.examined) == len(architectures.names()) > 100
+    assert {one.name: one.findings for one in found.examined if one.findings} == {}
 
 
 def test_a_wrong_rule_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
