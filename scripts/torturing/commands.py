@@ -64,9 +64,10 @@ def load() -> None:
     import numpy as np  # noqa: F401
 
     from ropetool import gguf_export  # noqa: F401
-    from ropetool.cli import apply, bake, export, extend  # noqa: F401
+    from ropetool.cli import apply, bake, export, extend, inspect, recover  # noqa: F401
     from ropetool.plans import (
         flags,  # noqa: F401
+        in_place,  # noqa: F401
     )
 
     gc.collect()

@@ -29,6 +29,8 @@ ERRORS = (errno.ENOSPC, errno.EIO)
 class Bench:
     """A worker's folder, and the scenes that are played in it."""
 
+    scenes = SCENES
+
     def __init__(self, folder: Path, seed: int) -> None:
         from torturing.scenes import SOURCE, make_sources
 
@@ -44,6 +46,10 @@ class Bench:
             assert ready is not None
         stage.reset()
         return stage
+
+    def steps(self, stage: Stage) -> list[Step]:
+        """Return the steps of an undisturbed run."""
+        return steps(stage)
 
 
 # --- a command, step by step

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.errors import RopetoolError
-from torturing import disturbing, inputs, tracing
+from torturing import disturbing, in_place, inputs, tracing
 from torturing.disturbing import Bench
 from torturing.findings import Bad, Report, Skipped
+from torturing.in_place import InPlaceBench
 from torturing.readers import Reader, readers
-from torturing.scenes import SCENES, Scene, Stage
+from torturing.scenes import Stage
 from torturing.tracing import Step
 
-KILLS, FAULTS, MUTATIONS = "kills", "faults", "mutations"
-GROUPS = (KILLS, FAULTS, MUTATIONS)
+KILLS, FAULTS, MUTATIONS, IN_PLACE = "kills", "faults", "mutations", "in place"
+GROUPS = (KILLS, FAULTS, MUTATIONS, IN_PLACE)
 _NAMES = re.compile(r"\S*[./]\S*|\d+")  # what differs between findings of one cause
 TURN = 1.0  # seconds that a reader gets at a time
 
@@ -51,7 +52,7 @@ class OfScene(Kind):
         name: str,
         group: str,
         share: float,
-        bench: Bench,
+        bench: Bench | InPlaceBench,
         hold: Callable[[Stage, random.Random, int], str],
         start: int,
         stride: int,
@@ -61,7 +62,8 @@ class OfScene(Kind):
 
     def turn(self, most: int) -> Report:
         report = Report(self.name)
-        for _ in range(min(most, len(SCENES))):
+        scenes = self._bench.scenes
+        for _ in range(min(most, len(scenes))):
             number, self._next = self._next, self._next + self._stride
             begun = time.monotonic()
             try:
@@ -73,31 +75,33 @@ class OfScene(Kind):
                 break
             report.runs += 1
             if problem:
-                report.bad.append(Bad(self.name, number, f"{_scene(number).name}: {problem}", _NAMES.sub("", problem)))
+                report.bad.append(
+                    Bad(self.name, number, f"{scenes[number % len(scenes)].name}: {problem}", _NAMES.sub("", problem))
+                )
             if time.monotonic() - begun > TURN:
                 break
         else:
-            self.done = report.runs == 0 and most >= len(SCENES)
+            self.done = report.runs == 0 and most >= len(scenes)
         return report
 
     def repeat(self, number: int) -> str:
         rng = random.Random(f"{self._bench.seed}/{self.name}/{number}")
-        return self._hold(self._bench.stage(_scene(number)), rng, number // len(SCENES))
+        turn, scene = divmod(number, len(self._bench.scenes))
+        return self._hold(self._bench.stage(self._bench.scenes[scene]), rng, turn)
 
 
 class Exhausted(Exception):
     """All steps of a scene have been tried."""
 
 
-def _scene(number: int) -> Scene:
-    return SCENES[number % len(SCENES)]
-
-
 class AtSteps:
     """Takes what can be done at each step of each scene in an order of chance, all of it once."""
 
     def __init__(
-        self, bench: Bench, options: Callable[[Step], Sequence[Any]], hold: Callable[[Stage, int, Any], str]
+        self,
+        bench: Bench | InPlaceBench,
+        options: Callable[[Step], Sequence[Any]],
+        hold: Callable[[Stage, int, Any], str],
     ) -> None:
         self._bench, self._options, self._hold = bench, options, hold
         self._orders: dict[str, list[tuple[int, Any]]] = {}
@@ -116,7 +120,7 @@ class AtSteps:
         name = stage.scene.name
         if name not in self._orders:
             found = [
-                (at, option) for at, step in enumerate(disturbing.steps(stage), 1) for option in self._options(step)
+                (at, option) for at, step in enumerate(self._bench.steps(stage), 1) for option in self._options(step)
             ]
             random.Random(f"{self._bench.seed}/{name}").shuffle(found)
             self._orders[name] = found
@@ -161,6 +165,10 @@ def kinds(folder: Path, seed: int, groups: Sequence[str], start: int, stride: in
         for name, group, share, hold in _of_scenes(bench):
             if group in groups:
                 found.append(OfScene(f"{group}: {name}", group, share, bench, hold, start, stride))
+    if IN_PLACE in groups:
+        edits = InPlaceBench(folder / "in-place", seed)
+        for name, share, hold in _of_edits(edits):
+            found.append(OfScene(f"{IN_PLACE}: {name}", IN_PLACE, share, edits, hold, start, stride))
     if MUTATIONS in groups:
         known = readers(folder / "readers")
         whole = sum(reader.share for reader in known.values())
@@ -185,3 +193,13 @@ def _of_scenes(bench: Bench) -> Iterator[tuple[str, str, float, Callable[[Stage,
     yield "ENOSPC and EIO at each step", FAULTS, 2, refused
     yield "files of limited size", FAULTS, 0.5, lambda stage, rng, _: disturbing.limited(stage, rng)
     yield "small disks", FAULTS, 0.5, lambda stage, rng, _: disturbing.small_disk(stage, rng)
+
+
+def _of_edits(bench: InPlaceBench) -> Iterator[tuple[str, float, Callable[[Stage, random.Random, int], str]]]:
+    numbers, errors = tuple(disturbing.CODES), disturbing.ERRORS
+    yield "SIGKILL at each step", 2, AtSteps(bench, lambda step: (None,), in_place.kill_at)
+    yield "SIGKILL at random times", 2, lambda stage, rng, _: in_place.kill_later(stage, rng)
+    yield "other signals at each step", 1, AtSteps(bench, lambda step: numbers, in_place.signal_at)
+    yield "two at a time", 0.5, lambda stage, rng, _: in_place.race(stage, rng)
+    refused = AtSteps(bench, lambda step: errors if step.name in tracing.REFUSABLE else (), in_place.refuse_at)
+    yield "ENOSPC and EIO at each step", 1, refused

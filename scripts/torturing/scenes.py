@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -84,6 +84,7 @@ class Stage:
     scene: Scene
     place: Path
     templates: Path
+    prepare: Callable[[], None] | None = None  # what the command's process does first
 
     def reset(self) -> None:
         """Put the folder back to its beginning."""
@@ -132,7 +133,7 @@ class Stage:
         found = []
         for _ in range(2):
             self.reset()
-            run(arguments, self.place).expect(0)
+            run(arguments, self.place, self.prepare).expect(0)
             found.append(contents(self.place / OUT))
         if found[0] != found[1]:
             varying = [name for name in {**found[0], **found[1]} if found[0].get(name) != found[1].get(name)]

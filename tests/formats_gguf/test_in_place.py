@@ -206,6 +206,23 @@ def test_a_new_vector_goes_to_the_end_and_llama_cpp_rotates_by_it(tmp_path: Path
     assert (llama_logits(path) == llama_logits(copied)).all()
 
 
+def test_a_vector_that_was_added_is_taken_out_again(tmp_path: Path) -> None:
+    path = gguf_making.model(tmp_path / "m.gguf")
+    before, logits, size = held(path), llama_logits(path), path.stat().st_size
+    edited(path, Patch({"a.b": text(9)}, tensors={gguf_making.FREQS: gguf_making.llama3_divisors()}))
+    grown = path.stat().st_size
+    with pytest.raises(PlanMismatch, match=r"has no tensor none\.weight to take out"):
+        edited(path, Patch(drop=frozenset({"none.weight"})))
+    with pytest.raises(
+        OutputError, match=r"only the last tensors of a file are taken out, and its last one is rope_freqs"
+    ):
+        edited(path, Patch(drop=frozenset({"token_embd.weight"})))
+    edited(path, Patch({}, frozenset({"a.b"}), drop=frozenset({gguf_making.FREQS})))
+    assert held(path) == before
+    assert size <= path.stat().st_size < grown
+    assert (llama_logits(path) == logits).all()
+
+
 # --- nobody else counts the filler
 
 

@@ -26,7 +26,7 @@ from .maker import packed, tensor, u32
 
 TRIALS = int(os.environ.get("ROPETOOL_POWER_LOSSES", "40"))
 RECORD = "m.gguf.ropetool.json"
-WAYS = ("overwrite", "filler", "insert", "move", "keys")  # the last: of a file without tensors, which is rewritten
+WAYS = ("overwrite", "filler", "insert", "move", "keys", "drop")  # keys: a file without tensors, which is rewritten
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,15 @@ def case(way: str, seed: int) -> Case:
         if way == "keys":
             raw = packed([u32(f"k.{number}", number) for number in range(rng.randint(2, 400))] + [u32("a.b", 7)])
             patch = Patch(patch.set) if rng.random() < 0.5 else Patch(remove=frozenset({"k.1"}))
+        if way == "drop":  # the last tensor goes, and what takes a range may come
+            last = parse_header(memoryview(raw), Path("m.gguf"), len(raw)).tensors[-1].name
+            patch = Patch({"a.c": text(rng.choice([1, 5000]))}, drop=frozenset({last}))
         disk = FailingDisk(raw, can_insert=can_insert, beside={RECORD: b"old"})
         try:
             found = edit(disk, patch)
         except Exception:  # noqa: BLE001 - this file does not take this way
             continue
-        if found == {"keys": "overwrite"}.get(way, way):
+        if found == way or (found, way) == ("overwrite", "keys") or way == "drop":
 
             def fresh(raw: bytes = raw, can_insert: bool = can_insert) -> FailingDisk:
                 return FailingDisk(raw, can_insert=can_insert, beside={RECORD: b"old"})

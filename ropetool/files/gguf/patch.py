@@ -23,17 +23,19 @@ class Patch:
     """Changes to one file.
 
     A key of `set` replaces the value in its place, or comes last if it is new. A vector of `tensors` overwrites the
-    F32 tensor of that name and length, or is appended as a new one.
+    F32 tensor of that name and length, or is appended as a new one. The tensors of `drop` are taken out, the last ones of a
+    file that is edited in place: it is how one that was appended goes again.
     """
 
     set: Mapping[str, Value] = field(default_factory=dict)
     remove: frozenset[str] = frozenset()
     tensors: Mapping[str, Vector] = field(default_factory=dict)
+    drop: frozenset[str] = frozenset()
 
     @property
     def is_empty(self) -> bool:
         """Whether the file stays as it is."""
-        return not (self.set or self.remove or self.tensors)
+        return not (self.set or self.remove or self.tensors or self.drop)
 
 
 def patched_values(header: GgufHeader, patch: Patch) -> dict[str, Value]:

@@ -73,13 +73,16 @@ def split_patch(headers: tuple[GgufHeader, ...], patch: Patch) -> tuple[Patch, .
             raise ConfigError("ties the files of a model together and follows from them", where=key)
     owner = {tensor.name: index for index, header in enumerate(headers) for tensor in header.tensors}
     parts = [
-        Patch(tensors={name: vector for name, vector in patch.tensors.items() if owner.get(name, 0) == index})
+        Patch(
+            tensors={name: vector for name, vector in patch.tensors.items() if owner.get(name, 0) == index},
+            drop=frozenset(name for name in patch.drop if owner.get(name, 0) == index),
+        )
         for index in range(len(headers))
     ]
     announced = headers[0].get(SPLIT_TENSORS, ValueType.I32)
-    new = len(patch.tensors.keys() - owner.keys())
+    new = len(patch.tensors.keys() - owner.keys()) - len(patch.drop & owner.keys())
     recount = {SPLIT_TENSORS: Value.of(ValueType.I32, announced + new)} if new and announced is not None else {}
-    return (Patch({**patch.set, **recount}, patch.remove, parts[0].tensors), *parts[1:])
+    return (Patch({**patch.set, **recount}, patch.remove, parts[0].tensors, parts[0].drop), *parts[1:])
 
 
 def model_name(path: Path) -> str:

@@ -14,7 +14,7 @@ from itertools import accumulate, takewhile
 from math import prod
 from pathlib import Path
 
-from ropetool.errors import PlanMismatch
+from ropetool.errors import ConfigError, PlanMismatch
 from ropetool.files.gguf.codec import Buffer, Value, encode_text
 from ropetool.files.gguf.copying import copy_range, write_all
 from ropetool.files.gguf.cursor import I32, I64, U32, U64
@@ -68,6 +68,8 @@ def lay_out(header: GgufHeader, patch: Patch, retyped: Mapping[str, int] | None 
 
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
     """
+    if patch.drop:
+        raise ConfigError("tensors are taken out of a file in place, not of a copy", where=min(patch.drop))
     after = _moved(header, retyped) if retyped else header
     values = patched_values(header, patch)
     new = appended(after, patch)

@@ -14,7 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from ropetool import names
-from ropetool.errors import ConfigError
+from ropetool.errors import ConfigError, PlanMismatch
 from ropetool.files.gguf.codec import ARRAY_HEAD, Value, encode_text
 from ropetool.files.gguf.cursor import I32
 from ropetool.files.gguf.header import MAX_HEADER_BYTES, GgufHeader, parse_header
@@ -66,10 +66,10 @@ def steps(
         raise ConfigError(
             "is the room that ropetool keeps for edits in place, and no key of the model", where=names.GGUF_FILLER
         )
-    values = patched_values(header, patch)
+    values, header = patched_values(header, patch), _without_dropped(header, patch)
     over, new = overwritten(header, patch), appended(header, patch)
     changed = [(info, data) for info, data in over if read(header.data_start + info.offset, info.nbytes) != data]
-    if values == dict(header.values) and not changed and not new:
+    if values == dict(header.values) and not changed and not new and not patch.drop:
         return Journal(NOTHING, header.file_size, header.file_size)
     if not header.tensors:
         return _without_tensors(header, patch, read)
@@ -78,12 +78,33 @@ def steps(
         _check_end(header)
     count = len(header.tensors) + len(new)
     fixed = sum(len(part) for part in encode_head(values, count)) + len(infos)
-    found = next(_layouts(header, values, infos, fixed, len(new), can_insert=can_insert, block=block, room=room))
-    return _checked(header, values, _journal(header, values, found, changed, new, read), read)
+    found = next(_layouts(header, values, infos, fixed, can_insert=can_insert, block=block, room=room))
+    journal = _journal(header, values, found, changed, new, read)
+    if patch.drop:
+        end = header.data_start + padded(header.tensors[-1].end, header.alignment)
+        journal = replace(journal, final_size=end + (found.insertion.nbytes if found.insertion is not None else 0))
+    return _checked(header, values, journal, read)
+
+
+def _without_dropped(header: GgufHeader, patch: Patch) -> GgufHeader:
+    """Return the header without the tensors that the patch takes out. Raises: PlanMismatch, NoWay."""
+    absent = sorted(patch.drop - {info.name for info in header.tensors})
+    if absent:
+        raise PlanMismatch(f"has no tensor {absent[0]} to take out", where=str(header.path))
+    if not patch.drop:
+        return header
+    staying = header.tensors[: len(header.tensors) - len(patch.drop)]
+    last = {info.name for info in header.tensors[len(staying) :]}
+    if last != patch.drop or not staying or patch.tensors.keys() - {info.name for info in staying}:
+        raise NoWay(f"only the last tensors of a file are taken out, and its last one is {header.tensors[-1].name}")
+    _check_end(header)
+    length = sum(len(encode_info(info)) for info in header.tensors[len(staying) :])
+    infos = header.infos[: len(header.infos) - length]
+    return replace(header, tensors=staying, infos=infos, header_end=header.header_end - length)
 
 
 def _layouts(
-    header: GgufHeader, values: Mapping[str, Value], infos: bytes, fixed: int, new: int, *, can_insert: bool, block: int,
+    header: GgufHeader, values: Mapping[str, Value], infos: bytes, fixed: int, *, can_insert: bool, block: int,
     room: int,
 ) -> Iterator[_Layout]:  # fmt: skip
     """Yield the layouts that would do, the one that writes least first. Raises: NoWay behind the last."""
@@ -96,10 +117,10 @@ def _layouts(
         if header.data_start + nbytes <= MAX_HEADER_BYTES:
             at = _unchanged_start(header, values) // unit * unit
             yield _Layout(header.data_start + nbytes, infos, Insertion(at, nbytes))
-    yield _moved(header, infos, need, new)
+    yield _moved(header, infos, need)
 
 
-def _moved(header: GgufHeader, infos: bytes, need: int, new: int) -> _Layout:
+def _moved(header: GgufHeader, infos: bytes, need: int) -> _Layout:
     """Return the layout after which as many of the first tensors lie at the end as the header needs the place of.
 
     Raises: NoWay.

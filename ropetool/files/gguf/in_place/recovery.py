@@ -136,13 +136,15 @@ def _check_forward(disk: Disk, journal: Journal) -> None:
 
 
 def _untouched(journal: Journal) -> Journal:
-    """Return the journal with only those samples that no write overlaps."""
+    """Return the journal with only those samples that no write overlaps, and that are not cut off."""
     inserted = journal.insertion
 
     def is_free(sample: Sample) -> bool:
         nbytes = inserted.nbytes if inserted is not None and sample.at + sample.nbytes > inserted.at else 0
         at, stop = sample.at, sample.at + sample.nbytes + nbytes
-        return not any(write.at < stop and at < write.at + len(write.new) for write in journal.writes)
+        return stop <= journal.final_size and not any(
+            write.at < stop and at < write.at + len(write.new) for write in journal.writes
+        )
 
     return replace(journal, samples=tuple(filter(is_free, journal.samples)))
 
