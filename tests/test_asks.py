@@ -82,9 +82,13 @@ def test_the_command_does_it(row: list[str], tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     for arguments in commands(row):
         assert complaint(arguments) == ""
-        if arguments[0] not in ("extend", "inspect"):
+        if arguments[0] not in ("extend", "inspect", "gguf"):
             continue
-        for name in (arguments[1], *(after for option, after in pairwise(arguments) if option == "--companion")):
+        (tmp_path / "template.jinja").write_text("{{ messages }}")
+        for name in (
+            arguments[2 if arguments[0] == "gguf" else 1],
+            *(after for option, after in pairwise(arguments) if option == "--companion"),
+        ):
             if not (tmp_path / name).exists():
                 stand_in(name, tmp_path)
         more = ["--dry-run"] if arguments[0] == "extend" and "--dry-run" not in arguments else []

@@ -161,7 +161,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
     [
         ("ropetool extent model", "no command extent"),
         ("ropetool gguf sett model.gguf", "No such command 'sett'"),
-        ("ropetool gguf set model.gguf general.name X", "Missing option '-o'"),
+        ("ropetool gguf merge model-00001-of-00002.gguf", "Missing option '-o'"),
         ("ropetool extend model --method yarn --faktor 4", "No such option"),
         ("ropetool verify X --lengths 256,many", "not a list of lengths"),
         ("ropetool extend model --factor 4", "Missing option"),

@@ -26,7 +26,8 @@ SCHEMA = 1
 class LoggedEdit:
     """One edit. size: of the file after it, in bytes. keys and tensors: by name, old and new, None where there was none.
 
-    The numbers of a vector are its bytes, as stored.
+    The numbers of a vector are its bytes, as stored. record: the text of the record beside the file that the edit replaced,
+    empty where there was none; None where it left the record.
     """
 
     command: str
@@ -34,6 +35,7 @@ class LoggedEdit:
     size: int
     keys: Mapping[str, tuple[Value | None, Value | None]]
     tensors: Mapping[str, tuple[bytes | None, bytes]]
+    record: str | None = None
 
     @classmethod
     def of(cls, headers: Sequence[GgufHeader], patch: Patch, command: str, way: str = "", size: int = 0) -> LoggedEdit:
@@ -50,8 +52,9 @@ class LoggedEdit:
         return cls(command, way, size, {**keys, **gone}, tensors)
 
     def to_json(self) -> dict[str, Any]:
+        replaced = {} if self.record is None else {"record": self.record}
         return {
-            "command": self.command, "way": self.way, "size": self.size,
+            **replaced, "command": self.command, "way": self.way, "size": self.size,
             "keys": {key: {"old": _value_json(old), "new": _value_json(new)} for key, (old, new) in self.keys.items()},
             "tensors": {name: {"old": _text(old), "new": _text(new)} for name, (old, new) in self.tensors.items()},
         }  # fmt: skip
@@ -63,7 +66,9 @@ class LoggedEdit:
         tensors = {}
         for name, both in data["tensors"].items():
             tensors[str(name)] = (_bytes(both["old"]), base64.b64decode(both["new"], validate=True))
-        return cls(str(data["command"]), str(data["way"]), int(data["size"]), keys, tensors)
+        record = data.get("record")  # absent where the edit left it, and in logs of earlier versions
+        text = None if record is None else str(record)
+        return cls(str(data["command"]), str(data["way"]), int(data["size"]), keys, tensors, text)
 
 
 def place(file: Path) -> Path:

@@ -39,6 +39,7 @@ COMMANDS = {
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "identify": ("identify", "Say which rotary table a server computes."),
+    "restore": ("restore", "Undo the last edit in place of a GGUF file."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
     "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
     "gguf": ("gguf", "List and set keys of GGUF files; split and merge them."),

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import local_source, notes, print_json, show
+from ropetool.cli import command_line, local_source, notes, print_json, show
+from ropetool.cli.options import check_in_place, in_place
 
 if TYPE_CHECKING:
+    from ropetool.files.gguf import GgufHeader
     from ropetool.plans.key_edits import KeyEdit
     from ropetool.plans.resharding import Resharded
 
@@ -100,6 +102,7 @@ FORCE = click.option(
     help="Write what llama.cpp would not load or would ignore; replace an output that a record lists.",
 )  # fmt: skip
 OUTPUT = click.option("-o", "--output", metavar="FILE", type=click.Path(), required=True, help="Where the copy goes.")
+EITHER = click.option("-o", "--output", metavar="FILE", type=click.Path(), help="Write a copy. This or --in-place.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
@@ -113,11 +116,12 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as
     type=click.Path(),
     help="Take the value from this file, - for standard input, byte for byte.",
 )
-@OUTPUT
+@EITHER
+@in_place
 @FORCE
 @JSON
 def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | None, **choices: Any) -> None:
-    """Write a copy of a file with a key set.
+    """Set a key of a file, in it or in a copy.
 
     TYPE is u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, bool, str, or arr: and one of them, as in arr:i32. It may be
     left out where llama.cpp wants a certain type, or the file has the key. An array is written as JSON.
@@ -126,12 +130,10 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
     Where the rotary table changes, it is shown as it was and as it is.
 
     \b
-    ropetool gguf set model.gguf llama.context_length 32768 -o longer.gguf
+    ropetool gguf set model.gguf llama.context_length 32768 --in-place
     ropetool gguf set model.gguf tokenizer.chat_template --from-file template.jinja -o new.gguf
     ropetool gguf set model.gguf general.tags arr:str '["long", "context"]' -o new.gguf
     """
-    from pathlib import Path
-
     from ropetool.files.gguf.texts import is_type, type_label
     from ropetool.plans.key_edits import set_key
 
@@ -145,29 +147,28 @@ def set_command(source: str, key: str, words: tuple[str, ...], from_file: str | 
         type_label(words[0])
     text = _text_of(from_file) if from_file is not None else words[-1]
     label = type_label(words[0]) if typed else ""
-    edit = set_key(Path(local_source(source)), key, text, label, force=choices["force"])
+    edit = set_key(_headers(source, **choices), key, text, label, force=choices["force"])
     _write(edit, **choices)
 
 
 @gguf_command.command("unset")
 @click.argument("source", metavar="FILE", type=click.Path())
 @click.argument("key")
-@OUTPUT
+@EITHER
+@in_place
 @FORCE
 @JSON
 def unset_command(source: str, key: str, **choices: Any) -> None:
-    """Write a copy of a file without a key.
+    """Remove a key of a file, in it or in a copy.
 
     A key that llama.cpp cannot do without is refused.
 
     \b
-    ropetool gguf unset model.gguf tokenizer.chat_template -o plain.gguf
+    ropetool gguf unset model.gguf tokenizer.chat_template --in-place
     """
-    from pathlib import Path
-
     from ropetool.plans.key_edits import unset_key
 
-    _write(unset_key(Path(local_source(source)), key, force=choices["force"]), **choices)
+    _write(unset_key(_headers(source, **choices), key, force=choices["force"]), **choices)
 
 
 def _text_of(path: str) -> str:
@@ -184,20 +185,41 @@ def _text_of(path: str) -> str:
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _write(edit: KeyEdit, output: str, force: bool, as_json: bool) -> None:
+def _headers(
+    source: str, output: str | None, in_place: bool, copy_if_needed: bool, **_: bool
+) -> tuple[GgufHeader, ...]:
+    """Return the headers of a model that is to be edited, in it or in a copy."""
+    from ropetool.files.gguf import read_shards
+    from ropetool.plans.in_place import editable
+
+    check_in_place(in_place, copy_if_needed, {"--output": output})
+    if not in_place and output is None:
+        raise click.UsageError("needs -o FILE for a copy, or --in-place.")
+    return editable(source) if in_place else read_shards(local_source(source))
+
+
+def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bool, force: bool, as_json: bool) -> None:
     from pathlib import Path
 
     from ropetool.cli.progress import BYTES, bar
-    from ropetool.plans.key_output import write_copy
+    from ropetool.plans.key_output import write_copy, write_in_place
     from ropetool.report.gguf_keys import edit_json, edit_text
+    from ropetool.report.planned import in_place_json, in_place_text
 
-    with bar(BYTES) as shown:
-        written = write_copy(edit, Path(output), force=force, progress=shown)
-    if as_json:
-        print_json(edit_json(edit, {"output": [str(path) for path in written.files]}))
+    if output is None:
+        edited = write_in_place(edit, copy_if_needed=copy_if_needed, command=command_line())
+        row, said = ("in place", in_place_text(edited)), edited.notes
+        more: dict[str, Any] = {"in_place": in_place_json(edited)}
     else:
-        show(edit_text(edit, [("output", str(path)) for path in written.files[:1]]))
-        notes([*edit.notes, *written.notes])
+        with bar(BYTES) as shown:
+            written = write_copy(edit, Path(output), force=force, progress=shown)
+        files = [str(path) for path in written.files]
+        row, more, said = ("output", files[0]), {"output": files}, written.notes
+    if as_json:
+        print_json(edit_json(edit, more))
+    else:
+        show(edit_text(edit, [row]))
+        notes([*edit.notes, *said])
 
 
 @gguf_command.command("split")

@@ -13,7 +13,7 @@ from ropetool import runtimes
 from ropetool.doctor.cases import Case, named
 from ropetool.errors import RopetoolError
 from ropetool.escaping import command, number, word
-from ropetool.files.gguf import model_name
+from ropetool.files.gguf import model_name, read_shards
 from ropetool.plans.basis import ORIGINAL
 from ropetool.plans.key_edits import unset_key
 from ropetool.plans.search import make_plan
@@ -165,7 +165,7 @@ def without(case: Case, key: str) -> str:
     """Return the command that writes a GGUF file without a key; in words where llama.cpp would not load that."""
     if case.path is not None:
         with suppress(RopetoolError):
-            unset_key(case.path, key)
+            unset_key(read_shards(case.path), key)
             output = case.path.with_name(f"{model_name(case.path)}-fixed.gguf")
             return command("ropetool", "gguf", "unset", case.path, key, "-o", output)
     return f"remove {key}"

@@ -76,6 +76,7 @@ def edit_model(
     """
     real = Path(os.path.realpath(headers[0].path))  # of a link, what stands beside the file itself
     before, entry = edit_log.read(real), LoggedEdit.of(headers, patch, command)
+    entry = entry if made is None else replace(entry, record=_record_text(real))
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
         log = edit_log.text((*before, replace(entry, way=way, size=size)))
@@ -84,20 +85,31 @@ def edit_model(
     return edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
 
 
+def _record_text(file: Path) -> str:
+    """Return the record beside a file as it stands there, empty where there is none."""
+    found = read_optional_object(provenance.beside(file))
+    return "" if found is None else found[0]
+
+
 def _record(file: Path, made: Provenance | None, size: int) -> Mapping[str, bytes]:
     """Return the record beside the file by its name: a new one, or that which is there with the new size; or nothing."""
     place = provenance.beside(file)
     if made is not None:
         data = {**made.to_json(), "source": file.name, "files": [{"name": file.name, "size": size}]}
     elif provenance.record(file) is not None:
-        found = read_optional_object(place)
-        assert found is not None
-        data = {key: value for key, value in found[1].items() if key != provenance.SET}  # which is over the bytes
-        listed = data.get(provenance.FILES, [])
-        data[provenance.FILES] = [{**one, "size": size} if one["name"] == file.name else one for one in listed]
+        return {place.name: resized(_record_text(file), file, size)}
     else:
         return {}
     return {place.name: f"{json.dumps(data, indent=2)}\n".encode("ascii")}
+
+
+def resized(record: str, file: Path, size: int) -> bytes:
+    """Return a record with another size of the file, as text that is written."""
+    data = {key: value for key, value in json.loads(record).items() if key != provenance.SET}  # which is over the bytes
+    if provenance.FILES in data:
+        listed = data[provenance.FILES]
+        data[provenance.FILES] = [{**one, "size": size} if one["name"] == file.name else one for one in listed]
+    return f"{json.dumps(data, indent=2)}\n".encode("ascii")
 
 
 def _checkpoint(plan: Plan, source: str | Path) -> GgufCheckpoint:

@@ -6,13 +6,12 @@ Knows no key by its meaning: the rules are the runtime's. Where the result goes 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ropetool.checkpoint import gguf_keys
 from ropetool.checkpoint.gguf import ARCHITECTURE, GgufCheckpoint
 from ropetool.errors import ConfigError, RopetoolError, did_you_mean
 from ropetool.escaping import command
-from ropetool.files.gguf import MAX_HEADER_BYTES, GgufHeader, Patch, Value, ValueType, read_shards, split_patch
+from ropetool.files.gguf import MAX_HEADER_BYTES, GgufHeader, Patch, Value, ValueType, split_patch
 from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.patch import patched_values
 from ropetool.files.gguf.texts import value_of
@@ -27,7 +26,7 @@ DESCRIPTIVE = frozenset({"general.name", "general.file_type"})  # loaded, and no
 class KeyEdit:
     """One key of a model set or removed, checked and not yet written.
 
-    patches: what it asks of each file of the model, in their order; only the first file's changes. before and after: the
+    patch: what it asks of the model, all of it of the first file. before and after: the
     value, None where there is none. tables: what llama.cpp rotates by before and after; None where that did not change, or
     nothing is known of it. notes: what to know, the objections among them that `force` overrode.
     """
@@ -36,7 +35,7 @@ class KeyEdit:
     key: str
     before: Value | None
     after: Value | None
-    patches: tuple[Patch, ...]
+    patch: Patch
     tables: tuple[RopeSet, RopeSet] | None = None
     notes: tuple[str, ...] = field(default=())
 
@@ -46,27 +45,26 @@ class KeyEdit:
         return self.before == self.after
 
 
-def set_key(source: Path, key: str, text: str, label: str = "", *, force: bool = False) -> KeyEdit:
-    """Return the edit that sets a key to the value that a text states.
+def set_key(files: tuple[GgufHeader, ...], key: str, text: str, label: str = "", *, force: bool = False) -> KeyEdit:
+    """Return the edit that sets a key of a model to the value that a text states.
 
-    label: its type; empty for the one that llama.cpp wants, or that the key has, or that converters give it. force: take
-    what llama.cpp would not load, which a note then says.
+    files: the headers of all its files; unmapped ones where it will be edited in place. label: its type; empty for the one
+    that llama.cpp wants, or that the key has, or that converters give it. force: take what llama.cpp would not load, which
+    a note then says.
     Raises: ConfigError if the text is no value of the type, nothing says which type, or llama.cpp would not load the
     result; CheckpointError.
     """
-    files = read_shards(source)
     value = _typed(files[0], key, text, label)
     if value.type is ValueType.STR and not force:
         _check_text(text, key)
     return _edit(files, key, value, force)
 
 
-def unset_key(source: Path, key: str, *, force: bool = False) -> KeyEdit:
+def unset_key(files: tuple[GgufHeader, ...], key: str, *, force: bool = False) -> KeyEdit:
     """Return the edit that removes a key.
 
     Raises: ConfigError if there is none, or llama.cpp would not load the result; CheckpointError.
     """
-    files = read_shards(source)
     present(files[0], key)
     return _edit(files, key, None, force)
 
@@ -143,7 +141,7 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
     before = files[0].values.get(key)
     patch = Patch(remove=frozenset({key})) if value is None else Patch({key: value})
     if before == value:
-        return KeyEdit(source, key, before, value, tuple(Patch() for _ in files))
+        return KeyEdit(source, key, before, value, Patch())
     if len(files) > 1:
         split_patch(files, patch)  # the keys that tie the files together stay, whatever is forced
     size = sum(len(each.raw) for each in patched_values(files[0], patch).values())
@@ -166,8 +164,7 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
     notes += _reading_notes(source, key) if value is not None else []
     if stale - {key}:
         notes.append(f"{len(stale - {key})} keys of ropetool were removed: they speak of the model as it was")
-    patches = split_patch(files, patch) if len(files) > 1 else (patch,)
-    return KeyEdit(source, key, before, value, patches, tables, tuple(notes))
+    return KeyEdit(source, key, before, value, patch, tables, tuple(notes))
 
 
 def _tables(source: GgufCheckpoint, after: GgufCheckpoint) -> tuple[RopeSet, RopeSet] | None:

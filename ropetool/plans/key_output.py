@@ -12,9 +12,11 @@ from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.files import linking
 from ropetool.files.gguf import write_patched
+from ropetool.files.gguf.in_place import Edited
 from ropetool.files.hf import ABSENT
 from ropetool.plans.applying import Progress
 from ropetool.plans.gguf_output import copied_record, counted_bytes, gguf_output
+from ropetool.plans.in_place import edit_model
 from ropetool.plans.key_edits import KeyEdit
 
 
@@ -38,19 +40,25 @@ def write_copy(
     placed = Counter[str]()
     total = sum(header.file_size for header in headers)
     with gguf_output(target, headers[0].path, force=force) as made, counted_bytes(target.name, total, progress):
-        for header, patch, stage in zip(headers, edit.patches, made.stage(len(headers)), strict=True):
+        for header, stage in zip(headers, made.stage(len(headers)), strict=True):
             if header is headers[0]:
-                write_patched(header, patch, stage)
+                write_patched(header, edit.patch, stage)
             else:
                 placed[linking.carry(header.path, stage, copy=copy)] += 1
         made.finish(_record(edit), {})
     return KeyWritten(tuple(made.files), dict(placed), made.notes)
 
 
+def write_in_place(edit: KeyEdit, *, copy_if_needed: bool = False, command: str = "") -> Edited:
+    """Change the key in the model itself, whose headers are unmapped ones; the log beside it keeps what stood there.
+
+    Raises: what edit_model raises.
+    """
+    return edit_model(edit.source.files, edit.patch, copy_if_needed=copy_if_needed, command=command)
+
+
 def _record(edit: KeyEdit) -> Provenance:
     """Return the record of the copy: the same model as its source, but for the key, which it states."""
     change = {"key": edit.key, "old": plain_value(edit.before), "new": plain_value(edit.after)}
     stated: dict[str, Any] = {"keys": [{name: value for name, value in change.items() if value is not ABSENT}]}
-    same_table = edit.tables is None
-    more = {} if same_table else {"rotates_anew": True}
-    return copied_record(edit.source, {**stated, **more}, same_table=same_table)
+    return copied_record(edit.source, stated, same_table=edit.tables is None)

@@ -109,9 +109,9 @@ def _cut(text: str) -> str:
 
 def edit_text(edit: KeyEdit, outcome: Sequence[tuple[str, str]]) -> str:
     """Return what became of a key, of the table where that changed, and then the rows of the outcome."""
-    rows = [(edit.key, f"{_described(edit.before)} -> {_described(edit.after)}")]
+    rows = [(edit.key, f"{described(edit.before)} -> {described(edit.after)}")]
     if edit.is_empty:
-        rows = [(edit.key, f"{_described(edit.after)} already")]
+        rows = [(edit.key, f"{described(edit.after)} already")]
     if edit.tables is not None:
         rows.append(("rotation", rotation_text(*edit.tables)))
     return columns([*rows, *outcome], indent=0)
@@ -149,7 +149,8 @@ def _layer(entry: LayerRope) -> str:
     return f"{entry.rope_type}{theta}{factor}{attention}"
 
 
-def _described(value: Value | None) -> str:
+def described(value: Value | None) -> str:
+    """Return the type and the value of a key, shortened."""
     return "absent" if value is None else f"{value.label} {shortened(value)}"
 
 

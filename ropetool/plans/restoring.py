@@ -1,0 +1,186 @@
+"""Edits in place undone by the log beside the file, and what is to be deleted of an output that is a copy.
+
+A file that is not as its log says is left alone: another program has written it since, and its work would be lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ropetool.checkpoint import edit_log, listings, provenance
+from ropetool.checkpoint.edit_log import LoggedEdit
+from ropetool.errors import OutputError, PlanMismatch
+from ropetool.escaping import command
+from ropetool.files.gguf import GgufHeader, Patch, Value, read_vector, shards, write_patched
+from ropetool.files.gguf.codec import shown
+from ropetool.files.gguf.header import read_unmapped
+from ropetool.files.gguf.in_place import Edited, edit_in_place
+from ropetool.files.gguf.in_place.copying import Beside, replace_by
+from ropetool.files.gguf.in_place.guard import held
+from ropetool.files.gguf.in_place.planning import COPY
+from ropetool.files.gguf.splitting import write_file
+from ropetool.plans.in_place import editable, resized
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Edits that were undone: the last ones of the log, the last first, and how that got into the file."""
+
+    edited: Edited
+    undone: tuple[LoggedEdit, ...]
+    left: int
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the edit that undid them."""
+        return self.edited.notes
+
+
+@dataclass(frozen=True)
+class ToDelete:
+    """An output that is a copy: its files, which may go, for what they were made from is as it was."""
+
+    output: Path
+    source: str
+    paths: tuple[Path, ...]
+    notes: tuple[str, ...] = ()
+
+
+def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = False) -> Restored | ToDelete:
+    """Undo the last edit in place of a GGUF file, or every one; of any other output say what is to be deleted.
+
+    Raises: PlanMismatch if the file is not as its log says, or the source of a copy is not what it was; OutputError if
+    there is nothing to undo, or the file cannot be edited; CheckpointError.
+    """
+    path = Path(source)
+    if path.is_dir():
+        return _to_delete(path)
+    headers = editable(path)
+    real = Path(os.path.realpath(headers[0].path))
+    log = edit_log.read(real)
+    if not log:
+        return _to_delete(headers[0].path)
+    undone = tuple(reversed(log if every else log[-1:]))
+    patch, added = undoing(headers, undone)
+    rest = log[: len(log) - len(undone)]
+    record = next((entry.record for entry in reversed(undone) if entry.record is not None), None)
+
+    def beside(way: str, size: int) -> Mapping[str, bytes]:
+        return {edit_log.place(real).name: edit_log.text(rest), **_record(real, record, size)}
+
+    if added:
+        edited = _without(headers, patch, added, copy_if_needed, lambda size: beside(COPY, size))
+    else:
+        edited = edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
+    if not rest:
+        edit_log.place(real).unlink(missing_ok=True)
+    if record == "":
+        provenance.beside(real).unlink(missing_ok=True)
+    return Restored(edited, undone, len(rest))
+
+
+def _record(file: Path, replaced: str | None, size: int) -> Mapping[str, bytes]:
+    """Return the record as it was before the edits, with the size that the file has now; nothing where there was none."""
+    place = provenance.beside(file)
+    text = replaced if replaced is not None else place.read_text(encoding="ascii") if place.exists() else ""
+    return {place.name: resized(text, file, size)} if text else {}
+
+
+def _without(
+    headers: Sequence[GgufHeader], patch: Patch, added: Sequence[str], copy_if_needed: bool, beside: Beside
+) -> Edited:
+    """Write the file again without the tensors that were added, and give it the name.
+
+    Raises: OutputError, which says what would do it, unless a copy is allowed.
+    """
+    real = Path(os.path.realpath(headers[0].path))
+    if len(headers) > 1 or not copy_if_needed:
+        more = "merge the model first" if len(headers) > 1 else "--copy-if-needed, which writes the whole file again"
+        raise OutputError(
+            f"the edit added the tensor {added[0]}, which is not taken out of a file in place",
+            where=str(real),
+            try_=more,
+        )
+    header = headers[0]
+    kept = [(header, tensor) for tensor in header.tensors if tensor.name not in added]
+    without = real.with_name(f".{real.name}.ropetool-without")
+
+    def write(new: Path) -> None:
+        try:
+            write_file(without, header.values, kept)
+            write_patched(read_unmapped(without), patch, new)
+        finally:
+            without.unlink(missing_ok=True)
+
+    with held(real) as holding:
+        pass
+    size = replace_by(write, real, beside)
+    return Edited(real, COPY, size, size, tuple(holding.notes))
+
+
+def undoing(headers: Sequence[GgufHeader], undone: Sequence[LoggedEdit]) -> tuple[Patch, list[str]]:
+    """Return the patch that undoes these edits, the last first, and the tensors that they added, which no patch takes out.
+
+    Raises: PlanMismatch if the file does not hold what the last of them left.
+    """
+    where = str(headers[0].path)
+    if len(headers) == 1 and headers[0].file_size != undone[0].size:
+        raise _changed(f"has {headers[0].file_size:,} bytes, and its log says {undone[0].size:,}", where)
+    values: dict[str, Value | None] = dict(headers[0].values)
+    owners = {info.name: (header, info) for header in headers for info in header.tensors}
+    vectors: dict[str, bytes | None] = {}
+    touched: set[str] = set()
+    for entry in undone:
+        for key, (old, new) in entry.keys.items():
+            if values.get(key) != new:
+                raise _changed(f"{shown(key)} is not what the last edit wrote", where)
+            values[key] = old
+            touched.add(key)
+        for name, (before, after) in entry.tensors.items():
+            if name not in vectors:
+                vectors[name] = read_vector(*owners[name]).tobytes() if name in owners else None
+            if vectors[name] != after:
+                raise _changed(f"the numbers of {shown(name)} are not what the last edit wrote", where)
+            vectors[name] = before
+    now = headers[0].values
+    back = {key: values[key] for key in sorted(touched)}
+    return Patch(
+        {key: value for key, value in back.items() if value is not None},
+        frozenset(key for key, value in back.items() if value is None and key in now),
+        {name: np.frombuffer(raw, "<f4") for name, raw in vectors.items() if raw is not None},
+    ), [name for name, raw in vectors.items() if raw is None]
+
+
+def _changed(reason: str, where: str) -> PlanMismatch:
+    return PlanMismatch(
+        f"{reason}: another program has written it since", where=where,
+        try_="ropetool gguf set, which changes single keys",
+    )  # fmt: skip
+
+
+def _to_delete(first: Path) -> ToDelete:
+    """Return what is to be deleted of an output. Raises: OutputError, PlanMismatch."""
+    made = provenance.record(first)
+    if made is None:
+        raise OutputError(
+            "nothing to undo: no log of edits and no record of ropetool is there", where=str(first),
+            try_=f"{command('ropetool', 'inspect', first)}, which shows what it is",
+        )  # fmt: skip
+    problem = provenance.source_problem(made)
+    if problem:
+        raise PlanMismatch(
+            f"is a copy of {made.source}, which {problem}: to delete it may lose what is nowhere else", where=str(first)
+        )
+    rule = listings.directory_rule(()) if first.is_dir() else listings.files_rule(shards(first), ())
+    problem = rule(first)
+    if problem:
+        raise PlanMismatch(f"{problem}: to delete it may lose what is nowhere else", where=str(first))
+    if first.is_dir():
+        return ToDelete(first, made.source, (first,))
+    listed = [first.with_name(entry["name"]) for entry in made.files if os.sep not in entry["name"]]
+    return ToDelete(first, made.source, tuple(each for each in dict.fromkeys([first, *listed]) if each.exists()))

@@ -1,0 +1,53 @@
+"""Edits in place that were undone, and what is to be deleted of a copy, as text and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropetool.checkpoint.edit_log import LoggedEdit
+from ropetool.escaping import command
+from ropetool.plans.restoring import Restored, ToDelete
+from ropetool.report.gguf_keys import described
+from ropetool.report.layout import columns
+from ropetool.report.planned import in_place_json, in_place_text
+
+SCHEMA = 1
+
+
+def restored_text(done: Restored | ToDelete) -> str:
+    """Return what was undone, key by key, or the command that deletes a copy."""
+    if isinstance(done, ToDelete):
+        return (
+            f"{done.output} is a copy; {done.source}, which it was made from, is as it was. To undo it, delete it:\n"
+            f"  {_deletion(done)}\n"
+        )
+    rows = [row for entry in done.undone for row in _rows(entry)]
+    left = f"{done.left} earlier edit{'s are' if done.left != 1 else ' is'} left" if done.left else "no edit is left"
+    return f"{done.edited.path}\n" + columns([*rows, ("in place", in_place_text(done.edited)), ("log", left)])
+
+
+def restored_json(done: Restored | ToDelete) -> dict[str, Any]:
+    """Return what `restore --json` prints."""
+    if isinstance(done, ToDelete):
+        paths = [str(path) for path in done.paths]
+        return {"schema": SCHEMA, "output": str(done.output), "source": done.source, "delete": paths}
+    return {
+        "schema": SCHEMA, "file": str(done.edited.path), "undone": [entry.to_json() for entry in done.undone],
+        "left": done.left, "in_place": in_place_json(done.edited), "notes": list(done.notes),
+    }  # fmt: skip
+
+
+def _deletion(done: ToDelete) -> str:
+    options = ["-r"] if done.output.is_dir() else []
+    return command("rm", *options, *done.paths)
+
+
+def _rows(entry: LoggedEdit) -> list[tuple[str, str]]:
+    """Return a row for each key and vector that became what it was."""
+    rows = [("undone", entry.command)] if entry.command else []
+    rows += [(key, f"{described(new)} -> {described(old)}") for key, (old, new) in entry.keys.items()]
+    rows += [
+        (name, f"{len(new) // 4} numbers, {'gone' if old is None else 'as they were'}")
+        for name, (old, new) in entry.tensors.items()
+    ]
+    return rows

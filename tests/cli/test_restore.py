@@ -1,0 +1,206 @@
+"""ropetool gguf set --in-place, and restore: what was edited in place becomes what it was, by the log beside the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import configs
+import pytest
+from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
+from gguf_models import llama_logits
+from making import run, write_model
+
+from ropetool.checkpoint import edit_log
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
+YARN = ("--method", "yarn", "--factor", "8")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def keys(path: Path) -> dict[str, object]:
+    """Return the keys without the room that edits in place keep."""
+    return {key: value for key, value in values(path).items() if key != "ropetool.filler"}
+
+
+def test_a_key_is_set_where_the_file_lies_and_restored(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    before, weights, inode = keys(path), tensors(path), path.stat().st_ino
+    done = run("gguf", "set", "m.gguf", "tokenizer.chat_template", "{{ messages }}" * 9, "--in-place")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^in place +.+; [\d,]+ bytes written$", done.out, re.MULTILINE)
+    assert keys(path)["tokenizer.chat_template"] == ("STRING", "{{ messages }}" * 9)
+    done = run("restore", "m.gguf")
+    assert (done.code, done.err) == (0, "")
+    assert f"tokenizer.chat_template  str {'{{ messages }}' * 7}" in done.out
+    assert "-> absent" in done.out
+    assert "log                      no edit is left" in done.out
+    assert keys(path) == before
+    assert tensors(path) == weights
+    assert path.stat().st_ino == inode
+    assert os.listdir() == ["m.gguf"]
+    assert run("restore", "m.gguf").err.startswith("Error: m.gguf: nothing to undo: no log of edits and no record")
+
+
+def test_edits_are_undone_one_by_one_or_all_at_once(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    states = [keys(path)]
+    for words in (("general.name", "a"), ("llama.context_length", "2048"), ("general.name", "b")):
+        assert run("gguf", "set", "m.gguf", *words, "--in-place").code == 0
+        states.append(keys(path))
+    assert run("gguf", "unset", "m.gguf", "llama.rope.freq_base", "--in-place").code == 0
+    for state in (states[3], states[2]):
+        assert run("restore", "m.gguf").code == 0
+        assert keys(path) == state
+    assert len(edit_log.read(path)) == 2
+    found = json.loads(run("restore", "m.gguf", "--all", "--json").out)
+    assert (found["left"], [list(entry["keys"]) for entry in found["undone"]]) == (
+        0, [["llama.context_length"], ["general.name"]]
+    )  # fmt: skip
+    assert keys(path) == states[0]
+
+
+def test_an_extension_in_place_is_undone_with_its_record(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    before, logits = keys(path), llama_logits(path)
+    assert run("extend", "m.gguf", *YARN, "--in-place").code == 0
+    assert (llama_logits(path) != logits).any()
+    assert run("restore", "m.gguf").code == 0
+    assert keys(path) == before
+    assert (llama_logits(path) == logits).all()
+    assert os.listdir() == ["m.gguf"]
+    assert run("extend", "m.gguf", *YARN, "--in-place").code == 0  # as if nothing had been
+
+
+def test_the_record_of_a_copy_stands_again(tmp_path: Path) -> None:
+    model(tmp_path / "source.gguf")
+    assert run("extend", "source.gguf", *YARN, "-o", "m.gguf", "--no-sidecars").code == 0
+    before = json.loads(Path("m.gguf.ropetool.json").read_text())
+    assert (
+        run("extend", "m.gguf", "--method", "length", "--target-length", "8192", "--from", "current", "--in-place").code
+        == 0
+    )
+    assert json.loads(Path("m.gguf.ropetool.json").read_text())["plan"] != before["plan"]
+    assert run("restore", "m.gguf").code == 0
+    after = json.loads(Path("m.gguf.ropetool.json").read_text())
+    assert {**after, "files": 0, "set": 0} == {**before, "files": 0, "set": 0}
+    assert after["files"][0]["size"] == Path("m.gguf").stat().st_size
+    assert run("inspect", "m.gguf").code == 0
+
+
+def test_a_vector_has_its_old_numbers_again(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf", divisors=llama3_divisors())
+    before, divisors = keys(path), vector(path)
+    done = run("extend", "m.gguf", "--method", "llama3", "--factor", "4", "--from", "current", "--in-place")
+    assert done.code == 0
+    assert (vector(path) != divisors).any()
+    assert run("restore", "m.gguf").code == 0
+    assert (vector(path) == divisors).all()
+    assert keys(path) == before
+
+
+def test_a_vector_that_was_added_goes_with_a_copy_only(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    before, weights, logits = keys(path), tensors(path), llama_logits(path)
+    done = run("extend", "m.gguf", "--method", "llama3", "--factor", "4", "--original-length", "512", "--in-place")
+    assert done.code == 0
+    assert FREQS in tensors(path)
+    content = path.read_bytes()
+    done = run("restore", "m.gguf")
+    assert done.err == (
+        f"Error: {path}: the edit added the tensor {FREQS}, which is not taken out of a file in place\n"
+        "Try: --copy-if-needed, which writes the whole file again\n"
+    )
+    assert path.read_bytes() == content
+    assert run("restore", "m.gguf", "--copy-if-needed").code == 0
+    assert (keys(path), tensors(path)) == (before, weights)
+    assert (llama_logits(path) == logits).all()
+    assert os.listdir() == ["m.gguf"]
+
+
+@pytest.mark.parametrize("way", ["key", "size", "removed"])
+def test_a_file_that_others_have_written_since_is_left_alone(way: str, tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    assert run("gguf", "set", "m.gguf", "general.name", "abc", "--in-place").code == 0
+    content = path.read_bytes()
+    if way == "key":
+        content = content.replace(b"abc", b"abd", 1)
+    else:
+        content += b"x"
+    path.write_bytes(content)
+    done = run("restore", "m.gguf")
+    assert (done.code, done.out) == (1, "")
+    says = "'general.name' is not what the last edit wrote" if way == "key" else "bytes, and its log says"
+    assert says in done.err
+    assert "another program has written it since" in done.err
+    assert path.read_bytes() == content
+
+
+def test_of_a_copy_it_says_what_to_delete(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "model", configs.config("llama", "v4"))
+    assert run("extend", "model", *YARN, "-o", "longer").code == 0
+    done = run("restore", "longer")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == (
+        f"longer is a copy; {source}, which it was made from, is as it was. To undo it, delete it:\n  rm -r longer\n"
+    )
+    (tmp_path / "longer" / "notes.txt").write_text("mine")
+    done = run("restore", "longer")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "Error: longer: holds what its record does not list: notes.txt: to delete it may lose what is nowhere else\n"
+    )
+    (tmp_path / "longer" / "notes.txt").unlink()
+    (source / "config.json").write_text((source / "config.json").read_text() + " ")
+    done = run("restore", "longer")
+    assert done.code == 1
+    assert "which has changed: to delete it may lose what is nowhere else" in done.err
+
+
+def test_of_a_gguf_copy_it_names_every_file(tmp_path: Path) -> None:
+    model(tmp_path / "source.gguf")
+    assert run("gguf", "set", "source.gguf", "general.name", "b", "-o", "copy.gguf").code == 0
+    assert run("restore", "copy.gguf").out.endswith("\n  rm copy.gguf copy.gguf.ropetool.json\n")
+    found = json.loads(run("restore", "copy.gguf", "--json").out)
+    assert found["delete"] == ["copy.gguf", "copy.gguf.ropetool.json"]
+
+
+def test_the_same_edit_again_writes_nothing(tmp_path: Path) -> None:
+    model(tmp_path / "m.gguf")
+    assert run("gguf", "set", "m.gguf", "general.name", "b", "--in-place").code == 0
+    done = run("gguf", "set", "m.gguf", "general.name", "b", "--in-place")
+    assert done.out == "general.name  str b already\nin place      nothing had to change; 0 bytes written\n"
+    assert len(edit_log.read(tmp_path / "m.gguf")) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "needs -o FILE for a copy, or --in-place."),
+        (("--in-place", "-o", "x.gguf"), "--in-place writes no output, so --output says nothing"),
+        (("--copy-if-needed", "-o", "x.gguf"), "--copy-if-needed goes with --in-place"),
+    ],
+)
+def test_options_that_do_not_go_together(options: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    model(tmp_path / "m.gguf")
+    done = run("gguf", "set", "m.gguf", "general.name", "b", *options)
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_a_split_model_is_edited_in_its_first_file_and_restored(tmp_path: Path) -> None:
+    first = model(tmp_path / "m.gguf", shards=2)
+    second = tmp_path / "m-00002-of-00002.gguf"
+    before, other = keys(first), second.read_bytes()
+    assert run("gguf", "set", second.name, "llama.context_length", "4096", "--in-place").code == 0
+    assert keys(first)["llama.context_length"] == ("UINT32", 4096)
+    assert second.read_bytes() == other
+    assert run("restore", second.name).code == 0
+    assert keys(first) == before
