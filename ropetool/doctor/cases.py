@@ -16,7 +16,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import RopetoolError
-from ropetool.files.hf import ABSENT
+from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.inspection import Inspection
@@ -111,8 +111,17 @@ class Case:
                 config, family, where
             ).keys  # a base that stands nowhere is the class's: it is written out
             keys = {kind: replace(each, rope_theta=self._base(kind, each)) for kind, each in stated.items()}
-            return tuple(config_file_edits(style.edits(config, family, keys, names.BOTH, where)))
+            edits = style.edits(config, family, keys, names.BOTH, where)
+            return tuple(config_file_edits([*edits, *self._share(keys)]))
         return ()
+
+    def _share(self, keys: Mapping[str, style.RopeKeys]) -> Iterator[Edit]:
+        """Yield the edit that states beside the rope keys, as the older style does, which share of a head rotates."""
+        family = self.found.family if self.found else None
+        key = family.partial_rotary_key if family else ""
+        share = keys[names.FULL_ATTENTION].params.get(names.PARTIAL_ROTARY_FACTOR)
+        if family is not None and key and key not in self.section and share is not None:
+            yield Edit((*family.text_path, key), ABSENT, share)
 
     def _base(self, kind: str, keys: style.RopeKeys) -> float | None:
         entry = None if self.rope is None else self.rope.entries.get(kind)

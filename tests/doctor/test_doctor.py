@@ -254,6 +254,7 @@ def test_sarif_has_what_the_schema_requires(tmp_path: Path, monkeypatch: pytest.
 # --- repairs
 
 
+BOTH_KNOW = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "deepseek_v3", "stablelm", "phi", "glm4"]
 REPAIRED = [
     ("hf", "config-style", 0),
     ("hf", "number-as-text", 0),
@@ -282,7 +283,7 @@ def test_a_repair_lies_beside_its_source_and_leaves_nothing_to_find(
     assert "exists" in again.out
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "deepseek_v3"])
+@pytest.mark.parametrize("family", BOTH_KNOW)
 @pytest.mark.parametrize("scaling", [{}, {**planted.YARN, "attention_factor": 1.25}], ids=["plain", "yarn"])
 def test_both_transformers_read_the_same_from_a_repair(family: str, scaling: dict[str, Any], tmp_path: Path) -> None:
     """Ask the two programs themselves, before and after; before, 4.57 is wrong and 5 is right."""
