@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import local_source, print_json, show, terminal_width
-from ropetool.cli.options import RUNTIME
+from ropetool.cli.options import RUNTIME, check_in_place, in_place
 
 if TYPE_CHECKING:
     from ropetool.doctor import Diagnosis
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
 @click.option("--fix", is_flag=True, help="Write what can be mended exactly, as a copy beside the checkpoint.")
 @click.option("--output", "-o", type=click.Path(), help="With --fix of one checkpoint. Default: SOURCE-fixed.")
+@in_place
 @click.option("--sarif", "sarif_file", type=click.Path(), metavar="FILE", help="Write the findings as SARIF 2.1.0 too.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings, or the rules, as JSON.")
 def doctor_command(
@@ -39,6 +40,8 @@ def doctor_command(
     list_rules: bool,
     fix: bool,
     output: str | None,
+    in_place: bool,
+    copy_if_needed: bool,
     sarif_file: str | None,
     as_json: bool,
 ) -> int:
@@ -48,7 +51,8 @@ def doctor_command(
     cannot be read is a finding, and the others are examined all the same.
 
     --fix writes copies that say the same table so that more runtimes read it: in both styles of config.json, with numbers as
-    numbers, with keys in the type that llama.cpp takes. The format's own runtime reads the same numbers from them.
+    numbers, with keys in the type that llama.cpp takes. The format's own runtime reads the same numbers from them. With --in-place
+    a GGUF file is changed itself.
 
     Exit code 3 where there is an error (with --fix: that is left), 1 where unreadable files are all that is wrong, or a copy could
     not be written. Each command that is named as a fix was planned before.
@@ -63,7 +67,7 @@ def doctor_command(
     """
     from ropetool.cli.progress import bar
     from ropetool.doctor import examine
-    from ropetool.doctor.fixing import exit_code, repaired
+    from ropetool.doctor.fixing import Destination, exit_code, repaired
     from ropetool.doctor.rules import chosen
     from ropetool.report.diagnosed import diagnosis_json, diagnosis_text, rules_json, rules_text
 
@@ -78,12 +82,17 @@ def doctor_command(
         raise click.UsageError("Missing argument 'SOURCE...'.")
     if output is not None and (not fix or len(sources) != 1):
         raise click.UsageError("--output goes with --fix and one SOURCE")
+    if in_place and not fix:
+        raise click.UsageError("--in-place goes with --fix")
+    check_in_place(in_place, copy_if_needed, {"--output": output})
     origin = None if origin is None else str(local_source(origin))
     with bar("checkpoints") as shown:
         found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes, progress=shown)
     if output is not None and len(found.examined) != 1:
         raise click.UsageError("--output names one copy, and SOURCE holds several checkpoints")
-    repairs = repaired(found, None if output is None else Path(output)) if fix else ()
+    repairs = (
+        repaired(found, Destination(None if output is None else Path(output), in_place, copy_if_needed)) if fix else ()
+    )
     if sarif_file is not None:
         _write_sarif(found, Path(sarif_file))
     if as_json:

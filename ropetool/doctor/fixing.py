@@ -1,7 +1,7 @@
 """Repairs that are exact: what the file says, said so that more readers understand it, and not one number changed.
 
-The output lies beside the source, which is never written. Before it gets its name, the format's own runtime reads the same
-table from it as before; where it stopped before, the keys hold the same numbers in another type.
+The output lies beside the source, which is never written; a GGUF file is changed itself on request. Before that, the format's
+own runtime reads the same table from it as before; where it stopped before, the keys hold the same numbers in another type.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ropetool.doctor.opening import Place, opened
 from ropetool.doctor.remedies import ON_HUB
 from ropetool.errors import LossyExport, RopetoolError
 from ropetool.escaping import command
-from ropetool.plans.applying import apply
+from ropetool.plans.applying import Applied, apply
 from ropetool.plans.basis import CURRENT, UNSCALED
+from ropetool.plans.in_place import apply_in_place
 from ropetool.plans.plan import Plan
 from ropetool.plans.targets import tables_of
 from ropetool.runtimes.decoded import decoded
@@ -52,9 +53,21 @@ class Repair:
     errors_left: int = 0
 
 
-def repaired(found: Diagnosis, output: Path | None = None) -> tuple[Repair, ...]:
-    """Write what is exact of each examined checkpoint, one to `output` or each beside its own; and examine that."""
-    return tuple(each for one in found.examined if (each := repair(one, found, output)) is not None)
+@dataclass(frozen=True)
+class Destination:
+    """Where repairs go: to `output`, into the files themselves, or beside each.
+
+    copy_if_needed: in place, write a whole file anew where nothing less will do.
+    """
+
+    output: Path | None = None
+    in_place: bool = False
+    copy_if_needed: bool = False
+
+
+def repaired(found: Diagnosis, place: Destination) -> tuple[Repair, ...]:
+    """Write what is exact of each examined checkpoint, and examine that."""
+    return tuple(each for one in found.examined if (each := repair(one, found, place)) is not None)
 
 
 def exit_code(found: Diagnosis, repairs: Sequence[Repair]) -> int:
@@ -66,8 +79,8 @@ def exit_code(found: Diagnosis, repairs: Sequence[Repair]) -> int:
     return left.exit_code or (NOT_READ if any(each.output is None for each in repairs) else 0)
 
 
-def repair(examined: Examined, among: Diagnosis, output: Path | None = None) -> Repair | None:
-    """Write what is exact of one of a diagnosis beside it, or to `output`; None where no finding is mended so."""
+def repair(examined: Examined, among: Diagnosis, place: Destination) -> Repair | None:
+    """Write what is exact of one of a diagnosis; None where no finding is mended so."""
     found = {finding.rule for finding in examined.findings}
     rule = next((rule for rule in EDITS if rule in found), None)
     if rule is None:
@@ -79,12 +92,18 @@ def repair(examined: Examined, among: Diagnosis, output: Path | None = None) -> 
         plan = repair_plan(opened(Place(examined.name, True)), rule)
         if plan is None:
             return None
-        target = output if output is not None else plan.output_beside(path)
-        written = apply(plan, path, target, command=command("ropetool", "doctor", path, "--fix"))
+        written = _written(plan, path, place)
     except (RopetoolError, OSError) as error:
         return Repair(examined.name, rule, None, (), str(error))
     again = examine([str(written.output)], only=[rule.name for rule in among.rules], for_runtimes=among.for_runtimes)
     return Repair(examined.name, rule, written.output, plan.edits, errors_left=again.count(ERROR))
+
+
+def _written(plan: Plan, path: Path, place: Destination) -> Applied:
+    line = command("ropetool", "doctor", path, "--fix", *(["--in-place"] if place.in_place else []))
+    if place.in_place:
+        return apply_in_place(plan, path, copy_if_needed=place.copy_if_needed, command=line)
+    return apply(plan, path, plan.output_beside(path) if place.output is None else place.output, command=line)
 
 
 def repair_plan(case: Case, rule: str) -> Plan | None:

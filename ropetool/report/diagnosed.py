@@ -21,8 +21,8 @@ def diagnosis_text(found: Diagnosis, width: int | None = None, repairs: Sequence
     blocks = [_block(one, width) for one in found.examined if one.findings]
     if repairs:
         blocks.append(f"fixed\n{columns([_repaired(each) for each in repairs], width=width)}")
-    copies = sum(each.output is not None for each in repairs)
-    return "\n".join([*blocks, _sum(found, f"; {_counted(copies, 'mended copy', 'mended copies')}" if copies else "")])
+    mended = sum(each.output is not None for each in repairs)
+    return "\n".join([*blocks, _sum(found, f"; {mended} mended" if mended else "")])
 
 
 def _repaired(each: Repair) -> tuple[str, str, str]:
@@ -55,8 +55,8 @@ def _sum(found: Diagnosis, more: str) -> str:
     return f"{said}{f'; {quiet} without a finding' if counts and quiet else ''}{more}\n"
 
 
-def _counted(count: int, one: str, several: str = "") -> str:
-    return f"{count} {one if count == 1 else several or f'{one}s'}"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:

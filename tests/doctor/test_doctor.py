@@ -325,6 +325,22 @@ def test_llama_cpp_runs_a_file_whose_keys_were_retyped_as_it_runs_the_right_one(
     assert (llama_logits(mended) == llama_logits(right)).all()
 
 
+def test_a_gguf_file_is_mended_where_it_lies_and_a_directory_is_not(tmp_path: Path) -> None:
+    path, _ = plant("gguf", "key-type", 0, tmp_path)
+    model, _ = plant("hf", "config-style", 0, tmp_path)
+    done = run("doctor", path, "--fix", "--in-place")
+    assert done.code == 0, done.out
+    assert found_in(path) == set()
+    assert not (tmp_path / "model-fixed.gguf").exists()
+    before = snapshot(model)
+    done = run("doctor", model, "--fix", "--in-place")
+    assert done.code == 3
+    assert "only GGUF files are edited in place" in done.out
+    assert snapshot(model) == before
+    assert run("doctor", path, "--in-place").code == 2
+    assert run("doctor", path, "--fix", "--in-place", "-o", tmp_path / "x.gguf").code == 2
+
+
 def test_a_number_that_the_right_type_cannot_hold_is_not_repaired(tmp_path: Path) -> None:
     path = gguf_making.model(tmp_path / "model.gguf", keys={"rope.freq_base": (planted.FLOAT64, 10000.1)})
     done = run("doctor", path, "--fix")
