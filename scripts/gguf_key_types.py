@@ -127,9 +127,8 @@ def named(folder: Path, variable: str) -> list[str]:
     return sorted({*re.findall(rf'{variable} == "([^"]+)"', text)})
 
 
-def written(folder: Path) -> dict[str, str]:
-    """Return the type that the gguf package's writer gives to each key of a plain value."""
-    package = folder / "gguf-py" / "gguf"
+def written(package: Path) -> dict[str, str]:
+    """Return the type that the writer of the gguf package, in this folder, gives to each key."""
     scalars = {
         "add_string": "str", "add_uint32": "u32", "add_int32": "i32", "add_float32": "f32", "add_bool": "bool",
         "add_uint64": "u64", "add_uint8": "u8", "add_uint16": "u16",
@@ -177,7 +176,9 @@ def main() -> None:
         "pretokenizers": named(chosen.folder, "tokenizer_pre"),
         "lengths": lengths(chosen.folder),
         "loaded": loaded,
-        "written": {key: label for key, label in written(chosen.folder).items() if key not in loaded},
+        "written": {
+            key: label for key, label in written(chosen.folder / "gguf-py" / "gguf").items() if key not in loaded
+        },
     }
     made = json.dumps(data, indent=1) + "\n"
     if chosen.check:

@@ -9,6 +9,7 @@ import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show
 from ropetool.cli.options import check_in_place, in_place
+from ropetool.errors import CorruptFile
 
 if TYPE_CHECKING:
     from ropetool.files.gguf import GgufHeader
@@ -178,10 +179,10 @@ def _text_of(path: str) -> str:
     from ropetool.files.gguf.texts import MAX_VALUE_BYTES
     from ropetool.files.regular import read_regular
 
-    if path == "-":
-        raw = sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)
-    else:
+    if path != "-":
         raw = read_regular(Path(path), MAX_VALUE_BYTES)
+    elif len(raw := sys.stdin.buffer.read(MAX_VALUE_BYTES + 1)) > MAX_VALUE_BYTES:
+        raise CorruptFile(f"is longer than {MAX_VALUE_BYTES:,} bytes, the most that is read", where="standard input")
     return raw.decode("utf-8", "surrogateescape")
 
 

@@ -142,13 +142,13 @@ def copied_record(source: GgufCheckpoint, stated: Mapping[str, Any], *, same_tab
 
     same_table: it rotates as the source does; otherwise the source's plan says nothing of it.
     """
-    made = _record_of(source)
+    made = record_of(source)
     plan = made.plan if made is not None and same_table else {}
     trained = made.trained_length if made is not None else _trained_length(source)
     return Provenance(str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained, plan, export=stated)
 
 
-def _record_of(source: GgufCheckpoint) -> Provenance | None:
+def record_of(source: GgufCheckpoint) -> Provenance | None:
     """Return the record of the source; one that is of another file says nothing of this one."""
     try:
         return source.record

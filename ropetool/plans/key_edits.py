@@ -181,13 +181,13 @@ def _stale(source: GgufCheckpoint, key: str, rotates_anew: bool) -> frozenset[st
     ours = frozenset(each for each in source.values if each.startswith(gguf_keys.PREFIX) and each != key)
     if rotates_anew:
         return ours
-    read = bool(key_types.loaded(key, source.name)) and key not in DESCRIPTIVE
+    read = bool(key_types.loaded(key, _architecture(source.files[0]))) and key not in DESCRIPTIVE
     return frozenset(each for each in ours if each.startswith(gguf_keys.VERIFIED)) if read else frozenset()
 
 
 def _reading_notes(source: GgufCheckpoint, key: str) -> list[str]:
     """Return what to know of a key that is not read, or not by this architecture."""
-    name = source.name
+    name = _architecture(source.files[0])
     if key_types.loaded(key, name) or key_types.written(key, name) or key in source.values:
         suffix = key.removeprefix(f"{name}.")
         rope = suffix in architectures.TYPES and suffix.startswith("rope.")

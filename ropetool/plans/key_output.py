@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from ropetool.files.gguf import write_patched
 from ropetool.files.gguf.in_place import Edited
 from ropetool.files.hf import ABSENT
 from ropetool.plans.applying import Progress
-from ropetool.plans.gguf_output import copied_record, counted_bytes, gguf_output
+from ropetool.plans.gguf_output import copied_record, counted_bytes, gguf_output, record_of
 from ropetool.plans.in_place import edit_model
 from ropetool.plans.key_edits import KeyEdit
 
@@ -54,7 +54,12 @@ def write_in_place(edit: KeyEdit, *, copy_if_needed: bool = False, command: str 
 
     Raises: what edit_model raises.
     """
-    return edit_model(edit.source.files, edit.patch, copy_if_needed=copy_if_needed, command=command)
+    edited = edit_model(edit.source.files, edit.patch, copy_if_needed=copy_if_needed, command=command)
+    made = record_of(edit.source) if edit.tables is not None else None
+    if made is None or not made.plan:
+        return edited
+    note = "its record states the table of before the edit: `ropetool verify` names the difference, `ropetool restore` takes it back"
+    return replace(edited, notes=(*edited.notes, note))
 
 
 def _record(edit: KeyEdit) -> Provenance:

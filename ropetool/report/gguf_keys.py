@@ -20,6 +20,7 @@ from ropetool.rope.tables import LayerRope, RopeSet, in_words
 SCHEMA = 1
 FEW = 8  # elements of an array in a line, and 16 in the JSON of a list
 LINE = 100  # characters of a value in a line
+BESIDE = 48  # where two values share a line
 IN_JSON = 16
 
 
@@ -32,16 +33,16 @@ def keys_text(files: Sequence[GgufHeader]) -> str:
     return head + (columns(rows) if rows else "")
 
 
-def shortened(value: Value) -> str:
+def shortened(value: Value, line: int = LINE) -> str:
     """Return a value in at most a line: the first elements of an array and how many there are, the start of a text."""
     if value.element is not None:
         listed = ", ".join(json.dumps(plain_number(one), ensure_ascii=False) for one in first(value, FEW))
-        if value.count <= FEW and len(listed) <= LINE:
+        if value.count <= FEW and len(listed) <= line:
             return f"[{listed}]"
-        return f"[{_cut(listed)}, ...] {value.count:,} elements"
+        return f"[{listed[:line]}, ...] {value.count:,} elements"
     if value.type is ValueType.STR:
         text = str(value.decode())
-        return text if len(text) <= LINE else f"{_cut(text)}... {len(text):,} characters"
+        return text if len(text) <= line else f"{text[:line]}... {len(text):,} characters"
     return number_text(value)
 
 
@@ -100,10 +101,6 @@ def _plain(value: Value) -> Any:
     return [plain_number(one) for one in (decoded if isinstance(decoded, list) else decoded.tolist())]
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LINE else text[:LINE]
-
-
 # --- edits
 
 
@@ -151,7 +148,7 @@ def _layer(entry: LayerRope) -> str:
 
 def described(value: Value | None) -> str:
     """Return the type and the value of a key, shortened."""
-    return "absent" if value is None else f"{value.label} {shortened(value)}"
+    return "absent" if value is None else f"{value.label} {shortened(value, line=BESIDE)}"
 
 
 # --- models split and merged

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import gguf
 import gguf_making
+import numpy as np
 import pytest
 from making import run
 
@@ -232,3 +234,45 @@ def test_a_value_from_a_file_that_is_not_there(model: Path, tmp_path: Path) -> N
     )
     assert done.code == 1
     assert str(tmp_path / "none") in done.err
+
+
+def test_a_file_that_is_no_language_model_is_edited_too(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    writer.add_type("mmproj")
+    writer.add_uint32("clip.vision.image_size", 224)
+    writer.add_tensor("v.a", np.ones(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    made = tmp_path / "made.gguf"
+    done = run("gguf", "set", str(tmp_path / "mmproj.gguf"), "clip.vision.image_size", "336", "-o", str(made))
+    assert (done.code, done.err) == (0, "")
+    assert contents(made) == {**contents(tmp_path / "mmproj.gguf"), "clip.vision.image_size": 336}
+    assert run("gguf", "set", str(made), "clip.vision.image_size", "many", "-o", str(tmp_path / "x.gguf")).code == 1
+
+
+def test_keys_of_ropetool_that_are_not_so_any_more_are_removed(tmp_path: Path) -> None:
+    path = gguf_making.model(tmp_path / "a.gguf")
+    ours = {"ropetool.method": "yarn", "ropetool.verified.verdict": "pass"}
+    for number, (key, value) in enumerate(ours.items()):
+        made = tmp_path / f"{number}.gguf"
+        run("gguf", "set", str(path), key, "str", value, "-o", str(made))
+        path = made
+    for words, kept in (
+        (("general.name", "x"), ours), (("tokenizer.chat_template", "x"), ours),
+        (("llama.vocab_size", "96"), ours), (("llama.attention.causal", "false"), {"ropetool.method": "yarn"}),
+        (("llama.rope.freq_base", "5e5"), {}),
+    ):  # fmt: skip
+        made = tmp_path / f"made-{words[0]}.gguf"
+        assert run("gguf", "set", str(path), *words, "-o", str(made)).code == 0
+        assert {key: value for key, value in contents(made).items() if key.startswith("ropetool.")} == kept
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root writes into any folder")
+def test_a_folder_that_may_not_be_written(model: Path, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    done = run("gguf", "set", str(model), "general.name", "x", "-o", str(closed / "x.gguf"))
+    assert done.code == 1
+    assert "Permission denied" in done.err

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import gguf
 import gguf_making
 import pytest
 
@@ -20,6 +21,9 @@ from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patc
 from ropetool.files.gguf.texts import value_of
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_rules, key_types
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import gguf_key_types
 
 pytest.importorskip("llama_cpp")
 PROBE = Path(__file__).with_name("key_probe.py")
@@ -124,6 +128,14 @@ def test_every_key_that_all_models_load_is_refused_in_any_other_type(tmp_path: P
     assert {*cases} - right == wrong
     found = dict(zip(cases, outcomes("model", edited(base, patches, tmp_path)), strict=True))
     assert {case for case in cases if found[case] == "does not load" and case not in right} == wrong
+
+
+def test_the_types_are_those_that_the_gguf_package_writes() -> None:
+    written = gguf_key_types.written(Path(gguf.__file__).parent)
+    loaded = key_types.facts()["loaded"]
+    both = {key: label for key, label in written.items() if key in loaded}
+    assert len(both) > 100
+    assert {key: label for key, label in both.items() if label not in loaded[key]} == {}
 
 
 # --- vocabularies

@@ -16,7 +16,11 @@ from torturing.readers.base import Reader, Slot
 # C0 and C1 but for the line end; overrides and marks of the writing direction; separators of lines and paragraphs.
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 EXTEND = ("-m", "yarn", "--factor", "4", "--dry-run")
-COMMANDS = (("inspect",), ("inspect", "--json"), ("extend", *EXTEND), ("extend", *EXTEND, "--json"))
+# What stands in front of the source, and what behind it.
+COMMANDS = (
+    (("inspect",), ()), (("inspect",), ("--json",)), (("extend",), EXTEND), (("extend",), (*EXTEND, "--json")),
+    (("gguf", "list"), ()), (("gguf", "list"), ("--json",)), (("gguf", "get"), ("general.architecture", "--json")),
+)  # fmt: skip
 WORDS = [b"\x1b[31m", b"\\u001b[2J", "\u202e".encode(), b"\r", b"\x07", b"\\u009b", b"`id`", b"$(id)", b"'; id"]
 
 
@@ -27,8 +31,8 @@ def printed(
 
     def read(data: bytes, rng: random.Random) -> None:
         slot(data)
-        command, *options = rng.choice(COMMANDS)
-        check([command, str(source), *options])
+        command, options = rng.choice(COMMANDS)
+        check([*command, str(source), *options])
 
     return Reader(name, seeds, mutate, read, [*WORDS, *words], 1)
 
