@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ class Case:
     problem: RopetoolError | None = None
     source: Case | None = None
     wanted: frozenset[str] = frozenset()
-    _edited: dict[str, HfCheckpoint | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def format(self) -> str:
@@ -97,8 +96,9 @@ class Case:
         if not edits or self.hf is None or self.rope is None:
             return None
         edited = self.hf.edited(edits)
-        again = asked(edited.runtime, edited)
-        return edited if again.rope is not None and not self.rope.differences(again.rope) else None
+        agreeing = [each.name for each in self.readings if each.rope and not self.rope.differences(each.rope)]
+        again = [asked(name, edited).rope for name in agreeing]  # who reads it right now must do so afterwards
+        return edited if all(rope is not None and not self.rope.differences(rope) for rope in again) else None
 
     @cached_property
     def edits_to_both(self) -> tuple[FileEdit, ...]:
@@ -107,9 +107,7 @@ class Case:
             return ()
         config, family, where = self.hf.config, self.found.family, self.hf.where
         with suppress(RopetoolError):
-            stated = style.read(
-                config, family, where
-            ).keys  # a base that stands nowhere is the class's: it is written out
+            stated = style.read(config, family, where).keys
             keys = {kind: replace(each, rope_theta=self._base(kind, each)) for kind, each in stated.items()}
             edits = style.edits(config, family, keys, names.BOTH, where)
             return tuple(config_file_edits([*edits, *self._share(keys)]))
@@ -124,6 +122,7 @@ class Case:
             yield Edit((*family.text_path, key), ABSENT, share)
 
     def _base(self, kind: str, keys: style.RopeKeys) -> float | None:
+        """Return the base of a kind of layer; one that the keys do not state, as it is read."""
         entry = None if self.rope is None else self.rope.entries.get(kind)
         return keys.rope_theta if entry is None or keys.rope_theta is not None else entry.rope_theta
 
@@ -140,19 +139,14 @@ class Case:
             return self.hf.edited([edit])
         return None
 
-    def without(self, key: str) -> RopeSet | None:
-        """Return what the own runtime computes of a config without this rope key, None where it is not there."""
+    @cached_property
+    def without_truncate(self) -> RopeSet | None:
+        """What the own runtime computes of the config without that key, None where it is not there."""
         if self.hf is None or self.found is None or self.found.family is None:
             return None
-        if key not in self._edited:
-            edits = [
-                FileEdit(names.CONFIG_JSON, path, value, ABSENT)
-                for path, value in rope_keys(self.hf.config, self.found.family.text_path)
-                if path[-1] == key
-            ]
-            self._edited[key] = self.hf.edited(edits) if edits else None
-        edited = self._edited[key]
-        return None if edited is None else asked(edited.runtime, edited).rope
+        places = rope_keys(self.hf.config, self.found.family.text_path)
+        edits = [FileEdit(names.CONFIG_JSON, at, old, ABSENT) for at, old in places if at[-1] == names.TRUNCATE]
+        return asked(self.hf.runtime, self.hf.edited(edits)).rope if edits else None
 
 
 def asked(runtime: str, edited: HfCheckpoint) -> Decoded:

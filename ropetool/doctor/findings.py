@@ -33,7 +33,7 @@ class Finding:
     @property
     def is_command(self) -> bool:
         """Whether the fix is a command line, which was planned before it was named."""
-        return self.fix.startswith(("ropetool ", "llama-"))
+        return self.fix.startswith("ropetool ")
 
 
 @dataclass(frozen=True)

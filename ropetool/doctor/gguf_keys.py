@@ -208,5 +208,9 @@ def allocated_context(case: Case) -> Iterator[Finding]:
         f"{limit} tokens are rotated by the long one"
     )
     yield Finding(
-        "allocated-context", NOTE, said, f"llama-server -c {limit} for texts up to that", runtimes=(checkpoint.runtime,)
+        "allocated-context",
+        NOTE,
+        said,
+        f"give llama.cpp -c {limit} for texts up to that",
+        runtimes=(checkpoint.runtime,),
     )

@@ -85,9 +85,10 @@ def _of(case: Case, reading: Decoded) -> Iterator[_Seen]:
             yield _Seen(at_fault, WARNING, reading.refuses, reading.name)
         return
     found = _differences(case, reading)
-    if better is not None:
+    if better is not None and better.rope is not None:
         left = _differences(case, better)
-        mended = [one for one in found if one.field not in {other.field for other in left}]
+        kept = {(one.layer_type, one.field) for one in left}
+        mended = [one for one in found if (one.layer_type, one.field) not in kept]
         if mended:
             words = f"{in_words(mended)}; stated in both styles it agrees"
             yield _Seen(CONFIG_STYLE, ERROR, words, reading.name)
@@ -138,7 +139,7 @@ def _cause(case: Case, reading: Decoded, one: Difference) -> str:
         return TABLE
     kind = one.layer_type or next(iter(case.rope.entries))
     theirs, ours = reading.rope.entries[kind], case.rope.entries[kind]
-    whole = case.without(names.TRUNCATE)
+    whole = case.without_truncate
     if whole is not None and _turns_alike(whole.entries[kind], theirs):
         return TRUNCATE
     if ours.rope_theta and theirs.table is not None:
