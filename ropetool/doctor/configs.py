@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
@@ -74,7 +74,7 @@ def unread_key(case: Case) -> Iterator[Finding]:
     if case.hf is None or case.found is None or case.found.family is None:
         return
     family = case.found.family
-    known = names.ROPE_TYPE_KEYS | BESIDE | {family.temperature_key, family.stretch_key}
+    known = (names.ROPE_TYPE_KEYS | BESIDE | {family.temperature_key, family.stretch_key}) - {""}
     for place, _ in rope_keys(case.hf.config, family.text_path):
         key = place[-1]
         if key == names.ATTN_FACTOR:
@@ -83,24 +83,24 @@ def unread_key(case: Case) -> Iterator[Finding]:
                 "unread-key", WARNING, sentence, f"state {names.ATTENTION_FACTOR}, which transformers reads", key
             )
         elif key not in known:
-            yield _unread(".".join(place), key, known, NEAR_KEY, NOTE)
-    for key in case.section:
-        near = get_close_matches(key, OUTER, 1, NEAR_OUTER)
-        if near and key not in OUTER and key != family.context_key:
-            yield _unread(key, key, OUTER, NEAR_OUTER, NOTE)
+            said = Finding("unread-key", NOTE, f"{'.'.join(place)} is read by no rope type", key=key)
+            yield _misspelt(".".join(place), key, known, NEAR_KEY) or said
+    for key in case.section.keys() - {*OUTER, family.context_key}:
+        if (said_of := _misspelt(key, key, OUTER, NEAR_OUTER)) is not None:
+            yield said_of
     if case.section.get(DUAL_CHUNK):
         sentence = f"{DUAL_CHUNK} asks for another attention beyond its chunks, which transformers does not compute"
         yield Finding("unread-key", NOTE, sentence, key=DUAL_CHUNK)
 
 
-def _unread(
-    place: str, key: str, known: Iterator[str] | tuple[str, ...] | frozenset[str], near: float, otherwise: str
-) -> Finding:
-    """Return what to say of a key that no rope type reads: a mistake where it is nearly one that is read."""
-    meant = get_close_matches(key, [name for name in known if name], 1, near)
-    if meant:
-        return Finding("unread-key", WARNING, f"{place} is read by nobody", f"did you mean {meant[0]}?", key)
-    return Finding("unread-key", otherwise, f"{place} is read by no rope type", key=key)
+def _misspelt(place: str, key: str, known: Iterable[str], near: float) -> Finding | None:
+    """Return what to say of a key that is nearly one that is read, None of any other."""
+    meant = get_close_matches(key, known, 1, near)
+    return (
+        Finding("unread-key", WARNING, f"{place} is read by nobody", f"did you mean {meant[0]}?", key)
+        if meant
+        else None
+    )
 
 
 def mscale_pair(case: Case) -> Iterator[Finding]:
@@ -108,7 +108,12 @@ def mscale_pair(case: Case) -> Iterator[Finding]:
         return
     for kind, entry in case.rope.entries.items():
         one, other = (entry.params.get(key) for key in (names.MSCALE, names.MSCALE_ALL_DIM))
-        if entry.table is None or entry.params.get(names.ATTENTION_FACTOR) is not None or one == other:
+        if (
+            entry.table is None
+            or entry.params.get(names.ATTENTION_FACTOR) is not None
+            or one == other
+            or not (one or other)
+        ):
             continue
         where = f"{kind}: " if len(case.rope.entries) > 1 else ""
         factor = f"the attention factor is {entry.attention_factor:.6g}"
@@ -117,7 +122,7 @@ def mscale_pair(case: Case) -> Iterator[Finding]:
             yield Finding("mscale-pair", NOTE, said, key=names.MSCALE)
         else:
             alone, missing = (names.MSCALE, names.MSCALE_ALL_DIM) if one else (names.MSCALE_ALL_DIM, names.MSCALE)
-            said = f"{where}{alone} stands without {missing} and counts for nothing in it: {factor}"
+            said = f"{where}{alone} stands without {missing}, so the ratio of the two is not taken and {factor}"
             step = f"state both, or {names.ATTENTION_FACTOR} {entry.attention_factor:.6g} if that is meant"
             yield Finding("mscale-pair", WARNING, said, step, alone)
 
@@ -125,10 +130,8 @@ def mscale_pair(case: Case) -> Iterator[Finding]:
 def tokenizer_limit(case: Case) -> Iterator[Finding]:
     if case.hf is None or case.rope is None or case.hf.files is None:
         return
-    limit, context = (
-        (case.hf.files.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH),
-        case.rope.max_position_embeddings,
-    )
+    limit = (case.hf.files.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
+    context = case.rope.max_position_embeddings
     if is_number(limit) and limit < context:  # type: ignore[operator]
         said = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, and the context {context}: texts may be cut there"
         yield Finding("tokenizer-limit", WARNING, said, stating(case, context), names.MODEL_MAX_LENGTH)

@@ -42,8 +42,7 @@ def places(named: str) -> Iterator[Place]:
     found = list(_within(Path(named)))
     if not found:
         raise NotACheckpoint(f"holds no {names.CONFIG_JSON} and no GGUF file, at any depth", where=named)
-    for path in found:
-        yield Place(str(path), path == Path(named))
+    yield from found
 
 
 def _without_config(named: str) -> str:
@@ -52,28 +51,31 @@ def _without_config(named: str) -> str:
     return str(path.parent) if path.name == names.CONFIG_JSON and path.is_file() else named
 
 
-def _within(top: Path) -> Iterator[Path]:
-    seen: set[tuple[int, int]] = set()
-    folders, found = 0, 0
-    waiting = [(top, 0)]
+def _within(top: Path) -> Iterator[Place]:
+    seen: set[str] = set()
+    waiting, found = [(top, 0)], 0
     while waiting:
         folder, depth = waiting.pop()
-        status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        real = os.path.realpath(folder)
+        if real in seen:
             continue
-        seen.add((status.st_dev, status.st_ino))
-        folders += 1
-        for path in (*([folder] if (folder / names.CONFIG_JSON).is_file() else []), *_gguf_models(folder)):
-            found += 1
-            yield path
-        if folders > MAX_FOLDERS or found > MAX_FOUND:
+        seen.add(real)
+        try:
+            is_checkpoint = (folder / names.CONFIG_JSON).is_file()
+            held = [*([folder] if is_checkpoint else []), *_gguf_models(folder)]
+            inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
+        except OSError:
+            yield Place(str(folder), True)  # to open it says that nothing can be seen there
+            continue
+        found += len(held)
+        yield from (Place(str(path), path == top) for path in held)
+        if len(seen) > MAX_FOLDERS or found > MAX_FOUND:
             raise NotACheckpoint(
                 f"holds more than {MAX_FOLDERS} folders or {MAX_FOUND} checkpoints", where=str(top),
                 try_="name fewer folders, one command each",
             )  # fmt: skip
         if depth < MAX_DEPTH:
-            inner = [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
-            waiting += [(path, depth + 1) for path in sorted(inner, reverse=True)]
+            waiting += [(path, depth + 1) for path in reversed(inner)]
 
 
 def _gguf_models(folder: Path) -> Iterator[Path]:

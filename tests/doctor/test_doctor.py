@@ -19,7 +19,7 @@ from making import config_of, run, snapshot, write_config
 from probes import probe, v4_python
 
 from ropetool.cli import signals
-from ropetool.doctor import ERROR, NOTE, WARNING, examine
+from ropetool.doctor import ERROR, NOTE, WARNING, examine, opening
 from ropetool.doctor import readings as rules_of_readings
 from ropetool.doctor.rules import RULES
 from ropetool.escaping import word, words
@@ -157,6 +157,14 @@ def test_a_folder_of_many_is_searched_and_a_broken_one_stops_nothing(tmp_path: P
     ]  # fmt: skip
     assert [(finding.rule, finding.severity) for finding in found.findings] == [("unreadable", ERROR)]
     assert found.exit_code == 1
+
+
+def test_a_folder_without_an_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "abc":
+        write_config(tmp_path / name, configs.config("llama", "v4"))
+    monkeypatch.setattr(opening, "MAX_FOUND", 2)
+    (finding,) = examine([str(tmp_path)]).findings
+    assert (finding.rule, finding.sentence) == ("unreadable", "holds more than 20000 folders or 2 checkpoints")
 
 
 def test_a_missing_shard_is_a_finding(tmp_path: Path) -> None:
