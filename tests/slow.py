@@ -16,8 +16,10 @@ LONG: dict[str, tuple[str, ...]] = {
         "cli/test_terminal.py::test_export_shows_the_check_after_writing",
     ),
     "kill": (
-        "formats/test_transaction_killed.py", "test_torture.py", "bad_input/test_bad_gguf.py", "bad_input/test_hostile_sizes.py",
-        "bad_input/test_hostile_texts.py", "bad_input/test_limits.py", "bad_input/test_special_files.py",
+        "formats/test_transaction_killed.py", "formats_gguf/test_in_place_recovery.py",
+        "formats_gguf/test_in_place.py::test_any_edits_come_out_as_a_copy_would", "test_torture.py",
+        "bad_input/test_bad_gguf.py", "bad_input/test_hostile_sizes.py", "bad_input/test_hostile_texts.py",
+        "bad_input/test_limits.py", "bad_input/test_special_files.py",
     ),
     "engine": (
         "verification/test_effects.py", "verification/test_vllm_engine.py", "verification/test_defects.py", "verification/test_parallel.py",

@@ -15,9 +15,10 @@ from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.gguf_edits import plain_value
-from ropetool.errors import CorruptFile
+from ropetool.errors import ConfigError, CorruptFile
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_vector
 from ropetool.files.hf import ABSENT, read_optional_object
+from ropetool.files.hf.jsontext import LARGE
 
 SCHEMA = 1
 
@@ -82,7 +83,7 @@ def read(file: Path) -> tuple[LoggedEdit, ...]:
     Raises: CorruptFile if it is not what ropetool writes.
     """
     path = place(file)
-    found = read_optional_object(path)
+    found = read_optional_object(path, LARGE)
     if found is None:
         return ()
     try:
@@ -94,11 +95,22 @@ def read(file: Path) -> tuple[LoggedEdit, ...]:
 
 
 def text(edits: Sequence[LoggedEdit]) -> bytes:
-    """Return the content of a log."""
+    """Return the content of a log; of one that would be too long to be read, without its first edits.
+
+    Raises: ConfigError if the last edit alone is too long for a log.
+    """
     from ropetool import __version__
 
-    data = {"schema": SCHEMA, "ropetool": __version__, "edits": [edit.to_json() for edit in edits]}
-    return f"{json.dumps(data, indent=2)}\n".encode("ascii")
+    listed = [edit.to_json() for edit in edits]
+    for first in range(max(1, len(listed))):
+        data = {"schema": SCHEMA, "ropetool": __version__, "edits": listed[first:]}
+        found = f"{json.dumps(data, indent=2)}\n".encode("ascii")
+        if len(found) <= LARGE.chars:
+            return found
+    raise ConfigError(
+        f"the edit takes {len(found):,} bytes in the log, which keeps at most {LARGE.chars:,}; it could not be undone",
+        try_="give -o to write a copy",
+    )
 
 
 def _value_json(value: Value | None) -> dict[str, Any] | None:

@@ -15,9 +15,11 @@ from gguf_models import llama_logits
 from making import run, write_model
 
 from ropetool.checkpoint import edit_log, provenance
+from ropetool.errors import ConfigError
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.files.gguf.in_place import editing
 from ropetool.files.gguf.journal import journal_of
+from ropetool.files.hf.jsontext import Limits
 from ropetool.plans.in_place import edit_model, editable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
@@ -217,6 +219,19 @@ def test_a_log_that_is_none_stops_an_edit_before_it_begins(tmp_path: Path) -> No
     assert done.code == 1
     assert "it is not a log of edits of ropetool (KeyError('keys'))" in done.err
     assert path.read_bytes() == raw
+
+
+def test_a_log_forgets_its_first_edits_before_it_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edit_log, "LARGE", Limits(20_000, 1000))
+    path = model(tmp_path / "m.gguf")
+    for letter in "abcd":
+        edit_model(editable(path), Patch({"a.b": Value.of(ValueType.STR, letter * 3000)}), command=letter)
+    assert [edit.command for edit in edit_log.read(path)] == ["c", "d"]
+    raw = path.read_bytes()
+    with pytest.raises(ConfigError, match="it could not be undone"):
+        edit_model(editable(path), Patch({"a.b": Value.of(ValueType.STR, "x" * 30_000)}), copy_if_needed=True)
+    assert path.read_bytes() == raw
+    assert not journal_of(path).exists()
 
 
 def test_a_vector_that_is_added_is_logged_as_new(tmp_path: Path) -> None:

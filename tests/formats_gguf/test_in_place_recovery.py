@@ -6,6 +6,8 @@ ROPETOOL_POWER_LOSSES says how many trials each way gets.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import random
 from collections import Counter
@@ -20,7 +22,7 @@ from failing_disk import FailingDisk, File, Stopped
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf import Patch, Value, ValueType, parse_header
 from ropetool.files.gguf.in_place import editing, recovery
-from ropetool.files.gguf.journal import journal_of
+from ropetool.files.gguf.journal import MAGIC, journal_of
 
 from .maker import packed, tensor, u32
 
@@ -315,6 +317,23 @@ def test_whatever_is_cut_of_a_journal_is_seen(tmp_path: Path) -> None:
     torn = recovery.Journal.decode(raw + b"forwa")
     assert torn is not None
     assert not torn.marked
+
+
+@pytest.mark.parametrize("name", ["../m.gguf.json", "/etc/m.gguf.json", "other.gguf", ".m.gguf.json", "m.gguf"])
+def test_a_journal_of_others_writes_nothing_elsewhere(name: str) -> None:
+    journal = recovery.Journal("overwrite", 600, 600, beside={name: b"text"}, marked=True)
+    disk = FailingDisk(bytes(600), beside={journal_of(Path("/nowhere/m.gguf")).name: journal.encode()})
+    with contextlib.suppress(PlanMismatch):
+        recovery.settle(disk)  # type: ignore[arg-type]
+    assert [text for text in disk.names if "journal" not in text] == []
+
+
+@pytest.mark.parametrize("change", [b'"size": -600', b'"size": 6e2', b'"size": null', b'"size": "6"'])
+def test_a_journal_with_odd_numbers_is_none(change: bytes) -> None:
+    raw = recovery.Journal("overwrite", 600, 700).encode()[:-32].replace(b'"size": 600', change, 1)
+    text = raw[len(MAGIC) + 8 :]
+    raw = MAGIC + len(text).to_bytes(8, "little") + text
+    assert recovery.Journal.decode(raw + hashlib.sha256(raw).digest()) is None
 
 
 def test_the_disk_is_a_disk() -> None:

@@ -130,19 +130,33 @@ class Journal:
 
 
 def _journal(data: Mapping[str, Any], raw: bytes, at: int, marked: bool) -> Journal:
+    """Return what the text of a journal says. Raises: KeyError, TypeError or ValueError if it is none."""
     writes = []
     for place, old, new in data["writes"]:
-        writes.append(Write(place, raw[at : at + old], raw[at + old : at + old + new]))
+        writes.append(Write(_whole(place), raw[at : at + _whole(old)], raw[at + old : at + old + _whole(new)]))
         at += old + new
     beside = {}
     for name, length in data["beside"].items():
-        beside[name] = raw[at : at + length]
+        if name != os.path.basename(name) or name.startswith("."):
+            raise ValueError(f"{name!r} is not the name of a file beside it")
+        beside[name] = raw[at : at + _whole(length)]
         at += length
+    insertion = Insertion(*map(_whole, data["insertion"])) if data["insertion"] else None
+    copies = [
+        Copy(_whole(start), _whole(to), _whole(nbytes), str(digest)) for start, to, nbytes, digest in data["copies"]
+    ]
+    samples = [Sample(_whole(place), _whole(nbytes), str(digest)) for place, nbytes, digest in data["samples"]]
+    holes = [(_whole(start), _whole(end)) for start, end in data["holes"]]
     return Journal(
-        data["way"], data["size"], data["final_size"], Insertion(*data["insertion"]) if data["insertion"] else None,
-        tuple(Copy(*copy) for copy in data["copies"]), tuple(writes), tuple(Sample(*one) for one in data["samples"]),
-        tuple((start, end) for start, end in data["holes"]), beside, marked,
+        str(data["way"]), _whole(data["size"]), _whole(data["final_size"]), insertion, tuple(copies), tuple(writes),
+        tuple(samples), tuple(holes), beside, marked,
     )  # fmt: skip
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no number of bytes")
+    return value
 
 
 def journal_of(path: Path) -> Path:

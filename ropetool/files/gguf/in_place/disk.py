@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.files.gguf.copying import copy_range
+from ropetool.files.regular import read_regular
 from ropetool.files.renames import sync
 
 _COLLAPSE, _INSERT = 0x08, 0x20  # linux/falloc.h: FALLOC_FL_COLLAPSE_RANGE, FALLOC_FL_INSERT_RANGE
 # What fallocate says of a file system, a file or a range for which it has no such step.
 _NOT_HERE = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.ETXTBSY, errno.EFBIG}
+_MOST_BESIDE = 1 << 30  # bytes of a journal: the old and the new header, with the first tensors where they move
 MOST_HOLES = 1 << 14  # ranges without data that are asked for; a file has none, a sparse one some
 
 
@@ -114,7 +116,7 @@ class Disk:
             file.truncate(at + len(data))
 
     def read_beside(self, name: str) -> bytes:
-        return self.path.with_name(name).read_bytes()
+        return read_regular(self.path.with_name(name), _MOST_BESIDE)
 
     def sync_beside(self, name: str) -> None:
         sync(self.path.with_name(name))

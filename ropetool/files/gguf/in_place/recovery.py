@@ -75,6 +75,8 @@ def settle(disk: Disk) -> tuple[str, str]:
     """
     name = journal_of(disk.path).name
     journal = Journal.decode(disk.read_beside(name))
+    if journal is not None and any(not text.startswith(f"{disk.path.name}.") for text in journal.beside):
+        raise _lost(disk, "its journal writes files that are not this one's")
     if journal is None:  # it was cut while it was written, before anything else changed
         end(disk)
         return BACK, ""
