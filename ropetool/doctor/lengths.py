@@ -34,8 +34,9 @@ def length_ratio(case: Case) -> Iterator[Finding]:
         yield Finding("length-ratio", WARNING, said, stating(case, reach), _context_key(case))
 
 
-def original_length_missing(case: Case) -> Iterator[Finding]:
-    """Yield where a ramp counts in the stated context, for want of the length before scaling."""
+def original_length(case: Case) -> Iterator[Finding]:
+    """Yield where the length before scaling stands twice and differs, or a ramp counts in the stated context for want of it."""
+    yield from _stated_twice(case)
     entry, rope = case.full, case.rope
     if entry is None or rope is None or entry.rope_type != COUNTS_BY_LENGTH or _states_original(case):
         return
@@ -47,16 +48,30 @@ def original_length_missing(case: Case) -> Iterator[Finding]:
     yield Finding("original-length", WARNING, said, f"state {key}", _context_key(case))
 
 
+def _stated_twice(case: Case) -> Iterator[Finding]:
+    key = names.ORIGINAL_MAX_POSITION_EMBEDDINGS
+    outer, inner = case.section.get(key), [value for value in _inner_lengths(case) if value]
+    nested = case.found is not None and case.found.family is not None and case.found.family.nested
+    if outer and inner and not nested and any(value != outer for value in inner):
+        said = f"{key} is {outer} at the top and {inner[0]} among the rope keys: transformers reads the first, others the second"
+        yield Finding(
+            "original-length", ERROR, said, f"make both the length before scaling in {names.CONFIG_JSON}", key
+        )
+
+
+def _inner_lengths(case: Case) -> list[object]:
+    family = case.found.family if case.found else None
+    places = rope_keys(case.hf.config, family.text_path) if case.hf and family else ()
+    return [value for place, value in places if place[-1] == names.ORIGINAL_MAX_POSITION_EMBEDDINGS]
+
+
 def _states_original(case: Case) -> bool:
     if case.gguf is not None:
         return f"{case.gguf.name}.{archs.ORIGINAL_CONTEXT_LENGTH}" in case.gguf.values
     outer = case.section.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS)
     family = case.found.family if case.found else None
-    inner = rope_keys(case.hf.config, family.text_path) if case.hf and family else ()
     default = family.default_original_max_position_embeddings if family else None
-    return bool(
-        outer or default or any(place[-1] == names.ORIGINAL_MAX_POSITION_EMBEDDINGS and value for place, value in inner)
-    )
+    return bool(outer or default or any(_inner_lengths(case)))
 
 
 def _context_key(case: Case) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
-from ropetool.doctor.cases import Case
+from ropetool.doctor.cases import Case, rope_keys
 from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.findings import ERROR, NOTE, Finding
 from ropetool.doctor.gguf_types import retyped
@@ -144,7 +144,20 @@ def stops(case: Case) -> Iterator[Finding]:
     own = case.own
     if own is not None and own.rope is None and own.known and not retyped(case):
         said = f"{own.name} {'stops with' if own.stops else 'does not compute what is stated:'} {own.refuses}"
-        yield Finding("not-loaded", ERROR, said, runtimes=(own.name,))
+        yield Finding("not-loaded", ERROR, said, _newer_name(case), runtimes=(own.name,))
+
+
+def _newer_name(case: Case) -> str:
+    """Return the step that names a rope type by the word that has taken the place of an older one, if one stands there."""
+    family = case.found.family if case.found else None
+    for place, value in rope_keys(case.hf.config, family.text_path) if case.hf and family else ():
+        if (
+            place[-1] in (names.ROPE_TYPE, names.LEGACY_TYPE)
+            and isinstance(value, str)
+            and value in names.ROPE_TYPE_ALIASES
+        ):
+            return f"write {names.ROPE_TYPE_ALIASES[value]} in place of {value}, which is the same"
+    return ""
 
 
 def unknown(case: Case) -> Iterator[Finding]:

@@ -113,9 +113,10 @@ RULES = (
         "transformers before 4.57 takes the ratio of the lengths for the factor.", BOTH, lengths.length_ratio,
     ),
     Rule(
-        "original-length", WARNING, "YaRN without the length before scaling",
-        "Its ramp is counted in the stated context, which moves every pair once that is raised.", BOTH,
-        lengths.original_length_missing,
+        "original-length", ERROR, "two lengths before scaling, or YaRN without one",
+        "Readers take one of the two. Without any (a warning) the ramp is counted in the stated context, which moves every "
+        "pair once that is raised.", BOTH,
+        lengths.original_length,
     ),
     Rule(
         "source-context", WARNING, "another stated context than the checkpoint that it was made from",

@@ -53,6 +53,10 @@ def _with_tokenizer(folder: Path) -> Path:
     return model
 
 
+def _flat_where_it_is_nested(folder: Path) -> Path:
+    return hf("gemma3_text", "v5", rope_parameters={"rope_type": "default", "rope_theta": 1e6})(folder)
+
+
 def _without_head_dim(folder: Path) -> Path:
     config = configs.config("qwen3", "v4")
     return write_config(folder / "model", {key: value for key, value in config.items() if key != "head_dim"})
@@ -127,7 +131,11 @@ def _beside_its_source(keys: dict[str, Any], **config: Any) -> Callable[[Path], 
 Plant = tuple[Callable[[Path], Path], str]  # what writes it, and the rules that what follows from it is a case of
 HF: dict[str, list[Plant]] = {
     "unreadable": [(_text("{"), ""), (_text("[1]"), "")],
-    "invalid-value": [(scaled("llama", **{**YARN, "factor": -4.0}), ""), (hf("llama", max_position_embeddings=0), "")],
+    "invalid-value": [
+        (_flat_where_it_is_nested, ""),
+        (scaled("llama", **{**YARN, "factor": -4.0}), ""),
+        (hf("llama", max_position_embeddings=0), ""),
+    ],
     "ambiguous": [
         (hf("llama", "v5", rope_theta=1e6, rope_scaling={"rope_type": "linear", "factor": 2.0}), ""),
         (scaled("llama", **{**YARN, "type": "linear"}), ""),
@@ -145,7 +153,13 @@ HF: dict[str, list[Plant]] = {
     "sliding-window": [(hf("mistral", sliding_window=64), "")],
     "no-gguf": [(scaled("qwen2", **YARN, beta_fast=8.0), "")],
     "length-ratio": [(scaled("llama", 512, **YARN), "scaling-ignored context-length")],
-    "original-length": [(scaled("llama", 512, rope_type="yarn", factor=4.0), "other-table context-length")],
+    "original-length": [
+        (
+            hf("llama", rope_scaling=YARN, max_position_embeddings=4096, original_max_position_embeddings=1024),
+            "other-table attention-factor",
+        ),
+        (scaled("llama", 512, rope_type="yarn", factor=4.0), "other-table context-length"),
+    ],
     "context-length": [(scaled("llama", rope_type="linear", factor=4.0), "")],
     "mscale-pair": [(scaled("llama", **YARN, mscale=0.7), "attention-factor")],
     "unread-key": [(scaled("llama", **YARN, beta_fats=16.0), ""), (hf("llama", rope_thetta=1e6), "")],
