@@ -71,24 +71,23 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
     record = next((entry.record for entry in reversed(undone) if entry.record is not None), None)
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
-        return {edit_log.place(real).name: edit_log.text(rest), **_record(real, record, size)}
+        return {edit_log.place(real).name: edit_log.text(rest) if rest else b"", **_record(real, record, size)}
 
     if added:
         edited = _without(headers, patch, added, copy_if_needed, lambda size: beside(COPY, size))
     else:
         edited = edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
-    if not rest:
-        edit_log.place(real).unlink(missing_ok=True)
-    if record == "":
-        provenance.beside(real).unlink(missing_ok=True)
     return Restored(edited, undone, len(rest))
 
 
 def _record(file: Path, replaced: str | None, size: int) -> Mapping[str, bytes]:
-    """Return the record as it was before the edits, with the size that the file has now; nothing where there was none."""
+    """Return the record as it was before the edits, with the size that the file has now; empty where there was none.
+
+    replaced: as the log has it, None where the edits left the record as it is.
+    """
     place = provenance.beside(file)
     text = replaced if replaced is not None else place.read_text(encoding="ascii") if place.exists() else ""
-    return {place.name: resized(text, file, size)} if text else {}
+    return {place.name: resized(text, file, size) if text else b""}
 
 
 def _without(

@@ -28,6 +28,8 @@ SCENES = (
     Scene("a vector, without insertion", LLAMA3, COPIED, no_exchange=True),
     Scene("keys taken out, over an edit", EXTEND, (*COPIED, LLAMA3)),
     Scene("a vector again, over edits", LLAMA3, (*COPIED, LLAMA3, EXTEND)),
+    Scene("a key set by hand", ("gguf", "set", FILE, "general.name", "x" * 40, "--in-place"), COPIED),
+    Scene("an edit undone, and its log gone", ("restore", FILE), (*COPIED, EXTEND)),
 )  # fmt: skip
 
 

@@ -66,6 +66,9 @@ SCENES = (
     Scene("extend over an older GGUF file", (*EXTEND_GGUF, *FILE, *FORCE), _earlier(*EXTEND_GGUF, *_FACTOR_2, *FILE)),
     Scene("extend a GGUF model in parts", (*EXTEND_PARTS, *FILE)),
     Scene("extend over older GGUF parts", (*EXTEND_PARTS, *FILE, *FORCE), _earlier(*EXTEND_PARTS, *_FACTOR_2, *FILE)),
+    Scene("set a key of a GGUF file", ("gguf", "set", "source/m.gguf", "general.name", "x", *FILE)),
+    Scene("split a GGUF file", ("gguf", "split", "source/m.gguf", "--max-tensors", "8", *FILE)),
+    Scene("merge a GGUF model in parts", ("gguf", "merge", "source/p-00001-of-00003.gguf", *FILE)),
     Scene("bake a GGUF file", ("bake", "source/m.gguf", "score", "--multiplier", "2", *FILE)),
 )  # fmt: skip
 

@@ -48,7 +48,10 @@ def replace_by(write: Callable[[Path], None], real: Path, beside: Beside | None)
         sync(new)
         size = new.stat().st_size
         for name, text in (beside(size) if beside is not None else {}).items():
-            real.with_name(name).write_bytes(text)
+            if text:
+                real.with_name(name).write_bytes(text)
+            else:
+                real.with_name(name).unlink(missing_ok=True)
         os.replace(new, real)
         sync(real.parent)
         return size

@@ -37,7 +37,8 @@ WORDS = {
     planning.COPY: "the whole file copied: no way in place serves it",
 }
 Beside = Callable[[str, int], Mapping[str, bytes]]
-"""Texts that are put beside the file together with the edit, by name; told the way and the size that the file gets."""
+"""Texts that are put beside the file together with the edit, by name, an empty one to remove what is there; told the way and the
+size that the file gets."""
 
 
 @dataclass(frozen=True)

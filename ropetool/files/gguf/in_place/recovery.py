@@ -103,10 +103,13 @@ def forward(disk: Disk, journal: Journal) -> None:
         disk.truncate(journal.final_size)
     disk.sync()
     for name, text in journal.beside.items():
-        new = f".{name}.ropetool-new"
-        disk.write_beside(new, text)
-        disk.sync_beside(new)
-        disk.rename_beside(new, name)
+        if text:
+            new = f".{name}.ropetool-new"
+            disk.write_beside(new, text)
+            disk.sync_beside(new)
+            disk.rename_beside(new, name)
+        else:
+            disk.remove_beside(name)
         disk.sync_folder()
     end(disk)
 
