@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "apply",
+    "apply_in_place",
     "bake",
     "diff",
     "examine",
@@ -27,16 +28,19 @@ __all__ = [
     "inspect",
     "patch",
     "plan",
+    "recover",
     "verify",
 ]
 
 if TYPE_CHECKING:
     from ropetool.comparison import compare as diff
     from ropetool.doctor import examine
+    from ropetool.files.gguf.in_place import recover
     from ropetool.gguf_export import export_checkpoint as export
     from ropetool.gguf_import import import_gguf
     from ropetool.plans.applying import apply
     from ropetool.plans.bakes import make_bake as bake
+    from ropetool.plans.in_place import apply_in_place
     from ropetool.plans.search import make_plan as plan
     from ropetool.runtimes.inspection import inspect
     from ropetool.verification.checkpoints import verify_checkpoint as verify
@@ -47,6 +51,8 @@ _HOMES = {
     "plan": ("ropetool.plans.search", "make_plan"),
     "bake": ("ropetool.plans.bakes", "make_bake"),
     "apply": ("ropetool.plans.applying", "apply"),
+    "apply_in_place": ("ropetool.plans.in_place", "apply_in_place"),
+    "recover": ("ropetool.files.gguf.in_place", "recover"),
     "diff": ("ropetool.comparison", "compare"),
     "examine": ("ropetool.doctor", "examine"),
     "export": ("ropetool.gguf_export", "export_checkpoint"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -75,9 +75,10 @@ def applied_in_place(plan: Plan, source: Path, *, copy_if_needed: bool) -> Appli
     return apply_in_place(plan, source, copy_if_needed=copy_if_needed, command=command_line())
 
 
-def place_in_place(plan: Plan, source: Path, *, copy_if_needed: bool) -> str:
-    """Return what --dry-run says in place of an output: the file itself, and the way."""
+def way_in_place(plan: Plan, source: Path, *, copy_if_needed: bool) -> tuple[str, dict[str, Any]]:
+    """Return what --dry-run says in place of an output, the file itself and the way, and what --json adds for it."""
     from ropetool.plans.in_place import way_of
-    from ropetool.report.planned import in_place_text
+    from ropetool.report.planned import in_place_json, in_place_text
 
-    return f"{source} itself: {in_place_text(way_of(plan, source, copy_if_needed=copy_if_needed))}"
+    way = way_of(plan, source, copy_if_needed=copy_if_needed)
+    return f"{source} itself: {in_place_text(way)}", {"in_place": in_place_json(way)}

@@ -80,7 +80,7 @@ def bake_command(
     ropetool bake model pair-gain --gain gains.json --side q
     ropetool bake model-yarn-8x.gguf shift-safe
     """
-    from ropetool.cli.apply import applied, applied_in_place, place_in_place
+    from ropetool.cli.apply import applied, applied_in_place, way_in_place
     from ropetool.cli.extend import list_value, written_beside
     from ropetool.plans.bakes import make_bake
     from ropetool.report.baked import check_possible, checks_of, checks_text
@@ -96,10 +96,13 @@ def bake_command(
     target = Path(output) if output is not None else path if in_place else plan.output_beside(path)
     with written_beside(plan_out, plan):
         if dry_run:
+            place = str(target)
+            way: dict[str, Any] = {}
+            if in_place:
+                place, way = way_in_place(plan, path, copy_if_needed=copy_if_needed)
             if as_json:
-                print_json(planned_json(plan, target))
+                print_json({**planned_json(plan, target), **way})
             else:
-                place = place_in_place(plan, path, copy_if_needed=copy_if_needed) if in_place else str(target)
                 show(plan_text(plan, place, width=terminal_width()))
                 notes(plan.notes)
             return

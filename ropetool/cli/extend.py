@@ -132,7 +132,7 @@ def extend_command(
     ropetool extend model.gguf --method yarn --factor 4 --in-place
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
-    from ropetool.cli.apply import applied, applied_in_place, place_in_place
+    from ropetool.cli.apply import applied, applied_in_place, way_in_place
     from ropetool.plans.flags import flag_lines
     from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import make_plan
@@ -182,11 +182,14 @@ def extend_command(
             flags = flag_lines(unbaked(plan), path)
             if peeked is not None:
                 flags = [line.replace(word(path), _for_servers(source)) for line in flags]
+            place = str(target)
+            way: dict[str, Any] = {}
+            if edits_itself:
+                place, way = way_in_place(plan, path, copy_if_needed=copy_if_needed)
             if as_json:
                 beside = {"companion": planned_json(drafting.plan, drafting.output)} if drafting else {}
-                print_json({**planned_json(plan, target), "flags": flags, **beside})
+                print_json({**planned_json(plan, target), "flags": flags, **beside, **way})
             else:
-                place = place_in_place(plan, path, copy_if_needed=copy_if_needed) if edits_itself else str(target)
                 show(plan_text(plan, place, flags, terminal_width()))
                 notes(plan.notes)
                 if drafting:

@@ -111,8 +111,11 @@ def test_a_dry_run_says_the_way_and_writes_nothing(tmp_path: Path) -> None:
     assert path.read_bytes() == raw
     said = re.search(r"output {4}m\.gguf itself: (.+; [\d,]+ bytes written)\n", told.out)
     assert said is not None, told.out
+    planned = json.loads(run("extend", "m.gguf", *YARN, "--in-place", "--dry-run", "--json").out)
+    assert path.read_bytes() == raw
     done = run("extend", "m.gguf", *YARN, "--in-place", "--json")
     found = json.loads(done.out)
+    assert (planned["written"], planned["in_place"]) == (False, found["in_place"])
     assert found["in_place"]["size"] == path.stat().st_size
     assert f"{found['in_place']['bytes_written']:,} bytes written" in said[1]
 
