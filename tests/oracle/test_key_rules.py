@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
+import gguf_headers
 import gguf_making
 import pytest
 
@@ -128,6 +129,28 @@ def test_every_key_that_all_models_load_is_refused_in_any_other_type(tmp_path: P
     assert {*cases} - right == wrong
     found = dict(zip(cases, outcomes("model", edited(base, patches, tmp_path)), strict=True))
     assert {case for case in cases if found[case] == "does not load" and case not in right} == wrong
+
+
+FUSED = {
+    "qwen35": "size attention.head_count",
+    "phi3": "size feed_forward_length",
+}  # its gate lies beside ffn_up, in one tensor
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "hunyuan-dense", "nemotron", *FUSED])
+def test_a_file_that_loads_breaks_no_rule(arch: str, tmp_path: Path) -> None:
+    path = gguf_making.model(tmp_path / "a.gguf", arch)
+    assert outcomes("model", [path]) == [LOADS]
+    assert list(key_rules.problems(GgufCheckpoint.open(path))) == ([FUSED[arch]] if arch in FUSED else [])
+
+
+def test_no_architecture_objects_to_what_changes_no_size(tmp_path: Path) -> None:
+    for arch in archs.names():
+        before = GgufCheckpoint.open(gguf_headers.write(tmp_path / f"{arch}.gguf", arch))
+        for key, label, text in (
+            ("context_length", "u32", "65536"), ("tokenizer.chat_template", "str", "x"), ("general.name", "str", "y"),
+        ):  # fmt: skip
+            assert key_rules.objections(before, before.after(patch(arch, key, label, text))) == [], arch
 
 
 def test_the_types_are_those_that_the_gguf_package_writes() -> None:

@@ -39,7 +39,11 @@ def objections(before: GgufCheckpoint, after: GgufCheckpoint) -> list[str]:
 
 
 def problems(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
-    """Return the rules that a model breaks, each with a sentence; of long arrays only those among `changed` are read."""
+    """Return the rules that a model breaks, each with a sentence; of long arrays only those among `changed` are read.
+
+    A file that loads may break one: sizes are those of plain tensors, and some architectures fuse two into one (phi3) or
+    have a gate among them (qwen35). So it is for `objections` to say what an edit breaks.
+    """
     numbers = _Numbers(view)
     found = dict(_architecture(numbers))
     if "architecture" in found:
