@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,10 +73,13 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
     def beside(way: str, size: int) -> Mapping[str, bytes]:
         return {edit_log.place(real).name: edit_log.text(rest) if rest else b"", **_record(real, record, size)}
 
-    if added:
-        edited = _without(headers, patch, added, copy_if_needed, lambda size: beside(COPY, size))
-    else:
-        edited = edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
+    dropping = replace(patch, drop=frozenset(added))
+    try:
+        edited = edit_in_place(headers, dropping, copy_if_needed=copy_if_needed and not added, beside=beside)
+    except OutputError:
+        if not added or not copy_if_needed or len(headers) > 1:
+            raise
+        edited = _without(headers[0], patch, added, lambda size: beside(COPY, size))
     return Restored(edited, undone, len(rest))
 
 
@@ -90,22 +93,12 @@ def _record(file: Path, replaced: str | None, size: int) -> Mapping[str, bytes]:
     return {place.name: resized(text, file, size) if text else b""}
 
 
-def _without(
-    headers: Sequence[GgufHeader], patch: Patch, added: Sequence[str], copy_if_needed: bool, beside: Beside
-) -> Edited:
-    """Write the file again without the tensors that were added, and give it the name.
+def _without(header: GgufHeader, patch: Patch, added: Sequence[str], beside: Beside) -> Edited:
+    """Write the file again without the tensors that were added and are no longer its last ones, and give it the name.
 
-    Raises: OutputError, which says what would do it, unless a copy is allowed.
+    Raises: OutputError.
     """
-    real = Path(os.path.realpath(headers[0].path))
-    if len(headers) > 1 or not copy_if_needed:
-        more = "merge the model first" if len(headers) > 1 else "--copy-if-needed, which writes the whole file again"
-        raise OutputError(
-            f"the edit added the tensor {added[0]}, which is not taken out of a file in place",
-            where=str(real),
-            try_=more,
-        )
-    header = headers[0]
+    real = Path(os.path.realpath(header.path))
     kept = [(header, tensor) for tensor in header.tensors if tensor.name not in added]
     without = real.with_name(f".{real.name}.ropetool-without")
 
@@ -123,7 +116,7 @@ def _without(
 
 
 def undoing(headers: Sequence[GgufHeader], undone: Sequence[LoggedEdit]) -> tuple[Patch, list[str]]:
-    """Return the patch that undoes these edits, the last first, and the tensors that they added, which no patch takes out.
+    """Return the patch that undoes these edits, the last first, and the tensors that they added, which are to go.
 
     Raises: PlanMismatch if the file does not hold what the last of them left.
     """

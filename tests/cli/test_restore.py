@@ -15,6 +15,7 @@ from gguf_models import llama_logits
 from making import run, write_model
 
 from ropetool.checkpoint import edit_log
+from ropetool.files.gguf.in_place.disk import Disk, NotHere
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
 YARN = ("--method", "yarn", "--factor", "8")
@@ -105,20 +106,38 @@ def test_a_vector_has_its_old_numbers_again(tmp_path: Path) -> None:
     assert keys(path) == before
 
 
-def test_a_vector_that_was_added_goes_with_a_copy_only(tmp_path: Path) -> None:
+def test_a_vector_that_was_added_goes_again(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
-    before, weights, logits = keys(path), tensors(path), llama_logits(path)
+    before, weights, logits, inode = keys(path), tensors(path), llama_logits(path), path.stat().st_ino
     done = run("extend", "m.gguf", "--method", "llama3", "--factor", "4", "--original-length", "512", "--in-place")
     assert done.code == 0
     assert FREQS in tensors(path)
+    assert run("restore", "m.gguf").code == 0
+    assert (keys(path), tensors(path)) == (before, weights)
+    assert (llama_logits(path) == logits).all()
+    assert os.listdir() == ["m.gguf"]
+    assert path.stat().st_ino == inode
+
+
+def test_a_vector_behind_which_others_went_goes_with_a_copy_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise NotHere
+
+    path = model(tmp_path / "m.gguf")
+    before, weights, logits = keys(path), tensors(path), llama_logits(path)
+    extend = ("extend", "m.gguf", "--method", "llama3", "--factor", "4", "--original-length", "512", "--in-place")
+    assert run(*extend).code == 0
+    monkeypatch.setattr(Disk, "insert", refuse)
+    assert run("gguf", "set", "m.gguf", "general.name", "x" * 60_000, "--in-place").code == 0
+    assert list(tensors(path))[-1] != FREQS
     content = path.read_bytes()
-    done = run("restore", "m.gguf")
-    assert done.err == (
-        f"Error: {path}: the edit added the tensor {FREQS}, which is not taken out of a file in place\n"
-        "Try: --copy-if-needed, which writes the whole file again\n"
-    )
+    done = run("restore", "m.gguf", "--all")
+    assert "only the last tensors of a file are taken out" in done.err
+    assert "Try: --copy-if-needed writes the whole file again" in done.err
     assert path.read_bytes() == content
-    assert run("restore", "m.gguf", "--copy-if-needed").code == 0
+    assert run("restore", "m.gguf", "--all", "--copy-if-needed").code == 0
     assert (keys(path), tensors(path)) == (before, weights)
     assert (llama_logits(path) == logits).all()
     assert os.listdir() == ["m.gguf"]
