@@ -131,10 +131,7 @@ def test_every_key_that_all_models_load_is_refused_in_any_other_type(tmp_path: P
     assert {case for case in cases if found[case] == "does not load" and case not in right} == wrong
 
 
-FUSED = {
-    "qwen35": "size attention.head_count",
-    "phi3": "size feed_forward_length",
-}  # its gate lies beside ffn_up, in one tensor
+FUSED = {"phi3": "size feed_forward_length"}  # its gate and ffn_up are one tensor
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "hunyuan-dense", "nemotron", *FUSED])
