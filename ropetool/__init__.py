@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "advise",
     "apply",
     "apply_in_place",
     "bake",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from ropetool.files.gguf.in_place import recover
     from ropetool.gguf_export import export_checkpoint as export
     from ropetool.gguf_import import import_gguf
+    from ropetool.plans.advice import advise
     from ropetool.plans.applying import apply
     from ropetool.plans.bakes import make_bake as bake
     from ropetool.plans.in_place import apply_in_place
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "inspect": ("ropetool.runtimes.inspection", "inspect"),
+    "advise": ("ropetool.plans.advice", "advise"),
     "plan": ("ropetool.plans.search", "make_plan"),
     "bake": ("ropetool.plans.bakes", "make_bake"),
     "apply": ("ropetool.plans.applying", "apply"),

@@ -20,6 +20,8 @@ from loading import script
 import ropetool
 from ropetool import families
 from ropetool.cli import COMMANDS, group
+from ropetool.plans.advice import advise, with_bounds
+from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
 from ropetool.report.verdict import verify_json
 from ropetool.runtimes import inspection
@@ -164,7 +166,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         ("ropetool gguf merge model-00001-of-00002.gguf", "Missing option '-o'"),
         ("ropetool extend model --method yarn --faktor 4", "No such option"),
         ("ropetool verify X --lengths 256,many", "not a list of lengths"),
-        ("ropetool extend model --factor 4", "Missing option"),
+        ("ropetool advise model", "Missing option"),
     ],
 )
 def test_a_wrong_command_in_the_text_is_seen(line: str, reason: str) -> None:
@@ -268,6 +270,11 @@ def extended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def test_the_json_of_inspect_is_documented() -> None:
     assert key_tree(documented("inspect --json")) == key_tree(inspection_json(inspection.inspect(DEMO)))
+
+
+def test_the_json_of_advise_is_documented() -> None:
+    made = advice_json(with_bounds(advise(inspection.inspect(DEMO), 2048)))
+    assert key_tree(documented("advise --json")) == key_tree(made)
 
 
 def test_the_json_of_extend_is_documented(extended: tuple[Path, Any]) -> None:

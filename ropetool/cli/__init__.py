@@ -31,6 +31,7 @@ WORDS = 300  # characters of an exception that are shown
 COMMANDS = {
     "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it."),
     "doctor": ("doctor", "Say what runtimes get wrong in checkpoints."),
+    "advise": ("advise", "Say which method leads to a context, and why."),
     "methods": ("lists", "List the methods, or explain one."),
     "families": ("lists", "List the model families, or explain one."),
     "runtimes": ("lists", "List the runtimes, or explain one."),

@@ -25,7 +25,10 @@ LIST_FILE_BYTES = 4 << 20
 
 @click.command("extend")
 @click.argument("source", type=click.Path())
-@click.option("--method", "-m", required=True, type=METHOD, metavar="METHOD", help="A method; see `ropetool methods`.")
+@click.option(
+    "--method", "-m", type=METHOD, metavar="METHOD",
+    help="A method; see `ropetool methods`. Default: the one that `ropetool advise` names.",
+)  # fmt: skip
 @click.option(
     "--factor", type=Factor(), help="How many times the trained length, or the one that --from names: 4 or 4x."
 )
@@ -103,7 +106,7 @@ LIST_FILE_BYTES = 4 << 20
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def extend_command(
     source: str,
-    method: str,
+    method: str | None,
     factor: float | None,
     target_length: int | None,
     reading: str | None,
@@ -125,8 +128,8 @@ def extend_command(
     certificate that says so, and is not exported: exit code 3; 1 where a part of the verification could not run.
 
     \b
-    ropetool extend model --method yarn --factor 8
-    ropetool extend model --method yarn --target-length 131072 --dry-run
+    ropetool extend model --target-length 131072
+    ropetool extend model --method yarn --factor 8 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 4 --companion model-eagle
     ropetool extend model.gguf --method yarn --factor 4 --in-place
@@ -151,11 +154,14 @@ def extend_command(
     peeked = config_alone(source) if dry_run and plan_out is None else None
     path = peeked or local_source(source)
     chain.check_source(path)
+    chosen, why = (
+        (method, "") if method is not None else _advised(path, factor, target_length, reading, params, options)
+    )
 
     def planned(for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None) -> Plan:
         stated = options["original_length"]
         return make_plan(
-            of or path, method, factor=factor, target_length=target_length, reading=reading,
+            of or path, chosen, factor=factor, target_length=target_length, reading=reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
             temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
             for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
@@ -166,6 +172,8 @@ def extend_command(
         return planned(()) if plan.bakes else plan
 
     plan = planned(options["for_runtimes"])
+    if why:
+        notes((why,))
     if peeked is not None and plan.bakes:  # it names tensors, and whether they can hold it
         peeked, path = None, local_source(source)
         plan = planned(options["for_runtimes"])
@@ -221,6 +229,26 @@ def extend_command(
         beside = {"companion": applied_json(drafting.plan, drafted)} if drafting and drafted else {}
         print_json({**applied_json(plan, written), **beside, **found})
     return code
+
+
+def _advised(
+    source: Path, factor: float | None, target_length: int | None, reading: str | None,
+    params: tuple[tuple[str, str], ...], options: dict[str, Any],
+) -> tuple[str, str]:  # fmt: skip
+    """Return the method that is advised, and the reason in a sentence. Raises: ConfigError where none leads there."""
+    from ropetool.plans.advice import advised_method
+
+    of_a_method = {
+        "-p": params,
+        **{f"--{name.replace('_', '-')}": options[name] for name in ("beta_fast", "beta_slow", "rope_theta")},
+    }
+    given = [name for name, value in of_a_method.items() if value]
+    if given:
+        raise click.UsageError(f"{given[0]} is a parameter of a method: name it with --method")
+    method, why = advised_method(
+        source, factor, target_length, reading, options["original_length"], options["as_type"], options["for_runtimes"]
+    )
+    return method, f"method {method}: {why}"
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
-"""The ways to a longer context that `inspect` names, each planned before it is named, so that none is refused when it is run."""
+"""The ways to a longer context that `inspect` and `advise` name: each is planned before it is named, so none is refused when run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ropetool import names
 from ropetool.errors import RopetoolError
 from ropetool.plans.basis import CURRENT, Request, Step, steps
+from ropetool.plans.plan import Plan
 from ropetool.plans.search import make_plan
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -18,17 +20,22 @@ EXTEND = "ropetool extend "
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way to a longer context. line: the command for it, empty where none serves. refusal: why its own method does not."""
+    """A way to a longer context. line: the command for it, empty where none serves. refusal: why its own method does not.
+
+    plan: what its own method would do; None where that is refused or was not tried.
+    """
 
     step: Step
     method: str
     line: str
     refusal: str = ""
+    plan: Plan | None = None
 
 
-def proposals(found: Inspection, target: int) -> list[Proposal]:
-    """Return the ways to this context, each with a command that was planned.
+def proposals(found: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = ()) -> list[Proposal]:
+    """Return the ways to this context by a method, each with a command that was planned.
 
+    Another method is named where this one does not fit: where nothing is to rotate otherwise, or no other key is read.
     Of a model on the hub, which planning would download, the commands are named untried.
     """
     assert found.rope is not None
@@ -37,15 +44,20 @@ def proposals(found: Inspection, target: int) -> list[Proposal]:
         return []
     arch = archs.get(found.model_type) if found.format == "gguf" else None
     within = entry.chunked and entry.sliding_window is not None  # no distance that a table turns is longer than a chunk
-    method = LENGTH if entry.table is None or within else METHOD if arch is None else arch.method
+    if entry.table is None or within:
+        method = LENGTH
+    elif method == METHOD and arch is not None:
+        method = arch.method
     request = Request(method, None, target, None, None, found.as_type)
     if method == LENGTH:
         context = found.rope.max_position_embeddings
-        return [_tried(found, request, Step("", context, target, request.command(found.source)))]
+        return [
+            _tried(found, request, Step("", context, target, request.command(found.source)), for_runtimes=for_runtimes)
+        ]
     # Keys of a GGUF file say what to do with one base; what comes on top of another table only a vector says.
     ways = steps(found.source, found.rope, found.made, found.trained_length, request)
     tried = [
-        _tried(found, request, step, "auto" if arch is None or arch.takes_factor else "none")
+        _tried(found, request, step, "auto" if arch is None or arch.takes_factor else "none", for_runtimes)
         for step in ways
         if arch is None or arch.vectors or step.reading != CURRENT
     ]
@@ -55,16 +67,19 @@ def proposals(found: Inspection, target: int) -> list[Proposal]:
     return list(distinct.values())
 
 
-def _tried(found: Inspection, request: Request, step: Step, attention_factor: str = "auto") -> Proposal:
-    line = step.command if attention_factor == "auto" else f"{step.command} --attention-factor {attention_factor}"
+def _tried(
+    found: Inspection, request: Request, step: Step, attention_factor: str = "auto", for_runtimes: Sequence[str] = ()
+) -> Proposal:
+    said = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
+    line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes)])
     if step.start is None or not found.source.exists():
         return Proposal(step, request.method, line)
     try:
-        make_plan(
+        plan = make_plan(
             found.source, request.method, target_length=request.target_length, reading=step.reading or None,
-            attention_factor=attention_factor, as_type=request.as_type,
+            attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes,
         )  # fmt: skip
     except RopetoolError as refused:
         instead = refused.try_ or ""
         return Proposal(step, request.method, instead if instead.startswith(EXTEND) else "", refused.message)
-    return Proposal(step, request.method, line)
+    return Proposal(step, request.method, line, plan=plan)

@@ -69,7 +69,7 @@ def test_the_version() -> None:
         (["exted"], "No such command 'exted' (did you mean extend?)."),
         (["extend", "m", "--tarket-length", "4k"], "'--target-length'"),
         (["inspect"], "Missing argument 'SOURCE'."),
-        (["extend", "m"], "Missing option '--method' / '-m'."),
+        (["advise", "m"], "Missing option '--target-length'."),
         (["extend", "m", "--method", "yarn", "--factor", "many"], "'many' is not a factor; write 4 or 4x"),
         (["inspect", "m", "--bogus", "--json"], "No such option '--bogus'."),
         (["extend", "--json", "m", "-p", "beta_fast"], "Option '-p' requires 2 arguments."),

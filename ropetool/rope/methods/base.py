@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from ropetool.errors import InvalidRope
-from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, logn_factor, yarn_factor
+from ropetool.rope.reach import reach
 from ropetool.rope.tables import MAX_LENGTH, Array, RopeTable, is_number
 
 # Beyond these a ramp ends far outside every table, and a runtime's float32 loses the number.
@@ -137,15 +135,11 @@ def check_betas(beta_fast: float, beta_slow: float) -> None:
 
 def reach_note(method: str, source: Source, inv_freq: Array, target_length: int) -> tuple[str, ...]:
     """Say how far a table reaches: where the first pair with under one turn leaves its arc; nothing at the target."""
-    slow = np.flatnonzero((arithmetic.turns(source.inv_freq, source.length) < 1) & (inv_freq > 0))
-    if not slow.size:
-        return ()
-    reached = source.length * source.inv_freq[slow] / inv_freq[slow]
-    first = int(np.argmin(reached))
-    if reached[first] >= target_length * (1 - 1e-9):
+    reached, first = reach(source.inv_freq, inv_freq, source.length)
+    if reached >= target_length * (1 - 1e-9):
         return ()
     return (
-        f"{method} reaches about {math.floor(reached[first])} tokens, not {target_length}: beyond that, pair {slow[first]} "
+        f"{method} reaches about {math.floor(reached)} tokens, not {target_length}: beyond that, pair {first} "
         f"leaves the arc that it passes within {source.length} tokens; yarn reaches its target",
     )
 

@@ -1,0 +1,46 @@
+"""ropetool advise."""
+
+from __future__ import annotations
+
+import click
+
+from ropetool.cli import notes, print_json, show, terminal_width
+from ropetool.cli.options import AS, RUNTIME, Length
+
+
+@click.command("advise")
+@click.argument("source", type=click.Path())
+@click.option("--target-length", type=Length(), required=True, help="The context to reach: 131072, 128k or 1M tokens.")
+@click.option(
+    "--for",
+    "for_runtimes",
+    type=RUNTIME,
+    multiple=True,
+    metavar="RUNTIME",
+    help="A runtime that must read the output; repeat for several. Default: transformers, llama.cpp for GGUF files.",
+)
+@AS
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def advise_command(
+    source: str, target_length: int, for_runtimes: tuple[str, ...], as_type: str | None, as_json: bool
+) -> None:
+    """Say which method leads to a context, and why.
+
+    No model is run: how far each method reaches follows from the turns of its rotary pairs, and whether it can be written from a
+    plan that is made. `ropetool extend` without --method takes what is advised.
+
+    \b
+    ropetool advise model --target-length 131072
+    ropetool advise model.gguf --target-length 128k
+    """
+    from ropetool.plans.advice import advise, with_bounds
+    from ropetool.report.advised import advice_json, advice_text
+    from ropetool.runtimes.inspection import inspect
+
+    found = inspect(source, as_type)
+    advice = with_bounds(advise(found, target_length, for_runtimes))
+    if as_json:
+        print_json(advice_json(advice))
+    else:
+        show(advice_text(advice, terminal_width()))
+        notes(found.notes)

@@ -1,0 +1,220 @@
+"""Which method leads to a context, worked out from the tables and the files; no model is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ropetool import names, runtimes
+from ropetool.errors import ConfigError, InvalidRope, RopetoolError
+from ropetool.escaping import word
+from ropetool.plans.basis import CURRENT
+from ropetool.plans.proposals import LENGTH, Proposal, proposals
+from ropetool.plans.search import make_plan
+from ropetool.rope import arithmetic
+from ropetool.rope.methods import Goal
+from ropetool.rope.reach import attention_holds, critical_dimension, least_base, reach
+from ropetool.rope.tables import Array
+from ropetool.runtimes.inspection import Inspection, inspect
+
+# In the order of what they cost where they were measured, docs/choosing.md; those that ask for numbers of one's own are left out.
+CLOSED_FORMS = ("yarn", "llama3", "ntk-by-parts", "linear", "mixed-ntk", "ntk")
+LONGEST_BASE = 32768  # tokens up to which the least base is looked for, in seconds; beyond it takes minutes
+
+
+@dataclass(frozen=True)
+class Way:
+    """A method and where it leads. reach: tokens within which no pair leaves the arc that it has seen, at most the target.
+
+    reach is None where it was not worked out: the method is refused, or nothing says what was trained.
+    """
+
+    method: str
+    proposal: Proposal
+    reach: int | None
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a command, and its table reaches the target."""
+        whole = self.method == LENGTH or self.reach in (None, self.proposal.step.reach)
+        return bool(self.proposal.line) and not self.proposal.refusal and whole
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What leads from a checkpoint to a context. chosen: None where nothing has to be done, or nothing can be.
+
+    why: of what is chosen, or why nothing is. readers: the runtimes that read the chosen output as it is meant; others: the rest,
+    which take another encoding or none. base, least_base: of the table, and the smallest that holds attention up to the target;
+    None where the table is not a base's, or the target beyond what is looked at. holds: tokens up to which the present table
+    does, at most the target. critical: channels of the rotary ones that have seen every angle.
+    """
+
+    found: Inspection
+    target_length: int
+    ways: tuple[Way, ...]
+    chosen: Way | None
+    why: str
+    readers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    base: float | None = None
+    least_base: float | None = None
+    holds: int | None = None
+    critical: tuple[int, int] | None = None
+
+    @property
+    def command(self) -> str:
+        """The command line that is advised, empty where there is none."""
+        return self.chosen.proposal.line if self.chosen else ""
+
+
+def advise(
+    found: Inspection, target_length: int, for_runtimes: Sequence[str] = (), reading: str | None = None
+) -> Advice:
+    """Return which method leads a checkpoint to a context, and why; plans are made, nothing is written.
+
+    for_runtimes: those that have to read the output. reading: original or current, for one of the two ways from a scaled source.
+    Raises: ConfigError where the checkpoint's rotation is not known.
+    """
+    if found.rope is None:
+        raise ConfigError("its rotation is not known", where=str(found.source), try_=f"ropetool inspect {found.source}")
+    entry = found.rope.entries.get(names.FULL_ATTENTION)
+    context = found.rope.max_position_embeddings
+    if target_length <= context:
+        return Advice(found, target_length, (), None, f"its stated context is {context} tokens: nothing is to be done")
+    if found.learned_positions:
+        return Advice(found, target_length, (), None, f"it has a vector for each of {context} positions, and no more")
+    if entry is None:
+        return Advice(
+            found, target_length, (), None, "none of its layers attends to everything: there is no table to extend"
+        )
+    trained = _trained_table(found)
+    ways = []
+    for method in CLOSED_FORMS:
+        tried = [
+            way
+            for way in proposals(found, target_length, method, for_runtimes)
+            if reading is None or way.step.reading in ("", reading)
+        ]
+        ways += [Way(way.method, way, _reach(way, trained, found.trained_length)) for way in tried]
+    ways = list({(way.method, way.proposal.step.reading): way for way in ways}.values())
+    chosen = next((way for way in ways if way.serves), None)
+    return Advice(found, target_length, tuple(ways), chosen, _why(chosen, ways))
+
+
+def with_bounds(said: Advice) -> Advice:
+    """Return advice with its readers, and with what theory says of the base; these take seconds, and choose nothing."""
+    found, trained = said.found, None if not said.ways else _trained_table(said.found)
+    if trained is None or found.rope is None or found.trained_length is None:
+        return said
+    entry = found.rope.entries[names.FULL_ATTENTION]
+    if entry.table is None:
+        return said
+    readers, others = _readers(found, said.chosen)
+    base = entry.rope_theta if entry.unscaled else None
+    present = entry.table.at(found.rope.max_position_embeddings).inv_freq
+    return replace(
+        said, readers=readers, others=others, base=base,
+        least_base=None if base is None else _least_base(2 * trained.size, said.target_length),
+        holds=attention_holds(present, said.target_length), critical=(critical_dimension(trained, found.trained_length), 2 * trained.size),
+    )  # fmt: skip
+
+
+def advised_method(
+    source: str | Path, factor: float | None, target_length: int | None, reading: str | None = None,
+    original_length: int | None = None, as_type: str | None = None, for_runtimes: Sequence[str] = (),
+) -> tuple[str, str]:  # fmt: skip
+    """Return the method that is advised for what `extend` was asked for, and why.
+
+    Raises: ConfigError where none leads there; InvalidRope for a goal that is none; what `inspect` raises.
+    """
+    Goal.make(1, factor, target_length)
+    found = inspect(source, as_type)
+    if found.rope is None:
+        raise ConfigError("its rotation is not known", where=str(source), try_=f"ropetool inspect {word(source)}")
+    context = found.rope.max_position_embeddings
+    start = context if reading == CURRENT else original_length or found.trained_length or context
+    target = target_length or round(start * (factor or 1))
+    if target <= context:  # what is within the file's own length is for the plan to refuse, or to do
+        return CLOSED_FORMS[0], f"{target} tokens are within the {context} that the file states"
+    advice = advise(found, target, for_runtimes, reading)
+    if advice.chosen is None:
+        raise ConfigError(
+            advice.why, where=str(source), try_=f"ropetool advise {word(source)} --target-length {target}"
+        )
+    return advice.chosen.method, advice.why
+
+
+def _trained_table(found: Inspection) -> Array | None:
+    """Return the table whose arcs training showed: that of the base, before any scaling."""
+    assert found.rope is not None
+    entry = found.rope.entries[names.FULL_ATTENTION]
+    if entry.table is None or found.trained_length is None:
+        return None
+    if entry.rope_theta is None:
+        return entry.table.at(found.trained_length).inv_freq
+    return arithmetic.base_inv_freq(entry.rope_theta, entry.rotary_dim)
+
+
+def _reach(way: Proposal, trained: Array | None, trained_length: int | None) -> int | None:
+    if way.plan is None or way.plan.target is None or trained is None or trained_length is None:
+        return None
+    table = way.plan.target.entries[names.FULL_ATTENTION].table
+    goal = way.step.reach or way.plan.target.max_position_embeddings
+    if table is None:
+        return goal
+    inv_freq = table.at(goal).inv_freq
+    if inv_freq.shape != trained.shape:
+        return None
+    found, _ = reach(trained, inv_freq, trained_length)
+    return goal if found >= goal * (1 - 1e-6) else math.floor(found)
+
+
+def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
+    if chosen is None:
+        refused = next((way.proposal.refusal for way in ways if way.proposal.refusal), "")
+        return f"no method leads there: {refused}" if refused else "no method leads there"
+    if chosen.method == LENGTH:
+        return "only its stated context limits it: no distance that its layers rotate by is longer"
+    short = [
+        f"{way.method} {way.reach}"
+        for way in ways
+        if way.reach is not None and not way.serves and not way.proposal.refusal
+    ]
+    less = f"; short of it: {', '.join(dict.fromkeys(short))} tokens" if short else ""
+    if chosen.method == CLOSED_FORMS[0]:
+        return f"every pair stays within the angles that training showed up to the target, and the fast ones stay as they are{less}"
+    unwritten = any(way.method == CLOSED_FORMS[0] and way.proposal.refusal for way in ways)
+    reason = (
+        f"{CLOSED_FORMS[0]} cannot be written into this file"
+        if unwritten
+        else "no other reaches the target in this file"
+    )
+    return f"{reason}{less}"
+
+
+def _readers(found: Inspection, chosen: Way | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the runtimes that the chosen method can be written for, one at a time, and the others."""
+    if chosen is None or chosen.proposal.plan is None:
+        return (), ()
+    serving, others = [], []
+    for runtime in runtimes.for_format(found.format):
+        try:
+            make_plan(
+                found.source, chosen.method, target_length=chosen.proposal.step.reach,
+                reading=chosen.proposal.step.reading or None, as_type=found.as_type, for_runtimes=(runtime.name,),
+            )  # fmt: skip
+        except RopetoolError:
+            others.append(runtime.name)
+        else:
+            serving.append(runtime.name)
+    return tuple(serving), tuple(others)
+
+
+def _least_base(rotary_dim: int, length: int) -> float | None:
+    try:
+        return least_base(rotary_dim, length) if length <= LONGEST_BASE else None
+    except InvalidRope:
+        return None

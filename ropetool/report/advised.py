@@ -1,0 +1,74 @@
+"""Advice as text for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ropetool import runtimes
+from ropetool.escaping import escaped
+from ropetool.plans.advice import Advice, Way
+from ropetool.report.layout import columns
+
+SCHEMA = 1
+
+
+def advice_text(found: Advice, width: int | None = None) -> str:
+    """Return what `ropetool advise` prints."""
+    inspected = found.found
+    trained = f"{inspected.trained_length} tokens" if inspected.trained_length else "not stored in the file"
+    head = [("trained length", trained), ("target", f"{found.target_length} tokens")]
+    if found.critical is not None:
+        head.append(
+            ("critical dimension", f"{found.critical[0]} of {found.critical[1]} rotary channels have seen every angle")
+        )
+    if found.base is not None:
+        least = f"; attention over the target asks for {found.least_base:.2g} at least" if found.least_base else ""
+        head.append(("base", f"{found.base:.3g}{least}"))
+    if found.holds is not None:
+        more = " and beyond" if found.holds >= found.target_length else ""
+        head.append(("attention holds", f"up to {found.holds} tokens{more}, by the present table"))
+    if inspected.kv_bytes:
+        head.append(
+            ("KV cache", f"{inspected.cache_bytes(found.target_length) / 2**20:.1f} MiB a sequence, in 16 bits")
+        )
+    text = f"{escaped(inspected.source)}: {escaped(inspected.model_type)}\n" + columns(head, width=width)
+    if found.ways:
+        text += "\nmethods\n" + columns([_row(way) for way in found.ways], width=width)
+    if found.chosen is None:
+        return f"{text}\n{escaped(found.why)}\n"
+    text += "\nadvised\n" + columns([(found.command,)]) + columns([(f"{found.why}.",)], indent=4, width=width)
+    if found.readers:
+        text += columns(
+            [("can be written for", ", ".join(runtimes.display_ranges(found.readers)))], indent=4, width=width
+        )
+    if found.others:
+        text += columns([("not for", ", ".join(runtimes.display_ranges(found.others)))], indent=4, width=width)
+    return text
+
+
+def _row(way: Way) -> tuple[str, str]:
+    name = f"{way.method}, --from {way.proposal.step.reading}" if way.proposal.step.reading else way.method
+    if way.proposal.refusal:
+        return name, f"refused: {way.proposal.refusal}"
+    if way.reach is None:
+        return name, "leads there, as far as the file says"
+    return name, f"reaches {way.reach} tokens"
+
+
+def advice_json(found: Advice) -> dict[str, Any]:
+    """Return the advice as `advise --json` prints it."""
+    return {
+        "schema": SCHEMA, "source": str(found.found.source), "trained_length": found.found.trained_length,
+        "target_length": found.target_length, "command": found.command or None,
+        "method": found.chosen.method if found.chosen else None, "why": found.why,
+        "ways": [
+            {
+                "method": way.method, "from": way.proposal.step.reading or None, "reach": way.reach,
+                "command": way.proposal.line or None, "refusal": way.proposal.refusal or None,
+            }
+            for way in found.ways
+        ],
+        "readers": list(found.readers), "not_for": list(found.others), "base": found.base, "least_base": found.least_base,
+        "attention_holds": found.holds, "critical_dimension": found.critical[0] if found.critical else None,
+        "kv_cache_bytes": found.found.cache_bytes(found.target_length) if found.found.kv_bytes else None,
+    }  # fmt: skip

@@ -1,0 +1,135 @@
+"""What is advised: reach against angles counted one by one, published bounds, and a command that runs for every family."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from making import run, write_config
+
+import ropetool
+from ropetool.errors import ConfigError
+from ropetool.plans.advice import advise, advised_method
+from ropetool.rope.arithmetic import base_inv_freq
+from ropetool.rope.formulas import Source
+from ropetool.rope.methods import Goal, get
+from ropetool.rope.reach import attention_holds, critical_dimension, least_base, reach
+from ropetool.runtimes.inspection import inspect
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+MODELS: dict[str, Any] = json.loads(Path(__file__).with_name("corpus_models.json").read_text(encoding="utf-8"))
+CONFIGS = {name: model["config"] for name, model in MODELS.items() if name.startswith("export/") and "config" in model}
+LENGTH = 256
+
+
+def seen(inv_freq: float, length: int) -> float:
+    """Return the largest angle that a pair has been at within a length; all of them where it has turned once."""
+    angle = inv_freq * length
+    return math.inf if angle >= 2 * math.pi else angle
+
+
+@pytest.mark.parametrize("method", ["linear", "ntk", "yarn", "llama3", "mixed-ntk", "abf"])
+@pytest.mark.parametrize("base", [1e4, 5e5])
+def test_reach_by_angles_counted_one_by_one(method: str, base: float) -> None:
+    source = Source(base_inv_freq(base, 64), LENGTH, base)
+    params = {"rope_theta": 8 * base} if method == "abf" else {}
+    chosen = get(method)
+    table = chosen.derive(source, Goal.make(LENGTH, 8, None), chosen.params(params)).table.at(8 * LENGTH).inv_freq
+    found, _ = reach(source.inv_freq, table, LENGTH)
+    inside = [
+        n for n in range(1, 12 * LENGTH)
+        if all(f * n <= seen(old, LENGTH) * (1 + 1e-12) for f, old in zip(table, source.inv_freq, strict=True))
+    ]  # fmt: skip
+    assert math.floor(found * (1 + 1e-12)) == inside[-1]
+    assert (inside[-1] == 8 * LENGTH) == (method in ("linear", "yarn", "llama3"))
+
+
+def test_a_table_of_pairs_that_turned_reaches_any_length() -> None:
+    assert reach(np.array([1.0, 0.1]), np.array([1.0, 0.1]), 256) == (math.inf, -1)
+
+
+def test_the_critical_dimension_as_published() -> None:
+    assert critical_dimension(base_inv_freq(1e4, 128), 4096) == 92  # Llama 2, arXiv:2310.05209
+
+
+@pytest.mark.parametrize(
+    ("length", "published", "within"),
+    [(1024, 4.3e3, 0.02), (4096, 2.7e4, 0.02), (8192, 8.4e4, 0.02), (32768, 6.4e5, 0.03)],
+)
+def test_the_least_base_as_published(length: int, published: float, within: float) -> None:
+    found = least_base(128, length)  # arXiv:2405.14591, table 2
+    assert found == pytest.approx(published, rel=within)
+    sums = np.cos(np.outer(np.arange(1, length + 1), base_inv_freq(found, 128))).sum(axis=1)
+    assert sums.min() >= 0
+    smaller = np.cos(np.outer(np.arange(1, length + 1), base_inv_freq(0.7 * found, 128))).sum(axis=1)
+    assert smaller.min() < 0
+
+
+def test_how_far_attention_holds_by_a_sum_of_its_own() -> None:
+    table = base_inv_freq(1e4, 32)
+    first = next(m for m in range(1, 10**5) if math.fsum(math.cos(m * float(f)) for f in table) < 0)
+    assert attention_holds(table, 10**5) == first - 1
+    assert attention_holds(table, first - 1) == first - 1
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_family_gets_a_method_and_a_reason(name: str, tmp_path: Path) -> None:
+    source = write_config(tmp_path / "model", CONFIGS[name])
+    found = inspect(source)
+    assert found.rope is not None
+    target = 4 * found.rope.max_position_embeddings
+    said = advise(found, target)
+    assert said.chosen is not None, said.why
+    plan = ropetool.plan(
+        source, said.chosen.method, target_length=target, reading=said.chosen.proposal.step.reading or None
+    )
+    assert plan.target.max_position_embeddings >= target or said.chosen.method == "dynamic"
+    assert said.why
+
+
+def test_what_is_advised_is_what_extend_takes(tmp_path: Path) -> None:
+    done = run("advise", str(DEMO), "--target-length", "2048", "--json")
+    told = json.loads(done.out)
+    assert (told["method"], told["command"]) == ("yarn", f"ropetool extend {DEMO} --method yarn --target-length 2048")
+    assert {way["method"]: way["reach"] for way in told["ways"]}["ntk"] == 612
+    extended = run("extend", str(DEMO), "--target-length", "2048", "-o", str(tmp_path / "out"))
+    assert extended.code == 0
+    assert f"Note: method yarn: {told['why']}" in " ".join(extended.err.split())
+    named = run("extend", str(DEMO), "--target-length", "2048", "--method", "yarn", "-o", str(tmp_path / "named"))
+    assert named.code == 0
+    assert (tmp_path / "out" / "config.json").read_bytes() == (tmp_path / "named" / "config.json").read_bytes()
+
+
+def test_of_two_ways_the_one_asked_for_is_looked_at(tmp_path: Path) -> None:
+    run("extend", str(DEMO), "--factor", "2", "-o", str(tmp_path / "once"))
+    two = advise(inspect(tmp_path / "once"), 4096)
+    assert {way.proposal.step.reading for way in two.ways} == {"original", "current"}
+    _, why = advised_method(tmp_path / "once", None, 4096, "original")
+    assert why.count("ntk ") == 2  # ntk and mixed-ntk, once each
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("advise", str(DEMO), "--target-length", "256"), "its stated context is 256 tokens: nothing is to be done"),
+        (("extend", str(DEMO), "--factor", "2", "--beta-fast", "8"), "--beta-fast is a parameter of a method"),
+        (("extend", str(DEMO)), "give exactly one of --factor and --target-length"),
+        (("extend", str(DEMO), "--factor", "2", "--target-length", "512"), "give exactly one of"),
+        (("advise", str(DEMO), "--target-length", "1e99"), "1e99"),
+        (("advise", str(DEMO)), "--target-length"),
+    ],
+)
+def test_what_nothing_leads_to(arguments: tuple[str, ...], said: str) -> None:
+    done = run(*arguments)
+    assert said in done.out + done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_model_whose_rotation_is_not_known(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "model", {"model_type": "nobody", "max_position_embeddings": 64})
+    with pytest.raises(ConfigError, match="its rotation is not known"):
+        advised_method(source, 2, None)
