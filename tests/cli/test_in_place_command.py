@@ -241,3 +241,14 @@ def test_a_vector_that_is_added_is_logged_as_new(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     edit_model(editable(path), Patch(tensors={FREQS: np.ones(32, np.float32)}), command="x")
     assert edit_log.read(path)[0].tensors == {FREQS: (None, np.ones(32, "<f4").tobytes())}
+
+
+def test_a_file_of_the_hubs_cache_is_left_to_the_hub(tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--name" / "snapshots" / ("0" * 40)
+    folder.mkdir(parents=True)
+    path = model(folder / "m.gguf")
+    raw = path.read_bytes()
+    done = run("extend", path, *YARN, "--in-place")
+    assert done.code == 1
+    assert "lies in the hub's cache, where files are what the hub has" in done.err
+    assert path.read_bytes() == raw

@@ -352,7 +352,9 @@ def refusal(path: Path, patch: Patch | None = None) -> RopetoolError:
 def test_other_hard_links_are_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     os.link(path, tmp_path / "other.gguf")
-    assert "has 1 other names (hard links)" in refusal(path).message
+    assert "has another name (a hard link), under which it would change too" in refusal(path).message
+    os.link(path, tmp_path / "third.gguf")
+    assert "has 2 other names (hard links)" in refusal(path).message
 
 
 def test_read_only_files_are_refused(tmp_path: Path) -> None:

@@ -55,9 +55,11 @@ def held(path: Path) -> Iterator[Held]:
 def _check_kind(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OutputError("is not a regular file", where=str(path))
-    if status.st_nlink > 1:
+    others = status.st_nlink - 1
+    if others > 0:
+        names = "another name (a hard link)" if others == 1 else f"{others} other names (hard links)"
         raise OutputError(
-            f"has {status.st_nlink - 1} other names (hard links), under which it would change too", where=str(path),
+            f"has {names}, under which it would change too", where=str(path),
             try_="give -o to write a copy",
         )  # fmt: skip
     if not status.st_mode & 0o222:
