@@ -60,7 +60,8 @@ def editable(path: str | Path) -> tuple[GgufHeader, ...]:
     Raises: CheckpointError; OutputError for a file of the hub's cache.
     """
     path = Path(path)
-    if hub.origin(path.absolute()) is not None:
+    blobs = path.resolve().parent  # where a link into the cache leads
+    if hub.origin(path.absolute()) is not None or (blobs.name == "blobs" and blobs.parent.name.startswith("models--")):
         raise OutputError("lies in the hub's cache, where files are what the hub has", where=str(path), try_=_COPY)
     return read_shards(path, read_unmapped)
 

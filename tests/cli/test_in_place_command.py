@@ -252,3 +252,13 @@ def test_a_file_of_the_hubs_cache_is_left_to_the_hub(tmp_path: Path) -> None:
     assert done.code == 1
     assert "lies in the hub's cache, where files are what the hub has" in done.err
     assert path.read_bytes() == raw
+
+
+def test_a_link_into_the_hubs_cache_is_left_too(tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--name" / "blobs"
+    folder.mkdir(parents=True)
+    blob = model(folder / "0123")
+    (tmp_path / "m.gguf").symlink_to(blob)
+    raw = blob.read_bytes()
+    assert "lies in the hub's cache" in run("extend", "m.gguf", *YARN, "--in-place").err
+    assert blob.read_bytes() == raw
