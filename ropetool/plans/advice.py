@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ropetool import names, runtimes
 from ropetool.errors import ConfigError, InvalidRope, RopetoolError
-from ropetool.escaping import word
+from ropetool.escaping import command
 from ropetool.plans.basis import CURRENT
 from ropetool.plans.proposals import LENGTH, Proposal, proposals
 from ropetool.plans.search import make_plan
@@ -79,7 +79,9 @@ def advise(
     Raises: ConfigError where the checkpoint's rotation is not known.
     """
     if found.rope is None:
-        raise ConfigError("its rotation is not known", where=str(found.source), try_=f"ropetool inspect {found.source}")
+        raise ConfigError(
+            "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)
+        )
     entry = found.rope.entries.get(names.FULL_ATTENTION)
     context = found.rope.max_position_embeddings
     if target_length <= context:
@@ -133,7 +135,7 @@ def advised_method(
     Goal.make(1, factor, target_length)
     found = inspect(source, as_type)
     if found.rope is None:
-        raise ConfigError("its rotation is not known", where=str(source), try_=f"ropetool inspect {word(source)}")
+        raise ConfigError("its rotation is not known", where=str(source), try_=command("ropetool", "inspect", source))
     context = found.rope.max_position_embeddings
     start = context if reading == CURRENT else original_length or found.trained_length or context
     target = target_length or round(start * (factor or 1))
@@ -141,9 +143,8 @@ def advised_method(
         return CLOSED_FORMS[0], f"{target} tokens are within the {context} that the file states"
     advice = advise(found, target, for_runtimes, reading)
     if advice.chosen is None:
-        raise ConfigError(
-            advice.why, where=str(source), try_=f"ropetool advise {word(source)} --target-length {target}"
-        )
+        shown = command("ropetool", "advise", source, "--target-length", str(target))
+        raise ConfigError(advice.why, where=str(source), try_=shown)
     return advice.chosen.method, advice.why
 
 
