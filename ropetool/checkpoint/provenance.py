@@ -25,6 +25,7 @@ SCHEMA = 1
 CERTIFICATE = "certificate"
 EXTENSION, EXPORT = "extension", "export"
 FILES, SET = "files", "set"
+EDITED = "the file was edited in place, and what it was is not there any more"
 _AWAY = "move it away, then run again"
 
 

@@ -493,9 +493,11 @@ def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
                 return source
             problem = f"cannot be run, for {problem}"
         length = f" within {made.trained_length} tokens" if made.trained_length else ""
-        notes.append(
-            f"the source {source} {problem}: the target's own figures{length} are the baseline; --baseline names another"
-        )
+        own = f"the target's own figures{length} are the baseline"
+        if provenance.is_of_itself(target, made):
+            notes.append(f"{provenance.EDITED}: {own}; --baseline names a copy of the file as it was before")
+        else:
+            notes.append(f"the source {source} {problem}: {own}; --baseline names another")
         return None
     return None
 

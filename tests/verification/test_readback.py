@@ -540,3 +540,19 @@ def test_kinds_of_layers_are_matched_by_their_index(tmp_path: Path) -> None:
     other = write_config(tmp_path / "other", {**data, "layer_types": data["layer_types"][::-1]})
     assert same_tables(first, same).verdict == "pass"
     assert same_tables(first, other).detail.startswith("layer 0: ")
+
+
+def test_a_file_edited_in_place_is_held_against_its_record(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    shutil.copy(path, tmp_path / "before.gguf")
+    ropetool.apply_in_place(ropetool.plan(path, method="yarn", factor=4), path)
+    tables, weights, files = read_back(path)
+    assert tables.verdict == "pass"
+    edited = "the file was edited in place, and what it was is not there any more"
+    assert [check.detail for check in (weights, files)] == [
+        f"{edited}: --baseline names a copy of the file as it was before"
+    ] * 2
+    assert {check.verdict for check in (weights, files)} == {"-"}
+    tables, weights, files = read_back(path, tmp_path / "before.gguf")
+    assert {check.verdict for check in (tables, weights, files)} == {"pass"}
+    assert f"those of the baseline, for {edited}" in weights.detail

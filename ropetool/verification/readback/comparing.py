@@ -215,11 +215,10 @@ def _origin(
         return Origin(None if state else source, None, words)
     if not state:
         return Origin(source, source, "the source's")
-    words = (
-        f"those of the baseline, for the source {hub.name_of(source)} {state}"
-        if alike
-        else f"the source {hub.name_of(source)} {state}"
-    )
+    gone = f"the source {hub.name_of(source)} {state}"
+    if provenance.is_of_itself(_path(target, opened), made):
+        gone = f"{provenance.EDITED}{'' if alike else ': --baseline names a copy of the file as it was before'}"
+    words = f"those of the baseline, for {gone}" if alike else gone
     return Origin(None, alike, words)
 
 
