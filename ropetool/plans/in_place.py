@@ -16,7 +16,7 @@ from ropetool.checkpoint.edit_log import LoggedEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.provenance import Provenance
-from ropetool.errors import ConfigError, LossyExport, OutputError
+from ropetool.errors import ConfigError, CorruptFile, LossyExport, OutputError
 from ropetool.files import hub
 from ropetool.files.gguf import GgufHeader, Patch, read_shards
 from ropetool.files.gguf.header import read_unmapped
@@ -73,15 +73,21 @@ def edit_model(
     """Change keys and vectors of a model where it lies, and log what stood there.
 
     headers: from `editable`. made: the record of how its positions come to be, None where the edit leaves them.
-    Raises: what edit_in_place raises; CorruptFile for a log that is none.
+    Raises: what edit_in_place raises; CorruptFile for a log or a record that is none, and where the new record would take
+    the place of another file's.
     """
     real = Path(os.path.realpath(headers[0].path))  # of a link, what stands beside the file itself
+    if made is not None:
+        provenance.read(real)
     before, entry = edit_log.read(real), LoggedEdit.of(headers, patch, command)
     entry = entry if made is None else replace(entry, record=_record_text(real))
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
         log = edit_log.text((*before, replace(entry, way=way, size=size)))
-        return {edit_log.place(real).name: log, **_record(real, made, size)}
+        return {
+            edit_log.place(real).name: log,
+            **(_made_record(real, made, size) if made is not None else kept_record(real, size)),
+        }
 
     return edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
 
@@ -92,24 +98,39 @@ def _record_text(file: Path) -> str:
     return "" if found is None else found[0]
 
 
-def _record(file: Path, made: Provenance | None, size: int) -> Mapping[str, bytes]:
-    """Return the record beside the file by its name: a new one, or that which is there with the new size; or nothing."""
-    place = provenance.beside(file)
-    if made is not None:
-        data = {**made.to_json(), "source": file.name, "files": [{"name": file.name, "size": size}]}
-    elif provenance.record(file) is not None:
-        return {place.name: resized(_record_text(file), file, size)}
-    else:
+def _made_record(file: Path, made: Provenance, size: int) -> Mapping[str, bytes]:
+    """Return a new record of the file, by the name that it gets."""
+    data = {**made.to_json(), "source": file.name, "files": [{"name": file.name, "size": size}]}
+    return {provenance.beside(file).name: f"{json.dumps(data, indent=2)}\n".encode("ascii")}
+
+
+def kept_record(file: Path, size: int) -> Mapping[str, bytes]:
+    """Return the record beside the file with the size that it gets, by its name; nothing where there is none.
+
+    That of another file of this name is left as it is: with the new size it would pass for this one's.
+    Raises: CorruptFile if it is not what ropetool writes.
+    """
+    found = provenance.record(file)
+    if found is None or provenance.of_another(file, found):
         return {}
-    return {place.name: f"{json.dumps(data, indent=2)}\n".encode("ascii")}
+    return {provenance.beside(file).name: resized(_record_text(file), file, size)}
 
 
 def resized(record: str, file: Path, size: int) -> bytes:
-    """Return a record with another size of the file, as text that is written."""
-    data = {key: value for key, value in json.loads(record).items() if key != provenance.SET}  # which is over the bytes
-    if provenance.FILES in data:
-        listed = data[provenance.FILES]
-        data[provenance.FILES] = [{**one, "size": size} if one["name"] == file.name else one for one in listed]
+    """Return a record with another size of the file, as text that is written.
+
+    Raises: CorruptFile if the text, which a log may have kept, is no record.
+    """
+    try:
+        data = {key: value for key, value in json.loads(record).items() if key != provenance.SET}  # over the bytes
+        if provenance.FILES in data:
+            listed = data[provenance.FILES]
+            data[provenance.FILES] = [{**one, "size": size} if one["name"] == file.name else one for one in listed]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise CorruptFile(
+            f"it keeps a record that is not ropetool's ({error!r})", where=str(edit_log.place(file)),
+            try_="take the file from where it came from",
+        ) from None  # fmt: skip
     return f"{json.dumps(data, indent=2)}\n".encode("ascii")
 
 

@@ -24,7 +24,7 @@ from ropetool.files.gguf.in_place.copying import Beside, replace_by
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.splitting import write_file
-from ropetool.plans.in_place import editable, resized
+from ropetool.plans.in_place import editable, kept_record, resized
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def _record(file: Path, replaced: str | None, size: int) -> Mapping[str, bytes]:
 
     replaced: as the log has it, None where the edits left the record as it is.
     """
-    place = provenance.beside(file)
-    text = replaced if replaced is not None else place.read_text(encoding="ascii") if place.exists() else ""
-    return {place.name: resized(text, file, size) if text else b""}
+    if replaced is None:
+        return kept_record(file, size)
+    return {provenance.beside(file).name: resized(replaced, file, size) if replaced else b""}
 
 
 def _without(header: GgufHeader, patch: Patch, added: Sequence[str], beside: Beside) -> Edited:
@@ -162,6 +162,11 @@ def _to_delete(first: Path) -> ToDelete:
         raise OutputError(
             "nothing to undo: no log of edits and no record of ropetool is there", where=str(first),
             try_=f"{command('ropetool', 'inspect', first)}, which shows what it is",
+        )  # fmt: skip
+    if provenance.is_of_itself(first, made):
+        raise OutputError(
+            f"nothing to undo: its record says that it was edited in place, and the log of that, {edit_log.place(first).name}, is "
+            "not there", where=str(first), try_="take the file from where it came from",
         )  # fmt: skip
     problem = provenance.source_problem(made)
     if problem:

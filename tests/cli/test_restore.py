@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import configs
+import gguf
 import pytest
 from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
 from gguf_models import llama_logits
 from making import run, write_model
 
-from ropetool.checkpoint import edit_log
+from ropetool.checkpoint import edit_log, provenance
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
@@ -232,3 +234,60 @@ def test_a_record_that_no_longer_holds_is_told(tmp_path: Path) -> None:
     done = run("gguf", "set", "m.gguf", "llama.rope.scaling.factor", "4", "--in-place")
     assert done.code == 0
     assert done.err.startswith("Note: its record states the table of before the edit: ")
+
+
+def test_a_record_of_another_file_does_not_become_this_ones(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    assert run("extend", "m.gguf", *YARN, "--in-place").code == 0
+    edit_log.place(path).unlink()
+    record = provenance.beside(path)
+    old = record.read_bytes()
+    model(path, keys={"general.description": (gguf.GGUFValueType.STRING, "x" * 90_000)})
+    done = run("gguf", "set", "m.gguf", "general.name", "a" * 2000, "--in-place")
+    assert done.code == 0, done.err
+    assert record.read_bytes() == old
+    assert run("restore", "m.gguf").code == 0
+    assert record.read_bytes() == old
+    assert "is the record of another file of this name" in run("inspect", "m.gguf").err
+    done = run("extend", "m.gguf", *YARN, "--in-place")
+    assert done.code == 1
+    assert "is the record of another file of this name" in done.err
+    assert record.read_bytes() == old
+
+
+@pytest.mark.parametrize("text", [b'{"\xc3', b"[1]", b'{"source": 1}'])
+def test_a_record_that_is_none_stops_the_undoing_before_it_begins(text: bytes, tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    assert run("gguf", "set", "m.gguf", "general.name", "a", "--in-place").code == 0
+    raw = path.read_bytes()
+    provenance.beside(path).write_bytes(text)
+    done = run("restore", "m.gguf")
+    assert done.code == 1
+    assert "m.gguf.ropetool.json" in done.err
+    assert path.read_bytes() == raw
+    provenance.beside(path).unlink()
+    log = json.loads(edit_log.place(path).read_bytes())
+    log["edits"][0]["record"] = text.decode("latin-1") * 2
+    edit_log.place(path).write_text(json.dumps(log))
+    done = run("restore", "m.gguf")
+    assert done.code == 1
+    assert "m.gguf.ropetool-edits.json" in done.err
+    assert path.read_bytes() == raw
+
+
+def test_a_file_edited_in_place_is_never_said_to_be_deleted(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    shutil.copy2(path, "before.gguf")
+    assert run("extend", "m.gguf", *YARN, "--in-place").code == 0
+    edit_log.place(path).unlink()
+    shutil.copy2("before.gguf", path)  # by hand, with its time: it is the source that its record names
+    provenance.beside(path).write_text(provenance.beside(path).read_text().replace('"size"', '"bytes"'))
+    for again in range(2):
+        done = run("restore", "m.gguf")
+        assert done.code == 1
+        assert done.out == "", again
+        assert (
+            "its record says that it was edited in place, and the log of that, m.gguf.ropetool-edits.json, is not"
+            in done.err
+        )
+        os.utime(path)
