@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
+import gguf_making
 import numpy as np
 import pytest
 from making import run, write_config
 
 import ropetool
 from ropetool.errors import ConfigError
+from ropetool.escaping import words
 from ropetool.plans.advice import advise, advised_method
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.formulas import Source
@@ -108,8 +110,47 @@ def test_of_two_ways_the_one_asked_for_is_looked_at(tmp_path: Path) -> None:
     run("extend", str(DEMO), "--factor", "2", "-o", str(tmp_path / "once"))
     two = advise(inspect(tmp_path / "once"), 4096)
     assert {way.proposal.step.reading for way in two.ways} == {"original", "current"}
-    _, why = advised_method(tmp_path / "once", None, 4096, "original")
+    _, _, why = advised_method(tmp_path / "once", None, 4096, "original")
     assert why.count("ntk ") == 2  # ntk and mixed-ntk, once each
+    assert "; short of it: " in two.why
+    assert all(" --from " in words for words in two.why.partition("; short of it: ")[2].split(", "))
+
+
+def test_a_factor_that_the_architecture_cannot_hold_is_left_out_by_extend_too(tmp_path: Path) -> None:
+    """hunyuan-dense normalises queries and keys after the rotation: YaRN's factor on cos and sin is lost there."""
+    gguf_making.model(tmp_path / "m.gguf", "hunyuan-dense")
+    told = run("advise", str(tmp_path / "m.gguf"), "--target-length", "2048", "--json").json
+    assert told["command"].endswith("--method yarn --target-length 2048 --attention-factor none")
+    assert told["readers"] == ["llama.cpp"]
+    bare = run("extend", str(tmp_path / "m.gguf"), "--target-length", "2048", "--dry-run")
+    named = run(*words(told["command"])[1:], "--dry-run")
+    assert (bare.code, bare.out) == (0, named.out)
+    assert "Note: method yarn, --attention-factor none: " in " ".join(bare.err.split())
+
+
+def test_a_base_that_the_graph_fixes_leads_nowhere(tmp_path: Path) -> None:
+    gguf_making.model(tmp_path / "m.gguf", "cogvlm")
+    said = advise(inspect(tmp_path / "m.gguf"), 2048)
+    assert said.chosen is None
+    assert "whatever the file says; short of it: length 512 tokens" in said.why
+    assert run("extend", str(tmp_path / "m.gguf"), "--target-length", "2048", "--dry-run").code == 1
+
+
+def test_where_nothing_says_what_was_trained_no_reach_is_claimed(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    source = write_config(tmp_path / "model", {**CONFIGS["export/llama"], "rope_scaling": scaling})
+    found = inspect(source)
+    assert found.trained_length is None
+    said = advise(found, 8 * found.rope.max_position_embeddings)
+    assert said.chosen is not None
+    assert said.chosen.reach is None
+    assert said.why == "the first that is not refused; how far it reaches was not worked out"
+
+
+def test_chunks_bound_every_distance(tmp_path: Path) -> None:
+    found = inspect(write_config(tmp_path / "model", CONFIGS["export/llama4_text"]))
+    target = 8 * found.rope.max_position_embeddings
+    assert [(way.method, way.reach) for way in advise(found, target).ways] == [("length", target)]
 
 
 @pytest.mark.parametrize(

@@ -154,9 +154,11 @@ def extend_command(
     peeked = config_alone(source) if dry_run and plan_out is None else None
     path = peeked or local_source(source)
     chain.check_source(path)
-    chosen, why = (
-        (method, "") if method is not None else _advised(path, factor, target_length, reading, params, options)
+    chosen, advised_factor, why = (
+        (method, "auto", "") if method is not None else _advised(path, factor, target_length, reading, params, options)
     )
+    if attention_factor == "auto":
+        attention_factor = advised_factor
 
     def planned(for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None) -> Plan:
         stated = options["original_length"]
@@ -234,8 +236,8 @@ def extend_command(
 def _advised(
     source: Path, factor: float | None, target_length: int | None, reading: str | None,
     params: tuple[tuple[str, str], ...], options: dict[str, Any],
-) -> tuple[str, str]:  # fmt: skip
-    """Return the method that is advised, and the reason in a sentence. Raises: ConfigError where none leads there."""
+) -> tuple[str, str, str]:  # fmt: skip
+    """Return the method that is advised, its attention factor, and the reason in a sentence. Raises: ConfigError where none leads there."""
     from ropetool.plans.advice import advised_method
 
     of_a_method = {
@@ -245,10 +247,11 @@ def _advised(
     given = [name for name, value in of_a_method.items() if value]
     if given:
         raise click.UsageError(f"{given[0]} is a parameter of a method: name it with --method")
-    method, why = advised_method(
+    method, attention_factor, why = advised_method(
         source, factor, target_length, reading, options["original_length"], options["as_type"], options["for_runtimes"]
     )
-    return method, f"method {method}: {why}"
+    beside = "" if attention_factor == "auto" else f", --attention-factor {attention_factor}"
+    return method, attention_factor, f"method {method}{beside}: {why}"
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,14 @@ class Way:
     @property
     def serves(self) -> bool:
         """Whether there is a command, and its table reaches the target."""
-        whole = self.method == LENGTH or self.reach in (None, self.proposal.step.reach)
+        whole = self.reach in (None, self.proposal.step.reach)
         return bool(self.proposal.line) and not self.proposal.refusal and whole
+
+    @property
+    def name(self) -> str:
+        """The method, with the table that it starts from where there are two."""
+        reading = self.proposal.step.reading
+        return f"{self.method} --from {reading}" if reading else self.method
 
 
 @dataclass(frozen=True)
@@ -127,8 +133,8 @@ def with_bounds(said: Advice) -> Advice:
 def advised_method(
     source: str | Path, factor: float | None, target_length: int | None, reading: str | None = None,
     original_length: int | None = None, as_type: str | None = None, for_runtimes: Sequence[str] = (),
-) -> tuple[str, str]:  # fmt: skip
-    """Return the method that is advised for what `extend` was asked for, and why.
+) -> tuple[str, str, str]:  # fmt: skip
+    """Return the method that is advised for what `extend` was asked for, its attention factor, and why.
 
     Raises: ConfigError where none leads there; InvalidRope for a goal that is none; what `inspect` raises.
     """
@@ -140,12 +146,12 @@ def advised_method(
     start = context if reading == CURRENT else original_length or found.trained_length or context
     target = target_length or round(start * (factor or 1))
     if target <= context:  # what is within the file's own length is for the plan to refuse, or to do
-        return CLOSED_FORMS[0], f"{target} tokens are within the {context} that the file states"
+        return CLOSED_FORMS[0], "auto", f"{target} tokens are within the {context} that the file states"
     advice = advise(found, target, for_runtimes, reading)
     if advice.chosen is None:
         shown = command("ropetool", "advise", source, "--target-length", str(target))
         raise ConfigError(advice.why, where=str(source), try_=shown)
-    return advice.chosen.method, advice.why
+    return advice.chosen.method, advice.chosen.proposal.attention_factor, advice.why
 
 
 def _trained_table(found: Inspection) -> Array | None:
@@ -162,9 +168,9 @@ def _trained_table(found: Inspection) -> Array | None:
 def _reach(way: Proposal, trained: Array | None, trained_length: int | None) -> int | None:
     if way.plan is None or way.plan.target is None or trained is None or trained_length is None:
         return None
-    table = way.plan.target.entries[names.FULL_ATTENTION].table
-    goal = way.step.reach or way.plan.target.max_position_embeddings
-    if table is None:
+    entry = way.plan.target.entries[names.FULL_ATTENTION]
+    table, goal = entry.table, way.step.reach or way.plan.target.max_position_embeddings
+    if table is None or (entry.chunked and entry.sliding_window):  # no distance that it turns is longer than a chunk
         return goal
     inv_freq = table.at(goal).inv_freq
     if inv_freq.shape != trained.shape:
@@ -174,17 +180,17 @@ def _reach(way: Proposal, trained: Array | None, trained_length: int | None) -> 
 
 
 def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
+    falling = [way for way in ways if way.reach is not None and not way.serves and not way.proposal.refusal]
+    short = ", ".join(f"{way.name} {way.reach}" for way in falling) + (" tokens" if falling else "")
     if chosen is None:
         refused = next((way.proposal.refusal for way in ways if way.proposal.refusal), "")
-        return f"no method leads there: {refused}" if refused else "no method leads there"
+        reasons = [*([refused] if refused else []), *([f"short of it: {short}"] if short else [])]
+        return ": ".join(["no method leads there", *(["; ".join(reasons)] if reasons else [])])
     if chosen.method == LENGTH:
         return "only its stated context limits it: no distance that its layers rotate by is longer"
-    short = [
-        f"{way.method} {way.reach}"
-        for way in ways
-        if way.reach is not None and not way.serves and not way.proposal.refusal
-    ]
-    less = f"; short of it: {', '.join(dict.fromkeys(short))} tokens" if short else ""
+    if chosen.reach is None:
+        return "the first that is not refused; how far it reaches was not worked out"
+    less = f"; short of it: {short}" if short else ""
     if chosen.method == CLOSED_FORMS[0]:
         return f"every pair stays within the angles that training showed up to the target, and the fast ones stay as they are{less}"
     unwritten = any(way.method == CLOSED_FORMS[0] and way.proposal.refusal for way in ways)
@@ -206,6 +212,7 @@ def _readers(found: Inspection, chosen: Way | None) -> tuple[tuple[str, ...], tu
             make_plan(
                 found.source, chosen.method, target_length=chosen.proposal.step.reach,
                 reading=chosen.proposal.step.reading or None, as_type=found.as_type, for_runtimes=(runtime.name,),
+                attention_factor=chosen.proposal.attention_factor,
             )  # fmt: skip
         except RopetoolError:
             others.append(runtime.name)

@@ -22,7 +22,7 @@ EXTEND = "ropetool extend "
 class Proposal:
     """A way to a longer context. line: the command for it, empty where none serves. refusal: why its own method does not.
 
-    plan: what its own method would do; None where that is refused or was not tried.
+    plan: what its own method would do; None where that is refused or was not tried. attention_factor: as --attention-factor takes it.
     """
 
     step: Step
@@ -30,6 +30,7 @@ class Proposal:
     line: str
     refusal: str = ""
     plan: Plan | None = None
+    attention_factor: str = "auto"
 
 
 def proposals(found: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = ()) -> list[Proposal]:
@@ -73,7 +74,7 @@ def _tried(
     said = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
     line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes)])
     if step.start is None or not found.source.exists():
-        return Proposal(step, request.method, line)
+        return Proposal(step, request.method, line, attention_factor=attention_factor)
     try:
         plan = make_plan(
             found.source, request.method, target_length=request.target_length, reading=step.reading or None,
@@ -82,4 +83,4 @@ def _tried(
     except RopetoolError as refused:
         instead = refused.try_ or ""
         return Proposal(step, request.method, instead if instead.startswith(EXTEND) else "", refused.message)
-    return Proposal(step, request.method, line, plan=plan)
+    return Proposal(step, request.method, line, plan=plan, attention_factor=attention_factor)

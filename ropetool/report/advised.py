@@ -47,12 +47,11 @@ def advice_text(found: Advice, width: int | None = None) -> str:
 
 
 def _row(way: Way) -> tuple[str, str]:
-    name = f"{way.method}, --from {way.proposal.step.reading}" if way.proposal.step.reading else way.method
     if way.proposal.refusal:
-        return name, f"refused: {way.proposal.refusal}"
+        return way.name, f"refused: {way.proposal.refusal}"
     if way.reach is None:
-        return name, "leads there, as far as the file says"
-    return name, f"reaches {way.reach} tokens"
+        return way.name, "leads there, as far as the file says"
+    return way.name, f"reaches {way.reach} tokens"
 
 
 def advice_json(found: Advice) -> dict[str, Any]:
