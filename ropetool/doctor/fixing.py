@@ -95,7 +95,10 @@ def repair(examined: Examined, among: Diagnosis, place: Destination) -> Repair |
         written = _written(plan, path, place)
     except (RopetoolError, OSError) as error:
         return Repair(examined.name, rule, None, (), str(error))
-    again = examine([str(written.output)], only=[rule.name for rule in among.rules], for_runtimes=among.for_runtimes)
+    again = examine(
+        [str(written.output)], source=examined.source or None, only=[rule.name for rule in among.rules],
+        for_runtimes=among.for_runtimes,
+    )  # fmt: skip
     return Repair(examined.name, rule, written.output, plan.edits, errors_left=again.count(ERROR))
 
 

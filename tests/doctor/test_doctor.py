@@ -356,6 +356,17 @@ def test_a_number_that_the_right_type_cannot_hold_is_not_repaired(tmp_path: Path
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
 
 
+@pytest.mark.parametrize("rule", ["config-style", "number-as-text"])
+def test_a_repair_that_differs_from_the_source_still_is_an_error(rule: str, tmp_path: Path) -> None:
+    path, _ = plant("hf", rule, 0, tmp_path)
+    (tmp_path / "other").mkdir()
+    other = planted.hf("llama", rope_theta=2e5)(tmp_path / "other")
+    done = run("doctor", path, "--source", other, "--fix", "--json")
+    (fixed,) = done.json["fixed"]
+    assert (done.code, fixed["errors_left"]) == (3, 1)
+    assert run("doctor", fixed["output"], "--source", other).code == 3
+
+
 def test_output_names_one_copy(tmp_path: Path) -> None:
     path, _ = plant("hf", "config-style", 0, tmp_path)
     assert run("doctor", path, "--fix", "-o", tmp_path / "here").code == 0
