@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from ropetool.cli import local_source, print_json, show, terminal_width
 from ropetool.cli.options import RUNTIME, check_in_place, in_place
-
-if TYPE_CHECKING:
-    from ropetool.doctor import Diagnosis
 
 
 @click.command("doctor")
@@ -69,6 +64,7 @@ def doctor_command(
     from ropetool.doctor import examine
     from ropetool.doctor.fixing import Destination, exit_code, repaired
     from ropetool.doctor.rules import chosen
+    from ropetool.report import sarif
     from ropetool.report.diagnosed import diagnosis_json, diagnosis_text, rules_json, rules_text
 
     if list_rules:
@@ -85,6 +81,8 @@ def doctor_command(
     if in_place and not fix:
         raise click.UsageError("--in-place goes with --fix")
     check_in_place(in_place, copy_if_needed, {"--output": output})
+    if sarif_file is not None:
+        sarif.check_place(Path(sarif_file))
     origin = None if origin is None else str(local_source(origin))
     with bar("checkpoints") as shown:
         found = examine(sources, source=origin, only=only, for_runtimes=for_runtimes, progress=shown)
@@ -94,15 +92,9 @@ def doctor_command(
         repaired(found, Destination(None if output is None else Path(output), in_place, copy_if_needed)) if fix else ()
     )
     if sarif_file is not None:
-        _write_sarif(found, Path(sarif_file))
+        sarif.write_sarif(found, Path(sarif_file))
     if as_json:
         print_json(diagnosis_json(found, repairs))
     else:
         show(diagnosis_text(found, terminal_width(), repairs))
     return exit_code(found, repairs)
-
-
-def _write_sarif(found: Diagnosis, path: Path) -> None:
-    from ropetool.report.sarif import sarif
-
-    path.write_text(json.dumps(sarif(found), indent=2) + "\n", encoding="utf-8")

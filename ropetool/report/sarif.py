@@ -5,6 +5,7 @@ Source: OASIS, Static Analysis Results Interchange Format Version 2.1.0, section
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,15 @@ from urllib.parse import quote
 
 from ropetool import __version__, names
 from ropetool.doctor import Diagnosis, Examined, Finding, Rule
+from ropetool.errors import OutputError
 from ropetool.files import hub
+from ropetool.files.output import check_output
+from ropetool.files.transaction import staged
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 VERSION = "2.1.0"
+NO_SOURCE = Path(os.devnull)  # nothing is rewritten, so that a log may lie anywhere, also inside a checkpoint
+HEAD_BYTES = 500  # in which a log names its schema
 
 
 def sarif(found: Diagnosis) -> dict[str, Any]:
@@ -27,6 +33,30 @@ def sarif(found: Diagnosis) -> dict[str, Any]:
     driver = {"name": "ropetool doctor", "version": __version__, "rules": [_rule(rule) for rule in found.rules]}
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
     return {"$schema": SCHEMA, "version": VERSION, "runs": [run]}
+
+
+def write_sarif(found: Diagnosis, path: Path) -> None:
+    """Write a log, whole or not at all. Raises: OutputError."""
+    with staged(path, NO_SOURCE, force=True, may_replace=_not_a_log) as stage:
+        stage.write_text(json.dumps(sarif(found), indent=2) + "\n", encoding="utf-8")
+
+
+def check_place(path: Path) -> None:
+    """Return if a log may be written there, where another log may stand; to be asked before the examination.
+
+    Raises: OutputError.
+    """
+    try:
+        check_output(path, NO_SOURCE, force=True, may_replace=_not_a_log)
+    except OutputError as error:
+        error.message = error.message.partition("; --force")[0]  # an option that doctor has not
+        error.try_ = error.try_.replace("another -o", "another --sarif")
+        raise
+
+
+def _not_a_log(path: Path) -> str:
+    with path.open("rb") as file:
+        return "" if b"sarif" in file.read(HEAD_BYTES) else "is not a SARIF log, so that it is not replaced"
 
 
 def _rule(rule: Rule) -> dict[str, Any]:

@@ -356,6 +356,19 @@ def test_a_number_that_the_right_type_cannot_hold_is_not_repaired(tmp_path: Path
     assert [each.name for each in tmp_path.iterdir()] == ["model.gguf"]
 
 
+def test_a_log_takes_the_place_of_a_log_alone(tmp_path: Path) -> None:
+    path, _ = plant("hf", "config-style", 0, tmp_path)
+    before = snapshot(tmp_path)
+    for place, said in ((path / "config.json", "is not a SARIF log"), (tmp_path / "no" / "x.sarif", "does not exist")):
+        done = run("doctor", path, "--fix", "--sarif", place)
+        assert (done.code, said in done.err) == (1, True), done.err
+        assert snapshot(tmp_path) == before  # no copy either: it is asked before anything is written
+    log = tmp_path / "found.sarif"
+    for _ in range(2):
+        assert run("doctor", path, "--sarif", log).code == 3
+        assert json.loads(log.read_text())["version"] == "2.1.0"
+
+
 @pytest.mark.parametrize("rule", ["config-style", "number-as-text"])
 def test_a_repair_that_differs_from_the_source_still_is_an_error(rule: str, tmp_path: Path) -> None:
     path, _ = plant("hf", rule, 0, tmp_path)
