@@ -21,6 +21,7 @@ from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place
 from ropetool.files.gguf.in_place.copying import Beside, replace_by
+from ropetool.files.gguf.in_place.editing import check_unchanged
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.splitting import write_file
@@ -110,8 +111,8 @@ def _without(header: GgufHeader, patch: Patch, added: Sequence[str], beside: Bes
             without.unlink(missing_ok=True)
 
     with held(real) as holding:
-        pass
-    size = replace_by(write, real, beside)
+        check_unchanged(header, real)
+        size = replace_by(write, holding, beside)
     return Edited(real, COPY, size, size, tuple(holding.notes))
 
 

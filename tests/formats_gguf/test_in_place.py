@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf_making
@@ -491,3 +491,88 @@ def test_a_pending_edit_is_named_by_whatever_opens_the_file(tmp_path: Path) -> N
     assert recover(path).direction == "back"
     assert path.read_bytes() == raw
     read_header(path)
+
+
+CHANGES = ("write_beside", "sync_beside", "sync_folder", "rename_beside", "remove_beside")
+
+
+def killed_copy(path: Path, patch: Patch, at: int) -> bool:
+    """Write the file again in a process that is killed in front of its change number `at`; return whether it was."""
+    child = os.fork()
+    if child == 0:
+        calls = iter(range(1000))
+
+        def counted(change: Callable[..., None]) -> Callable[..., None]:
+            def call(*arguments: object) -> None:
+                if next(calls) == at:
+                    os._exit(9)
+                change(*arguments)
+
+            return call
+
+        for name in CHANGES:
+            setattr(Disk, name, counted(getattr(Disk, name)))
+        edit_in_place(
+            [read_unmapped(path)], patch, copy_if_needed=True,
+            beside=lambda way, size: {f"{path.name}.a": f"{way} {size}".encode(), f"{path.name}.b": b""},
+        )  # fmt: skip
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
+@pytest.mark.usefixtures("no_insertion")
+def test_a_copy_that_is_cut_leaves_the_file_and_what_stands_beside_it_together(tmp_path: Path) -> None:
+    path, beside = tmp_path / "m.gguf", [tmp_path / "m.gguf.a", tmp_path / "m.gguf.b"]
+    patch, at, seen = Patch({"a.key": text(90_000)}), 0, set()
+    while True:
+        model(path)
+        raw = path.read_bytes()
+        for each in beside:
+            each.write_bytes(b"old")
+        killed = killed_copy(path, patch, at)
+        if journal_of(path).exists():
+            with pytest.raises(PlanMismatch, match="is not finished"):
+                read_header(path)
+        recover(path)
+        assert not [name for name in os.listdir(tmp_path) if name.startswith(".") and not name.endswith("-new")]
+        is_old = path.read_bytes() == raw
+        assert is_old or read_header(path).values["a.key"] == text(90_000)
+        texts = [each.read_bytes() if each.exists() else None for each in beside]
+        assert texts == ([b"old", b"old"] if is_old else [f"copy {path.stat().st_size}".encode(), None])
+        seen.add(is_old)
+        if not killed:
+            break
+        at += 1
+    assert at > 8
+    assert seen == {True, False}
+
+
+@pytest.mark.usefixtures("no_insertion")
+def test_nobody_else_edits_a_file_while_its_copy_is_written(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    tried = []
+
+    def beside(way: str, size: int) -> Mapping[str, bytes]:
+        if way == "copy":
+            with pytest.raises(OutputError, match="another process holds it, or edits it now"):
+                edited(path, Patch({"general.name": text(3)}))
+            tried.append(read_header(path).file_size < size)  # and it can be read
+        return {}
+
+    edit_in_place([read_unmapped(path)], Patch({"a.key": text(90_000)}), copy_if_needed=True, beside=beside)
+    assert tried == [True]
+
+
+@pytest.mark.usefixtures("no_insertion")
+def test_a_copy_that_cannot_take_the_name_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model(tmp_path / "m.gguf")
+    raw = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Disk, "rename_beside", refuse)
+    with pytest.raises(OutputError, match="ermission"):
+        edited(path, Patch({"a.key": text(90_000)}), copy_if_needed=True)
+    assert path.read_bytes() == raw
+    assert os.listdir(tmp_path) == ["m.gguf"]

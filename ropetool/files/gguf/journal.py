@@ -165,6 +165,11 @@ def journal_of(path: Path) -> Path:
     return real.with_name(f".{real.name}.ropetool-journal")
 
 
+def copy_of(path: Path) -> Path:
+    """Return where the copy of a file is written that is going to take its name."""
+    return path.with_name(f".{path.name}.ropetool-copy")
+
+
 def check_settled(path: Path) -> None:
     """Return if no edit of the file in place is pending.
 

@@ -118,6 +118,13 @@ class Disk:
     def read_beside(self, name: str) -> bytes:
         return read_regular(self.path.with_name(name), _MOST_BESIDE)
 
+    def size_beside(self, name: str) -> int | None:
+        """Return the size of a file beside it, or of what has its name now; None where there is none."""
+        try:
+            return self.path.with_name(name).stat().st_size
+        except FileNotFoundError:
+            return None
+
     def sync_beside(self, name: str) -> None:
         sync(self.path.with_name(name))
 

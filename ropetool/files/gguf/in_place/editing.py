@@ -5,7 +5,6 @@ Which keys and vectors change is the caller's concern; the order of what reaches
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,20 +13,18 @@ from functools import partial
 from pathlib import Path
 
 from ropetool.errors import OutputError, PlanMismatch, RopetoolError
-from ropetool.escaping import command
 from ropetool.files.gguf.header import GgufHeader
 from ropetool.files.gguf.in_place import planning
 from ropetool.files.gguf.in_place.copying import replace_by_copy
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import NoWay
-from ropetool.files.gguf.in_place.recovery import end, forward, mark, settle
-from ropetool.files.gguf.journal import Journal, Sample, journal_of
+from ropetool.files.gguf.in_place.recovery import end, forward, mark, refused, settle
+from ropetool.files.gguf.in_place.sampling import sampled
+from ropetool.files.gguf.journal import Journal, journal_of
 from ropetool.files.gguf.patch import Patch
 from ropetool.files.gguf.shards import split_patch
-from ropetool.files.output import output_error
 
-_SAMPLES, _SAMPLE = 64, 4 << 10  # blocks, and bytes of each
 WORDS = {
     planning.NOTHING: "nothing had to change",
     planning.OVERWRITE: "overwritten where it lies",
@@ -72,7 +69,7 @@ def edit_in_place(
     header, part = _one(headers, patch)
     real, notes = _real(header)
     with held(real) as holding:
-        _check_unchanged(header, real)
+        check_unchanged(header, real)
         try:
             edited = _edit(holding.disk, header, part, beside)
         except NoWay as reason:
@@ -80,10 +77,10 @@ def edit_in_place(
                 raise _needs_copy(header, reason) from None
             edited = None
         except OSError as error:
-            raise _refused(error, real) from error
-    if edited is None:
-        size = replace_by_copy(header, part, real, planning.ROOM, beside and partial(beside, planning.COPY))
-        edited = Edited(real, planning.COPY, size, size)
+            raise refused(error, real) from error
+        if edited is None:
+            size = replace_by_copy(header, part, holding, planning.ROOM, beside and partial(beside, planning.COPY))
+            edited = Edited(real, planning.COPY, size, size)
     return replace(edited, notes=(*notes, *holding.notes))
 
 
@@ -96,7 +93,7 @@ def way_in_place(headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed:
     header, part = _one(headers, patch)
     real, notes = _real(header)
     with held(real) as holding:
-        _check_unchanged(header, real)
+        check_unchanged(header, real)
         disk = holding.disk
         try:
             journal = planning.steps(header, part, disk.read, can_insert=disk.can_insert, block=disk.block)
@@ -163,24 +160,6 @@ def _edit(disk: Disk, header: GgufHeader, patch: Patch, beside: Beside | None) -
     return Edited(disk.path, journal.way, _written(journal), journal.final_size)
 
 
-def sampled(disk: Disk, journal: Journal) -> Journal:
-    """Return a journal with what tells the file later: samples, digests of what is copied, and ranges without data."""
-    places = {journal.size * number // _SAMPLES // _SAMPLE * _SAMPLE for number in range(_SAMPLES)}
-    places |= {max(journal.size - _SAMPLE, 0), *((journal.insertion.at,) if journal.insertion is not None else ())}
-    samples = [_sample(disk, at) for at in sorted(places)]
-    copies = [
-        replace(copy, sha256=hashlib.sha256(disk.read(copy.start, copy.nbytes)).hexdigest()) for copy in journal.copies
-    ]
-    return replace(
-        journal, samples=tuple(samples), copies=tuple(copies), holes=tuple(disk.holes()) if journal.insertion else ()
-    )
-
-
-def _sample(disk: Disk, at: int) -> Sample:
-    data = disk.read(at, _SAMPLE)
-    return Sample(at, len(data), hashlib.sha256(data).hexdigest())
-
-
 def _written(journal: Journal) -> int:
     return sum(len(write.new) for write in journal.writes) + sum(copy.nbytes for copy in journal.copies)
 
@@ -205,7 +184,7 @@ def _real(header: GgufHeader) -> tuple[Path, tuple[str, ...]]:
     return real, (f"{header.path} is a link: the file that it leads to, {real}, was edited",) if linked else ()
 
 
-def _check_unchanged(header: GgufHeader, real: Path) -> None:
+def check_unchanged(header: GgufHeader, real: Path) -> None:
     status = os.stat(real)
     if (status.st_size, status.st_mtime_ns) != (header.file_size, header.mtime_ns):
         raise PlanMismatch("the file has changed since its header was read", where=str(header.path))
@@ -216,11 +195,3 @@ def _needs_copy(header: GgufHeader, reason: NoWay) -> OutputError:
         f"cannot be edited where it lies: {reason}", where=str(header.path),
         try_="--copy-if-needed writes the whole file again, -o a copy",
     )  # fmt: skip
-
-
-def _refused(error: OSError, real: Path) -> OutputError:
-    refusal = output_error(error, real)
-    if journal_of(real).exists():
-        refusal.message += "; the edit is not finished"
-        refusal.try_ = command("ropetool", "recover", real)
-    return refusal

@@ -6,8 +6,8 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -25,10 +25,14 @@ UNCHECKED = "whether another program has it open was not checked: {}"
 
 @dataclass(frozen=True)
 class Held:
-    """A file open for writing, and what could not be checked of its readers."""
+    """A file open for writing, and what could not be checked of its readers.
+
+    let_read: ends that those who open it wait; nobody else may edit it all the same.
+    """
 
     disk: Disk
     notes: tuple[str, ...]
+    let_read: Callable[[], None]
 
 
 @contextmanager
@@ -48,8 +52,9 @@ def held(path: Path) -> Iterator[Held]:
         _check_kind(os.fstat(descriptor), path)
         locked = _lock(descriptor, path)
         notes = () if locked else ("whether another ropetool edits it was not checked: the file system has no locks",)
-        with _leased(descriptor, path) as unchecked:
-            yield Held(Disk(path, file), (*notes, *unchecked))
+        with ExitStack() as lease:
+            unchecked = lease.enter_context(_leased(descriptor, path))
+            yield Held(Disk(path, file), (*notes, *unchecked), lease.close)
 
 
 def _check_kind(status: os.stat_result, path: Path) -> None:

@@ -6,6 +6,8 @@ What holds at every moment, whoever is killed or loses power:
 - Until it is marked nothing of the old file has been overwritten: a range may have been inserted, and bytes may lie behind
   the old end. Both are taken out again.
 - Once it is marked, the room is on the disk: the writes are repeated, which leads to the same file however often.
+- A whole copy is on the disk before its journal, which is marked from the start: the copy takes the name, then what stands
+  beside it follows.
 - An insertion moves the file's extents one by one, the last first, and a power failure may cut it in between. The range of
   zeros then lies somewhere behind its place. It is found by the ranges without data, held against those of the old file
   and against samples of its bytes, and taken out where it is. A file for which that is not certain is left as it is.
@@ -20,10 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ropetool.errors import PlanMismatch
+from ropetool.errors import OutputError, PlanMismatch
+from ropetool.escaping import command
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
-from ropetool.files.gguf.journal import MARK, Insertion, Journal, Sample, Write, journal_of
+from ropetool.files.gguf.in_place.planning import COPY
+from ropetool.files.gguf.journal import MARK, Insertion, Journal, Sample, Write, copy_of, journal_of
 from ropetool.files.output import output_error
 from ropetool.files.regular import open_regular
 
@@ -59,10 +63,13 @@ def recover(path: str | Path) -> Recovered:
     with open_regular(real):
         pass
     try:
-        if not journal_of(real).exists():
+        copy, pending = copy_of(real), journal_of(real).exists()
+        if not pending and not copy.exists():
             return Recovered(real, NOTHING)
         with held(real) as holding:
-            direction, way = settle(holding.disk)
+            direction, way = settle(holding.disk) if pending else (NOTHING, "")
+            # That of a process that was killed while it wrote: the file is held, so nobody writes it now.
+            copy.unlink(missing_ok=True)
             return Recovered(real, direction, way, holding.notes)
     except OSError as error:
         raise output_error(error, real) from error
@@ -80,6 +87,9 @@ def settle(disk: Disk) -> tuple[str, str]:
     if journal is None:  # it was cut while it was written, before anything else changed
         end(disk)
         return BACK, ""
+    if journal.way == COPY:
+        put_copy(disk, journal)
+        return FORWARD, COPY
     if journal.marked:
         _check_forward(disk, journal)
         forward(disk, journal)
@@ -102,6 +112,29 @@ def forward(disk: Disk, journal: Journal) -> None:
     if disk.size() != journal.final_size:
         disk.truncate(journal.final_size)
     disk.sync()
+    _put_beside(disk, journal)
+
+
+def put_copy(disk: Disk, journal: Journal) -> None:
+    """Give a whole copy, which is on the disk, the name of the file; then as in `forward`. Done again, it goes on.
+
+    Raises: PlanMismatch if neither the file nor its copy is that of the journal.
+    """
+    copy = copy_of(disk.path).name
+    size = disk.size_beside(copy)
+    if size is None:
+        if disk.size_beside(disk.path.name) != journal.final_size:
+            raise _lost(disk, f"{copy}, which was to take its name, is not beside it")
+    elif size != journal.final_size or disk.size() != journal.size or not _hold(disk, journal, journal.size):
+        raise _lost(disk, f"it or {copy}, which was to take its name, is another file")
+    else:
+        disk.rename_beside(copy, disk.path.name)
+        disk.sync_folder()
+    _put_beside(disk, journal)
+
+
+def _put_beside(disk: Disk, journal: Journal) -> None:
+    """Write the texts beside the file, then remove the journal."""
     for name, text in journal.beside.items():
         if text:
             new = f".{name}.ropetool-new"
@@ -119,6 +152,15 @@ def mark(disk: Disk, raw: bytes) -> None:
     name = journal_of(disk.path).name
     disk.write_beside(name, MARK, len(raw))
     disk.sync_beside(name)
+
+
+def refused(error: OSError, real: Path) -> OutputError:
+    """Return what to say of an edit that the system has stopped."""
+    refusal = output_error(error, real)
+    if journal_of(real).exists():
+        refusal.message += "; the edit is not finished"
+        refusal.try_ = command("ropetool", "recover", real)
+    return refusal
 
 
 # --- is it the file of the journal?
