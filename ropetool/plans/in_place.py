@@ -21,6 +21,7 @@ from ropetool.files import hub
 from ropetool.files.gguf import GgufHeader, Patch, read_shards
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
+from ropetool.files.gguf.in_place.editing import edited_part
 from ropetool.files.hf import read_optional_object
 from ropetool.plans.applying import Applied, checked_gguf
 from ropetool.plans.plan import Plan
@@ -77,6 +78,7 @@ def edit_model(
     the place of another file's.
     """
     real = Path(os.path.realpath(headers[0].path))  # of a link, what stands beside the file itself
+    part = edited_part(headers, patch)[0]
     if made is not None:
         provenance.read(real)
     before, entry = edit_log.read(real), LoggedEdit.of(headers, patch, command)
@@ -86,7 +88,7 @@ def edit_model(
         log = edit_log.text((*before, replace(entry, way=way, size=size)))
         return {
             edit_log.place(real).name: log,
-            **(_made_record(real, made, size) if made is not None else kept_record(real, size)),
+            **(_made_record(real, made, part, size) if made is not None else kept_record(real, part, size)),
         }
 
     return edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
@@ -98,14 +100,15 @@ def _record_text(file: Path) -> str:
     return "" if found is None else found[0]
 
 
-def _made_record(file: Path, made: Provenance, size: int) -> Mapping[str, bytes]:
+def _made_record(file: Path, made: Provenance, part: GgufHeader, size: int) -> Mapping[str, bytes]:
     """Return a new record of the file, by the name that it gets."""
-    data = {**made.to_json(), "source": file.name, "files": [{"name": file.name, "size": size}]}
+    name = Path(os.path.realpath(part.path)).name
+    data = {**made.to_json(), "source": file.name, "files": [{"name": name, "size": size}]}
     return {provenance.beside(file).name: f"{json.dumps(data, indent=2)}\n".encode("ascii")}
 
 
-def kept_record(file: Path, size: int) -> Mapping[str, bytes]:
-    """Return the record beside the file with the size that it gets, by its name; nothing where there is none.
+def kept_record(file: Path, part: GgufHeader, size: int) -> Mapping[str, bytes]:
+    """Return the record beside the file, by its name, with the size that the changed part of the model gets; nothing without one.
 
     That of another file of this name is left as it is: with the new size it would pass for this one's.
     Raises: CorruptFile if it is not what ropetool writes.
@@ -113,19 +116,20 @@ def kept_record(file: Path, size: int) -> Mapping[str, bytes]:
     found = provenance.record(file)
     if found is None or provenance.of_another(file, found):
         return {}
-    return {provenance.beside(file).name: resized(_record_text(file), file, size)}
+    return {provenance.beside(file).name: resized(_record_text(file), file, part, size)}
 
 
-def resized(record: str, file: Path, size: int) -> bytes:
-    """Return a record with another size of the file, as text that is written.
+def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
+    """Return the record of a file with another size of one part of the model, as text that is written.
 
     Raises: CorruptFile if the text, which a log may have kept, is no record.
     """
+    name = Path(os.path.realpath(part.path)).name
     try:
         data = {key: value for key, value in json.loads(record).items() if key != provenance.SET}  # over the bytes
         if provenance.FILES in data:
             listed = data[provenance.FILES]
-            data[provenance.FILES] = [{**one, "size": size} if one["name"] == file.name else one for one in listed]
+            data[provenance.FILES] = [{**one, "size": size} if one["name"] == name else one for one in listed]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"it keeps a record that is not ropetool's ({error!r})", where=str(edit_log.place(file)),

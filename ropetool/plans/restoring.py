@@ -21,7 +21,7 @@ from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.header import read_unmapped
 from ropetool.files.gguf.in_place import Edited, edit_in_place
 from ropetool.files.gguf.in_place.copying import Beside, replace_by
-from ropetool.files.gguf.in_place.editing import check_unchanged
+from ropetool.files.gguf.in_place.editing import check_unchanged, edited_part
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.splitting import write_file
@@ -72,9 +72,10 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
     record = next((entry.record for entry in reversed(undone) if entry.record is not None), None)
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
-        return {edit_log.place(real).name: edit_log.text(rest) if rest else b"", **_record(real, record, size)}
+        return {edit_log.place(real).name: edit_log.text(rest) if rest else b"", **_record(real, part, record, size)}
 
     dropping = replace(patch, drop=frozenset(added))
+    part = edited_part(headers, dropping)[0]
     try:
         edited = edit_in_place(headers, dropping, copy_if_needed=copy_if_needed and not added, beside=beside)
     except OutputError:
@@ -84,14 +85,14 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
     return Restored(edited, undone, len(rest))
 
 
-def _record(file: Path, replaced: str | None, size: int) -> Mapping[str, bytes]:
+def _record(file: Path, part: GgufHeader, replaced: str | None, size: int) -> Mapping[str, bytes]:
     """Return the record as it was before the edits, with the size that the file has now; empty where there was none.
 
     replaced: as the log has it, None where the edits left the record as it is.
     """
     if replaced is None:
-        return kept_record(file, size)
-    return {provenance.beside(file).name: resized(replaced, file, size) if replaced else b""}
+        return kept_record(file, part, size)
+    return {provenance.beside(file).name: resized(replaced, file, part, size) if replaced else b""}
 
 
 def _without(header: GgufHeader, patch: Patch, added: Sequence[str], beside: Beside) -> Edited:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import configs
 import gguf
+import numpy as np
 import pytest
 from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
 from gguf_models import llama_logits
 from making import run, write_model
 
 from ropetool.checkpoint import edit_log, provenance
+from ropetool.errors import OutputError
+from ropetool.files.gguf import GgufHeader, Patch, read_vector
+from ropetool.files.gguf.in_place import editing
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
+from ropetool.files.gguf.tensors import TensorInfo
+from ropetool.plans.in_place import edit_model, editable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Linux is proved, and macOS has the same calls")
 YARN = ("--method", "yarn", "--factor", "8")
@@ -291,3 +299,39 @@ def test_a_file_edited_in_place_is_never_said_to_be_deleted(tmp_path: Path) -> N
             in done.err
         )
         os.utime(path)
+
+
+def test_a_vector_of_a_later_file_keeps_record_and_recovery_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = model(tmp_path / "whole.gguf")
+    assert run("gguf", "split", whole.name, "--max-tensors", "3", "-o", "m.gguf").code == 0
+    first, *others = sorted(tmp_path.glob("m-0*.gguf"))
+    listed = provenance.beside(first).read_text()
+    headers = editable(first)
+    tensor, second = next(
+        (info, header) for header in headers[1:] for info in header.tensors if info.type_name == "F32" and len(info.shape) == 1
+    )  # fmt: skip
+    vector, raw = read_vector(second, tensor) * 2, second.path.read_bytes()
+    patch = Patch(tensors={tensor.name: vector.astype(np.float32)})
+
+    def stop(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(editing, "forward", stop)
+        broken.setattr(editing, "settle", stop)
+        with pytest.raises(OutputError, match="the edit is not finished"):
+            edit_model(headers, patch)
+    assert run("recover", second.path).code == 0
+    assert read_vector(*_placed(editable(first), tensor.name)).tobytes() == vector.astype(np.float32).tobytes()
+    assert provenance.beside(first).read_text() == re.sub(r'(,\n  "set": ".*?")', "", listed)
+    assert run("restore", first.name).code == 0
+    assert second.path.read_bytes() == raw
+    assert {each["name"]: each.get("size") for each in json.loads(provenance.beside(first).read_text())["files"][:-1]} == {
+        path.name: path.stat().st_size for path in (first, *others)
+    }  # fmt: skip
+
+
+def _placed(headers: Sequence[GgufHeader], name: str) -> tuple[GgufHeader, TensorInfo]:
+    return next((header, info) for header in headers for info in header.tensors if info.name == name)

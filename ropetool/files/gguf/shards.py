@@ -90,6 +90,12 @@ def model_name(path: Path) -> str:
     return _SHARD_SUFFIX.sub("", path.name).removesuffix(".gguf")
 
 
+def first_name(name: str) -> str:
+    """Return the name of the first file of the model, beside which its record stands, by the name of any of its files."""
+    found = _SHARD_SUFFIX.search(name)
+    return name if found is None or found[1] is None else _shard_name(name, 0, int(found[1].rpartition("-")[2]))
+
+
 def _shard_name(name: str, index: int, count: int) -> str:
     return f"{_SHARD_SUFFIX.sub('', name)}-{index + 1:05d}-of-{count:05d}.gguf"
 

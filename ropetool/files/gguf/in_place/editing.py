@@ -66,7 +66,7 @@ def edit_in_place(
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit; OutputError if the file has other
     names, is read-only or in use, no way serves it, or it cannot be written. Nothing has changed then, or `recover` is named.
     """
-    header, part = _one(headers, patch)
+    header, part = edited_part(headers, patch)
     real, notes = _real(header)
     with held(real) as holding:
         check_unchanged(header, real)
@@ -90,7 +90,7 @@ def way_in_place(headers: Sequence[GgufHeader], patch: Patch, *, copy_if_needed:
     Whether the file system inserts ranges shows only when it is asked to: on Linux it is taken for granted.
     Raises: what edit_in_place raises.
     """
-    header, part = _one(headers, patch)
+    header, part = edited_part(headers, patch)
     real, notes = _real(header)
     with held(real) as holding:
         check_unchanged(header, real)
@@ -164,8 +164,8 @@ def _written(journal: Journal) -> int:
     return sum(len(write.new) for write in journal.writes) + sum(copy.nbytes for copy in journal.copies)
 
 
-def _one(headers: Sequence[GgufHeader], patch: Patch) -> tuple[GgufHeader, Patch]:
-    """Return the file of a model that changes, and its part of the patch."""
+def edited_part(headers: Sequence[GgufHeader], patch: Patch) -> tuple[GgufHeader, Patch]:
+    """Return the file of a model that changes, and its part of the patch. Raises: OutputError if several would change."""
     parts = split_patch(tuple(headers), patch) if len(headers) > 1 else (patch,)
     touched = [number for number, part in enumerate(parts) if not part.is_empty]
     if len(touched) > 1:

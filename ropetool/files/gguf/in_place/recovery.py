@@ -28,6 +28,7 @@ from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.journal import MARK, Insertion, Journal, Sample, Write, copy_of, journal_of
+from ropetool.files.gguf.shards import first_name
 from ropetool.files.output import output_error
 from ropetool.files.regular import open_regular
 
@@ -82,7 +83,8 @@ def settle(disk: Disk) -> tuple[str, str]:
     """
     name = journal_of(disk.path).name
     journal = Journal.decode(disk.read_beside(name))
-    if journal is not None and any(not text.startswith(f"{disk.path.name}.") for text in journal.beside):
+    own = f"{disk.path.name}.", f"{first_name(disk.path.name)}."
+    if journal is not None and any(not text.startswith(own) for text in journal.beside):
         raise _lost(disk, "its journal writes files that are not this one's")
     if journal is None:  # it was cut while it was written, before anything else changed
         end(disk)
