@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Measure what quantised caches of llama.cpp cost at length: KL from the same file with a float32 cache, by how it was extended.
 
-Prints the table of docs/verify.md, nats a token within the trained length and in the last span of positions. Without FILE the demo
+Nats a token within the trained length and in the last span of positions, printed as a table. Without FILE the demo
 checkpoint, plain and extended, with factors and gains in its keys, and with heads of which half rotates: some 20 minutes of one
-core. With FILE that GGUF file.
+core, written to tests/verification/cache_types.json, of which scripts/docs.py makes the table of docs/verify.md. With FILE that
+GGUF file; with it or another option nothing is written.
 
     scripts/cache_types.py
     scripts/cache_types.py model-yarn-2x.gguf --trained 2048 --length 4096 --rows 1
@@ -21,6 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
+from cache_types_page import RESULT, WAYS, cell, head
 from kl_floors import Kept
 from safetensors.numpy import save_file
 from safetensors.torch import load_file  # numpy has no bfloat16
@@ -35,7 +37,6 @@ from ropetool.verification.scoring import Corpus, ignore
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED, FACTOR = 256, 8
-WAYS = (("f16", True), ("q8_0", True), ("q8_0", False), ("q4_0", True), ("q4_0", False))  # type, and whether rotated
 HALF = 32  # channels of a head of 64: as many rotate in the partial model
 
 
@@ -108,8 +109,8 @@ def rotation(on: bool) -> Iterator[None]:
     del os.environ[UNROTATED]
 
 
-def measured(path: Path, trained: int, length: int, count: int) -> Iterator[str]:
-    """Yield the cells of the table for a file: KL within the trained length and in the last span of positions."""
+def measured(path: Path, trained: int, length: int, count: int) -> Iterator[tuple[float, float]]:
+    """Yield what stands in the row of a file, by way: KL within the trained length and in the last span of positions."""
     with closing(LlamaRunner(path)) as reference:
         documents = texts.embedded_documents()
         tokens = tuple(np.array(reference.tokenize(document.text)) for document in documents)
@@ -119,18 +120,26 @@ def measured(path: Path, trained: int, length: int, count: int) -> Iterator[str]
         for cache_type, rotated in WAYS:
             with rotation(rotated), closing(LlamaRunner(path, cache_type=cache_type)) as target:
                 found = diverge(kept, target, rows, trained, chosen, ignore)
-            yield f"{found.within.mean.mean:.2g}, {found.by_position[-1].mean.mean:.2g}"
+            yield _rounded(found.within.mean.mean), _rounded(found.by_position[-1].mean.mean)
 
 
-def table(named: Iterable[tuple[str, Path]], trained: int, length: int, count: int) -> None:
-    """Print what is measured, as it comes."""
-    heads = (f"{cache_type}{'' if rotated else ', not rotated'}" for cache_type, rotated in WAYS)
-    print(f"| file | {' | '.join(heads)} |\n{'| --- ' * (1 + len(WAYS))}|")
+def _rounded(kl: float) -> float:
+    return float(f"{kl:.2g}")  # the intervals are wider
+
+
+def table(named: Iterable[tuple[str, Path]], trained: int, length: int, count: int) -> list[dict[str, object]]:
+    """Print what is measured, as it comes, and return it."""
+    print(head())
+    rows: list[dict[str, object]] = []
     for words, path in named:
         print(f"| {words}", end="", flush=True)
-        for cell in measured(path, trained, length, count):
-            print(f" | {cell}", end="", flush=True)
+        pairs = []
+        for pair in measured(path, trained, length, count):
+            print(f" | {cell(pair)}", end="", flush=True)
+            pairs.append(pair)
         print(" |")
+        rows.append({"file": words, "kl": pairs})
+    return rows
 
 
 if __name__ == "__main__":
@@ -144,4 +153,7 @@ if __name__ == "__main__":
         table([(asked.file.name, asked.file)], asked.trained, asked.length, asked.rows)
     else:
         with tempfile.TemporaryDirectory() as place:
-            table(files(Path(place)), asked.trained, asked.length, asked.rows)
+            lines = map(json.dumps, table(files(Path(place)), asked.trained, asked.length, asked.rows))
+            text = "[\n  " + ",\n  ".join(lines) + "\n]\n"
+        if vars(asked) == vars(options.parse_args([])):  # another length or fewer rows are not what the page tells
+            RESULT.write_text(text, encoding="utf-8")

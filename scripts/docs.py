@@ -2,7 +2,7 @@
 """Write the parts of the documentation that follow from code and data.
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
-    yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
+`<!-- /NAME -->`.
 With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
 
     scripts/docs.py               write them
@@ -27,6 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cache_types_page
 import click
 import conformance_kit.page as conformance_page
 import converted_page
@@ -67,12 +68,17 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
-    yield ROOT / "docs/verify.md", _filled("docs/verify.md", {"kl-floors": floor_table(), **defects_page.tables()})
+    yield ROOT / "docs/verify.md", _filled("docs/verify.md", verify_tables())
     yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
     yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
     yield ROOT / "docs/doctor.md", _filled("docs/doctor.md", {"rules": rule_table()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
+
+
+def verify_tables() -> dict[str, str]:
+    """Return the tables of docs/verify.md, by their markers."""
+    return {"kl-floors": floor_table(), "cache-types": cache_types_page.table(), **defects_page.tables()}
 
 
 def _filled(name: str, parts: dict[str, str]) -> str:
