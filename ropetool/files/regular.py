@@ -71,6 +71,12 @@ def _check_kind(status: os.stat_result, where: str) -> None:
 
 
 def _unreadable(error: OSError | ValueError, where: str) -> CheckpointError:
+    if isinstance(error, BlockingIOError):  # a lease, as edits in place hold one
+        return CheckpointError(
+            "another process edits it now, and lets nobody open it until that is done",
+            where=where,
+            try_="run again later",
+        )
     return CheckpointError(f"cannot be read: {getattr(error, 'strerror', None) or error}", where=where)
 
 

@@ -36,10 +36,12 @@ def keys_text(files: Sequence[GgufHeader]) -> str:
 def shortened(value: Value, line: int = LINE) -> str:
     """Return a value in at most a line: the first elements of an array and how many there are, the start of a text."""
     if value.element is not None:
-        listed = ", ".join(json.dumps(plain_number(one), ensure_ascii=False) for one in first(value, FEW))
-        if value.count <= FEW and len(listed) <= line:
-            return f"[{listed}]"
-        return f"[{listed[:line]}, ...] {value.count:,} elements"
+        elements = [json.dumps(plain_number(one), ensure_ascii=False) for one in first(value, FEW)]
+        if value.count <= FEW and len(", ".join(elements)) <= line:
+            return f"[{', '.join(elements)}]"
+        while len(elements) > 1 and len(", ".join(elements)) > line:
+            elements.pop()
+        return f"[{', '.join(elements)[:line]}, ...] {value.count:,} elements"
     if value.type is ValueType.STR:
         text = str(value.decode())
         return text if len(text) <= line else f"{text[:line]}... {len(text):,} characters"

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 from making import run
 
+from ropetool.files.gguf import Value, ValueType
+from ropetool.report.gguf_keys import shortened
+
 TEMPLATE = "{% for m in messages %}\n{{ m['content'] }}\t\x1b[31m é\n{% endfor %}"
 
 
@@ -276,3 +279,11 @@ def test_a_folder_that_may_not_be_written(model: Path, tmp_path: Path) -> None:
     done = run("gguf", "set", str(model), "general.name", "x", "-o", str(closed / "x.gguf"))
     assert done.code == 1
     assert "Permission denied" in done.err
+
+
+def test_elements_in_a_line_are_whole() -> None:
+    listed = Value.array(ValueType.STR, ["ab", "cd", "ef", "g" * 90])
+    for line in range(6, 60):
+        shown, _, count = shortened(listed, line).rpartition(", ...] ")
+        assert count == "4 elements"
+        assert json.loads(f"{shown}]") == ["ab", "cd", "ef"][: max(1, (line + 2) // 6)]

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 from gguf_models import llama_logits
 
-from ropetool.errors import ConfigError, OutputError, PlanMismatch, RopetoolError
+from ropetool.errors import ConfigError, NotACheckpoint, OutputError, PlanMismatch, RopetoolError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.files.gguf.header import read_unmapped
-from ropetool.files.gguf.in_place import Edited, edit_in_place, recover, way_in_place
+from ropetool.files.gguf.in_place import Edited, edit_in_place, guard, recover, way_in_place
 from ropetool.files.gguf.in_place.disk import Disk, NotHere
 from ropetool.files.gguf.journal import journal_of
 from ropetool.files.gguf.shards import read_shards
@@ -576,3 +576,15 @@ def test_a_copy_that_cannot_take_the_name_is_taken_back(tmp_path: Path, monkeypa
         edited(path, Patch({"a.key": text(90_000)}), copy_if_needed=True)
     assert path.read_bytes() == raw
     assert os.listdir(tmp_path) == ["m.gguf"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
+def test_who_opens_a_file_that_is_edited_is_told_so(tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    with guard.held(path) as holding:
+        if holding.notes:
+            pytest.skip("this file system has no leases")
+        with pytest.raises(NotACheckpoint, match="another process edits it now, and lets nobody open it") as refused:
+            read_header(path)
+    assert refused.value.try_ == "run again later"
+    read_header(path)

@@ -124,7 +124,7 @@ def reading(path: Path) -> Iterator[FileIO]:
     try:
         file = cast(FileIO, open_regular(path, buffering=0))
     except CheckpointError as error:
-        raise NotACheckpoint(error.message, where=error.where) from None
+        raise NotACheckpoint(error.message, where=error.where, try_=error.try_) from None
     with file:
         yield file
 
