@@ -19,7 +19,7 @@ from ropetool.rope.reach import attention_holds, critical_dimension, least_base,
 from ropetool.rope.tables import Array
 from ropetool.runtimes.inspection import Inspection, inspect
 
-# In the order of what they cost where they were measured, docs/choosing.md; those that ask for numbers of one's own are left out.
+# In the order in which they are tried, those that reach their target first; those that ask for numbers of one's own are left out.
 CLOSED_FORMS = ("yarn", "llama3", "ntk-by-parts", "linear", "mixed-ntk", "ntk")
 LONGEST_BASE = 32768  # tokens up to which the least base is looked for, in seconds; beyond it takes minutes
 

@@ -1,0 +1,169 @@
+"""What docs/real-models.md says, from the record of scripts/real_models."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+RESULT = ROOT / "tests" / "verification" / "real_models.json"
+PAGE = ROOT / "docs" / "real-models.md"
+MARKS = "<!-- measured -->", "<!-- /measured -->"
+DROPPED = (
+    "texts",
+    "documents",
+    "bands",
+    "long_pass",
+    "certificate",
+    "protocols",
+)  # of what verify prints: long, and not shown
+LOOKS = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "D"), ("#cc79a7", "^"))  # Okabe and Ito's
+Record = dict[str, dict[str, Any]]
+Steps = Mapping[str, Sequence[Any]]
+"""The steps of each model, by its title."""
+
+
+def known() -> Record:
+    """Return the committed record, a step under its name; empty where there is none."""
+    found: Record = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    return found
+
+
+def keep(key: str, found: dict[str, Any]) -> None:
+    """Put what a step printed into the record."""
+    if isinstance(found["printed"], dict):
+        found["printed"] = {name: value for name, value in found["printed"].items() if name not in DROPPED}
+    RESULT.write_text(json.dumps({**known(), key: found}, indent=1) + "\n", encoding="utf-8")
+
+
+def plot_of(steps: Sequence[Any]) -> Path:
+    """Return where the plot of a model is."""
+    return PAGE.with_name(f"real-models-{steps[0].model}.svg")
+
+
+def write(steps: Steps) -> None:
+    """Put what was measured between the marks of the page, and draw the plots."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    PAGE.write_text(f"{before}{MARKS[0]}\n\n{text(steps)}\n{MARKS[1]}{after}", encoding="utf-8")
+    for every in steps.values():
+        if verified(every):
+            plot_of(every).write_bytes(plot(every))
+
+
+def text(steps: Steps) -> str:
+    """Return the part of the page that is measured."""
+    return "\n".join(line for title, every in steps.items() for line in _of_model(title, every))
+
+
+def verified(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    """Return what verify printed of each extension that was measured, by method and factor."""
+    record = known()
+    return {
+        step.name.removeprefix("verify-"): record[step.key]
+        for step in steps
+        if step.name.startswith("verify-") and step.key in record
+    }
+
+
+def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
+    record = known()
+    yield f"## {title}\n"
+    yield from ("```console", *(f"$ {step.command_line}" for step in steps if step.key in record), "```", "")
+    yield "| step | seconds | result |\n| --- | --- | --- |"
+    for step in steps:
+        if not step.name.startswith(("verify-", "extend-")):  # of an extension the next table has what came of it
+            found = record.get(step.key)
+            yield f"| {step.name} | {'' if found is None else found['seconds']} | {_said(step.name, found)} |"
+    yield "\n| extension | tokens | perplexity | import | import, cut to its length | ratio | 95 % bounds | verdict |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for step in steps:
+        if step.name.startswith("verify-"):
+            yield from _lengths(step, record.get(step.key))
+    measured = verified(steps)
+    if measured:
+        yield f"\n![Perplexity ratio of each method by length]({plot_of(steps).name})"
+    if measured:
+        spent = ", ".join(f"{name} {found['seconds'] / 3600:.1f}" for name, found in measured.items())
+        yield f"\nHours of two cores, beside other work: {spent}. {next(iter(measured.values()))['printed']['runtime']}."
+    yield ""
+
+
+def _lengths(step: Any, found: dict[str, Any] | None) -> Iterator[str]:
+    name = step.name.removeprefix("verify-").replace("-", " ")
+    if found is None:
+        yield f"| {name} | {step.tokens.replace(',', ', ')} | not run | | | | | |"
+        return
+    for entry in found["printed"]["lengths"]:
+        bounds = "" if entry["lower"] is None else f"{entry['lower']:.3f} to {entry['upper']:.3f}"
+        cut = "" if entry["baseline"] is None else f"{math.exp(entry['target']['mean']) / entry['ratio']:.2f}"
+        whole = "" if entry["baseline"] is None else f"{math.exp(entry['baseline']['mean']):,.2f}"
+        ratio = "" if entry["baseline"] is None else f"{entry['ratio']:.3f}"
+        yield (
+            f"| {name} | {entry['length']:,} | {math.exp(entry['target']['mean']):.2f} | {whole} | {cut} | {ratio} | {bounds} "
+            f"| {entry['verdict']} |"
+        )
+
+
+def _said(name: str, found: dict[str, Any] | None) -> str:
+    """Return in one line what a step came to."""
+    if found is None:
+        return "not run"
+    printed = found["printed"]
+    if isinstance(printed, str):
+        return printed.splitlines()[0]
+    checks = [
+        f"{check['name']} {check['figure']:.2g} of {check['limit']:.2g}"
+        if check["figure"] is not None and check["limit"] is not None
+        else f"{check['name']}: {check['detail'] or check['verdict']}"
+        for check in printed.get("checks") or ()
+    ]
+    exit_code = f"exit {found['exit']}; " if found["exit"] else ""
+    size = f"{printed['nbytes'] / 1e6:.0f} MB; " if "nbytes" in printed else ""
+    return exit_code + size + ("; ".join(checks) or "written")
+
+
+def plot(steps: Sequence[Any]) -> bytes:
+    """Return a drawing of the perplexity ratio of every method by length, with its bounds."""
+    from ropetool.report import drawing
+
+    with drawing.style():
+        figure = drawing.figure()
+        axes = figure.subplots()
+        for (name, found), (colour, mark) in zip(verified(steps).items(), LOOKS * 2, strict=False):
+            entries = [entry for entry in found["printed"]["lengths"] if entry["lower"] is not None]
+            ratios = [entry["ratio"] for entry in entries]
+            reach = [
+                [ratio - entry["lower"] for ratio, entry in zip(ratios, entries, strict=True)],
+                [entry["upper"] - ratio for ratio, entry in zip(ratios, entries, strict=True)],
+            ]
+            dash = "--" if name.endswith("4x") else "-"
+            axes.errorbar(
+                [entry["length"] for entry in entries], ratios, reach, color=colour, marker=mark, linestyle=dash, capsize=3, label=name,
+            )  # fmt: skip
+        axes.axhline(1, color=drawing.QUIET, linewidth=1)
+        axes.set_xscale("log", base=2)
+        lengths = sorted(
+            {entry["length"] for found in verified(steps).values() for entry in found["printed"]["lengths"]}
+        )
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.minorticks_off()
+        axes.set_xlabel("context (tokens)")
+        axes.set_ylabel("perplexity over the import's")
+        drawing.key(figure)
+        return drawing.encoded(figure, "svg")
+
+
+def on_page() -> str:
+    """Return what the page has between its marks."""
+    found = re.search(
+        f"{re.escape(MARKS[0])}\n\n(.*)\n{re.escape(MARKS[1])}", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
+    return found[1] if found else ""
