@@ -165,8 +165,11 @@ def extend_rows(folder: Path) -> list[list[str]]:
 # --- GGUF
 
 
-def make_gguf(path: Path) -> Path:
-    """Write a llama file of 2 GiB with a large vocabulary, and return its path."""
+def make_gguf(path: Path, nbytes: int = SHARDS * SHARD_BYTES, *, sparse: bool = False) -> Path:
+    """Write a llama file with so many bytes of tensors and a large vocabulary, and return its path.
+
+    sparse: the tensors are zeros that take no room on the disk.
+    """
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
@@ -180,16 +183,19 @@ def make_gguf(path: Path) -> Path:
     writer.add_token_list([f"token{number}" for number in range(VOCABULARY)])
     writer.add_token_types([1] * VOCABULARY)
     writer.add_token_merges([f"token{number} token{number + 1}" for number in range(VOCABULARY - 1)])
-    rows = SHARD_BYTES // 4 // 4096
+    rows = nbytes // SHARDS // 4 // 4096
     for number in range(SHARDS):
-        writer.add_tensor_info(f"blk.{number}.ffn_up.weight", (rows, 4096), np.dtype(np.float32), SHARD_BYTES)
+        writer.add_tensor_info(f"blk.{number}.ffn_up.weight", (rows, 4096), np.dtype(np.float32), rows * 4 * 4096)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     (file,) = writer.fout
     file.write(bytes(-file.tell() % gguf.GGUF_DEFAULT_ALIGNMENT))
-    for part in repeated(np.random.default_rng(0).bytes(1 << 24), SHARDS * SHARD_BYTES):
-        file.write(part)
+    if sparse:
+        file.truncate(file.tell() + SHARDS * rows * 4 * 4096)
+    else:
+        for part in repeated(np.random.default_rng(0).bytes(1 << 24), SHARDS * rows * 4 * 4096):
+            file.write(part)
     writer.close()
     os.sync()
     return path
