@@ -119,6 +119,13 @@ def _said(name: str, found: dict[str, Any] | None) -> str:
     printed = found["printed"]
     if isinstance(printed, str):
         return printed.splitlines()[0]
+    if "versions" in printed:
+        spans = ", ".join(
+            f"{name} its length {printed[name]['mean']:.1e} and {printed[name]['largest']:.1e}"
+            for name in ("within", "beyond") if name in printed
+        )  # fmt: skip
+        rows = f"log probabilities of {printed['tokens']:,} tokens beside transformers', nats, mean and largest"
+        return f"vLLM {printed['versions']['vllm']} in float32, {rows}: {spans}"
     checks = [
         f"{check['name']} {check['figure']:.2g} of {check['limit']:.2g}"
         if check["figure"] is not None and check["limit"] is not None
