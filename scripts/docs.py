@@ -675,7 +675,7 @@ SAID = {
     "tests/cli": "commands as they are typed",
     "tests/conformance": "the conformance kit: a part of it made and scored, and the recorded scores of engines",
     "tests/costs": "what a length costs, against torch's counters, transformers' caches and published figures",
-    "tests/doctor": "one known error in each checkpoint, found by its rule alone; repairs asked of the real programs",
+    "tests/doctor": "one known error in each checkpoint, found by its rule and no other; repairs asked of the real programs",
     "tests/exporting": "exports against transformers, llama.cpp and the stock converter's parts",
     "tests/identify": "mistakes of engines planted by transformers behind a server, and named",
     "tests/importing": "imports against what was exported, the gguf package's decoder and llama.cpp",

@@ -5,19 +5,14 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, RUNTIME, Length
+from ropetool.cli.options import AS, Length, for_runtimes
 
 
 @click.command("advise")
 @click.argument("source", type=click.Path())
 @click.option("--target-length", type=Length(), required=True, help="The context to reach: 131072, 128k or 1M tokens.")
-@click.option(
-    "--for",
-    "for_runtimes",
-    type=RUNTIME,
-    multiple=True,
-    metavar="RUNTIME",
-    help="A runtime that must read the output; repeat for several. Default: transformers, llama.cpp for GGUF files.",
+@for_runtimes(
+    "A runtime that must read the output; repeat for several. Default: transformers, llama.cpp for GGUF files."
 )
 @AS
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

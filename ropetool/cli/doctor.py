@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ropetool.cli import local_source, print_json, show, terminal_width
-from ropetool.cli.options import RUNTIME, check_in_place, in_place
+from ropetool.cli.options import check_in_place, for_runtimes, in_place
 
 
 @click.command("doctor")
@@ -16,11 +16,8 @@ from ropetool.cli.options import RUNTIME, check_in_place, in_place
     "--source", "origin", type=click.Path(), metavar="ORIGIN",
     help="The checkpoint that they were made from: they should compute the same.",
 )  # fmt: skip
-@click.option(
-    "--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME",
-    help="Your runtime; repeat for several. What it reads otherwise is an error, what others do is left out.",
-)  # fmt: skip
-@click.option("--only", multiple=True, metavar="RULE", help="Ask this rule alone; repeat for several.")
+@for_runtimes("Your runtime; repeat for several. What it reads otherwise is an error, what others do is left out.")
+@click.option("--only", multiple=True, metavar="RULE", help="Apply only this rule; repeat for several.")
 @click.option("--rules", "list_rules", is_flag=True, help="List the rules.")
 @click.option("--fix", is_flag=True, help="Write what can be mended exactly, as a copy beside the checkpoint.")
 @click.option("--output", "-o", type=click.Path(), help="With --fix of one checkpoint. Default: SOURCE-fixed.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, GRADE, METHOD, RUNTIME, Factor, Length, check_in_place, in_place
+from ropetool.cli.options import AS, GRADE, METHOD, Factor, Length, check_in_place, for_runtimes, in_place
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -68,14 +68,7 @@ LIST_FILE_BYTES = 4 << 20
     "--original-length", type=Length(None), help="The length before any scaling, where the file states none or another."
 )
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx or -LENGTH.")
-@click.option(
-    "--for",
-    "for_runtimes",
-    type=RUNTIME,
-    multiple=True,
-    metavar="RUNTIME",
-    help="A runtime that must agree; repeat for several. Default: transformers.",
-)
+@for_runtimes("A runtime that must agree; repeat for several. Default: transformers.")
 @AS
 @click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
 @click.option(

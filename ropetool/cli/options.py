@@ -122,8 +122,17 @@ AS = click.option(
     metavar="MODEL_TYPE",
     help="Read a model_type that only remote code knows as this built-in one; the output becomes one.",
 )
+
+
+def for_runtimes(help: str) -> Callable[..., Any]:
+    """Return --for, whose help says what it is for."""
+    return click.option("--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME", help=help)
+
+
 _IN_PLACE = click.option(
-    "--in-place", is_flag=True, help="GGUF: change the file where it lies, keys and vectors alone; no copy is written."
+    "--in-place",
+    is_flag=True,
+    help="GGUF: change the file where it lies, only its keys and vectors; no copy is written.",
 )
 _COPY_IF_NEEDED = click.option(
     "--copy-if-needed", is_flag=True, help="With --in-place: write the whole file again where nothing less will do."

@@ -18,8 +18,10 @@ from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import RopetoolError
 from ropetool.files.hf import ABSENT, Edit
 from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.runtimes.base import NotKnown
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.inspection import Inspection
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,13 @@ class Case:
     @property
     def gguf(self) -> GgufCheckpoint | None:
         return self.checkpoint if isinstance(self.checkpoint, GgufCheckpoint) else None
+
+    @property
+    def arch(self) -> archs.Architecture | None:
+        """What llama.cpp does with files of this architecture, None for a directory or where that is not known."""
+        with suppress(NotKnown, RopetoolError):
+            return None if self.gguf is None else archs.get(self.gguf.name)
+        return None
 
     @property
     def readings(self) -> Sequence[Decoded]:

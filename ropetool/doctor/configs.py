@@ -132,6 +132,6 @@ def tokenizer_limit(case: Case) -> Iterator[Finding]:
         return
     limit = (case.hf.files.tokenizer_config or {}).get(names.MODEL_MAX_LENGTH)
     context = case.rope.max_position_embeddings
-    if is_number(limit) and limit < context:  # type: ignore[operator]
+    if is_number(limit) and limit < context:
         said = f"the tokenizer's {names.MODEL_MAX_LENGTH} is {limit}, and the context {context}: texts may be cut there"
         yield Finding("tokenizer-limit", WARNING, said, stating(case, context), names.MODEL_MAX_LENGTH)

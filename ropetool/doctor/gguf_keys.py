@@ -13,7 +13,6 @@ from ropetool import names
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
-from ropetool.doctor.gguf_types import arch_of
 from ropetool.doctor.remedies import again, baked, with_llama3, without
 from ropetool.files.gguf import Value, ValueType
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
@@ -33,7 +32,7 @@ SAYS_LLAMA_3 = re.compile(r"llama[-_ .]?3[._-]?([123])\b", re.IGNORECASE)
 
 def rope_freqs_missing(case: Case) -> Iterator[Finding]:
     checkpoint, entry = case.gguf, case.full
-    arch = None if checkpoint is None else arch_of(checkpoint)
+    arch = case.arch
     if checkpoint is None or entry is None or arch is None or case.rope is None or not checkpoint.tensors:
         return
     if archs.ROPE_FREQS not in arch.loads("none") or not arch.vectors or entry.rope_type != "default":
@@ -69,7 +68,7 @@ def _text(checkpoint: GgufCheckpoint, key: str) -> str:
 def unread_key(case: Case) -> Iterator[Finding]:
     """Yield rope keys that this architecture's loader or graph never looks at, though they say something."""
     checkpoint, rope = case.gguf, case.rope
-    arch = None if checkpoint is None else arch_of(checkpoint)
+    arch = case.arch
     if checkpoint is None or arch is None or rope is None or not arch.layout:
         return
     read = archs.reads(arch.name) | HARMLESS | {archs.YARN_ATTN_FACTOR}
@@ -105,20 +104,20 @@ def _says_nothing(arch: archs.Architecture, suffix: str, value: Value) -> bool:
         archs.YARN_BETA_FAST: archs.BETAS[0], archs.YARN_BETA_SLOW: archs.BETAS[1], archs.YARN_EXT_FACTOR: 1.0,
         archs.YARN_LOG_MULTIPLIER: 0.0, archs.FREQ_BASE: arch.fixed_base or None,
     }.get(suffix)  # fmt: skip
-    return default is not None and value.type is ValueType.F32 and math.isclose(float(value.decode()), default)  # type: ignore[arg-type]
+    return default is not None and value.type is ValueType.F32 and math.isclose(value.number, default)
 
 
 def lost_factor(case: Case) -> Iterator[Finding]:
     """Yield an attention factor that stands where converters write it and llama.cpp discards it."""
     checkpoint, entry, rope = case.gguf, case.full, case.rope
-    arch = None if checkpoint is None else arch_of(checkpoint)
+    arch = case.arch
     if checkpoint is None or entry is None or arch is None or rope is None or archs.YARN_ATTN_FACTOR in arch.keys:
         return
     key = f"{arch.name}.{archs.YARN_ATTN_FACTOR}"
     value = checkpoint.values.get(key)
     if value is None or value.type is not ValueType.F32 or entry.rope_type != "yarn":
         return
-    stated = float(value.decode())  # type: ignore[arg-type]
+    stated = value.number
     if stated > 0 and not math.isclose(stated, entry.attention_factor, rel_tol=SAME):
         said = (
             f"{key} says an attention factor of {stated:.6g}, which llama.cpp discards: cos and sin are multiplied by "
@@ -153,7 +152,7 @@ def window_unread(case: Case) -> Iterator[Finding]:
 
 def base_missing(case: Case) -> Iterator[Finding]:
     checkpoint, entry, rope = case.gguf, case.full, case.rope
-    arch = None if checkpoint is None else arch_of(checkpoint)
+    arch = case.arch
     if checkpoint is None or entry is None or arch is None or rope is None or arch.fixed_base:
         return
     key = f"{arch.name}.{arch.base_key}"
@@ -178,7 +177,7 @@ def double_scaling(case: Case) -> Iterator[Finding]:
 
 def rotation_off(case: Case) -> Iterator[Finding]:
     checkpoint, rope = case.gguf, case.rope
-    arch = None if checkpoint is None else arch_of(checkpoint)
+    arch = case.arch
     if checkpoint is None or rope is None or arch is None or not arch.layout or archs.FINETUNED not in arch.keys:
         return
     key = f"{arch.name}.{archs.FINETUNED}"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from ropetool.checkpoint.edits import METADATA, FileEdit
-from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, WARNING, Finding
 from ropetool.doctor.remedies import fixed
-from ropetool.errors import RopetoolError
 from ropetool.files.gguf import Value, ValueType
-from ropetool.runtimes.base import NotKnown
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_types
 
@@ -49,7 +45,7 @@ class Retyped:
 def retyped(case: Case) -> dict[str, Retyped]:
     """Return the keys of a wrong type."""
     found: dict[str, Retyped] = {}
-    arch = None if case.gguf is None else arch_of(case.gguf)
+    arch = case.arch
     if case.gguf is None or arch is None:
         return found
     read = archs.reads(arch.name) | set(archs.ALWAYS_LOADED)
@@ -66,7 +62,7 @@ def _in_type(value: Value, wanted: str) -> Value | None:
     kind = {each.label: each for each in (ValueType.U32, ValueType.I32, ValueType.F32)}.get(wanted)
     if kind is None or value.type not in {*WHOLE, ValueType.F32, ValueType.F64}:
         return None
-    number = float(value.decode())  # type: ignore[arg-type]
+    number = float(value.number)
     if not math.isfinite(number):
         return None
     if kind is not ValueType.F32:
@@ -91,10 +87,3 @@ def key_type(case: Case) -> Iterator[Finding]:
         said = f"{key} is of type {each.value.label} and llama.cpp takes {each.wanted} alone: {follows}"
         fix = fixed(case) if each.same else f"store it as {each.wanted}"
         yield Finding("key-type", ERROR if each.asked else WARNING, said, fix, key)
-
-
-def arch_of(checkpoint: GgufCheckpoint) -> archs.Architecture | None:
-    """Return what llama.cpp does with files of this architecture, None where that is not known."""
-    with suppress(NotKnown, RopetoolError):
-        return archs.get(checkpoint.name)
-    return None

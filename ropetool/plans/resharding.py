@@ -12,7 +12,6 @@ from ropetool.escaping import command
 from ropetool.files.gguf import read_shards
 from ropetool.files.gguf.header import GgufHeader
 from ropetool.files.gguf.splitting import Limits, grouped, merged_values, part_values, tensors_of, write_file
-from ropetool.files.gguf.tensors import padded
 from ropetool.plans.gguf_output import copied_record, counted_bytes, gguf_output
 
 Progress = Callable[[str, int, int], None]
@@ -83,11 +82,7 @@ def _left_out(headers: tuple[GgufHeader, ...]) -> list[str]:
     """Return a note for each file with bytes behind its last tensor, which no runtime reads and no copy keeps."""
     found = []
     for header in headers:
-        end = (
-            header.data_start + padded(header.tensors[-1].end, header.alignment)
-            if header.tensors
-            else header.header_end
-        )
-        if header.file_size > end:
-            found.append(f"{header.file_size - end:,} bytes behind the last tensor of {header.path.name} were left out")
+        behind = header.file_size - header.data_end
+        if behind > 0:
+            found.append(f"{behind:,} bytes behind the last tensor of {header.path.name} were left out")
     return found

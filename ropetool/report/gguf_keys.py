@@ -50,10 +50,10 @@ def shortened(value: Value, line: int = LINE) -> str:
 
 def number_text(value: Value) -> str:
     """Return a number or a bool in as many digits as tell it from its neighbours of the same type."""
-    decoded = value.decode()
-    if isinstance(decoded, bool):
-        return str(decoded).lower()
-    return str(np.float32(decoded)) if value.type is ValueType.F32 else str(decoded)  # type: ignore[arg-type]
+    number = value.number
+    if isinstance(number, bool):
+        return str(number).lower()
+    return str(np.float32(number)) if value.type is ValueType.F32 else str(number)
 
 
 def whole(value: Value) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ SEEN = 1.005  # what three digits show
 CONTEXT = "max_position_embeddings"
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether the value is a finite number; a bool is none, nor is an integer too large for a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
@@ -37,7 +37,7 @@ def is_number(value: object) -> bool:
 
 def is_multiplier(value: object) -> bool:
     """Return whether the value is a number from SMALLEST to LARGEST."""
-    return is_number(value) and SMALLEST <= value <= LARGEST  # type: ignore[operator]
+    return is_number(value) and SMALLEST <= value <= LARGEST
 
 
 def frozen_table(values: Any) -> Array:

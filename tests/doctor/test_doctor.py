@@ -1,4 +1,4 @@
-"""`ropetool doctor`: each known error is found by its rule alone, real files raise no false alarm, and repairs change no number."""
+"""`ropetool doctor`: each known error is found by its rule and no other, real files raise no false alarm, and repairs change no number."""
 
 from __future__ import annotations
 

@@ -77,8 +77,13 @@ class Value:
             return _text(self.raw[LENGTH.size :])
         if self.type is ValueType.ARR:
             return self._strings() if self.element is ValueType.STR else self._numbers()
-        number: bool | int | float = PACKING[self.type].unpack(self.raw)[0]
-        return number
+        return self.number
+
+    @property
+    def number(self) -> bool | int | float:
+        """The value of a scalar that is no string."""
+        found: bool | int | float = PACKING[self.type].unpack(self.raw)[0]
+        return found
 
     def _numbers(self) -> npt.NDArray[Any]:
         assert self.element is not None

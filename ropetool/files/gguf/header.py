@@ -59,6 +59,12 @@ class GgufHeader:
     mtime_ns: int
     filler: int = 0
 
+    @property
+    def data_end(self) -> int:
+        """Where the data ends with its last padding, which the file may lack; where it would begin without tensors."""
+        last = self.tensors[-1].end if self.tensors else 0
+        return self.data_start + padded(last, self.alignment)
+
     def tensor(self, name: str) -> TensorInfo | None:
         """Return the tensor of this name, or None."""
         return next((tensor for tensor in self.tensors if tensor.name == name), None)

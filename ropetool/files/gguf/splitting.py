@@ -115,7 +115,7 @@ def write_file(destination: Path, values: Mapping[str, Value], tensors: Sequence
     Raises: OutputError if it exists or cannot be written; PlanMismatch if a source has changed since its header was read.
     """
     stated = values.get(ALIGNMENT_KEY)
-    alignment = int(stated.decode()) if stated is not None else DEFAULT_ALIGNMENT  # type: ignore[arg-type]
+    alignment = int(stated.number) if stated is not None else DEFAULT_ALIGNMENT
     infos: list[TensorInfo] = []
     for _, tensor in tensors:
         infos.append(replace(tensor, offset=padded(infos[-1].end, alignment) if infos else 0))

@@ -158,7 +158,7 @@ def _body_and_tail(header: GgufHeader, *, grows: bool) -> tuple[Span, Span]:
     if not grows:
         return Span(header.data_start, end), Span(end, end)
     if header.tensors:
-        used = min(end, header.data_start + padded(header.tensors[-1].end, header.alignment))
+        used = min(end, header.data_end)
         return Span(header.data_start, used), Span(used, end)
     used = min(end, padded(header.header_end, header.alignment))
     return Span(used, used), Span(used, end)

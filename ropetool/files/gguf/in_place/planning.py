@@ -81,7 +81,7 @@ def steps(
     found = next(_layouts(header, values, infos, fixed, can_insert=can_insert, block=block, room=room))
     journal = _journal(header, values, found, changed, new, read)
     if patch.drop:
-        end = header.data_start + padded(header.tensors[-1].end, header.alignment)
+        end = header.data_end
         journal = replace(journal, final_size=end + (found.insertion.nbytes if found.insertion is not None else 0))
     return _checked(header, values, journal, read)
 
@@ -148,7 +148,7 @@ def _journal(
     new: Sequence[tuple[TensorInfo, bytes]], read: Read,
 ) -> Journal:  # fmt: skip
     inserted = layout.insertion
-    end = header.data_start + padded(header.tensors[-1].end, header.alignment)
+    end = header.data_end
     before = read(0, header.data_start + layout.behind)
     old_filler = header.header_end - len(header.infos) - header.filler
     kept = [(old_filler, old_filler + header.filler), (header.data_start, len(before))]
@@ -260,7 +260,7 @@ def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> Journal:
 
 def _check_end(header: GgufHeader) -> None:
     """Refuse to write behind the last tensor where something else lies."""
-    behind = header.file_size - header.data_start - padded(header.tensors[-1].end, header.alignment)
+    behind = header.file_size - header.data_end
     if behind > 0:
         raise NoWay(f"{behind:,} bytes lie behind its last tensor, which belong to none")
 
