@@ -5,13 +5,20 @@ Holds hidden states of a whole context, never its logits. Knows nothing of check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from typing import Any
 
 from ropetool.rope.tables import Regime
-from ropetool.verification.runners.torch_rotation import RopeState, SoftmaxScales, rotations, set_tables, swapped_pairs
+from ropetool.verification.runners.torch_rotation import (
+    RopeState,
+    SoftmaxScales,
+    rotations,
+    set_tables,
+    swapped_pairs,
+    turned_by,
+)
 
 LENGTH_RULES = ("dynamic", "longrope")  # their tables follow the length of the call
 
@@ -32,6 +39,20 @@ class TorchModel:
         set_tables(self._model, tables, nested)
         self._softmax_scales.times(scores)
         self._rope_state, self.fixed_table = RopeState(self._model), True
+
+    @contextmanager
+    def turned(self, tables: Mapping[str, Regime], nested: bool, scores: Mapping[int, float]) -> Iterator[None]:
+        """Turn by these fixed tables as `rotate` does, and as before when the context ends."""
+        own, fixed = self._rope_state, self.fixed_table
+        own.restore()
+        try:
+            with turned_by(self._model, tables, nested):
+                self._softmax_scales.times(scores)
+                self._rope_state, self.fixed_table = RopeState(self._model), True
+                yield
+        finally:
+            self._softmax_scales.times({})
+            self._rope_state, self.fixed_table = own, fixed
 
     def swapped(self, widths: Mapping[int, int], layout: str) -> AbstractContextManager[None]:
         """Pair channels as the other layout does, as long as the context lasts."""
