@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,6 @@ from ropetool.verification.runners.torch_rotation import (
     rotations,
     set_tables,
     swapped_pairs,
-    turned_by,
 )
 
 LENGTH_RULES = ("dynamic", "longrope")  # their tables follow the length of the call
@@ -45,12 +45,20 @@ class TorchModel:
         """Turn by these fixed tables as `rotate` does, and as before when the context ends."""
         own, fixed = self._rope_state, self.fixed_table
         own.restore()
+        set_there = ("rope_type", "inv_freq", "attention_scaling")  # how the names end of what `set_tables` changes
+        before = [
+            (module, dict(module._buffers), {name: copy(found[name]) for name in found if name.endswith(set_there)})
+            for module in self._model.modules()
+            if "rope_type" in (found := vars(module))
+        ]
         try:
-            with turned_by(self._model, tables, nested):
-                self._softmax_scales.times(scores)
-                self._rope_state, self.fixed_table = RopeState(self._model), True
-                yield
+            self.rotate(tables, nested, scores)
+            yield
         finally:
+            for module, buffers, attributes in before:
+                module._buffers.clear()
+                module._buffers.update(buffers)
+                vars(module).update(attributes)
             self._softmax_scales.times({})
             self._rope_state, self.fixed_table = own, fixed
 

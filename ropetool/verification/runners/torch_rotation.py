@@ -6,14 +6,12 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from typing import Any
 
 import numpy as np
 
 from ropetool.rope.tables import Regime
 
-SET = ("rope_type", "inv_freq", "attention_scaling")  # how what `set_tables` changes of a module ends
 TABLES = ("cos", "sin", "freqs_cis")  # where the arguments of a rotation end that are rotated
 
 
@@ -74,24 +72,6 @@ def set_tables(model: Any, tables: Mapping[str, Regime], nested: bool) -> int:
                     module.rope_type = "default"
             found += 1
     return found
-
-
-@contextmanager
-def turned_by(model: Any, tables: Mapping[str, Regime], nested: bool) -> Iterator[None]:
-    """Make a loaded model turn by fixed tables as `set_tables` does, and put its own back."""
-    before = [
-        (module, dict(module._buffers), {name: copy(vars(module)[name]) for name in vars(module) if name.endswith(SET)})
-        for module in model.modules()
-        if hasattr(module, "rope_type")
-    ]
-    try:
-        set_tables(model, tables, nested)
-        yield
-    finally:
-        for module, buffers, attributes in before:
-            module._buffers.clear()
-            module._buffers.update(buffers)
-            vars(module).update(attributes)
 
 
 class SoftmaxScales:
