@@ -285,7 +285,8 @@ def measured(
     from ropetool.cli.progress import bar
     from ropetool.gguf_export.verifying import verify_checkpoint
     from ropetool.plans.serving import serving_lines
-    from ropetool.report.html import check_folder, write_report
+    from ropetool.report.html import write_report
+    from ropetool.report.page import check_folder
     from ropetool.runtimes.inspection import inspect
     from ropetool.verification.gate import Limits
     from ropetool.verification.readback.claimed import Terms

@@ -30,7 +30,8 @@ pytest.importorskip("jinja2")
 
 from ropetool.report import charts, drawing
 from ropetool.report.gate import gate_section
-from ropetool.report.html import check_folder, render, write_report
+from ropetool.report.html import render, write_report
+from ropetool.report.page import check_folder
 from ropetool.report.sections import sections
 from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
