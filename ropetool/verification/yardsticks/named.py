@@ -1,0 +1,139 @@
+"""Yardsticks by name: `rerope(512)`, `leaky-rerope(512,16)`, `log-n`, ..., with parameters from the trained length where left out.
+
+Plain data; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ropetool.errors import ConfigError, did_you_mean
+from ropetool.verification.yardsticks import pairs
+from ropetool.verification.yardsticks.pairs import Pairs
+
+OPTION = "--compare-with"
+LOG_N = "log-n"
+_SPEC = re.compile(r"\s*([a-z][a-z-]*)\s*(?:\(([^()]*)\))?\s*")
+
+
+@dataclass(frozen=True, eq=False)
+class Yardstick:
+    """One way to attend. name: with all parameters, as it can be asked for again.
+
+    pairs: distances and keys seen. log_n: whether the score of a query at place m is multiplied by max(1, ln(m + 1) / ln L), L
+    the trained length. table: `ntk` or `yarn`, where the table follows the length of a text n with factor max(1, n / L).
+    """
+
+    name: str
+    pairs: Pairs = pairs.PLAIN
+    log_n: bool = False
+    table: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a name stands for. make: from its parameters. defaults: those of a trained and of a longest length, in tokens."""
+
+    summary: str
+    make: Callable[..., Pairs]
+    defaults: Callable[[int, int], tuple[int, ...]]
+    table: str = ""
+    log_n: bool = False
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of its parameters, in order."""
+        return tuple(inspect.signature(self.make).parameters)
+
+
+def _compressing(window: int, trained: int, longest: int) -> int:
+    """Return the least whole number by which distances beyond a window can be divided to stay within the trained length."""
+    return max(2, math.ceil((longest - window) / (trained - window)))
+
+
+def _plain() -> Pairs:
+    return pairs.PLAIN
+
+
+KINDS = {
+    "rerope": Kind(
+        "distances are capped at a window", pairs.rerope, lambda trained, _: (trained // 2,)
+    ),
+    "leaky-rerope": Kind(
+        "distances grow by 1 / factor beyond a window", pairs.leaky_rerope,
+        lambda trained, longest: (trained // 2, _compressing(trained // 2, trained, longest)),
+    ),
+    "self-extend": Kind(
+        "positions are rounded down to groups beyond a window", pairs.self_extend,
+        lambda trained, longest: (_compressing(trained // 4, trained, longest), max(1, trained // 4)),
+    ),
+    "dual-chunk": Kind(
+        "positions are counted in chunks", pairs.dual_chunk, lambda trained, _: (trained * 3 // 4, max(1, trained // 16))
+    ),
+    "sliding-window": Kind("keys beyond a window are not seen", pairs.sliding_window, lambda trained, _: (trained,)),
+    "lambda": Kind("the window and the first keys are seen", pairs.lambda_mask, lambda trained, _: (trained, 10)),
+    LOG_N: Kind("scores grow with the logarithm of the position", _plain, lambda *_: (), log_n=True),
+    "dynamic-ntk": Kind("NTK by the length of each text", _plain, lambda *_: (), table="ntk"),
+    "dynamic-yarn": Kind("YaRN by the length of each text", _plain, lambda *_: (), table="yarn"),
+}  # fmt: skip
+
+
+def parse(spec: str, trained: int, longest: int) -> Yardstick:
+    """Return the yardstick of a name with parameters or without, and with `+log-n` behind it where the score grows too.
+
+    trained: the length that a window may reach. longest: what is to be measured, by which what compresses is chosen. Units:
+    tokens. Raises: ConfigError for an unknown name, or parameters that say nothing.
+    """
+    text, plus, more = spec.partition("+")
+    found = _SPEC.fullmatch(text)
+    name = found[1] if found else text.strip()
+    if found is None or name not in KINDS or (plus and more.strip() != LOG_N):
+        unknown = more.strip() if name in KINDS and plus else name
+        raise ConfigError(
+            f"{unknown!r} is no yardstick{did_you_mean(unknown, KINDS)}; there are {', '.join(KINDS)}, and +{LOG_N} behind one",
+            where=OPTION,
+            try_=f"{OPTION} rerope or {OPTION} 'leaky-rerope({trained // 2},16)'",
+        )
+    kind = KINDS[name]
+    if plus and (kind.log_n or kind.table):
+        raise ConfigError(f"{LOG_N} is for yardsticks of distances, and {name} is none", where=OPTION)
+    numbers = kind.defaults(trained, longest) if found[2] is None else _numbers(spec, found[2], kind)
+    _check(spec, name, dict(zip(kind.parameters, numbers, strict=True)), trained)
+    full = f"{name}({','.join(map(str, numbers))})" if numbers else name
+    return Yardstick(f"{full}+{LOG_N}" if plus else full, kind.make(*numbers), bool(plus) or kind.log_n, kind.table)
+
+
+def parse_all(specs: str, trained: int, longest: int) -> list[Yardstick]:
+    """Return the yardsticks of a list with commas between them, each once. Raises: as `parse`."""
+    found = {one.name: one for one in (parse(each, trained, longest) for each in re.split(r",(?![^()]*\))", specs))}
+    return [*found.values()]
+
+
+def _numbers(spec: str, inside: str, kind: Kind) -> tuple[int, ...]:
+    given = [part.strip() for part in inside.split(",")] if inside.strip() else []
+    if len(given) != len(kind.parameters) or not all(part.isdecimal() and int(part) for part in given):
+        takes = " and ".join(kind.parameters) if kind.parameters else "no parameters"
+        raise ConfigError(
+            f"{spec.strip()!r}: it takes {takes}{', whole numbers of at least 1' if kind.parameters else ''}",
+            where=OPTION,
+        )
+    return tuple(map(int, given))
+
+
+def _check(spec: str, name: str, given: dict[str, int], trained: int) -> None:
+    """Raise ConfigError for a window that was never trained, or numbers that leave nothing of the method."""
+    widest = max((given[key] for key in ("window", "chunk") if key in given), default=0)
+    if widest > trained:
+        raise ConfigError(
+            f"{spec.strip()!r}: distances up to {widest} would be kept, and the model was trained on {trained} tokens",
+            where=OPTION,
+            try_=f"{OPTION} {name}",
+        )
+    if name == "dual-chunk" and 2 * given["window"] >= given["chunk"]:
+        raise ConfigError(f"{spec.strip()!r}: the window has to be less than half of the chunk", where=OPTION)
+    if name == "self-extend" and given["group"] > given["window"]:
+        raise ConfigError(f"{spec.strip()!r}: a group has to be no wider than the window", where=OPTION)

@@ -1,0 +1,75 @@
+"""Yardsticks by name: defaults by the published rules, and one sentence for what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from ropetool.errors import ConfigError
+from ropetool.verification.yardsticks.named import KINDS, parse, parse_all
+
+
+@pytest.mark.parametrize(
+    ("spec", "full"),
+    [
+        ("rerope", "rerope(2048)"),
+        ("rerope(512)", "rerope(512)"),
+        (" rerope( 512 ) ", "rerope(512)"),
+        ("leaky-rerope", "leaky-rerope(2048,31)"),  # (65536 - 2048) / 2048
+        ("leaky-rerope(512,16)", "leaky-rerope(512,16)"),
+        ("self-extend", "self-extend(21,1024)"),  # 21 (4096 - 1024) + 1024 is the first to reach 65536
+        ("dual-chunk", "dual-chunk(3072,256)"),  # as replace_with_chunkllama(4096)
+        ("sliding-window", "sliding-window(4096)"),
+        ("lambda", "lambda(4096,10)"),  # as convert_llama_model(model, 4096, 10)
+        ("log-n", "log-n"),
+        ("rerope(512)+log-n", "rerope(512)+log-n"),
+        ("dynamic-yarn", "dynamic-yarn"),
+    ],
+)
+def test_parameters_left_out_come_from_the_lengths(spec: str, full: str) -> None:
+    found = parse(spec, 4096, 65536)
+    assert found.name == full
+    assert parse(full, 4096, 65536).name == full
+    assert found.log_n == ("log-n" in spec)
+
+
+def test_a_list_is_cut_between_yardsticks_alone() -> None:
+    found = parse_all("rerope,leaky-rerope(128,16),log-n,rerope(128)", 256, 4096)
+    assert [each.name for each in found] == ["rerope(128)", "leaky-rerope(128,16)", "log-n"]
+
+
+def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
+    for name, kind in KINDS.items():
+        numbers = kind.defaults(256, 4096)
+        assert len(numbers) == len(kind.parameters)
+        assert parse(name, 256, 4096).name.startswith(name)
+        assert parse(name, 256, 256).name.startswith(name)  # nothing beyond the trained length is to be reached
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("reropee", "did you mean rerope"),
+        ("", "is no yardstick"),
+        ("rerope(", "is no yardstick"),
+        ("rerope+ntk", "'ntk' is no yardstick"),
+        ("rerope(0)", "it takes window, whole numbers of at least 1"),
+        ("rerope(1.5)", "it takes window"),
+        ("rerope(128,4)", "it takes window"),
+        ("leaky-rerope(128)", "it takes window and factor"),
+        ("log-n(4)", "it takes no parameters"),
+        ("log-n+log-n", "log-n is for yardsticks of distances"),
+        ("dynamic-ntk+log-n", "log-n is for yardsticks of distances"),
+        ("rerope(257)", "distances up to 257 would be kept, and the model was trained on 256 tokens"),
+        ("dual-chunk(512,16)", "distances up to 512"),
+        ("dual-chunk(128,64)", "less than half of the chunk"),
+        ("self-extend(65,64)", "no wider than the window"),
+    ],
+)
+def test_what_is_no_yardstick_is_said_in_a_sentence(spec: str, words: str) -> None:
+    with pytest.raises(ConfigError, match="--compare-with") as caught:
+        parse(spec, 256, 4096)
+    assert words in str(caught.value)
+
+
+def test_a_window_of_the_trained_length_is_no_wider_than_it() -> None:
+    assert parse("rerope(256)", 256, 4096).name == "rerope(256)"
