@@ -133,9 +133,9 @@ def verify(
     suite, limits = suite or suites.SUITES["quick"], limits or Limits()
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
-    _check(lengths, trained_length, suite.segments)
+    check_lengths(lengths, trained_length, suite.segments)
     _check_count("--trials", suite.trials, 1)
-    suite = _shown_reading(suite, limits, max(lengths) > trained_length, len(texts))
+    suite = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
     paths = {TARGET: target}
     if baseline is not None and baseline.resolve() != target.resolve():
         paths[BASELINE] = baseline
@@ -156,7 +156,7 @@ def verify(
         around = runners if wrap is None else {role: wrap(made, role) for role, made in runners.items()}
         tell("reading the texts", 0, 0)
         corpus = read_corpus(texts, runners, paths)
-        measurements = _prepared(
+        measurements = prepared(
             suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None,
             baseline_reach,
         )  # fmt: skip
@@ -165,7 +165,7 @@ def verify(
         @cache
         def pace() -> estimate.Pace:
             """Return the pace of the target, probed once: a second time a server would answer out of its cache."""
-            return estimate.pace(runners[TARGET], corpus, _work(measurements, asked), suite.most_scored or 1)
+            return estimate.pace(runners[TARGET], corpus, work_of(measurements, asked), suite.most_scored or 1)
 
         more = None if budget is None else _affordable(suite, corpus, pace, measurements, asked, budget, limits, seed)
         if more is not None:
@@ -180,11 +180,9 @@ def verify(
                 say(line)
             if foretell is not None:
                 say(foretell(measurements))
-            _estimate(pace, _work(measurements, asked), say)
+            _estimate(pace, work_of(measurements, asked), say)
         raw = _measure_each(around, measurements, tell)
-        found = {m.name: m.result(raw[TARGET][m.name], raw.get(BASELINE, {}).get(m.name)) for m in measurements}
-        if suites.KEY_TOKENS in suite.measures:
-            found[suites.KEY_TOKENS] = of_copies(found.get(suites.FAR), trained_length)
+        found = found_of(measurements, suite, trained_length, raw[TARGET], raw.get(BASELINE, {}))
         long_pass = next((m for m in measurements if isinstance(m, LongPass)), None)
         if long_pass is not None and judge is not None:
             tell("the judge: key tokens", 0, 0)
@@ -194,7 +192,7 @@ def verify(
             )
         error = ERROR if budget is None else SPENT[0]
         decide = partial(
-            _judged, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
+            checks_of, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
         )
         straddling = {check.name for check in decide(found, error=error) if check.verdict == UNDECIDED}
         if more is not None and straddling & {gate.RATIO, gate.FAR_TEXT}:
@@ -214,42 +212,85 @@ def verify(
             divergence = _diverge(around[AGAINST], around[TARGET], corpus, max(lengths), trained_length, seed, tell)
             divergence = replace(divergence, reference=hub.name_of(against.other))
             own = _own_divergence(against, make, corpus, trained_length, seed, tell)
+    checked = (*checks, *decide(found, divergence, own, against, error=error))
+    result = result_of(
+        found, measurements, corpus, checked, suite=suite, trained_length=trained_length, grade=limits.grade, seed=seed,
+        context_length=max(lengths) if context_length is None else context_length,
+    )  # fmt: skip
+    return replace(
+        result,
+        target=hub.name_of(target),
+        baseline=hub.name_of(paths[BASELINE]) if BASELINE in paths else None,
+        against=hub.name_of(against.other) if against else None,
+        text_fingerprint=fingerprint(texts),
+        divergence=divergence,
+        bands=bands,
+        runtime=around[TARGET].description,
+        notes=(*notes, *result.notes),
+        attainable=able,
+        judge=None if judge is None else hub.name_of(judge),
+    )
+
+
+def found_of(
+    measurements: Sequence[Measurement],
+    suite: Suite,
+    trained_length: int,
+    target: Mapping[str, Any],
+    baseline: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the result of each measurement by its name, from what was measured of both models; key tokens are those of copies."""
+    found = {m.name: m.result(target[m.name], baseline.get(m.name)) for m in measurements}
+    if suites.KEY_TOKENS in suite.measures:
+        found[suites.KEY_TOKENS] = of_copies(found.get(suites.FAR), trained_length)
+    return found
+
+
+def result_of(
+    found: Mapping[str, Any],
+    measurements: Sequence[Measurement],
+    corpus: Corpus,
+    checks: Sequence[Check],
+    *,
+    suite: Suite,
+    trained_length: int,
+    context_length: int,
+    grade: str,
+    seed: int,
+) -> VerifyResult:
+    """Return the result of a suite; whose it is, and what it was measured with, is for the caller to say."""
     segments = next((m for m in measurements if isinstance(m, LastSegment)), None)
     by_length = found.get(suites.LAST_SEGMENT, ())
     warning = gate.contamination(by_length)
     return VerifyResult(
-        target=hub.name_of(target),
-        baseline=hub.name_of(paths[BASELINE]) if BASELINE in paths else None,
-        against=hub.name_of(against.other) if against else None,
+        target="",
+        baseline=None,
+        against=None,
         suite=suite.name,
         trained_length=trained_length,
-        context_length=max(lengths) if context_length is None else context_length,
+        context_length=context_length,
         scored=segments.scored if segments else 0,
         seed=seed,
         documents=segments.documents() if segments else corpus.names,
-        text_fingerprint=fingerprint(texts),
+        text_fingerprint="",
         lengths=by_length,
         protocols=tuple(found[name] for name in PROTOCOLS if name in found),
         position=found.get(suites.POSITION),
         far=found.get(suites.FAR),
         retrieval=tuple(found[n] for n in suites.RETRIEVALS if n in found),
-        divergence=divergence,
-        bands=bands,
-        checks=(
-            *checks, *decide(found, divergence, own, against, error=error),
-        ),
-        runtime=around[TARGET].description,
-        notes=(*notes, *([warning] if warning else [])),
-        grade=limits.grade,
-        attainable=able,
-        judge=None if judge is None else hub.name_of(judge),
+        divergence=None,
+        bands=None,
+        checks=tuple(checks),
+        runtime="",
+        notes=(warning,) if warning else (),
+        grade=grade,
         key_tokens=found.get(suites.KEY_TOKENS),
+        long_pass=next((found[m.name] for m in measurements if isinstance(m, LongPass)), None),
         needle_answers=found.get(NEEDLE_ANSWERS),
-        long_pass=None if long_pass is None else found[long_pass.name],
         effective_length=found.get(suites.EFFECTIVE_LENGTH),
         many_shot=found.get(suites.MANY_SHOT),
         cache=found.get(suites.CACHE),
-    )  # fmt: skip
+    )
 
 
 def _check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
@@ -261,7 +302,7 @@ def _check_judge(judge: Path, paths: Mapping[str, Path], suite: Suite) -> None:
             raise ConfigError(f"it is the {role} itself", where="--judge", try_="another model with the same tokenizer")
 
 
-def _shown_reading(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
+def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> Suite:
     """Return the suite with what its grade asks for as proof that far text is read: copies, if texts allow it, and answers.
 
     Single measurements that were asked for stay alone.
@@ -289,8 +330,8 @@ def _affordable(
     first = next((m for m in measurements if isinstance(m, LastSegment)), None)
     if first is None:
         return None
-    spent = pace()(_work(measurements, roles))
-    one = pace()(_work([first], roles)) / suite.segments
+    spent = pace()(work_of(measurements, roles))
+    one = pace()(work_of([first], roles)) / suite.segments
     extra = int((60 * budget - spent) / one) if one else 0
     if extra < MIN_SEGMENTS:
         return None
@@ -359,13 +400,13 @@ def planned_rows(
     """
     corpus, found = read_corpus(texts, {TARGET: reader}, {}), []
     for suite in chosen:
-        whole = _shown_reading(suite, limits, max(lengths) > trained_length, len(texts))
-        measurements = _prepared(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed, False)
-        found.append(_work(measurements, (TARGET, BASELINE)))
+        whole = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
+        measurements = prepared(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed, False)
+        found.append(work_of(measurements, (TARGET, BASELINE)))
     return found
 
 
-def _prepared(
+def prepared(
     suite: Suite,
     corpus: Corpus,
     target: Tokenizes,
@@ -423,7 +464,7 @@ def _prepared(
     return made
 
 
-def _work(measurements: Sequence[Measurement], roles: Sequence[str]) -> Counter[int]:
+def work_of(measurements: Sequence[Measurement], roles: Sequence[str]) -> Counter[int]:
     """Return how many rows of each length are to be computed."""
     return sum((Counter(m.rows(role)) for m in measurements for role in roles), Counter[int]())
 
@@ -443,7 +484,7 @@ def _measure_each(
 ) -> dict[str, dict[str, Any]]:
     """Return what each measurement found of each model; a model is freed before the next one is loaded."""
     roles = [role for role in (TARGET, BASELINE) if role in runners]
-    total = sum(length * count for length, count in _work(measurements, roles).items())
+    total = sum(length * count for length, count in work_of(measurements, roles).items())
     finished = 0
     raw: dict[str, dict[str, Any]] = {}
     for role in roles:
@@ -489,7 +530,7 @@ def _own_divergence(
         return _diverge(other, target, corpus, trained_length, trained_length, seed, tell)
 
 
-def _judged(
+def checks_of(
     found: Mapping[str, Any],
     divergence: DivergenceResult | None = None,
     own: DivergenceResult | None = None,
@@ -533,7 +574,7 @@ def _judged(
     return checks
 
 
-def _check(lengths: Sequence[int], trained_length: int, segments: int) -> None:
+def check_lengths(lengths: Sequence[int], trained_length: int, segments: int) -> None:
     """Raise ConfigError for a value that makes no measurement."""
     if not lengths:
         raise ConfigError("there is no length to measure", where="--lengths")
