@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from ropetool.cli import notes, print_json, show, terminal_width
+from ropetool.cli import command_line, notes, print_json, show, terminal_width
 from ropetool.cli.options import AS, Length
+from ropetool.errors import ConfigError
 
 
 @click.command("inspect")
@@ -19,37 +22,62 @@ from ropetool.cli.options import AS, Length
     "--cost", is_flag=True,
     help="What that length costs: parameters, bytes of weights and cache, FLOPs, tokens of `verify`, with the arithmetic.",
 )  # fmt: skip
+@click.option(
+    "--html", type=click.Path(),
+    help="Draw it into this file: wavelengths before and after, what each runtime reads, what leads further.",
+)  # fmt: skip
 @AS
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON, with every table.")
-def inspect_command(source: str, target_length: int | None, cost: bool, as_type: str | None, as_json: bool) -> None:
+def inspect_command(
+    source: str, target_length: int | None, cost: bool, html: str | None, as_type: str | None, as_json: bool
+) -> None:
     """Show what a checkpoint says and what runtimes make of it.
 
     SOURCE is a directory with a config.json, a GGUF file, or a hub id, here and in all commands: ORG/NAME,
     ORG/NAME@REVISION, and of a GGUF file ORG/NAME:FILE.gguf. No weights are read, and of the hub only config and headers.
-    The output ends with the command lines that extend the model.
+    The output ends with the command lines that extend the model; with --target-length, with what `ropetool advise` says.
 
     \b
     ropetool inspect model --target-length 131072
     ropetool inspect Qwen/Qwen3-8B
     ropetool inspect model --target-length 131072 --cost
+    ropetool inspect model.gguf --target-length 128k --html model.html
     """
+    from ropetool.plans.advice import advise, with_bounds
     from ropetool.plans.proposals import proposals
     from ropetool.report.costing import cost_json, cost_text
     from ropetool.report.inspected import extension_target, inspection_json, inspection_text
     from ropetool.runtimes import inspection
 
+    if html is not None:
+        from ropetool.report.page import check_file
+
+        check_file(Path(html))
     found, checkpoint = inspection.inspect_opened(source, as_type)
     costing = None
     if cost:
         from ropetool.costs.lines import cost_of
 
         costing = cost_of(found, checkpoint, target_length)
+    asked = found.rope is not None and (target_length is not None or html is not None)
+    advice = advise(found, extension_target(found.rope, target_length)) if found.rope and asked else None
+    if html is not None:
+        from ropetool.report.inspected_page import inspection_page
+        from ropetool.report.page import write_file
+
+        if advice is None:
+            raise ConfigError(
+                "its rotation is not known: there is nothing to draw", where=source, try_="without --html"
+            )
+        write_file(inspection_page(found, with_bounds(advice), command_line()), Path(html))
+    if target_length is None or (found.rope is not None and target_length <= found.rope.max_position_embeddings):
+        advice = None  # within what it states there are ways, but nothing to advise
     if as_json:
-        data = inspection_json(found, target_length)
+        data = inspection_json(found, target_length, advice)
         print_json(data if costing is None else {**data, "cost": cost_json(costing)})
     else:
-        ways = proposals(found, extension_target(found.rope, target_length)) if found.rope else []
-        show(inspection_text(found, target_length, terminal_width(), ways))
+        ways = proposals(found, extension_target(found.rope, target_length)) if found.rope and advice is None else []
+        show(inspection_text(found, target_length, terminal_width(), ways, advice))
         if costing is not None:
             show(cost_text(costing, terminal_width()))
-        notes(found.notes)
+        notes([*found.notes, *([f"drawn: {html}"] if html is not None else [])])

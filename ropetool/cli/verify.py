@@ -324,6 +324,9 @@ def measured(
             notes(["nothing was measured that could be kept"])
         raise
     if report is not None and parallel.rank() == 0:
-        serving = serving_lines(inspect(target), str(target))
-        write_report(result, Path(report), force=force, command=command_line(), serving=serving)
+        found = inspect(target)
+        write_report(
+            result, Path(report), force=force, command=command_line(), target=found,
+            serving=serving_lines(found, str(target)),
+        )  # fmt: skip
     return result

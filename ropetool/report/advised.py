@@ -32,8 +32,14 @@ def advice_text(found: Advice, width: int | None = None) -> str:
             ("KV cache", f"{inspected.cache_bytes(found.target_length) / 2**20:.1f} MiB a sequence, in 16 bits")
         )
     text = f"{escaped(inspected.source)}: {escaped(inspected.model_type)}\n" + columns(head, width=width)
+    return text + ways_text(found, width)
+
+
+def ways_text(found: Advice, width: int | None = None, title: str = "methods") -> str:
+    """Return what each method does, and which command is advised; `inspect` ends with it."""
+    text = ""
     if found.ways:
-        text += "\nmethods\n" + columns([_row(way) for way in found.ways], width=width)
+        text += f"\n{title}\n" + columns([way_row(way) for way in found.ways], width=width)
     if found.chosen is None:
         return f"{text}\n{escaped(found.why)}\n"
     text += "\nadvised\n" + columns([(found.command,)]) + columns([(f"{found.why}.",)], indent=4, width=width)
@@ -46,7 +52,8 @@ def advice_text(found: Advice, width: int | None = None) -> str:
     return text
 
 
-def _row(way: Way) -> tuple[str, str]:
+def way_row(way: Way) -> tuple[str, str]:
+    """Return a method and where it leads."""
     if way.proposal.refusal:
         return way.name, f"refused: {way.proposal.refusal}"
     if way.reach is None:

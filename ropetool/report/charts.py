@@ -83,14 +83,21 @@ def tax_chart(result: VerifyResult) -> Chart:
     return Chart("tax", "worth", "Short-context regression", caption, figure)
 
 
-def bands_chart(bands: Mapping[str, Any], context_length: int) -> Chart:
-    """Return the wavelength of each rotary pair before and after."""
+def bands_chart(bands: Mapping[str, Any], context_length: int, key: str = "bands", of: str = "") -> Chart:
+    """Return the wavelength of each rotary pair before and after, or only before where there is nothing after.
+
+    key: of the section. of: the kind of layers, where there are several.
+    """
     figure = drawing.figure()
     axes = figure.subplots()
     shown: list[float] = []
-    for key, look in (("before", drawing.BASELINE), ("after", drawing.TARGET)):
-        turning = {pair: 2 * math.pi / value for pair, value in enumerate(bands[key]) if value > 0}
-        axes.plot(list(turning), list(turning.values()), **{**look, "label": key, "linestyle": "none", "markersize": 4})
+    for when, look in (("before", drawing.BASELINE), ("after", drawing.TARGET)):
+        if bands[when] is None:
+            continue
+        turning = {pair: 2 * math.pi / value for pair, value in enumerate(bands[when]) if value > 0}
+        axes.plot(
+            list(turning), list(turning.values()), **{**look, "label": when, "linestyle": "none", "markersize": 4}
+        )
         shown.extend(turning.values())
     drawing.logarithmic(axes, [*shown, bands["trained_length"], context_length])
     for length, name, dash in ((bands["trained_length"], "trained length", ":"), (context_length, "new context", "-.")):
@@ -103,7 +110,8 @@ def bands_chart(bands: Mapping[str, Any], context_length: int) -> Chart:
         "training and may stay as they are; those above have seen an arc only, and must be stretched to keep to it in the "
         f"new context. Pairs that never turn are left out. Attention factor: {bands['attention_factor']:.5g}."
     )
-    return Chart("bands", "bands", "Frequency bands before and after", caption, figure)
+    when = "" if bands["after"] is None else " before and after"
+    return Chart(key, key, f"Frequency bands{f' of {of}' if of else ''}{when}", caption, figure)
 
 
 def position_chart(found: PositionResult) -> Chart:

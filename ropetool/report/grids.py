@@ -6,7 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ropetool.report.tables import Cell, Section, Table, exact, half_width, number, row
+from ropetool.rope import arithmetic
 from ropetool.verification.results import (
     DivergenceResult,
     DivergenceSpan,
@@ -131,27 +134,39 @@ def _span(span: DivergenceSpan, label: str) -> tuple[Cell, ...]:
     )
 
 
-def bands_section(bands: Mapping[str, Any]) -> Section:
-    """Return how many rotary pairs were stretched, with every pair's wavelength as detail."""
+def bands_section(bands: Mapping[str, Any], key: str = "bands", title: str = "Rotary frequencies") -> Section:
+    """Return how many rotary pairs turn how often, and were stretched, with every pair's wavelength as detail.
+
+    bands: with None for `after` where nothing is to be extended.
+    """
+    trained, changes = bands["trained_length"], bands["after"] is not None
     pairs = [
         (_wavelength(before), _wavelength(after))
-        for before, after in zip(bands["before"], bands["after"], strict=False)
+        for before, after in zip(bands["before"], bands["after"] if changes else bands["before"], strict=False)
     ]
-    trained = bands["trained_length"]
     stretched = sum(not math.isclose(before, after, rel_tol=1e-6) for before, after in pairs)
-    rows = (
+    near, middle, far = arithmetic.bands(np.array(bands["before"]), trained)
+    before = ", before" if changes else ""
+    rows = [
         row("rotary pairs", str(len(pairs))),
-        row("of another frequency than before", str(stretched)),
-        row(f"under one turn in {trained} tokens, before", str(sum(before > trained for before, _ in pairs))),
-        row("largest stretch", number(max(_stretch(*pair) for pair in pairs))),
-        row("attention factor", f"{bands['attention_factor']:.5g}"),
-    )
+        row(f"over {arithmetic.NEAR_TURNS:g} turns in {trained} tokens{before}", str(near)),
+        row(f"1 to {arithmetic.NEAR_TURNS:g} turns{before}", str(middle)),
+        row(f"under one turn{before}", str(far)),
+    ]
+    head: tuple[str, ...] = ("pair", "wavelength")
+    if changes:
+        rows += [
+            row("of another frequency than before", str(stretched)),
+            row("largest stretch", number(max(_stretch(*pair) for pair in pairs))),
+        ]
+        head = (*head[:1], "wavelength before", "after", "stretch")
+    rows.append(row("attention factor", f"{bands['attention_factor']:.5g}"))
     each = tuple(
-        row(str(index), number(before), number(after), number(_stretch(before, after)))
+        row(str(index), number(before), *([number(after), number(_stretch(before, after))] if changes else []))
         for index, (before, after) in enumerate(pairs)
     )
-    detail = Table(("pair", "wavelength before", "after", "stretch"), each, title="Every pair, in tokens a turn")
-    return Section("bands", "Rotary frequencies", Table(("", ""), rows, words=(0,)), details=(detail,))
+    detail = Table(head, each, title="Every pair, in tokens a turn")
+    return Section(key, title, Table(("", ""), tuple(rows), words=(0,)), details=(detail,))
 
 
 def _wavelength(inv_freq: float) -> float:

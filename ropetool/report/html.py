@@ -9,30 +9,43 @@ from ropetool import __version__
 from ropetool.report import charts
 from ropetool.report.gate import gate_section
 from ropetool.report.grids import bands_section
+from ropetool.report.inspected_page import runtimes_section
 from ropetool.report.page import Page, check_folder, rendered, write_page
 from ropetool.report.sections import sections
 from ropetool.report.tables import TONES
 from ropetool.report.verdict import summary
 from ropetool.report.verified import conditions
+from ropetool.runtimes.inspection import Inspection
 from ropetool.verification.results import VerifyResult
 
 
 def write_report(
-    result: VerifyResult, folder: Path, *, force: bool = False, command: str = "", serving: Sequence[str] = ()
+    result: VerifyResult,
+    folder: Path,
+    *,
+    force: bool = False,
+    command: str = "",
+    serving: Sequence[str] = (),
+    target: Inspection | None = None,
 ) -> list[Path]:
     """Write the page and the plots of a result, whole or not at all, and return their paths, the page first.
 
-    command: the line that asked for it. serving: those that serve the target. Raises: as `write_page`.
+    command: the line that asked for it. serving: those that serve the target. target: as inspected, for what runtimes make of it.
+    Raises: as `write_page`.
     """
     check_folder(folder, force=force)
-    return write_page(render(result, command, serving), folder, force=force)
+    return write_page(render(result, command, serving, target), folder, force=force)
 
 
-def render(result: VerifyResult, command: str = "", serving: Sequence[str] = ()) -> dict[str, bytes]:
+def render(
+    result: VerifyResult, command: str = "", serving: Sequence[str] = (), target: Inspection | None = None
+) -> dict[str, bytes]:
     """Return the files of a report by name: the page, then the plots."""
     shown = [gate_section(result), *sections(result)]
     if result.bands is not None:
         shown.append(bands_section(result.bands))
+    if target is not None:
+        shown.append(runtimes_section(target))
     return rendered(
         Page(
             command="verify",

@@ -12,9 +12,11 @@ import numpy as np
 
 from ropetool import runtimes
 from ropetool.escaping import escaped
+from ropetool.plans.advice import Advice
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
 from ropetool.plans.proposals import LENGTH, Proposal
+from ropetool.report.advised import advice_json, ways_text
 from ropetool.report.layout import columns
 from ropetool.rope import arithmetic
 from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTable
@@ -30,25 +32,29 @@ SHOWN_APART = frozenset({"factor", "attention_factor", "dimension_count"})
 
 
 def inspection_text(
-    found: Inspection, target_length: int | None, width: int | None = None, ways: Sequence[Proposal] = ()
-) -> str:
+    found: Inspection, target_length: int | None, width: int | None = None, ways: Sequence[Proposal] = (),
+    advice: Advice | None = None,
+) -> str:  # fmt: skip
     """Return what `ropetool inspect` prints; width: that of the terminal, None for lines of any length.
 
-    ways: those to `extension_target`.
+    ways: those to `extension_target`, shown where there is no advice.
     """
-    head = f"{escaped(found.source)}: {_named(found)}\n"
+    head = f"{escaped(found.source)}: {named(found)}\n"
     if found.rope is None:
         runtimes = _runtimes_text(found, width) if found.readings else ""
         return f"{head}\nas written\n{_stated_text(found, width)}{runtimes}"
     target = target_length or found.rope.max_position_embeddings
     parts = [head, *(_entry_text(t, e, found, found.rope, target, width) for t, e in found.rope.entries.items())]
     sizes = [
-        ("per token", _size(sum(k.per_token for k in found.kv_bytes.values()))),
-        (f"at {target} tokens", _size(found.cache_bytes(target))),
+        ("per token", size(sum(k.per_token for k in found.kv_bytes.values()))),
+        (f"at {target} tokens", size(found.cache_bytes(target))),
     ]
     parts.append("\nKV cache, one sequence\n" + columns(sizes if found.kv_bytes else [("not known", "")]))
     parts.append(_runtimes_text(found, width))
-    parts.append(_steps_text(ways, extension_target(found.rope, target_length), width))
+    if advice is not None:
+        parts.append(ways_text(advice, width, f"to extend it to {target} tokens"))
+    else:
+        parts.append(_steps_text(ways, extension_target(found.rope, target_length), width))
     return "".join(parts)
 
 
@@ -62,7 +68,7 @@ def _stated_text(found: Inspection, width: int | None) -> str:
     return columns(rows or [("nothing about positions", "")], width=width)
 
 
-def _named(found: Inspection) -> str:
+def named(found: Inspection) -> str:
     """Return the family, and where a GGUF file's architecture has none, whether llama.cpp's rotation of it is known."""
     name = _plain(found.model_type)
     if found.family is None and found.format == "gguf":
@@ -198,7 +204,7 @@ def _runtimes_text(found: Inspection, width: int | None) -> str:
     """Return the runtimes by what they make of the file: those that agree first, then what others do, and what it does."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for reading in found.readings:
-        alike.setdefault(_made_of(reading, found.rope), []).append(reading.name)
+        alike.setdefault(made_of(reading, found.rope), []).append(reading.name)
     rows: list[tuple[str, str]] = []
     for (label, *reasons), those in sorted(alike.items(), key=lambda item: item[0][0] != AGREES):
         rows.append((label, ", ".join(runtimes.display_ranges(those))))
@@ -206,7 +212,7 @@ def _runtimes_text(found: Inspection, width: int | None) -> str:
     return "\nruntimes\n" + columns(rows, width=width)
 
 
-def _made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
+def made_of(reading: Decoded, decoded: RopeSet | None) -> tuple[str, ...]:
     """Return a label, and the reasons for it."""
     if not reading.known:
         return ("not known", reading.refuses)
@@ -246,7 +252,8 @@ def _ranges(layers: tuple[int, ...]) -> str:
     return f"{shown}, ... ({len(layers)} layers)" if len(layers) > 6 else shown or "none"
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Return a number of bytes in words."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.2f} {unit}"
@@ -256,7 +263,9 @@ def _size(count: int) -> str:
 # --- as JSON
 
 
-def inspection_json(found: Inspection, target_length: int | None = None) -> dict[str, Any]:
+def inspection_json(
+    found: Inspection, target_length: int | None = None, advice: Advice | None = None
+) -> dict[str, Any]:
     """Return the inspection as `inspect --json` prints it."""
     decoded = found.rope
     target = target_length or (decoded.max_position_embeddings if decoded else None)
@@ -275,6 +284,7 @@ def inspection_json(found: Inspection, target_length: int | None = None) -> dict
             "per_token": sum(kind.per_token for kind in found.kv_bytes.values()),
             "at_target": found.cache_bytes(target) if target else None,
         },
+        **({} if advice is None else {"advice": advice_json(advice)}),
         "notes": list(found.notes),
     }
 

@@ -21,6 +21,7 @@ from ropetool.report.charts import Chart
 from ropetool.report.tables import Section
 
 PAGE = "index.html"
+REPORT, HTML = "--report", "--html"
 NO_SOURCE = Path(os.devnull)  # nothing is rewritten, so that a report may lie anywhere, also inside a checkpoint
 CSS_PIXELS = 96  # an inch in CSS
 
@@ -62,12 +63,38 @@ def write_page(files: Mapping[str, bytes], folder: Path, *, force: bool = False)
     return [folder / name for name in files]
 
 
+def check_file(file: Path) -> None:
+    """Return if a page may and can be written as one file: where nothing stands, or another page of ropetool.
+
+    Raises: MissingDependency, OutputError.
+    """
+    check_packages(HTML)
+    with _refusals(file, HTML):
+        check_output(file, NO_SOURCE, force=True, may_replace=_no_page)
+
+
+def write_file(page: Page, file: Path) -> None:
+    """Write a page as one file, whole or not at all. Raises: as `check_file`."""
+    check_file(file)
+    with _refusals(file, HTML), staged(file, NO_SOURCE, force=True, may_replace=_no_page) as stage:
+        stage.write_bytes(rendered(page)[PAGE])
+
+
+def _no_page(file: Path) -> str:
+    """Return why a file is not replaced."""
+    return (
+        ""
+        if _generator().encode() in file.read_bytes()[:500]
+        else "is not a page of ropetool, so that it is not replaced"
+    )
+
+
 def check_folder(folder: Path, *, force: bool = False) -> None:
     """Return if a report may and can be written there; to be asked before a long measurement.
 
     Raises: MissingDependency, OutputError.
     """
-    check_packages("--report")
+    check_packages(REPORT)
     with _refusals(folder):
         if not os.path.lexists(folder) or folder.name in ("", ".."):
             check_output(folder, NO_SOURCE, force=False, directory=True)
@@ -112,16 +139,19 @@ def _generator() -> str:
 
 
 @contextmanager
-def _refusals(folder: Path) -> Iterator[None]:
-    """Make a refusal of what the system does not allow, and let all of them name the option of reports."""
+def _refusals(place: Path, option: str = REPORT) -> Iterator[None]:
+    """Make a refusal of what the system does not allow, and let all of them name the option that asks for it."""
     try:
         yield
         return
     except OSError as error:
-        refusal = output_error(error, folder)
+        refusal = output_error(error, place)
     except OutputError as error:
         refusal = error
-    refusal.try_ = refusal.try_.replace("an -o", "a --report").replace("another -o", "another --report")
+    if option == HTML:
+        refusal.message = refusal.message.partition("; --force")[0]  # an option that goes with folders
+    article = "a" if option == REPORT else "an"
+    refusal.try_ = refusal.try_.replace("an -o", f"{article} {option}").replace("another -o", f"another {option}")
     raise refusal
 
 

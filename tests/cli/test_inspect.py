@@ -46,8 +46,17 @@ runtimes
   as above  transformers, exllamav3, mlx-lm, mlx-vlm, sglang, transformers-v4, vllm, llama.cpp
 
 to extend it to 4096 tokens
-  512 -> 4096
-    ropetool extend model --method yarn --target-length 4096
+  yarn          reaches 4096 tokens
+  llama3        reaches 4096 tokens
+  ntk-by-parts  reaches 4096 tokens
+  linear        reaches 4096 tokens
+  mixed-ntk     reaches 2185 tokens
+  ntk           reaches 1552 tokens
+
+advised
+  ropetool extend model --method yarn --target-length 4096
+    every pair stays within the angles that training showed up to the target, and the fast ones stay as they are; short of it: \
+mixed-ntk 2185, ntk 1552 tokens.
 """
 
 
