@@ -682,6 +682,7 @@ SAID = {
     "tests/formats": "files, outputs and the hub",
     "tests/formats_gguf": "GGUF headers and copies against the gguf package",
     "tests/golden": "tables by other implementations than ours",
+    "tests/lab": "designs of attention against their formulas, and what scripts/lab recorded of models trained with them",
     "tests/oracle": "rotation and logits by the real programs",
     "tests/report": "what terminals and pages show, of made-up results",
     "tests/verification": "measurements, the gate, readback",

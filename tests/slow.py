@@ -32,7 +32,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_docs.py::test_the_json_of_export_is_documented", "test_docs.py::test_the_json_of_verify_is_documented",
         "cli/test_terminal.py::test_verify", "verification/test_second_model.py", "verification/test_remade.py",
         "cli/test_terminal.py::test_the_demo_as_quickstart_runs_it",
-        "conformance/test_conformance_kit.py",
+        "conformance/test_conformance_kit.py", "lab/test_lab.py::test_a_run_that_was_cut_ends_in_the_same_weights",
     ),
     "grid": ("test_corpus.py", "test_gguf_architectures.py"),
 }  # fmt: skip
