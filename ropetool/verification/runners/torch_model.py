@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from ropetool.rope.tables import Regime
+from ropetool.verification.runners.torch_attention import Attend, attending
 from ropetool.verification.runners.torch_rotation import (
     RopeState,
     SoftmaxScales,
@@ -61,6 +62,19 @@ class TorchModel:
                 vars(module).update(attributes)
             self._softmax_scales.times({})
             self._rope_state, self.fixed_table = own, fixed
+
+    @contextmanager
+    def attending(self, layers: frozenset[int], attend: Attend) -> Iterator[set[int]]:
+        """Attend otherwise in these layers as long as the context lasts, whole rows at a time; give those that did.
+
+        Raises: Unfit, then or as it computes.
+        """
+        fixed, self.fixed_table = self.fixed_table, False
+        try:
+            with attending(self._model, layers, attend) as reached:
+                yield reached
+        finally:
+            self.fixed_table = fixed
 
     def swapped(self, widths: Mapping[int, int], layout: str) -> AbstractContextManager[None]:
         """Pair channels as the other layout does, as long as the context lasts."""

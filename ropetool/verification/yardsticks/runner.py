@@ -1,0 +1,123 @@
+"""A loaded checkpoint asked by a yardstick: a runner beside it, for every measurement that takes one.
+
+    yardstick_runner(yardstick, runner, rope, trained=256, nested=False) -> Runner
+
+yardstick: what `named.parse` or `named.parse_all` made of a name such as `rerope(128)`. runner: a TorchRunner, loaded when the
+first yardstick is made; who opened it closes it. rope: what its file says that it computes, by transformers. trained: tokens.
+nested: whether its modules keep a table for each kind of layer, `checkpoint.family.nested`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+
+from ropetool.errors import ConfigError
+from ropetool.rope.tables import RopeSet
+from ropetool.verification.runners.rotated import RotatedRunner
+from ropetool.verification.runners.torch_attention import Unfit
+from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
+from ropetool.verification.yardsticks import pairs, tables
+from ropetool.verification.yardsticks.attention import attention
+from ropetool.verification.yardsticks.named import OPTION, Yardstick
+
+Found = TypeVar("Found")
+PROBE = 24  # tokens, of which a model has to compute the same by the blocks as by itself
+APART = {"float64": 1e-4, "float32": 1e-3}  # of the largest logit; tables are float32 in either
+APART_ROUNDED = 0.1  # where states are bfloat16 or float16
+FITS = (
+    "yardsticks fit models that rotate whole heads, or their first channels, just before the scores, and see the whole text: "
+    "Llama, Qwen, Gemma, Phi, GLM, OLMo and their like"
+)
+
+
+def yardstick_runner(yardstick: Yardstick, runner: TorchRunner, rope: RopeSet, *, trained: int, nested: bool) -> Runner:
+    """Return the runner of a checkpoint that attends as the yardstick says, in the layers that see the whole text.
+
+    Layers with a window of their own, and those that do not rotate, stay as they are. Raises: ConfigError, naming the
+    checkpoint, where no layer is left, where its own table follows the length, or where its class does not let it be done.
+    """
+    layers = layers_of(rope, str(runner.path))
+    if yardstick.table:
+        return RotatedRunner(
+            runner, tables.following(rope, yardstick.table, trained, layers), meant=rope, nested=nested
+        )
+    _check_fit(runner, layers, trained)
+    return YardstickRunner(yardstick, runner, layers, trained)
+
+
+def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
+    """Return the layers that a yardstick changes. Raises: ConfigError where there is none, or a table follows the length."""
+    chosen = [e for e in rope.entries.values() if e.table is not None and e.sliding_window is None and not e.chunked]
+    if not chosen:
+        raise _unfit("every layer has a window of its own or does not rotate", where)
+    if not all(entry.table and entry.table.is_fixed for entry in chosen):
+        raise _unfit("its own table follows the length of a text", where)
+    if any(entry.temperature is not None for entry in chosen):
+        raise _unfit("its own scores grow with the position already", where)
+    return frozenset(layer for entry in chosen for layer in entry.layers)
+
+
+class YardstickRunner(Wrapped):
+    """A loaded checkpoint that attends otherwise for as long as it is asked; the checkpoint's owner closes it."""
+
+    def __init__(self, yardstick: Yardstick, runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
+        super().__init__(runner)
+        self._torch_runner, self._layers = runner, layers
+        self._attend = attention(yardstick, trained)
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last tokens of every row cost."""
+        return self._attending(lambda: self._torch_runner.score(rows, scored, done))
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row."""
+        return self._attending(lambda: self._torch_runner.predict(rows, candidates, done))
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits of a row; nothing else may ask the model until the last one is taken."""
+        with self._otherwise():
+            yield from self._torch_runner.logits(ids)
+
+    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
+        """Raise ConfigError: a yardstick reads whole rows."""
+        raise ConfigError("a yardstick reads whole texts, without a cache", where=OPTION)
+
+    def close(self) -> None:
+        """Leave the model to its owner."""
+
+    def _attending(self, compute: Callable[[], Found]) -> Found:
+        with self._otherwise():
+            return compute()
+
+    @contextmanager
+    def _otherwise(self) -> Iterator[None]:
+        with self._torch_runner.model.attending(self._layers, self._attend):
+            yield
+
+
+def _check_fit(runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
+    """Raise ConfigError unless the model computes the same by the blocks of plain attention as by itself."""
+    ids = [*runner.prefix, *range(3, 3 + PROBE)]
+    plain = Yardstick("plain", pairs.PLAIN)
+    try:
+        own = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
+        with runner.model.attending(layers, attention(plain, trained)) as reached:
+            found = np.concatenate([piece.copy() for _, piece in runner.logits(ids)])
+        if missing := layers - reached:
+            raise Unfit(f"layer {min(missing)} computes its scores elsewhere")
+        apart = float(np.abs(found - own).max() / np.abs(own).max())
+        if not apart <= APART.get(runner.model.dtype, APART_ROUNDED):
+            raise Unfit(f"its logits change by {apart:.2g} of the largest where nothing should")
+    except Unfit as error:
+        raise _unfit(str(error), str(runner.path)) from None
+
+
+def _unfit(why: str, where: str) -> ConfigError:
+    return ConfigError(f"{why}; {FITS}", where=where, try_=f"without {OPTION}")
