@@ -16,8 +16,6 @@ from torch.nn import functional
 
 from ropetool.rope.methods import Goal, Source, get
 
-POSITIONS = ("plain", "randomized", "pose")
-
 
 @dataclass(frozen=True)
 class Design:
@@ -91,10 +89,10 @@ def designs(sizes: Sizes) -> dict[str, Design]:
         "base-1e6": Design(base=1e6),
         "hwfa2": Design(window=sizes.trained // 2, full=sizes.layers // 2, logn="full"),
         "coca": Design(coca=True),
-        "key-norm, no rope": Design(key_norm=True, rotates=False),
-        "hwfa, last layer rotates": replace(hwfa, rotates=True),
-        "hwfa, wide window": replace(hwfa, window=sizes.trained // 2),
-        "hwfa, no log-n": replace(hwfa, logn=""),
+        "key-norm-no-rope": Design(key_norm=True, rotates=False),
+        "hwfa-rotated": replace(hwfa, rotates=True),
+        "hwfa-wide": replace(hwfa, window=sizes.trained // 2),
+        "hwfa-no-log-n": replace(hwfa, logn=""),
         "base-1e3": Design(base=1e3),
         "base-1e5": Design(base=1e5),
     }
@@ -121,17 +119,15 @@ def table(design: Design, sizes: Sizes, extension: Extension) -> tuple[Tensor, f
     frequencies = design.base ** (-np.arange(0, sizes.head, 2) / sizes.head)
     if not extension.method:
         return torch.from_numpy(frequencies), 1.0
-    method = get(extension.method)
-    goal = Goal.make(sizes.trained, extension.factor, None)
-    derived = method.derive(Source(frequencies, sizes.trained, design.base), goal, method.params({})).table.at(
-        goal.target_length
-    )
-    return torch.from_numpy(derived.inv_freq.copy()), derived.attention_factor
+    method, goal = get(extension.method), Goal.make(sizes.trained, extension.factor, None)
+    derived = method.derive(Source(frequencies, sizes.trained, design.base), goal, method.params({}))
+    regime = derived.table.at(goal.target_length)
+    return torch.from_numpy(regime.inv_freq.copy()), regime.attention_factor
 
 
 def rotate(x: Tensor, positions: Tensor, frequencies: Tensor, factor: float) -> Tensor:
     """Turn pairs (i, i + d/2) of x, (rows, heads, length, d), by positions, (rows or 1, length), times frequencies."""
-    angles = (positions[:, None, :, None] * frequencies).to(torch.float64)
+    angles = positions[:, None, :, None] * frequencies
     cos, sin = (factor * angles.cos()).to(x.dtype), (factor * angles.sin()).to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
@@ -154,16 +150,13 @@ def scores(
         k = torch.cat([functional.relu(k), torch.zeros_like(k)], dim=-1)
     if design.key_norm:
         k = functional.normalize(k, dim=-1)
+    turned = not design.alibi and (design.rotates or not full)
+    found = _rotated(q, k, positions, design, sizes, full, extension) if turned else q @ k.transpose(-1, -2)
+    if not design.key_norm:
+        found = found / math.sqrt(sizes.head)
     if design.alibi:
         slopes = 2 ** (-8 * torch.arange(1, sizes.heads + 1, dtype=torch.float64) / sizes.heads)
-        found = q @ k.transpose(-1, -2) / math.sqrt(sizes.head) - (slopes[:, None, None] * steps).to(q.dtype)
-    else:
-        found = (
-            q @ k.transpose(-1, -2)
-            if full and not design.rotates
-            else _rotated(q, k, positions, design, sizes, full, extension)
-        )
-        found = found if design.key_norm else found / math.sqrt(sizes.head)
+        found = found - (slopes[:, None, None] * steps).to(q.dtype)
     temperature = torch.log(index + 1) / math.log(sizes.trained)
     if design.logn == "all" or (design.logn == "full" and full):
         found = found * temperature[:, None].to(q.dtype)

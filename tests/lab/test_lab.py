@@ -41,8 +41,8 @@ def sizes(lab: ModuleType) -> Any:
 
 
 NAMES = (
-    "plain", "log-n", "hwfa", "key-norm", "alibi", "pose", "randomized", "base-1e6", "hwfa2", "coca", "key-norm, no rope",
-    "hwfa, last layer rotates", "hwfa, wide window", "hwfa, no log-n", "base-1e3", "base-1e5",
+    "plain", "log-n", "hwfa", "key-norm", "alibi", "pose", "randomized", "base-1e6", "hwfa2", "coca", "key-norm-no-rope",
+    "hwfa-rotated", "hwfa-wide", "hwfa-no-log-n", "base-1e3", "base-1e5",
 )  # fmt: skip
 
 
