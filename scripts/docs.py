@@ -3,7 +3,7 @@
 
 docs/cli.md and docs/families.md are written whole; elsewhere what stands between `<!-- NAME -->` and
 `<!-- /NAME -->`.
-With --examples the commands of README's worked example are run, about a minute, and what they print is put behind them.
+With --examples the commands of docs/tutorial.md are run, about a minute, and what they print is put behind them.
 
     scripts/docs.py               write them
     scripts/docs.py --examples    run the worked example too
@@ -51,6 +51,7 @@ from ropetool.verification import floors
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 PLAIN = "seed_oss"  # the family whose file docs/contributing.md shows
+TUTORIAL = "docs/tutorial.md"
 NOTICE = "<!-- Written by scripts/docs.py; do not edit. -->\n"
 
 
@@ -93,8 +94,8 @@ def _filled(name: str, parts: dict[str, str]) -> str:
 
 
 def examples() -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the arguments of each command in README that shows its output."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Yield the name and the arguments of each command in the tutorial that shows its output."""
+    text = (ROOT / TUTORIAL).read_text(encoding="utf-8")
     pattern = r"^```console\n\$ ropetool (.+)\n```\n\n<!-- output-(\w+) -->$"
     yield from ((name, shlex.split(line)) for line, name in re.findall(pattern, text, re.MULTILINE))
 
@@ -111,11 +112,11 @@ def example_output(arguments: Sequence[str], folder: Path) -> str:
     return re.sub(r"^Note: about .* tokens\n", "", done.stdout, flags=re.MULTILINE)  # how long it takes here
 
 
-def readme_with_examples() -> str:
-    """Return README's text with the output of its commands, which are run one after the other."""
+def tutorial_with_examples() -> str:
+    """Return the tutorial with the output of its commands, which are run one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = {name: example_output(line, Path(folder)) for name, line in examples()}
-    return _filled("README.md", {f"output-{name}": f"```text\n{text}```" for name, text in outputs.items()})
+    return _filled(TUTORIAL, {f"output-{name}": f"```text\n{text}```" for name, text in outputs.items()})
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -733,11 +734,11 @@ def _said(path: Path) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a file is stale")
-    parser.add_argument("--examples", action="store_true", help="run the commands of README's worked example too")
+    parser.add_argument("--examples", action="store_true", help="run the commands of docs/tutorial.md too")
     options = parser.parse_args()
     check = options.check
     if options.examples:
-        (ROOT / "README.md").write_text(readme_with_examples(), encoding="utf-8")
+        (ROOT / TUTORIAL).write_text(tutorial_with_examples(), encoding="utf-8")
     stale = 0
     for path, text in generated():
         if path.exists() and path.read_text(encoding="utf-8") == text:

@@ -204,14 +204,14 @@ def plain(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    """Return the output that README shows under this name."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Return the output that the tutorial shows under this name."""
+    text = (ROOT / docs.TUTORIAL).read_text(encoding="utf-8")
     found = re.search(rf"<!-- output-{name} -->\n+```text\n(.*?)```\n+<!-- /output-{name} -->", text, re.DOTALL)
-    assert found is not None, f"README.md shows no output {name}; run scripts/docs.py --examples"
+    assert found is not None, f"{docs.TUTORIAL} shows no output {name}; run scripts/docs.py --examples"
     return found[1]
 
 
-def test_the_worked_example_prints_what_the_readme_shows(tmp_path: Path) -> None:
+def test_the_worked_example_prints_what_the_tutorial_shows(tmp_path: Path) -> None:
     lines = dict(docs.examples())
     assert list(lines) == ["inspect", "plan", "extend", "verify", "export", "gguf"]
     for name in ("verify", "gguf"):  # their figures depend on the machine, so they are not run here
@@ -225,6 +225,25 @@ def test_the_worked_example_prints_what_the_readme_shows(tmp_path: Path) -> None
         found = docs.example_output(lines[name], tmp_path)
         assert plain(found) == plain(shown(name))
     assert (tmp_path / "X" / "config.json").is_file()
+
+
+def test_the_front_page_shows_what_commands_printed() -> None:
+    """Its outputs are parts of those of the tutorial, and of recorded ones of a real model; `...` stands for what is left out."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    printed = {" ".join(["ropetool", *line]): shown(name) for name, line in docs.examples()}
+    record = json.loads((ROOT / "tests/verification/real_models.json").read_text(encoding="utf-8"))
+    printed |= {step["command"]: step["printed"] for step in record.values() if isinstance(step["printed"], str)}
+    found = re.findall(r"^```console\n\$ (ropetool [^\n]+)\n```\n\n```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert len(found) == 5
+    for command, excerpt in found:
+        whole = iter(printed[command].splitlines())
+        for line in excerpt.splitlines():
+            assert line == "..." or line in whole, (command, line)
+
+
+def test_the_front_page_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert 120 <= len(lines) <= 160
 
 
 def test_the_python_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
