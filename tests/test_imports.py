@@ -31,6 +31,7 @@ LAYERS = (
     ("plans",),
     ("comparison",),
     ("verification", "identify"),
+    ("choosing",),
     ("gguf_export", "gguf_import", "costs", "doctor"),
     ("report",),
     ("cli", "__main__"),
@@ -38,8 +39,8 @@ LAYERS = (
 # Other people's packages: at module level by package, inside functions by the module that may.
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
-    "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"}, "gguf_export": {"numpy"},
-    "gguf_import": {"numpy"}, "doctor": {"numpy"}, "servers": {"requests"},
+    "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"},
+    "choosing": {"numpy"}, "gguf_export": {"numpy"}, "gguf_import": {"numpy"}, "doctor": {"numpy"}, "servers": {"requests"},
     "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
 }  # fmt: skip
 INSIDE_FUNCTIONS = {

@@ -32,7 +32,17 @@ def fingerprint() -> str:
     """Return the sha256 of the code that computes losses, without what a runner says of itself, generates, or is turned by."""
     paths = [Path(str(module.__file__)) for module in (torch_runner, torch_model)]
     said = ("description", "arithmetic", "dtype", "generated", "grown", "whole")
-    turned = ("model", "rotate", "turned", "attending", "swapped", "swappable", "scalable", "_softmax_scales")
+    turned = (
+        "model",
+        "rotate",
+        "turned",
+        "attending",
+        "swapped",
+        "swappable",
+        "scalable",
+        "parameters",
+        "_softmax_scales",
+    )
     return hashlib.sha256(b"".join(script("code_meaning").meant(path, (*said, *turned)) for path in paths)).hexdigest()
 
 

@@ -81,6 +81,11 @@ class TorchModel:
         return swapped_pairs(self._model, widths, layout)
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """The weights by the names that transformers has for them."""
+        return dict(self._model.named_parameters())
+
+    @property
     def swappable(self) -> bool:
         """Whether it is known where queries and keys are rotated."""
         return bool(rotations(self._model))

@@ -1,0 +1,93 @@
+"""The judgement: the winner of a search against the default, once, on text that the search never saw.
+
+Knows losses by document; nothing of models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ropetool.choosing.tuning.figures import Bounds, Documents, Figures
+from ropetool.rope.tables import Array
+from ropetool.verification.results import Estimate
+from ropetool.verification.statistics import chance_of_less, chance_of_more, paired_difference, rejected
+
+ERROR = 0.025  # the chance to claim a gain where there is none, all parts together
+TEXT, COPIES, ANSWERS = "text", "key tokens", "answers"
+GAIN, NO_GAIN = "better", "no gain"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of what is judged: the mean losses of both, in nats a token, and the difference (below 0: the tuned one is better).
+
+    better, worse: sure at 97.5 % over all parts, by Holm's rule.
+    """
+
+    name: str
+    default: float
+    tuned: float
+    difference: Estimate
+    better: bool
+    worse: bool
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the unseen text says. regression, default_regression: in nats a token, within the trained length.
+
+    retrieved: the shares of answers found by default and tuned; None without trials. reason: why there is no gain.
+    """
+
+    parts: tuple[Part, ...]
+    regression: Estimate
+    default_regression: Estimate
+    limit: float
+    retrieved: tuple[float, float] | None
+    verdict: str
+    reason: str
+
+
+def judge(default: Figures, tuned: Figures, source: Array, documents: Documents, bounds: Bounds) -> Judgement:
+    """Return the judgement. source: its losses within the trained length.
+
+    A gain is claimed where a part is surely better, none is surely worse, and the bounds hold.
+    """
+    pairs = [
+        (TEXT, default.beyond, tuned.beyond, documents.text[: len(default.beyond)]),
+        (COPIES, default.copies, tuned.copies, documents.copies),
+        (ANSWERS, default.answers, tuned.answers, documents.answers),
+    ]
+    parts = _parts([pair for pair in pairs if pair[1].size])
+    costs, own = (paired_difference(each.within, source, documents.within) for each in (tuned, default))
+    limit = bounds.limit(own.mean)
+    shares = None if default.retrieved is None or tuned.retrieved is None else (default.retrieved, tuned.retrieved)
+    reason = _reason(parts, costs, limit, shares, bounds.lost)
+    return Judgement(parts, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason)
+
+
+def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]]) -> tuple[Part, ...]:
+    differences = [paired_difference(tuned, default, documents) for _, default, tuned, documents in pairs]
+    better = rejected([chance_of_more(difference, 0.0) for difference in differences], ERROR)
+    worse = rejected([chance_of_less(difference, 0.0) for difference in differences], ERROR)
+    return tuple(
+        Part(name, float(default.mean()), float(tuned.mean()), difference, gained, lost)
+        for (name, default, tuned, _), difference, gained, lost in zip(pairs, differences, better, worse, strict=True)
+    )
+
+
+def _reason(
+    parts: Sequence[Part], costs: Estimate, limit: float, shares: tuple[float, float] | None, lost: float
+) -> str:
+    """Return why no gain is claimed, empty where one is."""
+    worse = [part.name for part in parts if part.worse]
+    if worse:
+        return f"it is worse on unseen {', '.join(worse)}"
+    if not any(part.better for part in parts):
+        return "the difference on unseen text is within chance"
+    if costs.mean > limit:
+        return "on unseen text it costs more within the trained length than is allowed"
+    if shares is not None and shares[1] < shares[0] - lost:
+        return "on unseen text it finds fewer answers"
+    return ""

@@ -1,0 +1,169 @@
+"""The text of a search and that of its judgement: documents split before a row is made, and the rows of each.
+
+Knows tokens; nothing of what is tried.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.choosing.tuning.figures import Documents, Figures
+from ropetool.errors import ConfigError
+from ropetool.rope.tables import Array
+from ropetool.verification.measures.fillers import passage_length, passages
+from ropetool.verification.measures.loss import LastSegment, prepare_last_segment, row
+from ropetool.verification.measures.retrieval import Context, prepare_retrieval
+from ropetool.verification.measures.segments import MIN_DOCUMENTS
+from ropetool.verification.scoring import Corpus, Done, Runner
+
+FEWEST_SEARCHED = 2  # documents: what stands in front of a passage comes from another one
+MARGIN = 0.0  # of the loss measurement, whose verdicts are not asked for
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How much is measured on a part of the text: segments, passages that are copied, trials at each of five depths."""
+
+    segments: int
+    passages: int
+    trials: int
+
+
+SEARCHED, UNSEEN = Amounts(24, 12, 4), Amounts(32, 24, 8)
+
+
+@dataclass(frozen=True)
+class Material:
+    """The rows that points are measured on, those that a stage reads before the others.
+
+    copies: each a passage, text of others, and the passage again, with the document of each. contexts: with what they ask.
+    """
+
+    corpus: Corpus
+    last: LastSegment
+    lengths: tuple[int, ...]
+    copies: tuple[tuple[int, ...], ...]
+    copied: tuple[int, ...]
+    scored_copies: int
+    contexts: tuple[Context, ...]
+
+    @property
+    def segments(self) -> int:
+        """How many segments every length has."""
+        return min(len(self.last.chosen[length]) for length in (self.last.trained_length, *self.lengths))
+
+    def rows(self, share: float = 1.0) -> Counter[int]:
+        """Return how many rows of each length a point takes."""
+        segments = _part(self.segments, share)
+        found = Counter(dict.fromkeys((self.last.trained_length, *self.lengths), segments))
+        for rows in (self.copies, [context.row for context in self.contexts]):
+            found.update(map(len, rows[: _part(len(rows), share)]))
+        return found
+
+    def figures(self, runner: Runner, share: float, done: Done) -> Figures:
+        """Return the losses of what a runner computes, on a share of the rows."""
+        copies = self.copies[: _part(len(self.copies), share)]
+        contexts = self.contexts[: _part(len(self.contexts), share)]
+        losses, found = np.zeros(0), np.zeros(0, dtype=np.bool_)
+        if contexts:
+            made = runner.predict([c.row for c in contexts], [c.candidates for c in contexts], done).log_probs
+            answers = np.array([c.answer for c in contexts])
+            losses, found = -made[np.arange(len(contexts)), answers], made.argmax(axis=1) == answers
+        return Figures(
+            self.within(runner, share, done), {length: self._text(runner, length, share, done) for length in self.lengths},
+            runner.score(copies, self.scored_copies, done).losses if copies else np.zeros((0, 1)), losses, found,
+        )  # fmt: skip
+
+    def within(self, runner: Runner, share: float, done: Done) -> Array:
+        """Return the losses of the segments at the trained length. Shapes: (segments, scored)."""
+        return self._text(runner, self.last.trained_length, share, done)
+
+    @property
+    def documents(self) -> Documents:
+        """The documents of all rows."""
+        segments = [segment.document for segment in self.last.chosen[max(self.lengths)]][: self.segments]
+        within = [segment.document for segment in self.last.chosen[self.last.trained_length]][: self.segments]
+        return Documents(segments, within, self.copied, range(len(self.contexts)))
+
+    def _text(self, runner: Runner, length: int, share: float, done: Done) -> Array:
+        segments = self.last.chosen[length][: _part(self.segments, share)]
+        rows = [row(self.corpus, segment, length) for segment in segments]
+        return runner.score(rows, self.last.scored, done).losses
+
+
+def _part(count: int, share: float) -> int:
+    return max(1, round(count * share)) if count else 0
+
+
+def lengths_between(trained: int, target: int) -> tuple[int, ...]:
+    """Return the lengths beyond the trained one that are measured: doubling, and the target."""
+    found, length = [], 2 * trained
+    while length < target:
+        found.append(length)
+        length *= 2
+    return (*found, target)
+
+
+def split(corpus: Corpus, longest: int, seed: int) -> tuple[Corpus, Corpus]:
+    """Return the documents to search on, and those to judge on, none in both; shorter ones than the target in neither.
+
+    Kinds of text are shared out evenly. Raises: ConfigError for fewer than 6 documents of that length.
+    """
+    needed = longest - len(corpus.prefix)
+    fitting = [index for index, tokens in enumerate(corpus.tokens) if len(tokens) >= needed]
+    fewest = FEWEST_SEARCHED + MIN_DOCUMENTS
+    if len(fitting) < fewest:
+        raise ConfigError(
+            f"{len(fitting)} of the texts have {needed} tokens, and {fewest} are needed: {FEWEST_SEARCHED} to search on, and "
+            f"{MIN_DOCUMENTS} others to judge on; the longest has {max(map(len, corpus.tokens), default=0)}",
+            where="--text", try_="longer texts, more of them, or a shorter --target-length",
+        )  # fmt: skip
+    random.Random(f"{seed} split").shuffle(fitting)
+    fitting.sort(key=lambda index: corpus.kinds[index] if corpus.kinds else "")
+    turns = [fitting[1::2], fitting[::2]]  # the second half is the larger one
+    while len(turns[1]) < MIN_DOCUMENTS:
+        turns[1].append(turns[0].pop())
+    first, second = (_only(corpus, sorted(indices)) for indices in turns)
+    return first, second
+
+
+def _only(corpus: Corpus, indices: Sequence[int]) -> Corpus:
+    return Corpus(
+        tuple(corpus.names[i] for i in indices), tuple(corpus.tokens[i] for i in indices),
+        tuple(corpus.byte_lengths[i] for i in indices), corpus.prefix,
+        tuple(corpus.kinds[i] for i in indices) if corpus.kinds else (),
+    )  # fmt: skip
+
+
+def prepare(
+    corpus: Corpus,
+    tokenize: Callable[[str], list[int]],
+    trained: int,
+    target: int,
+    amounts: Amounts,
+    seed: int,
+) -> Material:
+    """Return the rows on some documents. Raises: ConfigError if they are too short for the target."""
+    lengths = lengths_between(trained, target)
+    last = prepare_last_segment(
+        corpus, (trained, *lengths), trained, context_length=target, margin=MARGIN, segments=amounts.segments, seed=seed
+    )
+    room = target - len(corpus.prefix)
+    size = passage_length(trained, room)
+    chosen = passages(corpus, size, room - 2 * size, amounts.passages, seed)
+    retrieval = prepare_retrieval("keys", corpus, tokenize, [target], trained, trials=amounts.trials, seed=seed)
+    return Material(
+        corpus, last, lengths, tuple((*corpus.prefix, *p.tokens, *p.filler, *p.tokens) for p in chosen),
+        tuple(p.document for p in chosen), size // 2, _by_trial(retrieval.contexts, target, amounts.trials),
+    )  # fmt: skip
+
+
+def _by_trial(contexts: Mapping[int, Sequence[Context]], length: int, trials: int) -> tuple[Context, ...]:
+    """Return the contexts of a length, all depths of one trial before the next; none where it does not hold them."""
+    found = contexts.get(length, ())
+    return tuple(found[at] for trial in range(trials) for at in range(trial, len(found), trials))

@@ -1,0 +1,230 @@
+"""The spaces that a search goes through: what the numbers from 0 to 1 of a vector mean as a table or as gains.
+
+A new space is one entry of `SPACES`. Knows nothing of models or of how the search goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.choosing.tuning.points import Ground, Point, of_lists
+from ropetool.errors import ConfigError, UnknownName, did_you_mean
+from ropetool.rope import arithmetic
+from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns, ntk_stretch
+from ropetool.rope.tables import Array
+
+BETA_FAST, BETA_SLOW = 32.0, 1.0  # yarn's own
+KNOTS = 8  # of a curve over the pairs
+BANDS = 3  # of pairs, where a head has a gain for each: near, middle, far
+ASIDE = 0.1  # of a coordinate, beside its middle: the factor of the target itself, which native keys can say
+
+
+@dataclass(frozen=True)
+class Space:
+    """What may be varied. size: of a vector, by the ground. smooth: neighbouring coordinates move together.
+
+    starts: vectors to begin with. point: what a vector is. Every coordinate is from 0 to 1.
+    """
+
+    name: str
+    summary: str
+    size: Callable[[Ground], int]
+    starts: Callable[[Ground], list[Array]]
+    point: Callable[[Ground, Array], Point]
+    smooth: bool = False
+
+
+def get(name: str) -> Space:
+    """Return the space of this name. Raises: UnknownName with the known ones."""
+    if name not in SPACES:
+        raise UnknownName(
+            f"no space is called {name!r}{did_you_mean(name, SPACES)}; known: {', '.join(SPACES)}", where="--space"
+        )
+    return SPACES[name]
+
+
+def _between(low: float, high: float, unit: float) -> float:
+    """Return the number that far from the lower to the higher one, in equal ratios."""
+    return float(low * (high / low) ** unit)
+
+
+def _unit(low: float, high: float, value: float) -> float:
+    """Return how far a number is from the lower to the higher one, in equal ratios."""
+    return float(np.clip(np.log(value / low) / np.log(high / low), 0, 1))
+
+
+def _ratio(unit: float, less: float, more: float) -> float:
+    """Return a ratio from `less` to `more`, which is 1 for a stretch in the middle of the coordinate."""
+    low, high = 0.5 - ASIDE, 0.5 + ASIDE
+    if unit < low:
+        return _between(1.0, less, (low - unit) / low)
+    return _between(1.0, more, max(0.0, unit - high) / (1 - high))
+
+
+# --- attention-factor
+
+
+def _attention_factor(ground: Ground, vector: Array) -> Point:
+    value = round(ground.attention_factor * _between(0.75, 4 / 3, vector[0]), 5)
+    return Point(f"yarn, attention factor {value:g}", attention_factor=value)
+
+
+# --- yarn: factor, original length, beta_fast, ramp
+
+
+def _yarn(ground: Ground, vector: Array) -> Point:
+    ratio, original = _ratio(vector[0], 0.75, 3.0), _between(0.5, 4.0, vector[1])
+    fast, ramp = _between(2.0, 64.0, vector[2]), "dims" if vector[3] < 0.5 else "turns"
+    # An original length k times as long counts k times the turns: the same ramp as both betas divided by k.
+    beta_fast, beta_slow = float(f"{fast / original:.4g}"), float(f"{BETA_SLOW / original:.4g}")
+    factor = max(1.0, float(f"{ground.factor * ratio:.5g}"))
+    words = f"yarn, factor {factor:g}, beta_fast {beta_fast:g}, beta_slow {beta_slow:g}, ramp {ramp}"
+    if ratio == 1.0:
+        params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": False, "ramp": ramp}
+        return Point(words, params=params)
+    # Native keys would state factor times the trained length as the context, which nobody asked for.
+    source = Source(ground.inv_freq, ground.length)
+    kept = (
+        kept_share_by_dims(source, beta_fast, beta_slow, False)
+        if ramp == "dims"
+        else kept_share_by_turns(source, beta_fast, beta_slow)
+    )
+    return of_lists(ground, 1 / blend(np.ones(ground.pairs), kept, factor), f"{words}, as a list")
+
+
+def _yarn_starts(ground: Ground) -> list[Array]:
+    longer = [_unit(0.5, 4.0, original) for original in (1.0, 2.0)]
+    return [np.array([0.5, o, _unit(2.0, 64.0, fast), 0.25]) for fast in (BETA_FAST, 8.0) for o in longer]
+
+
+# --- ramp: both ends and its shape
+
+
+def _ramp(ground: Ground, vector: Array) -> Point:
+    last = ground.pairs - 1
+    low = vector[0] * last
+    high = low + max(vector[1] * (last - low), 1e-3)
+    shape = _between(1 / 3, 3.0, vector[2])
+    gone = np.clip((np.arange(ground.pairs) - low) / (high - low), 0, 1) ** shape
+    words = f"a ramp from pair {low:.2f} to {high:.2f}, shape {shape:.2f}"
+    return of_lists(ground, 1 / blend(np.ones(ground.pairs), 1 - gone, ground.factor), words)
+
+
+def _ramp_starts(ground: Ground) -> list[Array]:
+    last, found = ground.pairs - 1, []
+    for fast in (BETA_FAST, 8.0):
+        ends = [arithmetic.index_at_turns(ground.inv_freq, ground.length, turns) for turns in (fast, BETA_SLOW)]
+        low, high = np.clip(ends, 0, last)
+        found.append(np.array([low / last, (high - low) / max(last - low, 1e-9), 0.5]))
+    return found
+
+
+# --- pairs: one divisor each, none below the one before
+
+
+def _pairs(ground: Ground, vector: Array) -> Point:
+    logs = np.maximum.accumulate(vector) * np.log(2 * ground.factor)
+    words = f"a divisor for each pair, {np.exp(logs[0]):.3g} to {np.exp(logs[-1]):.3g}"
+    return of_lists(ground, np.exp(logs), words)
+
+
+def _pairs_starts(ground: Ground) -> list[Array]:
+    """Return the default, a ramp that begins later, ntk, and interpolation, as LongRoPE's search begins."""
+    source = Source(ground.inv_freq, ground.length)
+    later = 1 / blend(np.ones(ground.pairs), kept_share_by_dims(source, 8.0, BETA_SLOW, False), ground.factor)
+    ntk = 1 / ntk_stretch(2 * ground.pairs, ground.factor)
+    tables = (ground.divisors, later, ntk, np.full(ground.pairs, ground.factor))
+    return [np.clip(np.log(table) / np.log(2 * ground.factor), 0, 1) for table in tables]
+
+
+# --- critical-dim: ntk below the critical pair, no less than its divisor above
+
+
+def _critical_dim(ground: Ground, vector: Array) -> Point:
+    pairs = np.arange(ground.pairs)
+    unseen = np.flatnonzero(arithmetic.turns(ground.inv_freq, ground.length) < 1)
+    theory = int(unseen[0]) if unseen.size else ground.pairs - 1
+    # LongRoPE2 finds the real critical dimension below the one of theory: later pairs were trained too little.
+    critical = max(1.0, theory * (0.5 + 0.6 * vector[0]))
+    at = ground.factor * _between(0.75, 1.5, vector[1])
+    knots = np.concatenate([[0.0], np.cumsum(vector[2:]) / (vector.size - 2) * np.log(2.0)])
+    places = np.linspace(critical, max(ground.pairs - 1, critical + 1), knots.size)
+    below, above = np.log(at) * pairs / critical, np.log(at) + np.interp(pairs, places, knots)
+    words = f"ntk below pair {critical:.1f}, where it divides by {at:.3g}, and no less above"
+    return of_lists(ground, np.exp(np.where(pairs < critical, below, above)), words)
+
+
+def _critical_dim_starts(ground: Ground) -> list[Array]:
+    return [np.array([5 / 6, _unit(0.75, 1.5, 1.0), 0.0, 0.0, 0.0])]
+
+
+# --- gains
+
+
+def _gain(unit: Array) -> Array:
+    """Return gains from 1/2 to 2, 1 in the middle."""
+    found: Array = np.round(2.0 ** (2 * unit - 1), 5)
+    return found
+
+
+def _pair_gain(ground: Ground, vector: Array) -> Point:
+    places = np.linspace(0, vector.size - 1, ground.pairs)
+    gains = _gain(np.interp(places, np.arange(vector.size), vector))
+    words = f"yarn, gains of pairs from {gains.min():g} to {gains.max():g} in the keys"
+    return Point(words, pair_gains=tuple(gains.tolist()))
+
+
+def _head_gains(ground: Ground, vector: Array, bands: int) -> Point:
+    if not ground.heads:
+        raise ConfigError("the weights of this model cannot take gains of heads", where="--space")
+    gains, found, at = _gain(0.25 + vector / 2), [], 0
+    for heads in ground.heads:
+        layer = gains[at : at + heads * bands].reshape(heads, bands)
+        found.append(tuple(tuple(head) for head in layer.tolist()))
+        at += heads * bands
+    each = f" in {bands} bands" if bands > 1 else ""
+    words = f"yarn, gains of heads from {gains.min():g} to {gains.max():g}{each} in the queries"
+    return Point(words, head_gains=tuple(found))
+
+
+def _middle(count: int) -> list[Array]:
+    return [np.full(count, 0.5)]
+
+
+SPACES = {
+    space.name: space
+    for space in (
+        Space(
+            "attention-factor", "yarn with another attention factor", lambda ground: 1, lambda ground: _middle(1),
+            _attention_factor,
+        ),
+        Space(
+            "yarn", "yarn's factor, original length, beta_fast and ramp", lambda ground: 4, _yarn_starts, _yarn,
+        ),
+        Space("ramp", "a ramp over the pairs: both ends and its shape", lambda ground: 3, _ramp_starts, _ramp),
+        Space(
+            "pairs", "a divisor for each pair, none below the one before, as LongRoPE searches",
+            lambda ground: ground.pairs, _pairs_starts, _pairs, smooth=True,
+        ),
+        Space(
+            "critical-dim", "ntk below a critical pair, a rising divisor above it, as LongRoPE2 searches",
+            lambda ground: 5, _critical_dim_starts, _critical_dim,
+        ),
+        Space(
+            "pair-gain", "yarn, and a gain for each pair in the keys", lambda ground: min(KNOTS, ground.pairs),
+            lambda ground: _middle(min(KNOTS, ground.pairs)), _pair_gain, smooth=True,
+        ),
+        Space(
+            "head-gain", "yarn, and a gain for each head in the queries", lambda ground: max(1, sum(ground.heads)),
+            lambda ground: _middle(max(1, sum(ground.heads))), lambda ground, vector: _head_gains(ground, vector, 1),
+        ),
+        Space(
+            "head-band-gain", "yarn, and a gain for each head and band of pairs in the queries",
+            lambda ground: max(1, BANDS * sum(ground.heads)), lambda ground: _middle(max(1, BANDS * sum(ground.heads))),
+            lambda ground, vector: _head_gains(ground, vector, BANDS),
+        ),
+    )
+}  # fmt: skip

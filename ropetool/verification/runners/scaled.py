@@ -1,0 +1,92 @@
+"""A loaded model with rows of its weights scaled, as a bake would write them, for as long as it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ropetool.errors import ConfigError
+from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
+from ropetool.weights import RowChange, TensorEdit, by_tensor
+
+Found = TypeVar("Found")
+LAYERS = "layers."
+
+
+class ScaledRunner(Wrapped):
+    """A view of a loaded checkpoint whose weights have these edits; what they were is put back bit by bit after each call.
+
+    runner: what is asked, a view of `loaded` or that itself. Numbers are rounded once more than in the model's own type only.
+    Raises: ConfigError for a tensor that the loaded model does not have as the file has it.
+    """
+
+    def __init__(self, runner: Runner, loaded: TorchRunner, edits: Sequence[TensorEdit]) -> None:
+        super().__init__(runner)
+        self._loaded, self._changes = loaded, by_tensor(edits)
+
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last tokens of every row cost."""
+        return self._scaled(lambda: self._runner.score(rows, scored, done))
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row."""
+        return self._scaled(lambda: self._runner.predict(rows, candidates, done))
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits of a row; nothing else may ask the model until the last one is taken."""
+        with self._scaling():
+            yield from self._runner.logits(ids)
+
+    def generated(self, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
+        """Return the logits of generation and of whole passes."""
+        return self._scaled(lambda: self._runner.generated(ids, count, done))
+
+    def close(self) -> None:
+        """Leave the model to its owner."""
+
+    def _scaled(self, compute: Callable[[], Found]) -> Found:
+        with self._scaling():
+            return compute()
+
+    @contextmanager
+    def _scaling(self) -> Iterator[None]:
+        kept: list[tuple[Any, Any, Any]] = []
+        try:
+            for parameter, change in self._places():
+                kept.append(_changed(parameter, change))
+            yield
+        finally:
+            for view, rows, values in kept:
+                view[rows] = values
+
+    def _places(self) -> Iterator[tuple[Any, RowChange]]:
+        parameters = self._loaded.model.parameters
+        for name, change in self._changes.items():
+            yield parameters[self._named(name, parameters)], change
+
+    def _named(self, name: str, parameters: Mapping[str, Any]) -> str:
+        """Return what transformers calls a tensor of the file: a wrapper has its text model under another prefix."""
+        if name in parameters:
+            return name
+        tail = f".{LAYERS}{name.partition(LAYERS)[2]}"
+        found = [known for known in parameters if known.endswith(tail)]
+        if LAYERS not in name or len(found) != 1:
+            raise ConfigError(
+                f"the loaded model has no {name} as the file has it, so a change of it cannot be tried",
+                where=str(self._loaded.path), try_="ropetool bake, then ropetool verify the output",
+            )  # fmt: skip
+        return found[0]
+
+
+def _changed(parameter: Any, change: RowChange) -> tuple[Any, Any, Any]:
+    """Change the rows of a weight in place; return its rows as seen, which of them changed, and what they were."""
+    view = parameter.data.view(change.factor.size, -1)
+    rows = change.touched.nonzero()[0].tolist()
+    kept = view[rows].clone()
+    factor = view.new_tensor(change.factor[rows]).double()[:, None]
+    view[rows] = ((view[change.source[rows].tolist()].double() + change.offset) * factor - change.offset).to(view.dtype)
+    return view, rows, kept

@@ -1,0 +1,168 @@
+"""What the vectors of each space mean: against formulas written here, and as plans of the demo checkpoint."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import configs
+import numpy as np
+import pytest
+import torch
+from making import write_config
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+import ropetool
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.choosing.tuning.planning import Planner
+from ropetool.choosing.tuning.points import Ground, Point
+from ropetool.choosing.tuning.spaces import SPACES, get
+from ropetool.errors import LossyExport, UnknownName
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+LENGTH, FACTOR, DIM = 256, 4.0, 64
+
+
+def planner(source: Path = DEMO, target: int = 1024, runtimes: tuple[str, ...] = ()) -> Planner:
+    rope = ropetool.inspect(source).rope
+    assert rope is not None
+    return Planner(HfCheckpoint.open(source), rope, target, None, runtimes)
+
+
+def ground(name: str) -> Ground:
+    return planner().ground(get(name))
+
+
+def base() -> list[float]:
+    return [10000.0 ** (-2 * i / DIM) for i in range(DIM // 2)]
+
+
+def yarn_divisors(fast: float, slow: float, factor: float) -> list[float]:
+    """YaRN's ramp over pair indices, without rounding its ends, as its paper and its repository have it."""
+    low, high = (DIM * math.log(LENGTH / (beta * 2 * math.pi)) / (2 * math.log(10000.0)) for beta in (fast, slow))
+    low, high = max(low, 0), min(high, DIM - 1)
+    found = []
+    for i in range(DIM // 2):
+        kept = 1 - min(max((i - low) / (high - low), 0), 1)
+        found.append(1 / (kept + (1 - kept) / factor))
+    return found
+
+
+def divisors(point: Point) -> np.ndarray:
+    return np.array(point.params["long_factor"])
+
+
+def test_the_ground_is_the_trained_table_and_the_default_of_extend() -> None:
+    found = ground("yarn")
+    assert np.allclose(found.inv_freq, base(), rtol=1e-12)
+    assert (found.length, found.factor) == (LENGTH, FACTOR)
+    assert found.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    plan = ropetool.plan(DEMO, "yarn", target_length=1024)
+    assert plan.target is not None
+    table = plan.target.entries["full_attention"].table
+    assert table is not None
+    assert np.allclose(found.inv_freq / found.divisors, table.at(1024).inv_freq, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_every_space_begins_with_points_that_can_be_planned(name: str) -> None:
+    space, made = get(name), planner()
+    begin = made.ground(space)
+    starts = space.starts(begin)
+    assert starts
+    rng = np.random.default_rng(0)
+    for vector in (*starts, *(rng.random(space.size(begin)) for _ in range(3))):
+        assert vector.shape == (space.size(begin),)
+        assert ((vector >= 0) & (vector <= 1)).all()
+        plan = made.plan(space, begin, vector)
+        assert plan.max_position_embeddings == 1024
+        assert space.point(begin, vector).words
+
+
+def test_an_original_length_twice_as_long_is_both_betas_halved() -> None:
+    starts = get("yarn").starts(ground("yarn"))
+    points = [get("yarn").point(ground("yarn"), start) for start in starts]
+    stated = [(p.params["beta_fast"], p.params["beta_slow"]) for p in points]
+    assert stated == [(32, 1), (16, 0.5), (8, 1), (4, 0.5)]
+    doubled = yarn_divisors(16.0, 0.5, FACTOR)
+    longer = [1 / (k + (1 - k) / FACTOR) for k in _kept_of_length(2 * LENGTH)]
+    assert np.allclose(doubled, longer, rtol=1e-12)
+
+
+def _kept_of_length(length: int) -> list[float]:
+    low, high = (DIM * math.log(length / (beta * 2 * math.pi)) / (2 * math.log(10000.0)) for beta in (32, 1))
+    low, high = max(low, 0), min(high, DIM - 1)
+    return [1 - min(max((i - low) / (high - low), 0), 1) for i in range(DIM // 2)]
+
+
+def test_another_factor_goes_as_a_list_of_the_same_formula() -> None:
+    vector = np.array([0.8, 1 / 3, 0.8, 0.25])
+    point = get("yarn").point(ground("yarn"), vector)
+    factor = FACTOR * 3 ** ((0.8 - 0.6) / 0.4)
+    assert point.method == "longrope"
+    assert np.allclose(divisors(point), yarn_divisors(32.0, 1.0, factor), rtol=1e-3)  # numbers of 4 and 5 digits
+
+
+def test_a_straight_ramp_between_the_ends_of_yarn_is_yarn() -> None:
+    begin = ground("ramp")
+    for start, fast in zip(get("ramp").starts(begin), (32.0, 8.0), strict=True):
+        assert np.allclose(divisors(get("ramp").point(begin, start)), yarn_divisors(fast, 1.0, FACTOR), rtol=1e-5)
+
+
+def test_no_divisor_of_pairs_is_below_the_one_before() -> None:
+    begin, rng = ground("pairs"), np.random.default_rng(3)
+    for _ in range(5):
+        found = divisors(get("pairs").point(begin, rng.random(32)))
+        assert (np.diff(found) >= 0).all()
+        assert found.min() >= 1
+        assert found.max() <= 2 * FACTOR * (1 + 1e-5)
+    interpolation = get("pairs").point(begin, get("pairs").starts(begin)[-1])
+    assert np.allclose(divisors(interpolation), FACTOR, rtol=1e-5)
+    ntk = get("pairs").point(begin, get("pairs").starts(begin)[2])
+    assert np.allclose(divisors(ntk), [FACTOR ** (2 * i / (DIM - 2)) for i in range(DIM // 2)], rtol=1e-5)
+
+
+def test_below_the_critical_pair_the_base_changes_and_above_it_no_divisor_falls() -> None:
+    begin, rng = ground("critical-dim"), np.random.default_rng(4)
+    first = next(i for i, f in enumerate(base()) if f * LENGTH / (2 * math.pi) < 1)
+    start = divisors(get("critical-dim").point(begin, get("critical-dim").starts(begin)[0]))
+    expected = [FACTOR ** min(1.0, i / first) for i in range(DIM // 2)]
+    assert np.allclose(start, expected, rtol=1e-5)
+    for _ in range(5):
+        assert (np.diff(divisors(get("critical-dim").point(begin, rng.random(5)))) >= -1e-9).all()
+
+
+def test_gains_are_one_in_the_middle_and_none_is_beyond_its_bounds() -> None:
+    begin = ground("pair-gain")
+    flat = get("pair-gain").point(begin, np.full(8, 0.5))
+    assert flat.pair_gains == (1.0,) * 32
+    ends = get("pair-gain").point(begin, np.array([0.0] + [0.5] * 6 + [1.0]))
+    assert (ends.pair_gains[0], ends.pair_gains[-1]) == (0.5, 2.0)
+    heads = get("head-band-gain").point(ground("head-band-gain"), np.full(4 * 4 * 3, 0.5))
+    assert heads.head_gains == (((((1.0,) * 3),) * 4),) * 4
+
+
+def test_an_unknown_space_is_named_with_those_there_are() -> None:
+    with pytest.raises(UnknownName, match=r"no space is called 'pear'.*known: attention-factor, yarn"):
+        get("pear")
+
+
+def test_a_space_that_a_runtime_cannot_hold_is_refused_with_those_that_it_can(tmp_path: Path) -> None:
+    made = planner(write_config(tmp_path / "model", configs.config("cohere2", "v4")), 65536, ("sglang",))
+    with pytest.raises(LossyExport, match="no file holds a point of space pairs for sglang: ") as found:
+        made.opened(get("pairs"))
+    assert found.value.try_ == "--space attention-factor; there are attention-factor, yarn"
+    begin = made.opened(get("yarn"))
+    assert made.possible(get("yarn"), begin, get("yarn").starts(begin)[0])
+    assert not made.possible(get("yarn"), begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
+
+
+def test_heads_that_share_a_norm_have_no_gains_of_their_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 32}
+    config = Qwen3Config(**sizes, num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(LossyExport, match=r"space head-gain: .*q_norm.weight is shared by the 2 heads") as found:
+        planner(tmp_path, 512).opened(get("head-gain"))
+    assert "pair-gain" in found.value.try_
+    assert "head-band-gain" not in found.value.try_
