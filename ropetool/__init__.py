@@ -22,6 +22,7 @@ __all__ = [
     "apply",
     "apply_in_place",
     "bake",
+    "compare",
     "diff",
     "examine",
     "export",
@@ -34,6 +35,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from ropetool.choosing.comparing import compare
     from ropetool.comparison import compare as diff
     from ropetool.doctor import examine
     from ropetool.files.gguf.in_place import recover
@@ -55,6 +57,7 @@ _HOMES = {
     "bake": ("ropetool.plans.bakes", "make_bake"),
     "apply": ("ropetool.plans.applying", "apply"),
     "apply_in_place": ("ropetool.plans.in_place", "apply_in_place"),
+    "compare": ("ropetool.choosing.comparing", "compare"),
     "recover": ("ropetool.files.gguf.in_place", "recover"),
     "diff": ("ropetool.comparison", "compare"),
     "examine": ("ropetool.doctor", "examine"),

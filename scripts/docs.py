@@ -673,7 +673,7 @@ SAID = {
     "tests": "tests of the package's own modules, and what they are made with",
     "tests/bad_input": "wrong files, keys, values and options: one sentence each, nothing written",
     "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",
-    "tests/choosing": "candidates, the search and its judgement: on made-up losses, noise, and tiny models",
+    "tests/choosing": "candidates held against `verify` of their outputs, and the search on made-up losses, noise and tiny models",
     "tests/cli": "commands as they are typed",
     "tests/conformance": "the conformance kit: a part of it made and scored, and the recorded scores of engines",
     "tests/costs": "what a length costs, against torch's counters, transformers' caches and published figures",

@@ -24,6 +24,7 @@ LONG: dict[str, tuple[str, ...]] = {
     "engine": (
         "verification/test_effects.py", "verification/test_vllm_engine.py", "verification/test_defects.py", "verification/test_parallel.py",
         "verification/test_coverage.py", "verification/test_protocols.py", "verification/test_torch_runner.py",
+        "choosing/test_comparing.py",
         "exporting/test_export_families.py", "exporting/test_kquants.py", "exporting/test_shift_safe.py",
         "baking/test_bake_families.py", "baking/test_bake_operations.py", "baking/test_bake_plans.py",
         "baking/test_bake_gguf_parity.py", "cli/test_bake_command.py", "cli/test_verify_command.py",

@@ -50,6 +50,7 @@ INSIDE_FUNCTIONS = {
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
     "gguf_export": {"torch", "transformers", "tokenizers", "safetensors", "llama_cpp", "gguf"},
     "comparison": {"gguf"},
+    "choosing": {"pandas"},
     "probing": {"torch", "transformers"},
     "cli": {"numpy", "rich"},
 }

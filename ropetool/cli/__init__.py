@@ -38,6 +38,7 @@ COMMANDS = {
     "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
     "bake": ("bake", "Fold scaling factors into the weights."),
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
+    "compare": ("compare", "Measure several methods side by side in one model."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "identify": ("identify", "Say which rotary table a server computes."),
     "restore": ("restore", "Undo the last edit in place of a GGUF file."),

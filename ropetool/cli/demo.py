@@ -99,8 +99,8 @@ def _verify(source: Path, target: Path, *, kept: bool) -> VerifyResult:
 def _verify_strictly(source: Path, target: Path, larger: VerifyResult) -> VerifyResult:
     from ropetool.cli.verify import measured
     from ropetool.report.demonstrated import stricter_section
+    from ropetool.report.terminal import section_text
     from ropetool.report.verdict import summary
-    from ropetool.report.verified import section_text
 
     options = ["--suite", "quick", "--lengths", ",".join(map(str, SHORTER)), "--grade", GRADE]
     click.echo(f"$ {command('ropetool', 'verify', target.name, *options)}")

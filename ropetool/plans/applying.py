@@ -89,10 +89,7 @@ def apply(
         )  # fmt: skip
     checkpoint = HfCheckpoint.open(path)
     card = model_card.read_card(checkpoint.path / model_card.CARD) if sidecars else None
-    _check_family(plan, checkpoint)
-    edited = _edited_texts(plan, checkpoint)
-    _check_outcome(plan, checkpoint)
-    _check_identity(plan, checkpoint.identity(), checkpoint.path)
+    edited = checked_texts(plan, checkpoint)
     weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint.directory)
     placed: Counter[str] = Counter()
@@ -222,6 +219,15 @@ def _apply_gguf(
     return Applied(
         made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes
     )
+
+
+def checked_texts(plan: Plan, source: HfCheckpoint) -> dict[str, str]:
+    """Return the new text of every file that the plan edits, if the source is what it was made for. Raises: PlanMismatch."""
+    _check_family(plan, source)
+    edited = _edited_texts(plan, source)
+    _check_outcome(plan, source)
+    _check_identity(plan, source.identity(), source.path)
+    return edited
 
 
 def checked_gguf(plan: Plan, source: GgufCheckpoint) -> Sequence[WeightFile]:

@@ -519,14 +519,14 @@ class VerifyResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for a JSON file; what is infinite there (an interval over one document) is null."""
-        return {"schema": SCHEMA, "verdict": self.verdict, **_plain(dataclasses.asdict(self))}
+        return {"schema": SCHEMA, "verdict": self.verdict, **plain(dataclasses.asdict(self))}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(entry) for key, entry in value.items()}
+        return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -7,7 +7,7 @@ import math
 import sample
 
 from ropetool.report.demonstrated import stricter_section
-from ropetool.report.verified import section_text
+from ropetool.report.terminal import section_text
 
 
 def test_before_is_what_truncation_costs() -> None:

@@ -10,7 +10,7 @@ from ropetool.report.predicting import (
     harness_section,
     many_shot_section,
 )
-from ropetool.report.verified import section_text
+from ropetool.report.terminal import section_text
 from ropetool.verification.results import (
     BETTER,
     EXACT,

@@ -58,14 +58,17 @@ class RotatedRunner(Wrapped):
         with self._turn(length):
             return compute()
 
-    def _turn(self, length: int) -> AbstractContextManager[None]:
-        model = self._torch_runner.model
-        if not model.scalable >= self._scores.keys():
+    def check(self) -> None:
+        """Return if the model, which is loaded for it, can be turned so. Raises: ConfigError."""
+        if not self._torch_runner.model.scalable >= self._scores.keys():
             raise ConfigError(
                 "the rotation scales the whole score, which this class of transformers has no number for",
                 where=str(self._torch_runner.path), try_="ropetool extend, then ropetool verify the output",
             )  # fmt: skip
-        return model.turned(tables_at(self._rope, length), self._nested, self._scores)
+
+    def _turn(self, length: int) -> AbstractContextManager[None]:
+        self.check()
+        return self._torch_runner.model.turned(tables_at(self._rope, length), self._nested, self._scores)
 
 
 def _but_for_tables(rope: RopeSet, meant: RopeSet) -> RopeSet:

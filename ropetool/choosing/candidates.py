@@ -1,0 +1,176 @@
+"""What is held beside each other: the tables that methods lead to at some factors, and those of saved plans.
+
+Makes plans and writes nothing; knows nothing of how a candidate is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool import names
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import ConfigError, RopetoolError
+from ropetool.plans.applying import checked_texts
+from ropetool.plans.basis import CURRENT, ORIGINAL
+from ropetool.plans.plan import BAKE, Plan
+from ropetool.plans.search import make_plan
+from ropetool.plans.targets import tables_of, target_json
+from ropetool.rope import methods
+from ropetool.rope.tables import RopeSet
+
+WEIGHTS_TOO = "it changes weights, which a loaded model is not given: ropetool apply, then ropetool verify the output"
+IN_WEIGHTS = "what its file leaves to the weights is measured as a factor of cos and sin, which computes the same"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan under its name, and what a loaded model has to compute for it, which a file may leave to the weights in part."""
+
+    name: str
+    plan: Plan
+    rope: RopeSet
+    note: str = ""
+
+    @property
+    def target_length(self) -> int:
+        """The context that it leads to, in tokens."""
+        return self.plan.max_position_embeddings
+
+    @property
+    def digest(self) -> str:
+        """What tells its table from others: equal for candidates that compute the same."""
+        return digest(self.rope)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A candidate that cannot be measured, and why, in a line."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What all candidates are asked with. reading, original_length, for_runtimes: as `make_plan` takes them."""
+
+    reading: str | None = None
+    original_length: int | None = None
+    for_runtimes: tuple[str, ...] = ()
+
+
+def candidates_of(
+    source: HfCheckpoint,
+    named: Sequence[str],
+    *,
+    factors: Sequence[float] = (),
+    target_lengths: Sequence[int] = (),
+    plans: Sequence[str | Path] = (),
+    asked: Asked | None = None,
+) -> tuple[list[Candidate], list[Refused]]:
+    """Return each method at each factor and length, then the saved plans; and those of the methods that are refused.
+
+    A saved plan that does not fit is an error, for it was made for one source.
+    Raises: ConfigError where nothing is asked for, or a factor is none; UnknownMethod; PlanMismatch for a plan of another
+    source; the first refusal where no candidate is left.
+    """
+    chosen = list(dict.fromkeys(methods.get(name).name for name in named))
+    goals: list[dict[str, Any]] = [{"factor": _above_one(factor)} for factor in dict.fromkeys(factors)]
+    goals += [{"target_length": length} for length in dict.fromkeys(target_lengths)]
+    if not plans and not (chosen and goals):
+        missing = "no method" if goals else "neither a factor nor a plan"
+        raise ConfigError(f"nothing is to be compared: {missing} is named", where="--methods", try_="--factors 2,4,8")
+    found: list[Candidate] = []
+    refused: list[Refused] = []
+    errors: list[RopetoolError] = []
+    for goal in goals:
+        for method in chosen:
+            name = _name(method, **goal)
+            try:
+                found.append(_of_method(name, source, method, goal, asked or Asked()))
+            except RopetoolError as error:
+                errors.append(error)
+                refused.append(Refused(name, error.message))
+    found += [of_plan(source, Path(path)) for path in dict.fromkeys(map(str, plans))]
+    if not found:
+        raise errors[0]
+    return found, refused
+
+
+def of_plan(source: HfCheckpoint, file: Path) -> Candidate:
+    """Return the candidate of a plan file. Raises: PlanMismatch, ConfigError where a loaded model cannot be given it."""
+    plan = Plan.read(file)
+    if plan.format != source.format:
+        raise ConfigError(f"it is a plan for a {plan.format} file, and the source is a directory", where=str(file))
+    checked_texts(plan, source)
+    rope, note = plan.target, ""
+    if plan.bakes or plan.tensors:
+        rope, note = _with_the_rest(plan, source, file), IN_WEIGHTS
+    assert rope is not None  # a plan of an earlier version, without one, is refused above
+    return Candidate(file.name, plan, rope, note)
+
+
+def digest(rope: RopeSet) -> str:
+    """Return what tells a rotation from others, whatever its length is stated to be."""
+    layers = target_json(rope)["layers"]
+    return hashlib.sha256(json.dumps([layers, tables_of(rope)], sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _of_method(name: str, source: HfCheckpoint, method: str, goal: dict[str, Any], asked: Asked) -> Candidate:
+    same = {**goal, "reading": asked.reading, "original_length": asked.original_length}
+    plan = make_plan(source.path, method, **same, for_runtimes=asked.for_runtimes)
+    if not plan.bakes:
+        assert plan.target is not None
+        return Candidate(name, plan, plan.target)
+    unbaked = make_plan(source.path, method, **same)
+    if unbaked.target is None or unbaked.bakes:
+        raise ConfigError(WEIGHTS_TOO, where=name)
+    return Candidate(name, plan, unbaked.target, IN_WEIGHTS)
+
+
+def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path) -> RopeSet:
+    """Return the table of a plan with what it leaves to the weights, made again for the runtime that reads all of it.
+
+    Raises: ConfigError where the plan's weights are more than that.
+    """
+    params = dict(plan.params)
+    attention_factor = params.pop(names.ATTENTION_FACTOR, "auto")
+    try:
+        if plan.method == BAKE:
+            raise ConfigError(WEIGHTS_TOO)
+        again = make_plan(
+            source.path, plan.method, target_length=plan.max_position_embeddings, params=params,
+            reading=plan.reading if plan.reading in (ORIGINAL, CURRENT) else None, attention_factor=attention_factor,
+        )  # fmt: skip
+    except RopetoolError:
+        raise ConfigError(WEIGHTS_TOO, where=str(file)) from None
+    if again.bakes or again.target is None or plan.target is None or not _same_frequencies(again.target, plan.target):
+        raise ConfigError(WEIGHTS_TOO, where=str(file))
+    return again.target
+
+
+def _same_frequencies(one: RopeSet, other: RopeSet) -> bool:
+    """Return whether two rotations differ in factors alone."""
+    pairs = [(entry.table, other.entries[kind].table) for kind, entry in one.entries.items() if kind in other.entries]
+    return one.entries.keys() == other.entries.keys() and all(
+        ours is None or (theirs is not None and ours.with_factor(1.0).agrees(theirs.with_factor(1.0)))
+        for ours, theirs in pairs
+    )
+
+
+def _name(method: str, factor: float | None = None, target_length: int | None = None) -> str:
+    return f"{method} {target_length}" if factor is None else f"{method} x{factor:g}"
+
+
+def _above_one(factor: float) -> float:
+    if not (math.isfinite(factor) and factor > 1):
+        raise ConfigError(
+            f"{factor:g} is not above 1, which is the source itself, the baseline of all", where="--factors"
+        )
+    return factor

@@ -1,0 +1,189 @@
+"""`ropetool compare`: candidates beside each other in one loaded model, on the same tokens, with one baseline.
+
+What is measured, and how it is judged, is verification's to say; nothing is written but the journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.choosing.candidates import Asked, candidates_of
+from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views
+from ropetool.choosing.ranking import Ranking, ranked
+from ropetool.choosing.results import CandidateResult, Comparison
+from ropetool.errors import ConfigError
+from ropetool.escaping import command
+from ropetool.files import hub
+from ropetool.files.counting import nobody
+from ropetool.runtimes import inspection
+from ropetool.verification import catalogue, suites
+from ropetool.verification.checkpoints import Open, documents_of, kept_on_disk, lengths_of, yardsticks
+from ropetool.verification.corpus import read_corpus
+from ropetool.verification.gate import Limits
+from ropetool.verification.measures.loss import LastSegment
+from ropetool.verification.results import Estimate
+from ropetool.verification.run import (
+    Progress,
+    check_lengths,
+    checks_of,
+    default_lengths,
+    found_of,
+    result_of,
+    with_proofs,
+)
+from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.scoring import TARGET
+from ropetool.verification.statistics import ERROR, clustered
+from ropetool.verification.texts import fingerprint
+
+
+def compare(
+    source: str | Path,
+    *,
+    methods: Sequence[str] = (),
+    factors: Sequence[float] = (),
+    target_lengths: Sequence[int] = (),
+    plans: Sequence[str | Path] = (),
+    reading: str | None = None,
+    original_length: int | None = None,
+    for_runtimes: Sequence[str] = (),
+    texts: Sequence[str | Path] = (),
+    lengths: Sequence[int] | None = None,
+    baseline_beyond: bool = False,
+    suite: str | None = None,
+    measures: Sequence[str] = (),
+    segments: int | None = None,
+    trials: int | None = None,
+    limits: Limits | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
+    resume: bool = False,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Return what each method at each factor, and each saved plan, does to one model, side by side.
+
+    The model is loaded once and turned by each table in memory; the source as it is, within its trained length, is the baseline of
+    all. Without lengths a candidate is measured up to its own context, with lengths at all of them. baseline_beyond: the source
+    is scored at all lengths too. Without a suite and measures it is the quick one with what the grade asks for as proof.
+    reading, original_length, for_runtimes: as `plan` takes them. Candidates that cannot be written or measured stay in the
+    result with the reason.
+
+    Raises: ConfigError, CheckpointError, UnknownMethod; PlanMismatch for a plan of another source; the first refusal where no
+    candidate is left.
+    """
+    checkpoint = opened(source)
+    found = inspection.inspect_checkpoint(checkpoint)
+    _, trained = lengths_of(found, checkpoint)
+    asked = Asked(reading, original_length, tuple(for_runtimes))
+    candidates, refused = candidates_of(
+        checkpoint, methods, factors=factors, target_lengths=target_lengths, plans=plans, asked=asked
+    )
+    limits = limits or Limits()
+    chosen = suites.choose(suite or (None if measures else "quick"), measures, segments, trials)
+    contexts = {each.target_length for each in candidates}
+    wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
+    check_lengths(wanted, trained, chosen.segments)
+    documents = documents_of(texts, max(wanted))
+    chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
+    notes: list[str] = []
+    runner = Open(False, {})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
+    assert isinstance(runner, TorchRunner)
+    assert found.rope is not None
+    with closing(runner):
+        able, unfit = views(runner, candidates, checkpoint, found.rope, wanted, everywhere=lengths is not None)
+        (progress or nobody)("reading the texts", 0, 0)
+        corpus = read_corpus(documents, {TARGET: runner}, {})
+        field = prepare(
+            chosen, corpus, runner, wanted, {trial.reach for trial in able}, trained, limits, seed,
+            None if baseline_beyond else trained,
+        )  # fmt: skip
+        able, unscaled = checked(able)
+        if say is not None:
+            foretell(runner, field, able, say)
+        with kept_on_disk(checkpoint, None, documents, ("compare", device, dtype), resume, notes) as wrap:
+            raw, own = measure(runner, able, field, wrap, progress or nobody)
+    name = hub.name_of(checkpoint.path)
+    results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in able]
+    results += [CandidateResult(each.name, None, None, each.reason) for each in (*refused, *unfit, *unscaled)]
+    return Comparison(
+        source=name,
+        trained_length=trained,
+        lengths=tuple(wanted),
+        suite=chosen.name,
+        grade=limits.grade,
+        scored=field.last.scored if field.last else 0,
+        seed=seed,
+        baseline=_baseline(field, own),
+        candidates=tuple(results),
+        rankings=tuple(_rankings(field, able, raw)),
+        documents=field.last.documents() if field.last else corpus.names,
+        text_fingerprint=fingerprint(documents),
+        texts=catalogue.described(documents, bundled=not texts),
+        runtime=runner.description,
+        notes=tuple(dict.fromkeys([*notes, *(note for each in results if each.found for note in each.found.notes)])),
+    )
+
+
+def opened(source: str | Path) -> HfCheckpoint:
+    """Return a source in which candidates can be measured. Raises: ConfigError for a GGUF file; CheckpointError."""
+    checkpoint = open_checkpoint(hub.local(source))
+    if not isinstance(checkpoint, HfCheckpoint):
+        raise ConfigError(
+            "candidates are measured in a model that transformers runs, and this is a GGUF file", where=str(checkpoint.path),
+            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, then the same of DIR; or extend it by each "
+            "method and verify each output",
+        )  # fmt: skip
+    return checkpoint
+
+
+def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> CandidateResult:
+    """Return what was found of a candidate, judged as `verify` would judge its output."""
+    plan, context = trial.candidate.plan, trial.candidate.target_length
+    measurements = [
+        replace(m, context_length=context) if isinstance(m, LastSegment) else m for m in field.by_reach[trial.reach]
+    ]
+    found = found_of(measurements, field.suite, field.trained_length, raw, own)
+    lengths = [length for length in field.lengths if length <= trial.reach]
+    checks = [
+        *yardsticks(True, lengths, field.trained_length, context),
+        *checks_of(
+            found, trained_length=field.trained_length, context_length=context, limits=field.limits, error=ERROR
+        ),
+    ]
+    result = result_of(
+        found, measurements, field.corpus, checks, suite=field.suite, trained_length=field.trained_length,
+        context_length=context, grade=field.limits.grade, seed=field.seed,
+    )  # fmt: skip
+    extension = {"method": plan.method, "factor": plan.factor, "params": plan.params}
+    result = replace(result, target=trial.name, baseline=baseline, extension=extension)
+    return CandidateResult(trial.name, plan, result, note=trial.candidate.note)
+
+
+def _rankings(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw]) -> list[Ranking]:
+    """Return who is better than whom, at the longest length of each candidate."""
+    if field.last is None:
+        return []
+    found = []
+    for length in sorted({trial.reach for trial in trials}):
+        losses = {trial.name: raw[trial.name][field.last.name][length] for trial in trials if trial.reach >= length}
+        found.append(ranked(length, losses, [segment.document for segment in field.last.chosen[length]]))
+    return found
+
+
+def _baseline(field: Field, own: Mapping[int, Raw]) -> dict[int, Estimate]:
+    """Return the losses of the source as it is, at the lengths at which it was scored."""
+    if field.last is None:
+        return {}
+    losses = own[max(own)][field.last.name]
+    return {
+        length: clustered(losses[length], [segment.document for segment in field.last.chosen[length]])
+        for length in field.last.asked
+        if length in losses
+    }

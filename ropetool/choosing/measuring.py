@@ -1,0 +1,169 @@
+"""Candidates measured in one loaded model: a view of it for each, the same rows for all, and what is kept of them on disk.
+
+Says nothing about which of them is better.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.choosing.candidates import Candidate, Refused
+from ropetool.errors import ConfigError
+from ropetool.rope.tables import RopeSet
+from ropetool.verification import estimate
+from ropetool.verification.checkpoints import Wrap
+from ropetool.verification.gate import Limits
+from ropetool.verification.measures.loss import LastSegment
+from ropetool.verification.run import LONG_RUN, Progress, prepared, work_of
+from ropetool.verification.runners.rotated import RotatedRunner
+from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes
+from ropetool.verification.suites import Suite
+
+Raw = Mapping[str, Any]
+"""By measurement: what it found of one model, before results are made of it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A candidate and the view of the model that computes it. reach: the longest of the lengths at which it is measured."""
+
+    candidate: Candidate
+    runner: RotatedRunner
+    reach: int
+
+    @property
+    def name(self) -> str:
+        """The candidate's."""
+        return self.candidate.name
+
+
+@dataclass(frozen=True)
+class Field:
+    """What all candidates are measured on. by_reach: the measurements up to each length that some candidate reaches."""
+
+    suite: Suite
+    corpus: Corpus
+    lengths: tuple[int, ...]
+    trained_length: int
+    limits: Limits
+    seed: int
+    by_reach: Mapping[int, tuple[Measurement, ...]]
+
+    @cached_property
+    def last(self) -> LastSegment | None:
+        """The last segments at all lengths, of which shorter reaches have a part; None where losses are not measured."""
+        return next((m for m in self.by_reach[max(self.by_reach)] if isinstance(m, LastSegment)), None)
+
+
+def views(
+    runner: TorchRunner, candidates: Sequence[Candidate], source: HfCheckpoint, meant: RopeSet, lengths: Sequence[int],
+    *, everywhere: bool,
+) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
+    """Return the view of each candidate, and the candidates that a loaded model cannot be turned to.
+
+    everywhere: each is measured at all lengths, and not only up to its own context. meant: what the source computes.
+    Raises: ConfigError where none is left.
+    """
+
+    def viewed(each: Candidate) -> Trial:
+        reach = max(length for length in lengths if everywhere or length <= each.target_length)
+        return Trial(each, RotatedRunner(runner, each.rope, meant=meant, nested=source.family.nested), reach)
+
+    return _sorted_out(candidates, viewed)
+
+
+def checked(trials: Sequence[Trial]) -> tuple[list[Trial], list[Refused]]:
+    """Return the trials that the model, which is loaded for it, can be turned to, and the others. Raises: as `views`."""
+
+    def able(trial: Trial) -> Trial:
+        trial.runner.check()
+        return trial
+
+    return _sorted_out(trials, able)
+
+
+def _sorted_out(asked: Sequence[Any], make: Callable[[Any], Trial]) -> tuple[list[Trial], list[Refused]]:
+    found, refused, errors = [], [], []
+    for each in asked:
+        try:
+            found.append(make(each))
+        except ConfigError as error:
+            refused.append(Refused(each.name, error.message))
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    return found, refused
+
+
+def prepare(
+    suite: Suite, corpus: Corpus, reader: Tokenizes, lengths: Sequence[int], reaches: set[int], trained_length: int,
+    limits: Limits, seed: int, baseline_reach: int | None,
+) -> Field:  # fmt: skip
+    """Return the rows, chosen for all; shorter reaches get the segments of the longest one.
+
+    Raises: ConfigError if the texts are too short for the longest length.
+    """
+    by_reach: dict[int, tuple[Measurement, ...]] = {}
+    whole: LastSegment | None = None
+    for reach in sorted(reaches, reverse=True):
+        within = [length for length in lengths if length <= reach]
+        made = prepared(suite, corpus, reader, within, trained_length, None, limits, seed, False, baseline_reach)
+        whole = whole or next((m for m in made if isinstance(m, LastSegment)), None)
+        by_reach[reach] = tuple(up_to(whole, reach) if whole and m.name == whole.name else m for m in made)
+    return Field(suite, corpus, tuple(lengths), trained_length, limits, seed, by_reach)
+
+
+def up_to(measurement: LastSegment, reach: int) -> LastSegment:
+    """Return the measurement at its lengths up to one, of the same segments."""
+    asked = tuple(length for length in measurement.asked if length <= reach)
+    needed = {*asked, *(min(length, measurement.trained_length) for length in asked)}
+    return replace(measurement, asked=asked, chosen={length: measurement.chosen[length] for length in sorted(needed)})
+
+
+def foretell(runner: Runner, field: Field, trials: Sequence[Trial], say: Callable[[str], None]) -> None:
+    """Say how long measuring will take, if that is long; the model is probed for it."""
+    work = work_of(field.by_reach[max(field.by_reach)], (BASELINE,)) + _work(field, trials)
+    duration = estimate.pace(runner, field.corpus, work, field.suite.most_scored or 1)(work) if work else 0.0
+    if duration > LONG_RUN:
+        total = sum(length * count for length, count in work.items())
+        say(f"about {estimate.in_words(duration)} for {total} tokens, {len(trials)} candidates and their baseline")
+
+
+def measure(
+    runner: Runner, trials: Sequence[Trial], field: Field, wrap: Wrap, tell: Progress
+) -> tuple[dict[str, Raw], dict[int, Raw]]:
+    """Return what was measured of each candidate by its name, and of the source as it is for each reach.
+
+    wrap: keeps rows by table, so that those that two measurements or two candidates have in common are computed once.
+    """
+    work = _work(field, trials) + sum((work_of(made, (BASELINE,)) for made in field.by_reach.values()), Counter[int]())
+    total, finished = sum(length * count for length, count in work.items()), 0
+
+    def run(asked: Runner, kept_as: str, role: str, reach: int, said: str) -> Raw:
+        kept, found = wrap(asked, kept_as), {}
+        for measurement in field.by_reach[reach]:
+
+            def done(tokens: int, stage: str = f"{said}: {measurement.name}") -> None:
+                nonlocal finished
+                finished += tokens
+                tell(stage, finished, total)
+
+            found[measurement.name] = measurement.run(kept, role, done)
+        return found
+
+    own = {reach: run(runner, BASELINE, BASELINE, reach, "the source as it is") for reach in field.by_reach}
+    raw = {}
+    for index, trial in enumerate(trials, 1):
+        said = f"{trial.name} ({index} of {len(trials)})"
+        raw[trial.name] = run(trial.runner, trial.candidate.digest, TARGET, trial.reach, said)
+    return raw, own
+
+
+def _work(field: Field, trials: Sequence[Trial]) -> Counter[int]:
+    return sum((work_of(field.by_reach[trial.reach], (TARGET,)) for trial in trials), Counter[int]())

@@ -1,0 +1,132 @@
+"""ropetool compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ropetool.cli import in_colour, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.options import GRADE, Factor, Length, Lengths, for_runtimes
+
+if TYPE_CHECKING:
+    from ropetool.choosing.results import Comparison
+
+
+def separated(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
+    """Return the names between commas."""
+    return [part.strip() for part in (value or "").split(",") if part.strip()]
+
+
+class Factors(Factor):
+    """Factors between commas."""
+
+    name = "factors"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the numbers."""
+        if not isinstance(value, str):
+            return value
+        return [Factor.convert(self, part, param, ctx) for part in value.split(",")]
+
+
+@click.command("compare")
+@click.argument("source", type=click.Path())
+@click.option(
+    "--methods", callback=separated, metavar="METHOD,METHOD,...",
+    help="Whose tables are compared; see `ropetool methods`. Default: those that `ropetool advise` knows.",
+)  # fmt: skip
+@click.option(
+    "--factors", type=Factors(), default=(), metavar="S,S,...", help="How many times the trained length: 2,4,8."
+)
+@click.option(
+    "--target-length",
+    "target_lengths",
+    type=Length(),
+    multiple=True,
+    help="A context in tokens, as 32k; repeat for several.",
+)
+@click.option(
+    "--plan", "plans", type=click.Path(), multiple=True, metavar="FILE",
+    help="A plan of `ropetool extend --plan-out`, beside the methods or alone; repeat for several.",
+)  # fmt: skip
+@click.option(
+    "--from", "reading", type=click.Choice(["original", "current"]),
+    help="For a source that is already scaled: what its methods start from, as for `ropetool extend`.",
+)  # fmt: skip
+@click.option("--original-length", type=Length(None), help="The length before any scaling, where the file states none.")
+@for_runtimes("A runtime that must read the outputs; repeat for several. Default: transformers.")
+@click.option(
+    "--text", "texts", type=click.Path(), multiple=True,
+    help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
+)  # fmt: skip
+@click.option(
+    "--lengths", type=Lengths(), metavar="N,N,...",
+    help="Measure every candidate at these. Default: doubling up to the context of each.",
+)  # fmt: skip
+@click.option("--baseline-beyond", is_flag=True, help="Measure the source as it is beyond its trained length too.")
+@click.option(
+    "--suite", metavar="quick|standard|full", help="What to measure. Default: quick, and what the grade asks for."
+)
+@click.option(
+    "--measure", "measures", multiple=True, metavar="NAME", help="As for `ropetool verify`; repeat for several."
+)
+@GRADE
+@click.option("--segments", type=int, help="How many passages are scored at each length, 8 or more.")
+@click.option("--trials", type=int, help="How many trials of retrieval there are at each depth.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
+@click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
+@click.option("--explain", is_flag=True, help="Say below each table what its columns mean.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def compare_command(source: str, as_json: bool, explain: bool, **options: Any) -> int:
+    """Measure several methods side by side in one model.
+
+    The model is loaded once and turned by each table in memory; nothing is written. All candidates are scored on the same
+    tokens against the source as it is, and "better" is said where it is sure, paired by document and corrected for the number of
+    pairs.
+
+    \b
+    ropetool compare model --factors 2,4,8
+    ropetool compare model --methods yarn,llama3,ntk --target-length 32k --grade publishable
+    ropetool compare model --methods yarn --factors 4 --plan tuned.json
+    """
+    from ropetool.report.compared import compare_text
+
+    found = compared(local_source(source), quiet=as_json, **options)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        colour = in_colour()
+        show(compare_text(found, width=terminal_width(), colour=colour, explained=explain), colour=colour)
+    notes(list(found.notes))
+    return 0
+
+
+def compared(source: Path, *, quiet: bool = False, **options: Any) -> Comparison:
+    """Return the comparison with these options of the command; show progress and the duration ahead."""
+    from ropetool.choosing.comparing import compare
+    from ropetool.cli.progress import bar
+    from ropetool.plans.advice import CLOSED_FORMS
+    from ropetool.verification.gate import Limits
+
+    if options["factors"] and options["target_lengths"]:
+        raise click.UsageError("--factors and --target-length are two ways to say how far: give one of them")
+    if not options["methods"] and (options["factors"] or options["target_lengths"]):
+        options["methods"] = CLOSED_FORMS
+    grade = options.pop("grade")
+    limits = Limits() if grade is None else Limits(grade=grade)
+    try:
+        with bar() as progress:
+            return compare(
+                source, limits=limits, progress=progress, say=None if quiet else lambda line: notes([line]), **options
+            )
+    except KeyboardInterrupt as error:
+        unkept, rows = getattr(error, "unkept", ""), getattr(error, "rows", 0)
+        if unkept:
+            notes([f"what was measured is not kept: {unkept}"])
+        else:
+            notes([f"{rows} rows are kept; the same command with --resume goes on"] if rows else ["nothing was kept"])
+        raise

@@ -1,0 +1,214 @@
+"""A comparison as text for a terminal: the best of each length, tables of all candidates, and a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from string import ascii_lowercase
+
+from rich.text import Text
+
+from ropetool.choosing.ranking import PairResult, Ranking
+from ropetool.choosing.results import CandidateResult, Comparison
+from ropetool.escaping import escaped
+from ropetool.report.layout import wrapped
+from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
+from ropetool.report.sections import JUDGED
+from ropetool.report.tables import NONE, TONES, Cell, Section, Table, change, number, row
+from ropetool.report.terminal import WIDTH, console_of, print_section, put, written
+from ropetool.verification.gate import GRADES
+from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult, RetrievalPair
+
+BASELINE = "○"
+MOST_DRAWN = 6  # candidates in one plot, beyond which a terminal shows a thicket
+POINTER = "--explain says below each table what its columns mean; so do the pages of --report."
+
+
+def compare_text(found: Comparison, *, width: int | None = None, colour: bool = False, explained: bool = False) -> str:
+    """Return who is best at which length, what was measured of each candidate, and why some were refused.
+
+    width: of the terminal, within which all lines are kept; None where there is none. explained: as for `verify_text`.
+    """
+    console = console_of(colour)
+    columns = WIDTH if width is None else width
+    for sentence in sentences(found):
+        first, *rest = wrapped(escaped(sentence), columns).splitlines() if width else [escaped(sentence)]
+        head, _, tail = first.partition(": ")
+        put(console, Text.assemble((f"{head}: ", "bold"), tail))
+        for line in rest:
+            put(console, Text(line))
+    for line in wrapped(escaped(conditions(found)), columns, indent=0).splitlines():
+        put(console, Text(line, style="dim"))
+    for section in sections(found):
+        print_section(console, section, columns, explained)
+        if section.key == "ratios":
+            put(console, Text(f"\n{_plot(found, columns)}".rstrip("\n")))
+    if not explained:
+        for line in ["", *wrapped(POINTER, columns, indent=0).splitlines()]:
+            put(console, Text(line, style="dim"))
+    return written(console)
+
+
+def sentences(found: Comparison) -> list[str]:
+    """Return for each context that a candidate leads to who is the best there, and whom that is told apart from."""
+    return [_sentence(ranking) for ranking in found.rankings] or ["nothing is ranked: no losses were measured"]
+
+
+def _sentence(ranking: Ranking) -> str:
+    parts = [ranking.best]
+    better = ranking.better_than(ranking.best)
+    if better:
+        parts.append(f"better than {', '.join(better)}")
+    if ranking.tied:
+        parts.append(f"not told apart from {', '.join(ranking.tied)}")
+    return f"best at {ranking.length} tokens: {'; '.join(parts)}"
+
+
+def conditions(found: Comparison) -> str:
+    """Return in one line under which conditions that holds."""
+    grade = GRADES[found.grade]
+    documents = f"{len(found.documents)} document{'' if len(found.documents) == 1 else 's'}"
+    return (
+        f"{found.source}, trained at {found.trained_length} tokens; grade {grade.name} allows {grade.max_ratio:g} times its "
+        f"perplexity; suite {found.suite}, {documents}; {found.runtime}"
+    )
+
+
+def sections(found: Comparison) -> Iterator[Section]:
+    """Yield the tables of a comparison, in the order of a report."""
+    measured = [each for each in found.candidates if each.found is not None]
+    yield _overview(found, measured)
+    if found.rankings:
+        yield _ratios(found, measured)
+        yield _pairs(found)
+    refused = [each for each in found.candidates if each.found is None]
+    if refused:
+        rows = tuple(row(each.name, each.refusal) for each in refused)
+        yield Section("refused", "Not measured", Table(("candidate", ""), rows, words=(0, 1)))
+
+
+def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
+    rows = tuple(
+        row(
+            each.name, str(each.target_length or NONE), _ratio(each.regression), _ratio(each.reached), _answers(each),
+            _gain(each, "key_tokens"), _gain(each, "needle_answers"), _verdict(each),
+        )
+        for each in measured
+    )  # fmt: skip
+    legend = (
+        ("context", "tokens that the candidate leads to"),
+        (
+            "regression",
+            f"the worst ratio at lengths up to the trained {found.trained_length}: what the short ones cost",
+        ),
+        (
+            "ratio",
+            "ppl of the candidate over that of the source at min(length, trained length), at its own context, and the 95 % "
+            "bounds of its true value",
+        ),
+        ("answers", "retrieval: right at its longest length, and the same trials within the trained length"),
+        ("key tokens", "nats that far text saves on the tokens that repeat it, ± 95 %"),
+        ("needles", "nats that far text saves on an answer that it alone has, ± 95 %"),
+        ("grade", f"what `verify` would say of the output for grade {found.grade}, its files aside"),
+    )
+    head = ("candidate", "context", "regression", "ratio", "answers", "key tokens", "needles", "grade")
+    notes = tuple(f"{each.name}: {each.note}" for each in measured if each.note)
+    return Section("candidates", "Candidates", Table(head, rows, words=(0, 7)), legend, notes)
+
+
+def _ratios(found: Comparison, measured: list[CandidateResult]) -> Section:
+    rows = tuple(row(each.name, *(_judged(each.at(length)) for length in found.lengths)) for each in measured)
+    legend = (
+        ("columns", "tokens of model input, always ending on the same tokens of the same texts"),
+        (
+            "cells",
+            f"the ratio with its 95 % bounds; better: surely below 1, worse: surely above what grade {found.grade} allows",
+        ),
+    )
+    head = ("candidate", *map(str, found.lengths))
+    return Section("ratios", "Perplexity ratio by length", Table(head, rows, words=(0,)), legend)
+
+
+def _pairs(found: Comparison) -> Section:
+    """Return who is better than whom, with every pair as a detail."""
+    rows = tuple(
+        row(
+            str(ranking.length), ranking.best, ", ".join(ranking.better_than(ranking.best)) or NONE,
+            ", ".join(ranking.tied) or NONE,
+        )
+        for ranking in found.rankings
+    )  # fmt: skip
+    legend = (
+        ("best", "the lowest loss on the same tokens, of all that lead so far"),
+        (
+            "better than",
+            "surely: paired by document, with Holm's correction over all pairs of the length, at 5 % together",
+        ),
+    )
+    details = tuple(
+        Table(
+            ("lower loss", "higher loss", "difference", "p", "told apart"), tuple(map(_pair, ranking.pairs)), words=(0, 1, 4),
+            title=f"Every pair at {ranking.length} tokens",
+        )
+        for ranking in found.rankings
+        if ranking.pairs
+    )  # fmt: skip
+    table = Table(("length", "best", "better than", "not told apart from"), rows, words=(1, 2, 3))
+    return Section("best", "The best at each context", table, legend, details=details)
+
+
+def _pair(pair: PairResult) -> tuple[Cell, ...]:
+    return row(pair.first, pair.second, change(pair.difference), number(pair.chance), "yes" if pair.better else "no")
+
+
+def _verdict(each: CandidateResult) -> Cell:
+    assert each.found is not None
+    return Cell(each.found.verdict, TONES.get(each.found.verdict, ""))
+
+
+def _judged(entry: LengthResult | None) -> Cell:
+    return (
+        Cell(NONE)
+        if entry is None
+        else Cell(_ratio(entry), "" if entry.verdict == NOT_JUDGED else JUDGED[entry.verdict])
+    )
+
+
+def _ratio(entry: LengthResult | None) -> str:
+    if entry is None:
+        return NONE
+    if entry.lower is None or entry.upper is None or entry.partial:
+        return f"{number(entry.ratio)} (?)"
+    return f"{number(entry.ratio)} ({number(entry.lower)}-{number(entry.upper)})"
+
+
+def _answers(each: CandidateResult) -> str:
+    """Return the right answers at the longest length and those of the same trials within the trained one, task by task."""
+    assert each.found is not None
+    told = []
+    for grid in each.found.retrieval:
+        pairs: list[RetrievalPair] = [pair for pair in grid.pairs if pair.depth is None and not pair.generated]
+        if pairs:
+            last = max(pairs, key=lambda pair: pair.length)
+            told.append(f"{last.hits}/{last.trials}, {last.own}")
+    return "; ".join(told) or NONE
+
+
+def _gain(each: CandidateResult, name: str) -> str:
+    tokens = getattr(each.found, name)
+    gain: Estimate | None = tokens.gain if tokens is not None and not tokens.note else None
+    return change(gain)
+
+
+def _plot(found: Comparison, width: int) -> str:
+    """Return the losses of the best at the longest length, each a letter, and of the source."""
+    drawn = found.rankings[-1].order[:MOST_DRAWN]
+    signs = dict(zip(drawn, ascii_lowercase, strict=False))
+    series = {BASELINE: [(length, loss.mean) for length, loss in found.baseline.items()]}
+    for name, sign in signs.items():
+        measured = found.candidate(name).found
+        series[sign] = [(entry.length, entry.target.mean) for entry in (measured.lengths if measured else ())]
+    names = "  ".join(f"{sign} {escaped(name)}" for name, sign in signs.items())
+    key = f"{names}  {BASELINE} the source  {SEVERAL} several  {TRAINED} trained length"
+    lines = wrapped(key, width - 10, indent=0).splitlines()
+    head = "\n".join(f"{'ppl' if not index else '':>8}  {line}" for index, line in enumerate(lines))
+    return f"{head}\n{perplexity_plot(series, found.trained_length, width)}"

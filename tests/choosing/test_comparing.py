@@ -1,0 +1,268 @@
+"""Candidates in one loaded model, against `verify` of what their plans write; interruptions; JSON, rows and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from making import run
+from verifying import cut_texts
+
+import ropetool
+from ropetool.choosing import candidates as candidate_module
+from ropetool.choosing.results import COLUMNS, Comparison
+from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
+from ropetool.verification import journal
+from ropetool.verification.results import VerifyResult
+from ropetool.verification.runners.torch_runner import TorchRunner
+
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
+LENGTHS = [64, 128, 256, 512]
+LITTLE: dict[str, Any] = {"measures": ["last-segment"], "segments": 8}
+METHODS = ("yarn", "linear")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the demo checkpoint and what two methods write, and short texts for all."""
+    made = tmp_path_factory.mktemp("compare")
+    shutil.copytree(DEMO, made / "model")
+    for method in METHODS:
+        ropetool.apply(ropetool.plan(made / "model", method, factor=2), made / "model", made / f"model-{method}")
+    (made / "yarn.json").write_text(json.dumps(ropetool.plan(made / "model", "yarn", factor=2).to_json()))
+    with pytest.MonkeyPatch.context() as patch:
+        cut_texts(patch, tmp_path_factory.mktemp("short") / "texts", 6000)
+        patch.setenv("ROPETOOL_CACHE", str(made / "cache"))
+        patch.chdir(made)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Comparison:
+    return compared(folder)
+
+
+def compared(folder: Path, **options: Any) -> Comparison:
+    return ropetool.compare(
+        folder / "model", **{"methods": METHODS, "factors": [2], "plans": [folder / "yarn.json"], **LITTLE, **options}
+    )
+
+
+def verified(target: Path) -> VerifyResult:
+    return ropetool.verify(target, lengths=LENGTHS, **LITTLE)
+
+
+def differing(found: Comparison, name: str, expected: VerifyResult) -> float:
+    """Return by how much the losses of a candidate and those of a verification differ, which have the same segments."""
+    measured = found.candidate(name).found
+    assert measured is not None
+    assert (measured.documents, measured.scored) == (expected.documents, expected.scored)
+    assert [(e.length, e.segments) for e in measured.lengths] == [(e.length, e.segments) for e in expected.lengths]
+    return max(
+        abs(ours.target.mean - theirs.target.mean)
+        for ours, theirs in zip(measured.lengths, expected.lengths, strict=True)
+    )
+
+
+def test_its_figures_are_those_of_the_written_outputs(found: Comparison, folder: Path) -> None:
+    for method in METHODS:
+        expected = verified(folder / f"model-{method}")
+        assert differing(found, f"{method} x2", expected) < 1e-5
+        measured = found.candidate(f"{method} x2").found
+        assert measured is not None
+        for ours, theirs in zip(measured.lengths, expected.lengths, strict=True):
+            assert ours.ratio == pytest.approx(theirs.ratio, abs=1e-4)
+            assert ours.upper == pytest.approx(theirs.upper, abs=1e-4)
+            assert ours.verdict == theirs.verdict
+        ratio = next(check for check in expected.checks if check.name == "ratio")
+        assert next(check for check in measured.checks if check.name == "ratio").verdict == ratio.verdict
+    assert differing(found, "yarn.json", verified(folder / "model-yarn")) < 1e-5
+
+
+def test_a_swapped_table_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = ropetool.plan(folder / "model", "linear", factor=2).target
+    own = candidate_module._of_method
+    monkeypatch.setattr(candidate_module, "_of_method", lambda *given: replace(own(*given), rope=linear))
+    swapped = compared(folder)
+    assert differing(swapped, "yarn x2", verified(folder / "model-yarn")) > 1e-3
+
+
+def test_the_baseline_is_the_source_within_its_trained_length(found: Comparison, folder: Path) -> None:
+    expected = verified(folder / "model-yarn")
+    assert list(found.baseline) == [64, 128, 256]
+    for entry in expected.lengths[:3]:
+        assert entry.baseline is not None
+        assert found.baseline[entry.length].mean == pytest.approx(entry.baseline.mean, abs=1e-9)
+    beyond = compared(folder, baseline_beyond=True, methods=["yarn"], plans=())
+    assert list(beyond.baseline) == LENGTHS
+    assert beyond.baseline[512].mean > beyond.baseline[256].mean + 1  # which is why it was extended
+
+
+def test_candidates_are_ranked_where_each_leads(folder: Path) -> None:
+    two = compared(folder, methods=["yarn", "ntk"], factors=[2, 3], plans=())
+    names = ["yarn x2", "ntk x2", "yarn x3", "ntk x3"]
+    assert [each.name for each in two.candidates] == names
+    assert two.lengths == (64, 128, 256, 512, 768)
+    assert [(ranking.length, sorted(ranking.order)) for ranking in two.rankings] == [
+        (512, sorted(names)), (768, ["ntk x3", "yarn x3"]),
+    ]  # fmt: skip
+    reach = {each.name: [entry.length for entry in each.found.lengths] for each in two.candidates if each.found}
+    assert (reach["yarn x2"][-1], reach["yarn x3"][-1]) == (512, 768)
+    # Segments are chosen for all: a candidate of a shorter context has those of the longer ones.
+    counts = {e.segments for each in two.candidates if each.found for e in each.found.lengths if e.length == 512}
+    assert len(counts) == 1
+    asked = compared(folder, methods=["yarn"], factors=[2], lengths=[128, 256, 768], plans=())
+    assert [entry.length for entry in asked.candidates[0].found.lengths] == [128, 256, 768]  # type: ignore[union-attr]
+    assert asked.rankings[0].length == 768
+
+
+def test_no_row_is_computed_twice_and_an_interrupted_run_goes_on(
+    folder: Path, found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "STEP_TOKENS", 1024)
+    whole = compared(folder)
+    asked: Counter[tuple[Any, ...]] = Counter()
+    own, most = TorchRunner.score, 10**9
+
+    def score(self: TorchRunner, rows: Sequence[Sequence[int]], scored: int, done: Any) -> Any:
+        if sum(asked.values()) + len(rows) > most:
+            raise KeyboardInterrupt
+        model = self.model
+        table = (
+            model.fixed_table,
+            model._model.model.rotary_emb.inv_freq.sum().item(),
+            model._model.model.rotary_emb.attention_scaling,
+        )
+        asked.update((table, scored, *row) for row in rows)
+        return own(self, rows, scored, done)
+
+    monkeypatch.setattr(TorchRunner, "score", score)
+    most = 50
+    with pytest.raises(KeyboardInterrupt) as interrupted:
+        compared(folder)
+    assert 0 < interrupted.value.rows <= 50  # type: ignore[attr-defined]
+    most = 10**9
+    again = compared(folder, resume=True)
+    assert max(asked.values()) == 1  # neither the baseline's rows nor those of a table that two candidates have
+    assert again.to_json() == {**whole.to_json(), "notes": list(again.notes)}
+    assert again.notes[0].endswith("rows were kept")
+    for ours, theirs in zip(again.candidates, whole.candidates, strict=True):
+        assert ours.found is not None
+        assert theirs.found is not None
+        assert [e.target.mean for e in ours.found.lengths] == [e.target.mean for e in theirs.found.lengths]
+    assert not list((folder / "cache" / "verify").glob("*.sqlite"))
+
+
+def test_what_is_refused_stays_with_its_reason(folder: Path) -> None:
+    found = compared(folder, methods=["yarn", "longrope"], plans=())
+    refused = found.candidate("longrope x2")
+    assert refused.found is None
+    assert "divisors" in refused.refusal
+    assert [name for ranking in found.rankings for name in ranking.order] == ["yarn x2"]
+    with pytest.raises(RopetoolError, match="divisors"):
+        compared(folder, methods=["longrope"], plans=())
+
+
+def test_a_factor_that_goes_into_the_weights_is_measured_in_the_model(folder: Path) -> None:
+    for name, runtimes in ("plain", ()), ("baked", ("sglang@0.5.16",)):
+        plan = ropetool.plan(folder / "model", "yarn", factor=2, attention_factor=1.5, for_runtimes=runtimes)
+        assert bool(plan.bakes) == bool(runtimes)
+        (folder / f"{name}.json").write_text(json.dumps(plan.to_json()))
+    found = compared(folder, plans=[folder / "plain.json", folder / "baked.json"])
+    yarn, plain, baked = (found.candidate(name) for name in ("yarn x2", "plain.json", "baked.json"))
+    assert yarn.found is not None
+    assert plain.found is not None
+    assert baked.found is not None
+    assert "weights" in baked.note
+    assert baked.found.lengths == plain.found.lengths
+    assert abs(baked.found.lengths[-1].target.mean - yarn.found.lengths[-1].target.mean) > 1e-3
+    gains = ropetool.bake(folder / "model", "pair-gain", gains=[0.8] * 32)
+    (folder / "gains.json").write_text(json.dumps(gains.to_json()))
+    with pytest.raises(ConfigError, match="changes weights"):
+        compared(folder, plans=[folder / "gains.json"])
+
+
+def test_json_and_rows(found: Comparison) -> None:
+    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert data["schema"] == 1
+    assert [each["name"] for each in data["candidates"]] == ["yarn x2", "linear x2", "yarn.json"]
+    assert data["rankings"][0]["best"] == found.rankings[0].best
+    rows = list(found.rows())
+    assert all(tuple(row) == COLUMNS for row in rows)
+    assert len(rows) == 3 + 3 * 4
+    by = {(row["candidate"], row["length"]): row for row in rows}
+    assert by["yarn x2", 512]["loss"] == found.candidate("yarn x2").found.lengths[3].target.mean  # type: ignore[union-attr]
+    assert [by["yarn x2", n]["within_trained"] for n in LENGTHS] == [True, True, True, False]
+
+
+def test_pandas_is_asked_for_in_a_sentence(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingDependency, match="pandas") as refused:
+        found.to_pandas()
+    assert refused.value.try_ == 'pip install "ropetool[pandas]"'
+
+
+def test_a_data_frame_has_the_rows(found: Comparison) -> None:
+    pytest.importorskip("pandas")
+    frame = found.to_pandas()
+    assert list(frame.columns) == list(COLUMNS)
+    assert len(frame) == len(list(found.rows()))
+
+
+BAD = [
+    ({"methods": ["yarnn"]}, UnknownMethod, "yarnn"),
+    ({"factors": [1.0]}, ConfigError, "not above 1"),
+    ({"factors": [0.5]}, ConfigError, "not above 1"),
+    ({"factors": [float("nan")]}, ConfigError, "not above 1"),
+    ({"factors": [], "plans": ()}, ConfigError, "nothing is to be compared"),
+    ({"methods": [], "plans": ()}, ConfigError, "nothing is to be compared"),
+    ({"lengths": [512, 256]}, ConfigError, "must increase"),
+    ({"segments": 2}, ConfigError, "at least 8"),
+    ({"measures": ["losses"]}, ConfigError, "losses"),
+    ({"plans": ["nowhere.json"]}, RopetoolError, "no such file|not there|No such"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "words"), BAD)
+def test_bad_input_gets_a_sentence(folder: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        compared(folder, **options)
+
+
+def test_texts_shorter_than_the_target_are_refused(folder: Path) -> None:
+    (folder / "short.txt").write_text("A text of some words. " * 60)
+    with pytest.raises(ConfigError, match="too short"):
+        compared(folder, texts=[folder / "short.txt"])
+
+
+def test_a_plan_of_another_source_and_a_gguf_file_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(DEMO, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
+    with pytest.raises(PlanMismatch, match="rms_norm_eps"):
+        ropetool.compare(other, plans=[folder / "yarn.json"], **LITTLE)
+    file = ropetool.export(folder / "model-yarn", tmp_path / "m.gguf", allow_unverified=True, check=False).output
+    with pytest.raises(ConfigError, match="GGUF") as refused:
+        ropetool.compare(file, methods=["yarn"], factors=[2])
+    assert "ropetool import" in refused.value.try_
+
+
+def test_the_command_prints_the_table_or_json(folder: Path) -> None:
+    little = ["--measure", "last-segment", "--segments", "8"]
+    done = run("compare", "model", "--methods", "yarn, linear,longrope", "--factors", "2x", *little)
+    assert done.code == 0, done.err
+    assert done.out.startswith("best at 512 tokens: yarn x2; better than linear x2\n")
+    assert "longrope x2  longrope needs its divisors" in done.out
+    done = run("compare", "model", "--methods", "yarn", "--target-length", "512", *little, "--json")
+    data = json.loads(done.out)
+    assert [each["name"] for each in data["candidates"]] == ["yarn 512"]
+    assert run("compare", "model", "--factors", "2", "--target-length", "512").code == 2
+    assert run("compare", "model").code == 1
