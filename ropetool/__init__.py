@@ -31,11 +31,13 @@ __all__ = [
     "patch",
     "plan",
     "recover",
+    "tune",
     "verify",
 ]
 
 if TYPE_CHECKING:
     from ropetool.choosing.comparing import compare
+    from ropetool.choosing.tuning.tuning import tune
     from ropetool.comparison import compare as diff
     from ropetool.doctor import examine
     from ropetool.files.gguf.in_place import recover
@@ -58,6 +60,7 @@ _HOMES = {
     "apply": ("ropetool.plans.applying", "apply"),
     "apply_in_place": ("ropetool.plans.in_place", "apply_in_place"),
     "compare": ("ropetool.choosing.comparing", "compare"),
+    "tune": ("ropetool.choosing.tuning.tuning", "tune"),
     "recover": ("ropetool.files.gguf.in_place", "recover"),
     "diff": ("ropetool.comparison", "compare"),
     "examine": ("ropetool.doctor", "examine"),

@@ -74,7 +74,24 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
     yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
     yield ROOT / "docs/doctor.md", _filled("docs/doctor.md", {"rules": rule_table()})
+    yield ROOT / "docs/tune.md", _filled("docs/tune.md", {"noise": noise_table()})
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
+
+
+def noise_table() -> str:
+    """Return how often `tune` claims a gain of pure noise, as scripts/tune_noise.py counted it."""
+    found = json.loads((ROOT / "tests/choosing/tune_noise.json").read_text(encoding="utf-8"))["designs"]
+    rows = [
+        (
+            name,
+            f"{entry['seeds']:,}",
+            str(entry["claims"]),
+            f"{100 * entry['share']:.1f} %",
+            f"{100 * entry['upper']:.1f} %",
+        )
+        for name, entry in found.items()
+    ]
+    return _table(("unseen text", "runs", "gains claimed", "share", "95 % upper bound"), rows)
 
 
 def verify_tables() -> dict[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 import pytest
 import test_imports
+from choosing.tuned_sample import sample
 from loading import script
 
 import ropetool
@@ -23,6 +24,7 @@ from ropetool.cli import COMMANDS, group
 from ropetool.plans.advice import advise, with_bounds
 from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
+from ropetool.report.tuned import tune_json
 from ropetool.report.verdict import verify_json
 from ropetool.runtimes import inspection
 
@@ -294,6 +296,10 @@ def test_the_json_of_inspect_is_documented() -> None:
 def test_the_json_of_advise_is_documented() -> None:
     made = advice_json(with_bounds(advise(inspection.inspect(DEMO), 2048)))
     assert key_tree(documented("advise --json")) == key_tree(made)
+
+
+def test_the_json_of_tune_is_documented() -> None:
+    assert key_tree(documented("tune --json")) == key_tree(tune_json(sample(), Path("plan.json")))
 
 
 def test_the_json_of_extend_is_documented(extended: tuple[Path, Any]) -> None:

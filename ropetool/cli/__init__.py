@@ -40,6 +40,7 @@ COMMANDS = {
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "compare": ("compare", "Measure several methods side by side in one model."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
+    "tune": ("tune", "Search the table that serves one model best."),
     "identify": ("identify", "Say which rotary table a server computes."),
     "restore": ("restore", "Undo the last edit in place of a GGUF file."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),

@@ -111,6 +111,15 @@ def known_families() -> list[str]:
 
 
 FAMILY = Name(known_families)
+
+
+def known_spaces() -> list[str]:
+    from ropetool.choosing.tuning.spaces import SPACES
+
+    return list(SPACES)
+
+
+SPACE = Name(known_spaces)
 GRADE = click.option(
     "--grade", metavar="publishable|usable|research",
     help="How little quality may be lost: 3 %, 10 % or half of perplexity, at every length. Default: usable.",

@@ -34,13 +34,25 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """What the unseen text says. regression, default_regression: in nats a token, within the trained length.
+class AtLength:
+    """The mean losses of text at one length, in nats a token, and their difference; nothing is judged by it alone."""
 
+    length: int
+    default: float
+    tuned: float
+    difference: Estimate
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the unseen text says.
+
+    lengths: the text, length by length. regression, default_regression: in nats a token, within the trained length.
     retrieved: the shares of answers found by default and tuned; None without trials. reason: why there is no gain.
     """
 
     parts: tuple[Part, ...]
+    lengths: tuple[AtLength, ...]
     regression: Estimate
     default_regression: Estimate
     limit: float
@@ -64,7 +76,14 @@ def judge(default: Figures, tuned: Figures, source: Array, documents: Documents,
     limit = bounds.limit(own.mean)
     shares = None if default.retrieved is None or tuned.retrieved is None else (default.retrieved, tuned.retrieved)
     reason = _reason(parts, costs, limit, shares, bounds.lost)
-    return Judgement(parts, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason)
+    lengths = tuple(_at(length, default, tuned, documents.text) for length in default.text)
+    return Judgement(parts, lengths, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason)
+
+
+def _at(length: int, default: Figures, tuned: Figures, documents: Sequence[int]) -> AtLength:
+    ours, theirs = tuned.text[length], default.text[length]
+    difference = paired_difference(ours, theirs, documents[: len(ours)])
+    return AtLength(length, float(theirs.mean()), float(ours.mean()), difference)
 
 
 def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]]) -> tuple[Part, ...]:

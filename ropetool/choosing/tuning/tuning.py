@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -132,12 +132,15 @@ def tune(
             winner = run.search(search_on, seed)
             tuned = None if winner.best is None else planner.plan(chosen, ground, winner.best)
             judgement = None if tuned is None else run.judged(judge_on, tuned)
+    words = "" if winner.best is None else chosen.point(ground, winner.best).words
+    if tuned is not None:
+        tuned = replace(tuned, suffix=f"tuned-{target_length}", notes=(*tuned.notes, f"found by a search: {words}"))
     return TuneResult(
         source=hub.name_of(checkpoint.path), space=space, trained_length=trained, target_length=target_length,
         lengths=search_on.lengths, runtimes=planner.default.runtimes, seed=seed, minutes=budget or MINUTES,
         points=winner.points, steps=winner.steps, searched=corpora[0].names, unseen=corpora[1].names,
         segments=(search_on.segments, judge_on.segments),
-        winner="" if winner.best is None else chosen.point(ground, winner.best).words, judgement=judgement,
+        winner=words, judgement=judgement,
         default=planner.default, tuned=tuned, max_regression=max_regression, runtime=runner.description, notes=tuple(notes),
     )  # fmt: skip
 
@@ -234,10 +237,10 @@ def _generations(journal: Journal, runner: TorchRunner, search_on: Material, jud
     one = pace(whole) * work()
     count = min(MOST_GENERATIONS, int((60 * minutes - fixed) / one))
     if count < 1:
-        needed = math.ceil((fixed + one) / 6) / 10
+        needed = estimate.in_words(fixed + one)
         raise ConfigError(
-            f"{minutes:g} minutes do not pay for one generation of {DRAWS} points and the judgement, which take about {needed:g} here",
-            where="--budget", try_=f"--budget {math.ceil(needed)}",
+            f"{minutes:g} minutes do not pay for one generation of {DRAWS} points and the judgement, which take about {needed} here",
+            where="--budget", try_=f"--budget {math.ceil(1.2 * (fixed + one) / 60)}",
         )  # fmt: skip
     journal.put([SCHEDULE], np.array([[float(count)]]))
     return count

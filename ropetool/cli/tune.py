@@ -1,0 +1,128 @@
+"""ropetool tune."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.options import SPACE, Length, for_runtimes
+from ropetool.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ropetool.plans.plan import Plan
+
+PLAN_OUT = "--plan-out"
+
+
+@click.command("tune")
+@click.argument("source", type=click.Path())
+@click.option("--target-length", type=Length(), required=True, help="The context to reach: 131072, 128k or 1M tokens.")
+@click.option(
+    "--space", type=SPACE, default="yarn", show_default=True, metavar="NAME",
+    help="What is varied: attention-factor, yarn, ramp, pairs, critical-dim; in the weights pair-gain, head-gain, head-band-gain.",
+)  # fmt: skip
+@click.option(
+    "--budget", type=float, metavar="MINUTES", help="How long to search and judge, about. Default: 10 minutes."
+)
+@click.option(
+    "--max-regression", type=float, metavar="X",
+    help="The perplexity within the trained length may be X times the source's. Default: 1.1, or what yarn costs where that is "
+    "more.",
+)  # fmt: skip
+@click.option(
+    "--from", "reading", type=click.Choice(["original", "current"]),
+    help="Where a source that is scaled already starts: its trained length or its present context.",
+)  # fmt: skip
+@for_runtimes("A runtime that must read the output; repeat for several. Default: transformers.")
+@click.option(
+    "--text", "texts", type=click.Path(), multiple=True,
+    help="A document, a folder of them, or a .jsonl file; repeat for several. Default: texts of the package.",
+)  # fmt: skip
+@click.option("--plan-out", type=click.Path(), help="Default: SOURCE-tuned-N-SPACE.json beside SOURCE.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Which documents are searched on, and which points."
+)
+@click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
+@click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option("--report", type=click.Path(), help="Write an HTML report into this new folder.")
+@click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
+@click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def tune_command(
+    source: str,
+    target_length: int,
+    plan_out: str | None,
+    report: str | None,
+    force: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Search the table that serves one model best.
+
+    The model is loaded once. Points of a space are tried in it on a part of the documents: the loss of text beyond the trained
+    length, of copied passages and of answers, within a bound on what short text may cost. The best one is judged once against the
+    default, YaRN as `extend` writes it, on documents that the search never read. A gain that is not significant is said to be
+    none, and the default is recommended. The plan of what is recommended is written for `ropetool apply`.
+
+    \b
+    ropetool tune model --target-length 32k
+    ropetool tune model --target-length 32k --space pairs --budget 60 --max-regression 1.03
+    ropetool tune model --target-length 128k --space head-gain --for vllm --text documents/
+    """
+    from ropetool.choosing.tuning.tuning import tune
+    from ropetool.cli.progress import bar
+    from ropetool.report.page import check_folder
+    from ropetool.report.tuned import tune_json, tune_text, write_report
+
+    path = local_source(source)
+    place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options["space"])
+    if place.exists():
+        raise ConfigError("it exists already", where=f"{PLAN_OUT} {place}", try_="another name, or remove it")
+    if report is not None:
+        check_folder(Path(report), force=force)
+    say = None if as_json else lambda line: notes([line])
+    try:
+        with bar() as progress:
+            found = tune(path, target_length, progress=progress, say=say, **options)
+    except KeyboardInterrupt as error:
+        rows, unkept = getattr(error, "rows", 0), getattr(error, "unkept", "")
+        again = f"{rows} rows are kept; the same command with --resume goes on"
+        notes(
+            [
+                f"what was measured is not kept: {unkept}"
+                if unkept
+                else again
+                if rows
+                else "nothing was measured that could be kept"
+            ]
+        )
+        raise
+    _write(place, found.plan)
+    if report is not None:
+        write_report(found, Path(report), place, force=force, command=command_line())
+    if as_json:
+        print_json(tune_json(found, place))
+    else:
+        show(tune_text(found, source, place, terminal_width()))
+        notes(found.notes)
+
+
+def _beside(path: Path, target_length: int, space: str) -> Path:
+    """Return where the plan goes by default: beside the source as it was named, never into the hub's cache."""
+    from ropetool.files import hub
+
+    place = Path(os.path.abspath(hub.beside(path)))
+    return place.with_name(f"{place.name}-tuned-{target_length}-{space}.json")
+
+
+def _write(place: Path, plan: Plan) -> None:
+    try:
+        with place.open("x", encoding="utf-8") as file:
+            file.write(json.dumps(plan.to_json(), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"it cannot be written ({error.strerror})", where=f"{PLAN_OUT} {place}") from None

@@ -1,0 +1,181 @@
+"""A tuning as text for a terminal, as JSON, and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ropetool.choosing.tuning import spaces
+from ropetool.choosing.tuning.figures import ratio
+from ropetool.choosing.tuning.judging import Judgement
+from ropetool.choosing.tuning.results import TuneResult
+from ropetool.escaping import command, escaped
+from ropetool.report.layout import columns, wrapped
+from ropetool.report.page import Page, rendered, write_page
+from ropetool.report.tables import GOOD, WARN, Cell, Section, Table, row
+from ropetool.verification.results import Estimate
+
+SCHEMA = 1
+
+
+def tune_text(found: TuneResult, source: str, plan: Path, width: int | None = None) -> str:
+    """Return what `ropetool tune` prints. plan: where the recommended one was written."""
+    text = f"{escaped(found.source)}: {found.target_length} tokens, {_times(found)} times the {found.trained_length} of training\n"
+    text += columns(_searched(found), width=width)
+    if found.judgement is not None:
+        unseen, segments = len(found.unseen), found.segments[1]
+        text += f"\njudged once, on {segments} segments of {unseen} documents that the search did not read\n"
+        head = ("nats a token", "default", "tuned", "difference", "95 % interval", "")
+        lines = [head, *_rows(found.judgement)]
+        text += columns([_aligned(lines, line) for line in lines])
+        text += columns(_bounds(found, found.judgement), width=width)
+    text += f"\n{_verdict(found)}\n" if width is None else "\n" + wrapped(_verdict(found), width, indent=0)
+    return text + columns([(command("ropetool", "apply", source, plan),)])
+
+
+def _times(found: TuneResult) -> str:
+    return f"{found.target_length / found.trained_length:g}"
+
+
+def _searched(found: TuneResult) -> list[tuple[str, str]]:
+    gain = found.steps[-1].gain if found.steps else 0.0
+    lengths = ", ".join(map(str, found.lengths))
+    best = (
+        f"{found.winner}; {gain:.4f} nats below the default in the search"
+        if found.winner
+        else "none before the default"
+    )
+    return [
+        ("space", f"{found.space}: {spaces.get(found.space).summary}"),
+        (
+            "searched",
+            f"{found.points} points in {len(found.steps)} generations, on {found.segments[0]} segments of "
+            f"{len(found.searched)} documents, at {lengths} tokens",
+        ),
+        ("best", best),
+    ]
+
+
+def _rows(judgement: Judgement) -> list[tuple[str, str, str, str, str, str]]:
+    """Return a line for each part that is judged, those of single lengths below text."""
+    found = []
+    for part in judgement.parts:
+        said = "better" if part.better else "worse" if part.worse else "within chance"
+        found.append((part.name, *_figures(part.default, part.tuned, part.difference), said))
+        if part.name == "text" and len(judgement.lengths) > 1:
+            found += [
+                (f"  at {each.length}", *_figures(each.default, each.tuned, each.difference), "")
+                for each in judgement.lengths
+            ]
+    return found
+
+
+def _figures(default: float, tuned: float, difference: Estimate) -> tuple[str, str, str, str]:
+    interval = f"{difference.low:+.4f} to {difference.high:+.4f}"
+    return f"{default:.4f}", f"{tuned:.4f}", f"{difference.mean:+.4f}", interval
+
+
+def _aligned(lines: Sequence[Sequence[str]], line: Sequence[str]) -> tuple[str, ...]:
+    """Return the line with its figures to the right of their columns."""
+    widths = [max(len(each[i]) for each in lines) for i in range(len(line))]
+    return (line[0], *(cell.rjust(widths[i]) for i, cell in enumerate(line[1:4], start=1)), *line[4:])
+
+
+def _bounds(found: TuneResult, judgement: Judgement) -> list[tuple[str, str]]:
+    low, high = ratio(judgement.regression.low), ratio(judgement.regression.high)
+    lines = [
+        (
+            f"within {found.trained_length} tokens",
+            f"{ratio(judgement.regression.mean):.3f} times the source's perplexity ({low:.3f} to {high:.3f}), the default "
+            f"{ratio(judgement.default_regression.mean):.3f}; {ratio(judgement.limit):.3f} is allowed",
+        )
+    ]
+    if judgement.retrieved is not None:
+        default, tuned = judgement.retrieved
+        lines.append(("retrieval", f"{tuned:.2f} of the answers are chosen, by the default {default:.2f}"))
+    return lines
+
+
+def _verdict(found: TuneResult) -> str:
+    judgement = found.judgement
+    if judgement is None:
+        return "no gain: nothing in the search came before the default, which is recommended"
+    if found.is_better:
+        parts = ", ".join(part.name for part in judgement.parts if part.better)
+        return f"better than the default on unseen {parts}; recommended"
+    return f"no gain: {judgement.reason}; the default is recommended"
+
+
+def tune_json(found: TuneResult, plan: Path) -> dict[str, Any]:
+    """Return the result as `tune --json` prints it."""
+    judgement = found.judgement
+    return {
+        "schema": SCHEMA, "source": found.source, "space": found.space, "trained_length": found.trained_length,
+        "target_length": found.target_length, "lengths": list(found.lengths), "runtimes": list(found.runtimes),
+        "seed": found.seed, "minutes": found.minutes, "points": found.points,
+        "generations": [{"points": step.points, "gain": step.gain} for step in found.steps],
+        "searched": list(found.searched), "unseen": list(found.unseen),
+        "segments": {"searched": found.segments[0], "unseen": found.segments[1]}, "winner": found.winner or None,
+        "max_regression": found.max_regression, "judgement": None if judgement is None else _judgement_json(judgement),
+        "recommended": "tuned" if found.is_better else "default", "plan": str(plan), "runtime": found.runtime,
+        "notes": list(found.notes),
+    }  # fmt: skip
+
+
+def _judgement_json(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "verdict": judgement.verdict, "reason": judgement.reason or None,
+        "parts": [
+            {
+                "name": part.name, "default": part.default, "tuned": part.tuned, "difference": vars(part.difference),
+                "better": part.better, "worse": part.worse,
+            }
+            for part in judgement.parts
+        ],
+        "lengths": [
+            {"length": at.length, "default": at.default, "tuned": at.tuned, "difference": vars(at.difference)}
+            for at in judgement.lengths
+        ],
+        "regression": vars(judgement.regression), "default_regression": vars(judgement.default_regression),
+        "limit": judgement.limit,
+        "retrieved": None if judgement.retrieved is None else dict(zip(("default", "tuned"), judgement.retrieved, strict=True)),
+    }  # fmt: skip
+
+
+def write_report(found: TuneResult, folder: Path, plan: Path, *, force: bool = False, command: str = "") -> list[Path]:
+    """Write the page into a new folder, whole or not at all. Raises: MissingDependency, OutputError."""
+    return write_page(rendered(_page(found, plan, command)), folder, force=force)
+
+
+def _page(found: TuneResult, plan: Path, line: str) -> Page:
+    sections = [
+        Section(
+            "search", "Search",
+            Table(
+                ("generation", "points so far", "below the default"),
+                tuple(row(str(i), str(step.points), f"{step.gain:.4f}") for i, step in enumerate(found.steps, start=1)),
+            ),
+            legend=(("below the default", "of the best point, in nats a token, on all the text of the search"),),
+        )
+    ]  # fmt: skip
+    if found.judgement is not None:
+        tones = {"better": GOOD, "worse": "bad"}
+        sections.append(
+            Section(
+                "judgement", "Judged once on unseen text",
+                Table(
+                    ("", "default", "tuned", "difference", "95 % interval", "verdict"),
+                    tuple(row(*cells[:-1], Cell(cells[-1], tones.get(cells[-1], ""))) for cells in _rows(found.judgement)),
+                    words=(0, 5),
+                ),
+                notes=tuple(f"{name}: {text}" for name, text in _bounds(found, found.judgement)),
+            )
+        )  # fmt: skip
+    facts = [*_searched(found), ("plan", str(plan)), ("command", line), ("runtime", found.runtime)]
+    return Page(
+        "tune", f"{found.source}, {found.target_length} tokens", "better" if found.is_better else "no gain",
+        GOOD if found.is_better else WARN, _verdict(found),
+        f"On {len(found.unseen)} documents that the search did not read, and the tokenizer and arithmetic of this run.",
+        facts, sections, notes=found.notes, documents=found.unseen,
+    )  # fmt: skip
