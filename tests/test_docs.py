@@ -243,6 +243,16 @@ def test_the_front_page_shows_what_commands_printed() -> None:
             assert line == "..." or line in whole, (command, line)
 
 
+def test_the_picture_of_the_front_page_is_drawn_from_its_record() -> None:
+    picture = script("front_picture")
+    record = json.loads(picture.RECORD.read_text(encoding="utf-8"))
+    assert complaint(record["command"].split()[1:]) == ""
+    assert picture.PICTURE.read_bytes() == picture.drawn(record)
+    losses = {name: dict(found) for name, found in record["losses"].items()}
+    assert losses["as it is"][2048] > losses["linear x8"][2048] > losses["yarn x8"][2048]  # as the text beside it says
+    assert losses["ntk x8"][512] < losses["as it is"][512] < losses["ntk x8"][2048]
+
+
 def test_the_front_page_is_short() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
     assert 120 <= len(lines) <= 160
