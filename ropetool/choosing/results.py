@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +114,14 @@ class Comparison:
                     each.name, each.plan.method, each.plan.factor, each.target_length, entry.length, entry.target,
                     entry, within=entry.length <= self.trained_length,
                 )  # fmt: skip
+
+    def to_csv(self) -> str:
+        """Return the rows as CSV, figures in full, with a head; what there is none of is empty."""
+        text = io.StringIO()
+        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(self.rows())
+        return text.getvalue()
 
     def to_pandas(self) -> Any:
         """Return the rows as a DataFrame. Raises: MissingDependency without pandas."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ropetool.cli import in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import GRADE, Factor, Length, Lengths, for_runtimes
+from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.options import GRADE, Factor, Length, Lengths, check_new, for_runtimes, write_new
 
 if TYPE_CHECKING:
     from ropetool.choosing.results import Comparison
@@ -78,10 +78,17 @@ class Factors(Factor):
 @click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option(
+    "--csv", "csv_file", type=click.Path(), metavar="FILE", help="Write a row for each candidate and length too."
+)
+@click.option("--report", type=click.Path(), help="Write an HTML report with plots into this new folder.")
+@click.option("--force", is_flag=True, help="Replace the folder of an earlier report.")
 @click.option("--resume", is_flag=True, help="Go on with an interrupted run.")
 @click.option("--explain", is_flag=True, help="Say below each table what its columns mean.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def compare_command(source: str, as_json: bool, explain: bool, **options: Any) -> int:
+def compare_command(
+    source: str, as_json: bool, explain: bool, csv_file: str | None, report: str | None, force: bool, **options: Any
+) -> int:
     """Measure several methods side by side in one model.
 
     The model is loaded once and turned by each table in memory; nothing is written. All candidates are scored on the same
@@ -94,8 +101,18 @@ def compare_command(source: str, as_json: bool, explain: bool, **options: Any) -
     ropetool compare model --methods yarn --factors 4 --plan tuned.json
     """
     from ropetool.report.compared import compare_text
+    from ropetool.report.compared_page import write_report
+    from ropetool.report.page import check_folder
 
+    if report is not None:
+        check_folder(Path(report), force=force)
+    if csv_file is not None:
+        check_new("--csv", Path(csv_file))
     found = compared(local_source(source), quiet=as_json, **options)
+    if csv_file is not None:
+        write_new("--csv", Path(csv_file), found.to_csv())
+    if report is not None:
+        write_report(found, Path(report), force=force, command=command_line())
     if as_json:
         print_json(found.to_json())
     else:

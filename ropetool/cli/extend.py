@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, GRADE, METHOD, Factor, Length, check_in_place, for_runtimes, in_place
+from ropetool.cli.options import AS, GRADE, METHOD, Factor, Length, check_in_place, for_runtimes, in_place, write_new
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -388,7 +388,7 @@ def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
     if path is None:
         yield
         return
-    _write_new(Path(path), json.dumps(plan.to_json(), indent=2) + "\n")
+    write_new("--plan-out", Path(path), json.dumps(plan.to_json(), indent=2) + "\n")
     try:
         yield
     except BaseException:
@@ -440,13 +440,3 @@ def _number_or_name(value: str) -> str | float:
         return float(value)
     except ValueError:
         return value
-
-
-def _write_new(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError("it exists already", where=f"--plan-out {path}", try_="another name, or remove it") from None
-    except OSError as error:
-        raise ConfigError(f"it cannot be written ({error.strerror})", where=f"--plan-out {path}") from None

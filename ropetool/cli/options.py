@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from ropetool.errors import ConfigError
+
 LONGEST = 2**31  # tokens
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
@@ -136,6 +138,23 @@ AS = click.option(
 def for_runtimes(help: str) -> Callable[..., Any]:
     """Return --for, whose help says what it is for."""
     return click.option("--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME", help=help)
+
+
+def check_new(option: str, path: Path) -> None:
+    """Raise ConfigError for a file that is there already; to be asked before long work."""
+    if path.exists():
+        raise ConfigError("it exists already", where=f"{option} {path}", try_="another name, or remove it")
+
+
+def write_new(option: str, path: Path, text: str) -> None:
+    """Write a file that an option names. Raises: ConfigError where it is there already, or cannot be written."""
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError("it exists already", where=f"{option} {path}", try_="another name, or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"it cannot be written ({error.strerror})", where=f"{option} {path}") from None
 
 
 _IN_PLACE = click.option(

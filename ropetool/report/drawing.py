@@ -24,7 +24,10 @@ BLUE, VERMILION = "#0072b2", "#d55e00"
 COLOURS = {
     "paper": (PAPER, "#16181c"), "ink": (INK, "#e6e6e6"), "quiet": (QUIET, "#a8adb4"), "grid": (GRID, "#33373d"),
     "target": (BLUE, "#56b4e9"), "baseline": (VERMILION, "#e69f00"),
+    "second": ("#009e73", "#40c9a2"), "third": ("#a64d79", "#e3a3c6"), "fourth": ("#7a6a00", "#f0e442"),
+    "fifth": ("#5b3fa8", "#bfa9f5"), "sixth": ("#484848", "#c4c4c4"),
 }  # fmt: skip
+SERIES = tuple(COLOURS[name][0] for name in ("target", "second", "third", "fourth", "fifth", "sixth"))
 IN_CELLS = ("#000000", "#fafafa")  # on a light cell and on a dark one, which have their colours on any page
 BORDER = "#d75000"  # between cells
 TARGET: dict[str, Any] = {"color": BLUE, "marker": "o", "label": "target"}
@@ -149,6 +152,16 @@ def perplexity_axis(axes: Axes) -> None:
     right = axes.secondary_yaxis("right")
     right.set_yticks([power * math.log(10) for power, _ in ticks], labels=[label for _, label in ticks])
     right.set_ylabel("perplexity")
+
+
+def ratio_axis(axes: Axes) -> None:
+    """Make x a logarithmic axis of perplexity ratios."""
+    axes.set_xscale("log")
+    low, high = (math.log10(end) for end in axes.get_xlim())
+    ticks = round_numbers(low, high)
+    axes.set_xticks([10.0**power for power, _ in ticks], labels=[label for _, label in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("perplexity ratio")
 
 
 def logarithmic(axes: Axes, values: Sequence[float]) -> None:

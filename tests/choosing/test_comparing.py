@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import re
 import shutil
 import sys
 from collections import Counter
@@ -17,8 +20,9 @@ from verifying import cut_texts
 
 import ropetool
 from ropetool.choosing import candidates as candidate_module
-from ropetool.choosing.results import COLUMNS, Comparison
+from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
 from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
+from ropetool.report.compared_page import write_report
 from ropetool.verification import journal
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -200,6 +204,36 @@ def test_json_and_rows(found: Comparison) -> None:
     by = {(row["candidate"], row["length"]): row for row in rows}
     assert by["yarn x2", 512]["loss"] == found.candidate("yarn x2").found.lengths[3].target.mean  # type: ignore[union-attr]
     assert [by["yarn x2", n]["within_trained"] for n in LENGTHS] == [True, True, True, False]
+
+
+def test_csv_is_the_rows(found: Comparison, folder: Path) -> None:
+    table = list(csv.DictReader(io.StringIO(found.to_csv())))
+    rows = list(found.rows())
+    assert [each["candidate"] for each in table] == [row["candidate"] for row in rows]
+    assert [float(each["loss"]) for each in table] == [row["loss"] for row in rows]  # in full
+    assert table[0]["ratio"] == ""
+    (folder / "there.csv").write_text("mine\n")
+    done = run("compare", "model", "--factors", "2", "--csv", "there.csv")
+    assert done.code == 1
+    assert "Error: --csv there.csv: it exists already" in done.err
+    assert (folder / "there.csv").read_text() == "mine\n"
+
+
+def test_the_report_shows_every_candidate_and_loads_nothing(found: Comparison, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("jinja2")
+    refused = CandidateResult("<b>x2", None, None, "it is <no> method")
+    files = write_report(replace(found, candidates=(*found.candidates, refused)), tmp_path / "report")
+    assert sorted(file.name for file in files) == ["costs.png", "index.html", "losses-512.png"]
+    page = files[0].read_text()
+    for each in found.candidates:
+        assert f">{each.name}</td>" in page
+    assert "&lt;b&gt;x2" in page
+    assert "<b>x2" not in page
+    assert "<script" not in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    again = write_report(found, tmp_path / "report", force=True)
+    assert again == files
 
 
 def test_pandas_is_asked_for_in_a_sentence(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
