@@ -26,6 +26,7 @@ _BOUND = "a certificate would be bound to files that the server may not have rea
 UNSERVED = {
     "against": _LOGITS, "judge": _LOGITS, "max_kl": _LOGITS, "lm_eval": "its logs are those of a model that is run from its files",
     "stated": _FILES, "finetuned": _FILES, "strict": _FILES, "certificate": _BOUND, "full_hash": _BOUND,
+    "compare_with": "a yardstick is put into a model that is run from its files",
     "parallel": "one process asks a server", "cache_type": "the server was started with a cache of its own",
 }  # fmt: skip
 
@@ -47,6 +48,11 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--judge", type=click.Path(),
     help="A model with the same tokenizer that reads the whole context: it chooses the key tokens.",
+)  # fmt: skip
+@click.option(
+    "--compare-with", metavar="NAME,...",
+    help="Measure beside TARGET what no file can hold, put on the baseline: rerope, leaky-rerope, self-extend, dual-chunk, "
+    "sliding-window, lambda, log-n, dynamic-ntk, dynamic-yarn; parameters as rerope(512).",
 )  # fmt: skip
 @click.option(
     "--lm-eval", type=click.Path(), metavar="DIR",
@@ -220,9 +226,10 @@ def _engine(options: dict[str, Any]) -> Engine | None:
         return None
     if "served" in options:
         raise click.UsageError("--runner is not for a server's model: the server runs it")
-    for name, usual in (("against", None), ("judge", None), ("device", "auto"), ("parallel", "data")):
-        if options[name] != usual:
-            raise click.UsageError(f"--{name} is not for --runner vllm")
+    usual = {"against": None, "judge": None, "compare_with": None, "device": "auto", "parallel": "data"}
+    for name, value in usual.items():
+        if options[name] != value:
+            raise click.UsageError(f"--{name.replace('_', '-')} is not for --runner vllm")
     from ropetool.verification.runners import parallel
     from ropetool.verification.runners.vllm_engine import Engine
 

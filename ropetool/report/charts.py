@@ -31,6 +31,8 @@ def charts(result: VerifyResult) -> Iterator[Chart]:
         yield loss_chart(result)
     if any(entry.tax for entry in result.lengths):
         yield tax_chart(result)
+    if any(found.lengths for found in result.yardsticks):
+        yield yardsticks_chart(result)
     if result.bands is not None:
         yield bands_chart(result.bands, result.context_length)
     if result.position is not None and result.position.offsets:
@@ -81,6 +83,33 @@ def tax_chart(result: VerifyResult) -> Chart:
         "by exp(regression) - 1."
     )
     return Chart("tax", "worth", "Short-context regression", caption, figure)
+
+
+def yardsticks_chart(result: VerifyResult) -> Chart:
+    """Return the loss of target, baseline and yardsticks against the length."""
+    figure = drawing.figure()
+    axes = figure.subplots()
+    series = [
+        (drawing.BASELINE, [(entry.length, entry.baseline) for entry in result.lengths if entry.baseline]),
+        (drawing.TARGET, [(entry.length, entry.target) for entry in result.lengths]),
+        *(
+            (drawing.beside(index, found.name), [(entry.length, entry.target) for entry in found.lengths])
+            for index, found in enumerate(result.yardsticks)
+        ),
+    ]
+    for look, entries in series:
+        if entries:
+            axes.plot([length for length, _ in entries], [value.mean for _, value in entries], **look)
+    drawing.length_axis(axes, [entry.length for entry in result.lengths], "context")
+    drawing.trained_line(axes, result.trained_length)
+    drawing.perplexity_axis(axes)
+    axes.set_ylabel("loss (nats a token)")
+    drawing.key(figure)
+    caption = (
+        f"Mean loss of the same last {result.scored} tokens. Yardsticks attend in ways that no file can hold, put on "
+        f"{result.yardsticks[0].on}; how far the target is from each, with intervals, stands in the table."
+    )
+    return Chart("yardsticks", "yardsticks", "Loss beside yardsticks", caption, figure)
 
 
 def bands_chart(bands: Mapping[str, Any], context_length: int, key: str = "bands", of: str = "") -> Chart:

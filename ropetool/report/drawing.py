@@ -35,6 +35,8 @@ BASELINE: dict[str, Any] = {
     "color": VERMILION, "marker": "s", "markerfacecolor": PAPER, "linestyle": "--", "label": "baseline",
 }  # fmt: skip
 GAIN: dict[str, Any] = {"color": INK, "marker": "D", "label": "gain"}
+# Yardsticks differ by marks and dashes alone: there may be many of them, and the colours stand for target and baseline.
+BESIDE = (("^", "-."), ("v", ":"), ("x", (0, (3, 1, 1, 1))), ("+", (0, (6, 2))), ("*", (0, (1, 1))))
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10000)  # from one power of ten that is labelled to the next
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
@@ -52,6 +54,12 @@ STYLE = {
     "svg.hashsalt": "ropetool",  # the same report twice is the same bytes
     "svg.fonttype": "path",
 }
+
+
+def beside(index: int, name: str) -> dict[str, Any]:
+    """Return the look of a curve that is neither the target's nor the baseline's."""
+    marker, dashes = BESIDE[index % len(BESIDE)]
+    return {"color": QUIET, "marker": marker, "linestyle": dashes, "linewidth": 1.2, "label": name}
 
 
 def style() -> AbstractContextManager[None]:

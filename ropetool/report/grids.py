@@ -31,22 +31,20 @@ def retrieval_section(grid: RetrievalResult, trained_length: int, *, explained: 
     place = {(cell.depth, cell.length): cell for cell in grid.cells}
     depths = sorted({cell.depth for cell in grid.cells})
     rows = [
-        row(f"{depth:.2f}", *(_share([place[depth, n]] if (depth, n) in place else []) for n in lengths))
+        row(f"{depth:.2f}", *(share([place[depth, n]] if (depth, n) in place else []) for n in lengths))
         for depth in depths
     ]
-    rows.append(row("all", *(_share(_at(grid.cells, n)) for n in lengths)))
-    rows.append(row("written", *(_share(_at(grid.cells, n), written=True) for n in lengths)))
+    rows.append(row("all", *(share(_at(grid.cells, n)) for n in lengths)))
+    rows.append(row("written", *(share(_at(grid.cells, n), written=True) for n in lengths)))
     differences = {pair.length: pair for pair in grid.pairs if pair.depth is None and not pair.generated}
     if differences:
         rows.append(row("difference", *(_difference(differences.get(n)) for n in lengths)))
     if grid.baseline:
-        rows.append(row("baseline", *(_share(_at(grid.baseline, n)) for n in lengths)))
+        rows.append(row("baseline", *(share(_at(grid.baseline, n)) for n in lengths)))
     legend = [*(EXPLAINED if explained else ()), *([("95 %", _wilson(grid))] if grid.cells else [])]
     if grid.baseline:
         within = [cell for cell in grid.baseline if cell.length <= trained_length]
-        legend.append(
-            ("baseline", f"all depths; within its trained length of {trained_length} tokens {_share(within)}")
-        )
+        legend.append(("baseline", f"all depths; within its trained length of {trained_length} tokens {share(within)}"))
     legend += [
         ("difference", "right answers at that length minus those of the same keys and values within the trained length, "
          "as a part of all, and the 95 % bounds of its true value"),
@@ -62,7 +60,8 @@ def _at(cells: Sequence[RetrievalCell], length: int) -> list[RetrievalCell]:
     return [cell for cell in cells if cell.length == length]
 
 
-def _share(cells: Sequence[RetrievalCell], written: bool = False) -> str:
+def share(cells: Sequence[RetrievalCell], written: bool = False) -> str:
+    """Return how many answers are right, of how many; written: of those that greedy generation writes."""
     hits = sum(cell.generated if written else cell.hits for cell in cells)
     return f"{hits}/{sum(cell.trials for cell in cells)}" if cells else "-"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from ropetool.report.beside import yardstick_sections
 from ropetool.report.grids import divergence_section, retrieval_section
 from ropetool.report.predicting import (
     cache_section,
@@ -73,6 +74,8 @@ def sections(result: VerifyResult) -> Iterator[Section]:
         yield cache_section(result.cache)
     if result.lm_eval is not None:
         yield harness_section(result.lm_eval)
+    if result.yardsticks:
+        yield from yardstick_sections(result)
     if result.divergence is not None:
         yield divergence_section(result.divergence, result.trained_length)
 

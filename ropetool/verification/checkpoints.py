@@ -32,6 +32,7 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, floors, suites
 from ropetool.verification import lm_eval as harness
+from ropetool.verification.beside import prepared_beside
 from ropetool.verification.gate import NOTHING_BEYOND, Limits
 from ropetool.verification.journal import Journal, JournaledRunner
 from ropetool.verification.measures.long_pass import JUDGE
@@ -51,6 +52,7 @@ from ropetool.verification.scoring import TARGET, Runner
 from ropetool.verification.short_divergence import Lengths
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, default_documents, fingerprint, read_documents
+from ropetool.verification.yardsticks.named import OPTION as YARDSTICKS
 
 Wrap = Callable[[Runner, str], Runner]
 UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
@@ -85,6 +87,7 @@ def verify_checkpoint(
     say: Callable[[str], None] | None = None,
     engine: Engine | None = None,
     cache_type: str | None = None,
+    compare_with: str | None = None,
 ) -> VerifyResult:
     """Return what the suite finds of the target and its baseline, with the verdict of every check.
 
@@ -96,7 +99,8 @@ def verify_checkpoint(
     a whole suite is certified in the target's provenance file, or in `certificate_file`, with the command line that asked
     for it. engine: vLLM runs directories in this process, and is asked for single tokens, which tell a part of the suites.
     cache_type: of keys and values where llama.cpp runs the target, and of the target only; it is the run's and not the file's, so
-    only `certificate_file` gets a certificate.
+    only `certificate_file` gets a certificate. compare_with: yardsticks by name with commas between them, which are put on the
+    baseline, or on the target where there is none, and measured beside the target; they gate nothing.
 
     Raises: CheckpointError, ConfigError.
     """
@@ -138,6 +142,16 @@ def verify_checkpoint(
         if engine is None
         else OpenInVllm(engine, {each.path: look for each, look in looks if each and look}, asked, trained)
     )
+    beside = None
+    if compare_with is not None:
+        if engine is not None or tensor_parallel:
+            raise ConfigError("yardsticks take whole models that transformers runs in this process", where=YARDSTICKS)
+        put_on, look = (checkpoint, found) if original is None or before is None else (original, before)
+        beside = prepared_beside(compare_with, put_on, look.rope, trained, max(asked, default=trained))
+        if original is None:
+            notes.append(
+                f"there is no baseline, so the yardsticks are put on {beside.on} itself, with the table that it has"
+            )
     marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
         *read_back(checkpoint, original, terms, exported_keys), check_rotation(checkpoint),
@@ -191,6 +205,7 @@ def verify_checkpoint(
             target_runner=None if cache_type is None else partial(LlamaRunner, cache_type=cache_type),
             wrap=wrap,
             baseline_reach=None if loads is None or original is None else loads.reach(original.path),
+            beside=beside,
         )
     read = catalogue.described(documents, bundled=not texts)
     notes = [*notes, *result.notes]

@@ -443,6 +443,31 @@ class DivergenceResult:
     note: str
 
 
+@dataclass(frozen=True)
+class YardstickResult:
+    """What another way to attend, which no file can hold, gave on the tokens of the target.
+
+    name: with its parameters. on: the checkpoint that it was put on. served: which program runs it, and how, in a sentence;
+    empty where none is known. differences: at each length, the target's loss minus
+    its own, paired; above 0 the target is the worse one. All else as of the target, held against the same baseline.
+    """
+
+    name: str
+    on: str
+    served: str
+    lengths: tuple[LengthResult, ...]
+    differences: tuple[Estimate, ...]
+    protocols: tuple[ProtocolResult, ...]
+    position: PositionResult | None
+    far: FarResult | None
+    retrieval: tuple[RetrievalResult, ...]
+    long_pass: LongPassResult | None
+    key_tokens: KeyTokenResult | None
+    needle_answers: KeyTokenResult | None
+    effective_length: EffectiveLengthResult | None
+    many_shot: ManyShotResult | None
+
+
 PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
 INEXACT = "inexact"  # not the same, as whoever made it accepted and the file states
 PARTIAL = "partial"
@@ -505,6 +530,7 @@ class VerifyResult:
     lm_eval: HarnessResult | None = None
     needle_answers: KeyTokenResult | None = None
     cache_type: str | None = None
+    yardsticks: tuple[YardstickResult, ...] = ()
 
     @property
     def verdict(self) -> str:

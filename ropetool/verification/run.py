@@ -21,6 +21,7 @@ from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, reading, suites
+from ropetool.verification.beside import Beside, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks, with_inexact_tables
@@ -38,7 +39,7 @@ from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
 from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
-from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult
+from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult, YardstickResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes, ignore
 from ropetool.verification.shares import attainable_loss, paired_bounds
@@ -115,6 +116,7 @@ def verify(
     target_runner: MakeRunner | None = None,
     wrap: Callable[[Runner, str], Runner] | None = None,
     baseline_reach: int | None = None,
+    beside: Beside | None = None,
 ) -> VerifyResult:
     """Return what the suite measures of target and baseline, on the same tokens, with the verdict of each check.
 
@@ -125,7 +127,7 @@ def verify(
     minutes; a run whose losses its first stage leaves undecided goes on with more segments for so long, and each stage takes
     a part of the chance of a wrong verdict. foretell: returns what else is said of the work before it begins. baseline_reach:
     the most tokens that the baseline can read, where that is bounded. target_runner: what opens the target, where that is not
-    what opens the others.
+    what opens the others. beside: yardsticks, put on the baseline, or on the target where there is none.
 
     Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
     CheckpointError if a checkpoint cannot be read or its logits are not finite.
@@ -161,17 +163,30 @@ def verify(
             baseline_reach,
         )  # fmt: skip
         asked = [role for role in paths if role in (TARGET, BASELINE)]
+        on = asked[-1]
+        yardsticks: Mapping[str, Runner] = {}
+        if beside is not None:
+            tell("trying the yardsticks", 0, 0)  # now, and not behind all that is measured before them
+            yardsticks = beside.make(runners[on])
+            yardsticks = yardsticks if wrap is None else {name: wrap(made, name) for name, made in yardsticks.items()}
+            runners[on].close()
+        work = work_of(measurements, asked) + work_of(told_by(measurements) * len(yardsticks), [TARGET])
 
         @cache
         def pace() -> estimate.Pace:
             """Return the pace of the target, probed once: a second time a server would answer out of its cache."""
-            return estimate.pace(runners[TARGET], corpus, work_of(measurements, asked), suite.most_scored or 1)
+            return estimate.pace(runners[TARGET], corpus, work, suite.most_scored or 1)
 
-        more = None if budget is None else _affordable(suite, corpus, pace, measurements, asked, budget, limits, seed)
+        more = (
+            None
+            if budget is None
+            else _affordable(suite, corpus, pace, work, measurements, asked, budget, limits, seed)
+        )
         if more is not None:
             measurements = [
                 m if not isinstance(m, LastSegment) else more.part(0, suite.segments, SPENT[0]) for m in measurements
             ]
+        told = told_by(measurements)
         able = _attainable(measurements if more is None else [more])
         if say is not None:
             if able is not None:
@@ -180,8 +195,8 @@ def verify(
                 say(line)
             if foretell is not None:
                 say(foretell(measurements))
-            _estimate(pace, work_of(measurements, asked), say)
-        raw = _measure_each(around, measurements, tell)
+            _estimate(pace, work, say)
+        raw = _measure_each(around, measurements, tell, {on: yardsticks})
         found = found_of(measurements, suite, trained_length, raw[TARGET], raw.get(BASELINE, {}))
         long_pass = next((m for m in measurements if isinstance(m, LongPass)), None)
         if long_pass is not None and judge is not None:
@@ -190,6 +205,15 @@ def verify(
             found[suites.KEY_TOKENS] = long_pass.key_tokens(
                 raw[TARGET][long_pass.name], raw.get(BASELINE, {}).get(long_pass.name), said
             )
+        reference = raw.get(BASELINE) or {suites.LAST_SEGMENT: raw[TARGET].get(suites.LAST_SEGMENT)}
+        held: list[YardstickResult] = []
+        for name in yardsticks:
+            assert beside is not None
+            of_yardstick = result_of(
+                found_of(told, suite, trained_length, raw[name], reference), told, corpus, (), suite=suite,
+                trained_length=trained_length, context_length=max(lengths), grade=limits.grade, seed=seed,
+            )  # fmt: skip
+            held.append(yardstick_result(name, beside, of_yardstick, told, raw[TARGET], raw[name]))
         error = ERROR if budget is None else SPENT[0]
         decide = partial(
             checks_of, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
@@ -229,6 +253,7 @@ def verify(
         notes=(*notes, *result.notes),
         attainable=able,
         judge=None if judge is None else hub.name_of(judge),
+        yardsticks=tuple(held),
     )
 
 
@@ -317,6 +342,7 @@ def _affordable(
     suite: Suite,
     corpus: Corpus,
     pace: Callable[[], estimate.Pace],
+    work: Mapping[int, int],
     measurements: Sequence[Measurement],
     roles: Sequence[str],
     budget: float,
@@ -325,12 +351,12 @@ def _affordable(
 ) -> LastSegment | None:
     """Return the last segments with as many places as the budget leaves time for; None where that is no more than asked.
 
-    budget: minutes, for all measurements and both models, as `estimate` knows them beforehand.
+    budget: minutes, for all of the work, rows by length, as `estimate` knows it beforehand.
     """
     first = next((m for m in measurements if isinstance(m, LastSegment)), None)
     if first is None:
         return None
-    spent = pace()(work_of(measurements, roles))
+    spent = pace()(work)
     one = pace()(work_of([first], roles)) / suite.segments
     extra = int((60 * budget - spent) / one) if one else 0
     if extra < MIN_SEGMENTS:
@@ -481,26 +507,38 @@ def _measure_each(
     runners: Mapping[str, Runner],
     measurements: Sequence[Measurement],
     tell: Progress,
+    yardsticks: Mapping[str, Mapping[str, Runner]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return what each measurement found of each model; a model is freed before the next one is loaded."""
+    """Return what each measurement found of each model; a model is freed before the next one is loaded.
+
+    yardsticks: by the role of the model that they are put on; they are measured as a target is, while it is loaded.
+    """
     roles = [role for role in (TARGET, BASELINE) if role in runners]
-    total = sum(length * count for length, count in work_of(measurements, roles).items())
+    steps = [
+        (role, name, runner)
+        for role in roles
+        for name, runner in ((role, runners[role]), *(yardsticks or {}).get(role, {}).items())
+    ]
+    asked = {name: measurements if name == role else told_by(measurements) for role, name, _ in steps}
+    as_role = {name: name if name == role else TARGET for role, name, _ in steps}
+    total = sum(length * count for name in asked for length, count in work_of(asked[name], [as_role[name]]).items())
     finished = 0
     raw: dict[str, dict[str, Any]] = {}
-    for role in roles:
-        runner = runners[role]
-        tell(f"loading the {role}", finished, total)
-        raw[role] = {}
-        for measurement in measurements:
-            stage = f"{role}: {measurement.name}"
+    for index, (role, name, runner) in enumerate(steps):
+        if name == role:
+            tell(f"loading the {role}", finished, total)
+        raw[name] = {}
+        for measurement in asked[name]:
+            stage = f"{name}: {measurement.name}"
 
             def done(tokens: int, stage: str = stage) -> None:
                 nonlocal finished
                 finished += tokens
                 tell(stage, finished, total)
 
-            raw[role][measurement.name] = measurement.run(runner, role, done)
-        runner.close()
+            raw[name][measurement.name] = measurement.run(runner, as_role[name], done)
+        if role not in [following for following, _, _ in steps[index + 1 :]]:
+            runners[role].close()
     return raw
 
 

@@ -73,3 +73,9 @@ def test_what_is_no_yardstick_is_said_in_a_sentence(spec: str, words: str) -> No
 
 def test_a_window_of_the_trained_length_is_no_wider_than_it() -> None:
     assert parse("rerope(256)", 256, 4096).name == "rerope(256)"
+
+
+def test_who_else_runs_one_is_said_with_its_flags() -> None:
+    assert "llama-completion --grp-attn-n 8 --grp-attn-w 64;" in parse("self-extend(8,70)", 256, 4096).served
+    assert '"chunk_size": 192, "local_size": 16' in parse("dual-chunk(192,16)", 256, 4096).served
+    assert [name for name in KINDS if parse(name, 256, 4096).served] == ["self-extend", "dual-chunk"]

@@ -26,23 +26,29 @@ class Yardstick:
 
     pairs: distances and keys seen. log_n: whether the score of a query at place m is multiplied by max(1, ln(m + 1) / ln L), L
     the trained length. table: `ntk` or `yarn`, where the table follows the length of a text n with factor max(1, n / L).
+    served: by which program, and how, in a sentence; empty where none is known that runs it.
     """
 
     name: str
     pairs: Pairs = pairs.PLAIN
     log_n: bool = False
     table: str = ""
+    served: str = ""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a name stands for. make: from its parameters. defaults: those of a trained and of a longest length, in tokens."""
+    """What a name stands for. make: from its parameters. defaults: those of a trained and of a longest length, in tokens.
+
+    served: the sentence of `Yardstick`, from the parameters.
+    """
 
     summary: str
     make: Callable[..., Pairs]
     defaults: Callable[[int, int], tuple[int, ...]]
     table: str = ""
     log_n: bool = False
+    served: Callable[..., str] = lambda *_: ""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -53,6 +59,21 @@ class Kind:
 def _compressing(window: int, trained: int, longest: int) -> int:
     """Return the least whole number by which distances beyond a window can be divided to stay within the trained length."""
     return max(2, math.ceil((longest - window) / (trained - window)))
+
+
+def _by_llama_cpp(group: int, window: int) -> str:
+    """Say how llama.cpp runs Self-Extend: common/arg.cpp and tools/completion/completion.cpp of llama-cpp-python 0.3.36."""
+    width = max(1, window // group) * group  # it takes multiples of the group alone
+    flags = f"--grp-attn-n {group} --grp-attn-w {width}"
+    return f"llama.cpp has a form of it that moves its cache by blocks: llama-completion {flags}; llama-server has none"
+
+
+def _by_sglang(chunk: int, window: int) -> str:
+    """Say how SGLang runs it: srt/layers/attention/dual_chunk_flashattention_backend.py of sgl-project/sglang at c3920fe."""
+    key = f'"dual_chunk_attention_config": {{"chunk_size": {chunk}, "local_size": {window}}}'
+    return (
+        f"SGLang runs it in the Qwen classes that read {key} in config.json: --attention-backend dual_chunk_flash_attn"
+    )
 
 
 def _plain() -> Pairs:
@@ -70,9 +91,11 @@ KINDS = {
     "self-extend": Kind(
         "positions are rounded down to groups beyond a window", pairs.self_extend,
         lambda trained, longest: (_compressing(trained // 4, trained, longest), max(1, trained // 4)),
+        served=_by_llama_cpp,
     ),
     "dual-chunk": Kind(
-        "positions are counted in chunks", pairs.dual_chunk, lambda trained, _: (trained * 3 // 4, max(1, trained // 16))
+        "positions are counted in chunks", pairs.dual_chunk, lambda trained, _: (trained * 3 // 4, max(1, trained // 16)),
+        served=_by_sglang,
     ),
     "sliding-window": Kind("keys beyond a window are not seen", pairs.sliding_window, lambda trained, _: (trained,)),
     "lambda": Kind("the window and the first keys are seen", pairs.lambda_mask, lambda trained, _: (trained, 10)),
@@ -104,7 +127,9 @@ def parse(spec: str, trained: int, longest: int) -> Yardstick:
     numbers = kind.defaults(trained, longest) if found[2] is None else _numbers(spec, found[2], kind)
     _check(spec, name, dict(zip(kind.parameters, numbers, strict=True)), trained)
     full = f"{name}({','.join(map(str, numbers))})" if numbers else name
-    return Yardstick(f"{full}+{LOG_N}" if plus else full, kind.make(*numbers), bool(plus) or kind.log_n, kind.table)
+    scaled = bool(plus) or kind.log_n
+    served = "" if plus else kind.served(*numbers)
+    return Yardstick(f"{full}+{LOG_N}" if plus else full, kind.make(*numbers), scaled, kind.table, served)
 
 
 def parse_all(specs: str, trained: int, longest: int) -> list[Yardstick]:

@@ -1,0 +1,73 @@
+"""Yardsticks beside a target as tables with legends. Measures and judges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ropetool.report.grids import share
+from ropetool.report.tables import NONE, Cell, Section, Table, change, number, perplexity, row
+from ropetool.verification.results import Estimate, RetrievalResult, VerifyResult
+
+TITLE = "Yardsticks, which no file can hold: what is reached without training"
+
+
+def yardstick_sections(result: VerifyResult) -> Iterator[Section]:
+    """Yield the losses of the yardsticks, and what they find again where that was measured."""
+    if result.lengths:
+        yield _losses(result)
+    if result.far is not None:
+        yield _far(result)
+    for index, grid in enumerate(result.retrieval):
+        yield _retrieval(result, grid, index)
+
+
+def _losses(result: VerifyResult) -> Section:
+    rows = []
+    for index, entry in enumerate(result.lengths):
+        rows.append(
+            row(str(entry.length), "target", perplexity(entry.target), number(entry.ratio), change(entry.tax), NONE)
+        )
+        for found in result.yardsticks:
+            own = found.lengths[index]
+            rows.append(
+                row("", found.name, perplexity(own.target), number(own.ratio), change(own.tax), _apart(found.differences[index]))
+            )  # fmt: skip
+    legend = (
+        ("ppl", "exp(loss) of the same last tokens (95 % interval over documents)"),
+        ("ratio", f"over the ppl of the baseline at min(length, {result.trained_length})"),
+        ("regression", f"nats a token more than the baseline at the same length, up to {result.trained_length}"),
+        ("target minus this", "nats a token, same tokens, ± its 95 % interval; above 0 the target is the worse one"),
+    )
+    head = ("length", "", "ppl", "ratio", "regression", "target minus this")
+    served = (f"{found.name}: {found.served}" for found in result.yardsticks if found.served)
+    notes = (f"put on {result.yardsticks[0].on}; they gate nothing", *served)
+    return Section("yardsticks", TITLE, Table(head, tuple(rows), words=(1,)), legend, notes)
+
+
+def _apart(difference: Estimate) -> Cell:
+    """Return a difference; one that is surely in favour of the yardstick is a warning, of the target good."""
+    tone = "warn" if difference.low > 0 else "good" if difference.high < 0 else ""
+    return Cell(change(difference), tone)
+
+
+def _far(result: VerifyResult) -> Section:
+    assert result.far is not None
+    distances = [entry.distance for entry in result.far.distances]
+    rows = [row("target", *(change(entry.gain) for entry in result.far.distances))]
+    for found in result.yardsticks:
+        gains = {entry.distance: entry.gain for entry in found.far.distances} if found.far else {}
+        rows.append(row(found.name, *(change(gains.get(distance)) for distance in distances)))
+    legend = (
+        ("gain", "right next tokens of a second copy more than behind other text, by distance, ± its 95 % interval"),
+    )
+    table = Table(("", *map(str, distances)), tuple(rows), words=(0,))
+    return Section("yardsticks-far", "Yardsticks: far dependence, gain from the copy", table, legend)
+
+
+def _retrieval(result: VerifyResult, grid: RetrievalResult, index: int) -> Section:
+    lengths = sorted({cell.length for cell in grid.cells})
+    grids = [("target", grid), *((found.name, found.retrieval[index]) for found in result.yardsticks)]
+    rows = [row(name, *(share([cell for cell in of.cells if cell.length == n]) for n in lengths)) for name, of in grids]
+    legend = (("cells", "right answers of all depths, of how many trials; columns: tokens of context"),)
+    table = Table(("", *map(str, lengths)), tuple(rows), words=(0,))
+    return Section(f"yardsticks-{grid.task}", f"Yardsticks: retrieval, {grid.task}", table, legend)
