@@ -35,8 +35,9 @@ def with_gains(
     if head_gains:
         edits += source.placed(head_gain_edits(source.targets, names.FULL_ATTENTION, head_gains))
     tensors = (*plan.tensors, *edits)
+    each = {edit.tensor: edit for edit in edits}  # of heads there are several a tensor
     return replace(
-        plan, tensors=tensors, bakes=(*plan.bakes, *described(edits)), edits=(*plan.edits, *source.other_edits(edits)),
+        plan, tensors=tensors, bakes=(*plan.bakes, *described(list(each.values()))), edits=(*plan.edits, *source.other_edits(edits)),
         weight_files=marks(tensors, weight_files(checkpoint)),
     )  # fmt: skip
 

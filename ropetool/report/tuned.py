@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ropetool import names
 from ropetool.choosing.tuning import spaces
 from ropetool.choosing.tuning.figures import ratio
 from ropetool.choosing.tuning.judging import Judgement
 from ropetool.choosing.tuning.results import TuneResult
 from ropetool.escaping import command, escaped
+from ropetool.report import drawing
+from ropetool.report.charts import Chart
 from ropetool.report.layout import columns, wrapped
 from ropetool.report.page import Page, rendered, write_page
-from ropetool.report.tables import GOOD, WARN, Cell, Section, Table, row
+from ropetool.report.tables import BAD, GOOD, WARN, Cell, Section, Table, row
+from ropetool.rope.tables import TABLE_TOLERANCE
 from ropetool.verification.results import Estimate
 
 SCHEMA = 1
@@ -118,7 +124,8 @@ def tune_json(found: TuneResult, plan: Path) -> dict[str, Any]:
         "searched": list(found.searched), "unseen": list(found.unseen),
         "segments": {"searched": found.segments[0], "unseen": found.segments[1]}, "winner": found.winner or None,
         "max_regression": found.max_regression, "judgement": None if judgement is None else _judgement_json(judgement),
-        "recommended": "tuned" if found.is_better else "default", "plan": str(plan), "runtime": found.runtime,
+        "recommended": "tuned" if found.is_better else "default", "plan": str(plan), "text_fingerprint": found.text_fingerprint,
+        "runtime": found.runtime,
         "notes": list(found.notes),
     }  # fmt: skip
 
@@ -149,33 +156,61 @@ def write_report(found: TuneResult, folder: Path, plan: Path, *, force: bool = F
 
 
 def _page(found: TuneResult, plan: Path, line: str) -> Page:
-    sections = [
-        Section(
-            "search", "Search",
-            Table(
-                ("generation", "points so far", "below the default"),
-                tuple(row(str(i), str(step.points), f"{step.gain:.4f}") for i, step in enumerate(found.steps, start=1)),
-            ),
-            legend=(("below the default", "of the best point, in nats a token, on all the text of the search"),),
-        )
-    ]  # fmt: skip
-    if found.judgement is not None:
-        tones = {"better": GOOD, "worse": "bad"}
-        sections.append(
-            Section(
-                "judgement", "Judged once on unseen text",
-                Table(
-                    ("", "default", "tuned", "difference", "95 % interval", "verdict"),
-                    tuple(row(*cells[:-1], Cell(cells[-1], tones.get(cells[-1], ""))) for cells in _rows(found.judgement)),
-                    words=(0, 5),
-                ),
-                notes=tuple(f"{name}: {text}" for name, text in _bounds(found, found.judgement)),
-            )
-        )  # fmt: skip
+    judgement = found.judgement
     facts = [*_searched(found), ("plan", str(plan)), ("command", line), ("runtime", found.runtime)]
     return Page(
         "tune", f"{found.source}, {found.target_length} tokens", "better" if found.is_better else "no gain",
-        GOOD if found.is_better else WARN, _verdict(found),
-        f"On {len(found.unseen)} documents that the search did not read, and the tokenizer and arithmetic of this run.",
-        facts, sections, notes=found.notes, documents=found.unseen,
+        GOOD if found.is_better else WARN, _verdict(found).partition(": ")[2] or _verdict(found),
+        f"On {len(found.unseen)} documents that the search did not read, with the arithmetic of this run.", facts,
+        [*([] if judgement is None else [_judged(judgement), _bounded(found, judgement)]), _search(found)],
+        charts=_charts(found), notes=found.notes, documents=found.unseen, fingerprint=found.text_fingerprint,
     )  # fmt: skip
+
+
+def _judged(judgement: Judgement) -> Section:
+    tones = {"better": GOOD, "worse": BAD}
+    rows = tuple(row(*cells[:-1], Cell(cells[-1], tones.get(cells[-1], ""))) for cells in _rows(judgement))
+    head = ("", "default", "tuned", "difference", "95 % interval", "verdict")
+    legend = (
+        ("difference", "in nats a token; below 0 the tuned table is better"),
+        ("verdict", "better or worse by Holm's rule at 2.5 % over all parts"),
+    )
+    return Section("judgement", "Judged once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)
+
+
+def _bounded(found: TuneResult, judgement: Judgement) -> Section:
+    costs = (judgement.default_regression.mean, judgement.regression.mean, judgement.limit)
+    rows = [row(f"perplexity within {found.trained_length} tokens", *(f"{ratio(cost):.3f}" for cost in costs))]
+    if judgement.retrieved is not None:
+        rows.append(row("answers chosen", *(f"{share:.2f}" for share in judgement.retrieved), ""))
+    legend = (("perplexity", "as a multiple of the source's; on text that fits into the trained length"),)
+    return Section(
+        "bounds", "Bounds", Table(("", "default", "tuned", "allowed"), tuple(rows), words=(0,)), legend=legend
+    )
+
+
+def _search(found: TuneResult) -> Section:
+    rows = tuple(row(str(i), str(step.points), f"{step.gain:.4f}") for i, step in enumerate(found.steps, start=1))
+    legend = (("below the default", "of the best point so far, in nats a token, on all the text of the search"),)
+    return Section("search", "Search", Table(("generation", "points so far", "below the default"), rows), legend=legend)
+
+
+def _charts(found: TuneResult) -> Iterator[Chart]:
+    """Yield the divisors of default and winner, where their tables differ. To be used within `drawing.style()`."""
+    tables = {}
+    for name, plan in ("default", found.default), ("tuned", found.tuned):
+        entry = plan.target.entries[names.FULL_ATTENTION] if plan is not None and plan.target is not None else None
+        if entry is not None and entry.table is not None:
+            tables[name] = entry.table.at(found.target_length).inv_freq
+    if len(tables) < 2 or np.allclose(tables["default"], tables["tuned"], rtol=TABLE_TOLERANCE):
+        return
+    figure = drawing.figure()
+    axes = figure.subplots()
+    for (name, table), look in zip(tables.items(), (drawing.BASELINE, drawing.TARGET), strict=True):
+        turning = np.flatnonzero((found.inv_freq > 0) & (table > 0))
+        axes.plot(turning, found.inv_freq[turning] / table[turning], **{**look, "label": name, "markersize": 4})
+    axes.set_xlabel("rotary pair, the fastest first")
+    axes.set_ylabel("divided by")
+    drawing.key(figure)
+    caption = "By what the frequency of each rotary pair is divided: 1 leaves it as it was trained, the factor of the target interpolates."
+    yield Chart("divisors", "search", "Divisors of the pairs, default and best", caption, figure)

@@ -93,7 +93,8 @@ def test_nothing_before_the_default_has_no_judgement() -> None:
 
 
 def test_the_page_says_the_same(tmp_path: Path) -> None:
-    (page,) = write_report(sample(0.1), tmp_path / "report", Path("p.json"), command="ropetool tune model")
+    page, plot = write_report(sample(0.1), tmp_path / "report", Path("p.json"), command="ropetool tune model")
+    assert (page.name, plot.name) == ("index.html", "divisors.png")
     text = page.read_text(encoding="utf-8")
     for words in (
         "better than the default on unseen text, key tokens",

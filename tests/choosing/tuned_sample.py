@@ -40,5 +40,6 @@ def sample(
         runtimes=("transformers",), seed=0, minutes=10.0, points=24, steps=(Step(12, 0.04), Step(24, 0.0612)),
         searched=("a.txt", "b.txt"), unseen=("c.txt", "d.txt", "e.txt", "f.txt"), segments=(24, 8),
         winner="yarn, factor 4, beta_fast 8, beta_slow 1, ramp dims", judgement=judgement, default=plans[0],
-        tuned=replace(plans[1], suffix="tuned-1024"), max_regression=None, runtime="torch", notes=("a note",),
+        tuned=replace(plans[1], suffix="tuned-1024"), inv_freq=10000.0 ** (-np.arange(32) / 32),
+        max_regression=None, text_fingerprint="d9c8", runtime="torch", notes=("a note",),
     )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ropetool.choosing.tuning.judging import GAIN, Judgement
 from ropetool.choosing.tuning.searching import Step
 from ropetool.plans.plan import Plan
+from ropetool.rope.tables import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,7 +16,8 @@ class TuneResult:
 
     winner: the best point in words, empty where the search found nothing before the default. judgement: None then.
     lengths: beyond the trained one, in tokens. searched, unseen: the documents of each, by name. segments: of both. points:
-    how many were tried. default, tuned: their plans. minutes: what was asked for.
+    how many were tried. default, tuned: their plans. inv_freq: what the model was trained with, in radians per token. minutes:
+    what was asked for.
     """
 
     source: str
@@ -35,7 +37,9 @@ class TuneResult:
     judgement: Judgement | None
     default: Plan
     tuned: Plan | None
+    inv_freq: Array
     max_regression: float | None
+    text_fingerprint: str
     runtime: str
     notes: tuple[str, ...]
 

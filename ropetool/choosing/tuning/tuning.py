@@ -141,7 +141,8 @@ def tune(
         points=winner.points, steps=winner.steps, searched=corpora[0].names, unseen=corpora[1].names,
         segments=(search_on.segments, judge_on.segments),
         winner=words, judgement=judgement,
-        default=planner.default, tuned=tuned, max_regression=max_regression, runtime=runner.description, notes=tuple(notes),
+        default=planner.default, tuned=tuned, inv_freq=ground.inv_freq, max_regression=max_regression,
+        text_fingerprint=fingerprint(documents), runtime=runner.description, notes=tuple(notes),
     )  # fmt: skip
 
 
