@@ -141,7 +141,7 @@ def _judgement_json(judgement: Judgement) -> dict[str, Any]:
             for part in judgement.parts
         ],
         "lengths": [
-            {"length": at.length, "default": at.default, "tuned": at.tuned, "difference": vars(at.difference)}
+            {"length": at.length, "default": at.default, "tuned": at.tuned, "difference": vars(at.difference), "cut": at.cut}
             for at in judgement.lengths
         ],
         "regression": vars(judgement.regression), "default_regression": vars(judgement.default_regression),
@@ -181,9 +181,13 @@ def _judged(judgement: Judgement) -> Section:
 def _bounded(found: TuneResult, judgement: Judgement) -> Section:
     costs = (judgement.default_regression.mean, judgement.regression.mean, judgement.limit)
     rows = [row(f"perplexity within {found.trained_length} tokens", *(f"{ratio(cost):.3f}" for cost in costs))]
+    for at in judgement.lengths:
+        ratios = (f"{ratio(loss - at.cut):.3f}" for loss in (at.default, at.tuned))
+        rows.append(row(f"perplexity at {at.length} tokens", *ratios, ""))
     if judgement.retrieved is not None:
         rows.append(row("answers chosen", *(f"{share:.2f}" for share in judgement.retrieved), ""))
-    legend = (("perplexity", "as a multiple of the source's; on text that fits into the trained length"),)
+    same = "as a multiple of the source's on the same tokens, of longer text with what is in front cut to the trained length"
+    legend = (("perplexity", same), ("answers chosen", "the share of trials whose answer is the likeliest of its kind"))
     return Section(
         "bounds", "Bounds", Table(("", "default", "tuned", "allowed"), tuple(rows), words=(0,)), legend=legend
     )

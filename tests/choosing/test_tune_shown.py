@@ -27,6 +27,8 @@ def test_a_gain_is_claimed_where_a_part_is_surely_better() -> None:
     default, tuned = figures(0.0, 0.05, 6), figures(0.1, 0.02, 7)
     by_hand = np.mean([tuned.text[n].mean() - default.text[n].mean() for n in (512, 1024)])
     assert found.parts[0].difference.mean == pytest.approx(by_hand)
+    source = figures(0.0, 0.0, 0).within
+    assert [at.cut for at in found.lengths] == [pytest.approx(source.mean())] * 2
     assert found.regression.mean == pytest.approx(0.02)
     assert found.default_regression.mean == pytest.approx(0.05)
 

@@ -35,12 +35,16 @@ class Part:
 
 @dataclass(frozen=True)
 class AtLength:
-    """The mean losses of text at one length, in nats a token, and their difference; nothing is judged by it alone."""
+    """The mean losses of text at one length, in nats a token, and their difference; nothing is judged by it alone.
+
+    cut: what the source loses on the same tokens, with the text in front of them cut to the trained length.
+    """
 
     length: int
     default: float
     tuned: float
     difference: Estimate
+    cut: float
 
 
 @dataclass(frozen=True)
@@ -76,14 +80,15 @@ def judge(default: Figures, tuned: Figures, source: Array, documents: Documents,
     limit = bounds.limit(own.mean)
     shares = None if default.retrieved is None or tuned.retrieved is None else (default.retrieved, tuned.retrieved)
     reason = _reason(parts, costs, limit, shares, bounds.lost)
-    lengths = tuple(_at(length, default, tuned, documents.text) for length in default.text)
+    lengths = tuple(_at(length, default, tuned, source, documents.text) for length in default.text)
     return Judgement(parts, lengths, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason)
 
 
-def _at(length: int, default: Figures, tuned: Figures, documents: Sequence[int]) -> AtLength:
+def _at(length: int, default: Figures, tuned: Figures, source: Array, documents: Sequence[int]) -> AtLength:
     ours, theirs = tuned.text[length], default.text[length]
     difference = paired_difference(ours, theirs, documents[: len(ours)])
-    return AtLength(length, float(theirs.mean()), float(ours.mean()), difference)
+    # The segments of a length are the first ones of the trained length, so these are the same tokens.
+    return AtLength(length, float(theirs.mean()), float(ours.mean()), difference, float(source[: len(ours)].mean()))
 
 
 def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]]) -> tuple[Part, ...]:
