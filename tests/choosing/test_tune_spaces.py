@@ -105,8 +105,8 @@ def test_another_factor_goes_as_a_list_of_the_same_formula() -> None:
 
 def test_a_straight_ramp_between_the_ends_of_yarn_is_yarn() -> None:
     begin = ground("ramp")
-    for start, fast in zip(get("ramp").starts(begin), (32.0, 8.0), strict=True):
-        assert np.allclose(divisors(get("ramp").point(begin, start)), yarn_divisors(fast, 1.0, FACTOR), rtol=1e-5)
+    for start, betas in zip(get("ramp").starts(begin), ((32.0, 1.0), (16.0, 0.5), (8.0, 1.0)), strict=True):
+        assert np.allclose(divisors(get("ramp").point(begin, start)), yarn_divisors(*betas, FACTOR), rtol=1e-5)
 
 
 def test_no_divisor_of_pairs_is_below_the_one_before() -> None:
@@ -118,7 +118,10 @@ def test_no_divisor_of_pairs_is_below_the_one_before() -> None:
         assert found.max() <= 2 * FACTOR * (1 + 1e-5)
     interpolation = get("pairs").point(begin, get("pairs").starts(begin)[-1])
     assert np.allclose(divisors(interpolation), FACTOR, rtol=1e-5)
-    ntk = get("pairs").point(begin, get("pairs").starts(begin)[2])
+    ramps = [get("pairs").point(begin, start) for start in get("pairs").starts(begin)[1:3]]
+    for ramp, betas in zip(ramps, ((16.0, 0.5), (8.0, 1.0)), strict=True):
+        assert np.allclose(divisors(ramp), yarn_divisors(*betas, FACTOR), rtol=1e-5)
+    ntk = get("pairs").point(begin, get("pairs").starts(begin)[3])
     assert np.allclose(divisors(ntk), [FACTOR ** (2 * i / (DIM - 2)) for i in range(DIM // 2)], rtol=1e-5)
 
 

@@ -17,6 +17,8 @@ from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share
 from ropetool.rope.tables import Array
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0  # yarn's own
+# Ramps that are known to serve small models: yarn's, with twice the original length, and with a later start.
+RAMPS = ((BETA_FAST, BETA_SLOW), (BETA_FAST / 2, BETA_SLOW / 2), (8.0, BETA_SLOW))
 KNOTS = 8  # of a curve over the pairs
 BANDS = 3  # of pairs, where a head has a gain for each: near, middle, far
 ASIDE = 0.1  # of a coordinate, beside its middle: the factor of the target itself, which native keys can say
@@ -115,8 +117,8 @@ def _ramp(ground: Ground, vector: Array) -> Point:
 
 def _ramp_starts(ground: Ground) -> list[Array]:
     last, found = ground.pairs - 1, []
-    for fast in (BETA_FAST, 8.0):
-        ends = [arithmetic.index_at_turns(ground.inv_freq, ground.length, turns) for turns in (fast, BETA_SLOW)]
+    for betas in RAMPS:
+        ends = [arithmetic.index_at_turns(ground.inv_freq, ground.length, turns) for turns in betas]
         low, high = np.clip(ends, 0, last)
         found.append(np.array([low / last, (high - low) / max(last - low, 1e-9), 0.5]))
     return found
@@ -132,11 +134,14 @@ def _pairs(ground: Ground, vector: Array) -> Point:
 
 
 def _pairs_starts(ground: Ground) -> list[Array]:
-    """Return the default, a ramp that begins later, ntk, and interpolation, as LongRoPE's search begins."""
+    """Return the default, other ramps, ntk, and interpolation, as LongRoPE's search begins."""
     source = Source(ground.inv_freq, ground.length)
-    later = 1 / blend(np.ones(ground.pairs), kept_share_by_dims(source, 8.0, BETA_SLOW, False), ground.factor)
+    ramps = [
+        1 / blend(np.ones(ground.pairs), kept_share_by_dims(source, *betas, False), ground.factor)
+        for betas in RAMPS[1:]
+    ]
     ntk = 1 / ntk_stretch(2 * ground.pairs, ground.factor)
-    tables = (ground.divisors, later, ntk, np.full(ground.pairs, ground.factor))
+    tables = (ground.divisors, *ramps, ntk, np.full(ground.pairs, ground.factor))
     return [np.clip(np.log(table) / np.log(2 * ground.factor), 0, 1) for table in tables]
 
 
