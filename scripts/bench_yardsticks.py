@@ -32,7 +32,7 @@ from ropetool.verification.yardsticks.named import Yardstick, parse  # noqa: E40
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- yardsticks -->", "<!-- /yardsticks -->"
-ROUNDS = 7
+ROUNDS = 5
 HEADS, KEY_HEADS, CHANNELS = 8, 2, 64
 LENGTHS = (2048, 4096, 8192)
 TRAINED = 1024

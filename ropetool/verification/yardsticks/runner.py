@@ -98,8 +98,11 @@ class YardstickRunner(Wrapped):
 
     @contextmanager
     def _otherwise(self) -> Iterator[None]:
-        with self._torch_runner.model.attending(self._layers, self._attend):
-            yield
+        try:
+            with self._torch_runner.model.attending(self._layers, self._attend):
+                yield
+        except Unfit as error:  # after a trial that went well; all the same, a sentence
+            raise _unfit(str(error), str(self._torch_runner.path)) from None
 
 
 def _check_fit(runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
