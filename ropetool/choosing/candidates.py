@@ -144,10 +144,16 @@ def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path) -> RopeSet:
     try:
         if plan.method == BAKE:
             raise ConfigError(WEIGHTS_TOO)
-        again = make_plan(
-            source.path, plan.method, target_length=plan.max_position_embeddings, params=params,
-            reading=plan.reading if plan.reading in (ORIGINAL, CURRENT) else None, attention_factor=attention_factor,
+        again, baked = (
+            make_plan(
+                source.path, plan.method, target_length=plan.max_position_embeddings, params=params,
+                reading=plan.reading if plan.reading in (ORIGINAL, CURRENT) else None, attention_factor=attention_factor,
+                for_runtimes=for_runtimes,
+            )
+            for for_runtimes in ((), plan.runtimes)
         )  # fmt: skip
+        if baked.tensors != plan.tensors:  # gains that a search found, say
+            raise ConfigError(WEIGHTS_TOO)
     except RopetoolError:
         raise ConfigError(WEIGHTS_TOO, where=str(file)) from None
     if again.bakes or again.target is None or plan.target is None or not _same_frequencies(again.target, plan.target):

@@ -40,6 +40,11 @@ def tune_text(found: TuneResult, source: str, plan: Path, width: int | None = No
     return text + columns([(command("ropetool", "apply", source, plan),)])
 
 
+def _counted(number: int, noun: str) -> str:
+    """Return so many of something, in words."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _times(found: TuneResult) -> str:
     return f"{found.target_length / found.trained_length:g}"
 
@@ -56,7 +61,7 @@ def _searched(found: TuneResult) -> list[tuple[str, str]]:
         ("space", f"{found.space}: {spaces.get(found.space).summary}"),
         (
             "searched",
-            f"{found.points} points in {len(found.steps)} generations, on {found.segments[0]} segments of "
+            f"{found.points} points in {_counted(len(found.steps), 'generation')}, on {found.segments[0]} segments of "
             f"{len(found.searched)} documents, at {lengths} tokens",
         ),
         ("best", best),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from conftest import write_model, write_tokenizer
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.choosing.candidates import of_plan
 from ropetool.errors import ConfigError
 from ropetool.plans.gains import heads_of, with_gains
 from ropetool.plans.plan import Plan
@@ -105,3 +107,13 @@ def test_a_tensor_that_the_model_does_not_have_is_named(source: Path) -> None:
     with pytest.raises(ConfigError, match=r"no model.layers.9.x.weight as the file has it"):
         wrong.score(rows(), 16)
     assert all(torch.equal(value, before[name]) for name, value in runner.model.parameters.items())
+
+
+def test_a_comparison_does_not_take_gains_for_a_table(source: Path, tmp_path: Path) -> None:
+    """It turns a loaded model by the plan's table, and would leave the gains out without a word."""
+    place = tmp_path / "plan.json"
+    place.write_text(json.dumps(planned(source, "heads").to_json()))
+    with pytest.raises(ConfigError, match="weights"):
+        of_plan(HfCheckpoint.open(source), place)
+    place.write_text(json.dumps(ropetool.plan(source, "yarn", factor=4).to_json()))
+    assert of_plan(HfCheckpoint.open(source), place).plan.method == "yarn"

@@ -128,7 +128,7 @@ def tune(
             count = generations or _generations(journal, runner, search_on, judge_on, budget or MINUTES)
             run = _Run(planner, chosen, ground, bounds, runner, checkpoint.family.nested, journal, tell, count)
             if say is not None:
-                say(f"{count * DRAWS} points of space {space} in {count} generations")
+                say(f"{count * DRAWS} points of space {space}, {DRAWS} a generation, and the judgement")
             winner = run.search(search_on, seed)
             tuned = None if winner.best is None else planner.plan(chosen, ground, winner.best)
             judgement = None if tuned is None else run.judged(judge_on, tuned)
