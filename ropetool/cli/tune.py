@@ -117,7 +117,8 @@ def _beside(path: Path, target_length: int, space: str) -> Path:
     from ropetool.files import hub
 
     place = Path(os.path.abspath(hub.beside(path)))
-    return place.with_name(f"{place.name}-tuned-{target_length}-{space}.json")
+    place = place.with_name(f"{place.name}-tuned-{target_length}-{space}.json")
+    return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
 
 
 def _write(place: Path, plan: Plan) -> None:
