@@ -5,7 +5,7 @@ What is measured, and how it is judged, is verification's to say; nothing is wri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.choosing.candidates import Asked, candidates_of
-from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views
+from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views, yardstick_trials
 from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.errors import ConfigError
@@ -40,6 +40,9 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET
 from ropetool.verification.statistics import ERROR, clustered
 from ropetool.verification.texts import fingerprint
+from ropetool.verification.yardsticks.named import parse_all
+
+YARDSTICK = "a yardstick, put on the source: no file holds it"
 
 
 def compare(
@@ -55,6 +58,7 @@ def compare(
     texts: Sequence[str | Path] = (),
     lengths: Sequence[int] | None = None,
     baseline_beyond: bool = False,
+    compare_with: str = "",
     suite: str | None = None,
     measures: Sequence[str] = (),
     segments: int | None = None,
@@ -71,9 +75,10 @@ def compare(
 
     The model is loaded once and turned by each table in memory; the source as it is, within its trained length, is the baseline of
     all. Without lengths a candidate is measured up to its own context, with lengths at all of them. baseline_beyond: the source
-    is scored at all lengths too. Without a suite and measures it is the quick one with what the grade asks for as proof.
-    reading, original_length, for_runtimes: as `plan` takes them. Candidates that cannot be written or measured stay in the
-    result with the reason.
+    is scored at all lengths too. compare_with: yardsticks with commas between them, put on the source and measured at all
+    lengths; no file holds them, so they stand beside the rankings. Without a suite and measures it is the quick one, with what
+    the grade asks for as proof. reading, original_length, for_runtimes: as `plan` takes them. Candidates that cannot be written
+    or measured stay in the result with the reason.
 
     Raises: ConfigError, CheckpointError, UnknownMethod; PlanMismatch for a plan of another source; the first refusal where no
     candidate is left.
@@ -90,6 +95,7 @@ def compare(
     contexts = {each.target_length for each in candidates}
     wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
     check_lengths(wanted, trained, chosen.segments)
+    named = parse_all(compare_with, trained, max(wanted)) if compare_with else []
     documents = documents_of(texts, max(wanted))
     chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
     notes: list[str] = []
@@ -101,17 +107,20 @@ def compare(
         (progress or nobody)("reading the texts", 0, 0)
         corpus = read_corpus(documents, {TARGET: runner}, {})
         field = prepare(
-            chosen, corpus, runner, wanted, {trial.reach for trial in able}, trained, limits, seed,
+            chosen, corpus, runner, wanted, {*(trial.reach for trial in able), max(wanted)}, trained, limits, seed,
             None if baseline_beyond else trained,
         )  # fmt: skip
         able, unscaled = checked(able)
+        beside, unfitting = yardstick_trials(runner, named, checkpoint, found.rope, max(wanted), trained)
         if say is not None:
-            foretell(runner, field, able, say)
+            foretell(runner, field, [*able, *beside], say)
         with kept_on_disk(checkpoint, None, documents, ("compare", device, dtype), resume, notes) as wrap:
-            raw, own = measure(runner, able, field, wrap, progress or nobody)
+            raw, own = measure(runner, [*able, *beside], field, wrap, progress or nobody)
     name = hub.name_of(checkpoint.path)
-    results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in able]
-    results += [CandidateResult(each.name, None, None, each.reason) for each in (*refused, *unfit, *unscaled)]
+    results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in (*able, *beside)]
+    results += [
+        CandidateResult(each.name, None, None, each.reason) for each in (*refused, *unfit, *unscaled, *unfitting)
+    ]
     return Comparison(
         source=name,
         trained_length=trained,
@@ -123,6 +132,7 @@ def compare(
         baseline=_baseline(field, own),
         candidates=tuple(results),
         rankings=tuple(_rankings(field, able, raw)),
+        beside=_ranked(field, [*able, *beside], raw, max(wanted)) if beside else None,
         documents=field.last.documents() if field.last else corpus.names,
         text_fingerprint=fingerprint(documents),
         texts=catalogue.described(documents, bundled=not texts),
@@ -145,10 +155,9 @@ def opened(source: str | Path) -> HfCheckpoint:
 
 def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> CandidateResult:
     """Return what was found of a candidate, judged as `verify` would judge its output."""
-    plan, context = trial.candidate.plan, trial.candidate.target_length
-    measurements = [
-        replace(m, context_length=context) if isinstance(m, LastSegment) else m for m in field.by_reach[trial.reach]
-    ]
+    made = trial.candidate
+    context = trial.reach if made is None else made.target_length
+    measurements = [replace(m, context_length=context) if isinstance(m, LastSegment) else m for m in field.of(trial)]
     found = found_of(measurements, field.suite, field.trained_length, raw, own)
     lengths = [length for length in field.lengths if length <= trial.reach]
     checks = [
@@ -161,20 +170,26 @@ def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> Ca
         found, measurements, field.corpus, checks, suite=field.suite, trained_length=field.trained_length,
         context_length=context, grade=field.limits.grade, seed=field.seed,
     )  # fmt: skip
-    extension = {"method": plan.method, "factor": plan.factor, "params": plan.params}
-    result = replace(result, target=trial.name, baseline=baseline, extension=extension)
-    return CandidateResult(trial.name, plan, result, note=trial.candidate.note)
+    result = replace(result, target=trial.name, baseline=baseline)
+    if made is None:
+        return CandidateResult(trial.name, None, result, note=YARDSTICK)
+    extension = {"method": made.plan.method, "factor": made.plan.factor, "params": made.plan.params}
+    return CandidateResult(trial.name, made.plan, replace(result, extension=extension), note=made.note)
 
 
-def _rankings(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw]) -> list[Ranking]:
-    """Return who is better than whom, at the longest length of each candidate."""
-    if field.last is None:
-        return []
-    found = []
+def _rankings(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw]) -> Iterator[Ranking]:
+    """Yield who is better than whom, at the longest length of each candidate."""
     for length in sorted({trial.reach for trial in trials}):
-        losses = {trial.name: raw[trial.name][field.last.name][length] for trial in trials if trial.reach >= length}
-        found.append(ranked(length, losses, [segment.document for segment in field.last.chosen[length]]))
-    return found
+        ranking = _ranked(field, trials, raw, length)
+        if ranking is not None:
+            yield ranking
+
+
+def _ranked(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw], length: int) -> Ranking | None:
+    if field.last is None:
+        return None
+    losses = {trial.name: raw[trial.name][field.last.name][length] for trial in trials if trial.reach >= length}
+    return ranked(length, losses, [segment.document for segment in field.last.chosen[length]])
 
 
 def _baseline(field: Field, own: Mapping[int, Raw]) -> dict[int, Estimate]:

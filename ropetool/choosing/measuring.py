@@ -15,7 +15,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.choosing.candidates import Candidate, Refused
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import RopeSet
-from ropetool.verification import estimate
+from ropetool.verification import estimate, suites
 from ropetool.verification.checkpoints import Wrap
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
@@ -24,6 +24,8 @@ from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes
 from ropetool.verification.suites import Suite
+from ropetool.verification.yardsticks.named import Yardstick
+from ropetool.verification.yardsticks.runner import yardstick_runner
 
 Raw = Mapping[str, Any]
 """By measurement: what it found of one model, before results are made of it."""
@@ -31,16 +33,16 @@ Raw = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate and the view of the model that computes it. reach: the longest of the lengths at which it is measured."""
+    """A candidate, or a yardstick that no file can hold, and the view of the model that computes it.
 
-    candidate: Candidate
-    runner: RotatedRunner
+    reach: the longest of the lengths at which it is measured. kept_as: under what its rows are kept.
+    """
+
+    name: str
+    runner: Runner
     reach: int
-
-    @property
-    def name(self) -> str:
-        """The candidate's."""
-        return self.candidate.name
+    kept_as: str
+    candidate: Candidate | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Field:
         """The last segments at all lengths, of which shorter reaches have a part; None where losses are not measured."""
         return next((m for m in self.by_reach[max(self.by_reach)] if isinstance(m, LastSegment)), None)
 
+    def of(self, trial: Trial) -> tuple[Measurement, ...]:
+        """Return what is measured of a trial; a yardstick reads whole texts, without a cache."""
+        made = self.by_reach[trial.reach]
+        return made if trial.candidate is not None else tuple(m for m in made if m.name != suites.CACHE)
+
 
 def views(
     runner: TorchRunner, candidates: Sequence[Candidate], source: HfCheckpoint, meant: RopeSet, lengths: Sequence[int],
@@ -73,22 +80,40 @@ def views(
 
     def viewed(each: Candidate) -> Trial:
         reach = max(length for length in lengths if everywhere or length <= each.target_length)
-        return Trial(each, RotatedRunner(runner, each.rope, meant=meant, nested=source.family.nested), reach)
+        view = RotatedRunner(runner, each.rope, meant=meant, nested=source.family.nested)
+        return Trial(each.name, view, reach, each.digest, each)
 
-    return _sorted_out(candidates, viewed)
+    return _required(*_sorted_out(candidates, viewed))
+
+
+def yardstick_trials(
+    runner: TorchRunner, yardsticks: Sequence[Yardstick], source: HfCheckpoint, meant: RopeSet, reach: int,
+    trained_length: int,
+) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
+    """Return the source attending by each yardstick, for which the model is loaded, and the yardsticks that do not fit it."""
+
+    def beside(each: Yardstick) -> Trial:
+        made = yardstick_runner(each, runner, meant, trained=trained_length, nested=source.family.nested)
+        return Trial(each.name, made, reach, f"yardstick {each.name} {trained_length}")
+
+    found, refused, _ = _sorted_out(yardsticks, beside)
+    return found, refused
 
 
 def checked(trials: Sequence[Trial]) -> tuple[list[Trial], list[Refused]]:
     """Return the trials that the model, which is loaded for it, can be turned to, and the others. Raises: as `views`."""
 
     def able(trial: Trial) -> Trial:
-        trial.runner.check()
+        if isinstance(trial.runner, RotatedRunner):
+            trial.runner.check()
         return trial
 
-    return _sorted_out(trials, able)
+    return _required(*_sorted_out(trials, able))
 
 
-def _sorted_out(asked: Sequence[Any], make: Callable[[Any], Trial]) -> tuple[list[Trial], list[Refused]]:
+def _sorted_out(
+    asked: Sequence[Any], make: Callable[[Any], Trial]
+) -> tuple[list[Trial], list[Refused], list[ConfigError]]:
     found, refused, errors = [], [], []
     for each in asked:
         try:
@@ -96,6 +121,12 @@ def _sorted_out(asked: Sequence[Any], make: Callable[[Any], Trial]) -> tuple[lis
         except ConfigError as error:
             refused.append(Refused(each.name, error.message))
             errors.append(error)
+    return found, refused, errors
+
+
+def _required(
+    found: list[Trial], refused: list[Refused], errors: Sequence[ConfigError]
+) -> tuple[list[Trial], list[Refused]]:
     if not found:
         raise errors[0]
     return found, refused
@@ -145,9 +176,9 @@ def measure(
     work = _work(field, trials) + sum((work_of(made, (BASELINE,)) for made in field.by_reach.values()), Counter[int]())
     total, finished = sum(length * count for length, count in work.items()), 0
 
-    def run(asked: Runner, kept_as: str, role: str, reach: int, said: str) -> Raw:
+    def run(asked: Runner, kept_as: str, role: str, measurements: Sequence[Measurement], said: str) -> Raw:
         kept, found = wrap(asked, kept_as), {}
-        for measurement in field.by_reach[reach]:
+        for measurement in measurements:
 
             def done(tokens: int, stage: str = f"{said}: {measurement.name}") -> None:
                 nonlocal finished
@@ -157,13 +188,15 @@ def measure(
             found[measurement.name] = measurement.run(kept, role, done)
         return found
 
-    own = {reach: run(runner, BASELINE, BASELINE, reach, "the source as it is") for reach in field.by_reach}
+    own = {
+        reach: run(runner, BASELINE, BASELINE, made, "the source as it is") for reach, made in field.by_reach.items()
+    }
     raw = {}
     for index, trial in enumerate(trials, 1):
         said = f"{trial.name} ({index} of {len(trials)})"
-        raw[trial.name] = run(trial.runner, trial.candidate.digest, TARGET, trial.reach, said)
+        raw[trial.name] = run(trial.runner, trial.kept_as, TARGET, field.of(trial), said)
     return raw, own
 
 
 def _work(field: Field, trials: Sequence[Trial]) -> Counter[int]:
-    return sum((work_of(field.by_reach[trial.reach], (TARGET,)) for trial in trials), Counter[int]())
+    return sum((work_of(field.of(trial), (TARGET,)) for trial in trials), Counter[int]())

@@ -24,7 +24,7 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class CandidateResult:
-    """One candidate. found: its measurements, as `verify` has them; refusal: why there are none.
+    """One candidate, or a yardstick, which has no plan. found: its measurements, as `verify` has them; refusal: why there are none.
 
     target_length: the context that its plan leads to. note: how its table stands for its file, where that needs a word.
     """
@@ -51,9 +51,9 @@ class CandidateResult:
     @property
     def reached(self) -> LengthResult | None:
         """The longest length within its own context at which it was scored."""
-        if self.found is None or self.target_length is None:
+        if self.found is None:
             return None
-        within = [entry for entry in self.found.lengths if entry.length <= (self.target_length or 0)]
+        within = [entry for entry in self.found.lengths if entry.length <= self.found.context_length]
         return max(within, key=lambda entry: entry.length, default=None)
 
     def at(self, length: int) -> LengthResult | None:
@@ -66,7 +66,8 @@ class Comparison:
     """Candidates measured in one loaded model on the same tokens.
 
     lengths: those asked for; a candidate is scored up to its own context. baseline: the losses of the source as it is.
-    rankings: one for each context that a candidate leads to, the shortest first.
+    rankings: one for each context that a candidate leads to, the shortest first. beside: candidates and yardsticks together, at
+    the longest length; None without yardsticks.
     """
 
     source: str
@@ -84,6 +85,7 @@ class Comparison:
     texts: Mapping[str, Any] | None
     runtime: str
     notes: tuple[str, ...]
+    beside: Ranking | None = None
 
     def candidate(self, name: str) -> CandidateResult:
         """Return the candidate of a name. Raises: KeyError."""
@@ -94,12 +96,13 @@ class Comparison:
         stated = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name not in ("baseline", "candidates", "rankings")
+            if field.name not in ("baseline", "candidates", "rankings", "beside")
         }
         found: dict[str, Any] = plain({
             "schema": SCHEMA, **stated,
             "baseline": [{"length": length, "loss": dataclasses.asdict(loss)} for length, loss in self.baseline.items()],
             "candidates": list(map(_candidate_json, self.candidates)), "rankings": list(map(_ranking_json, self.rankings)),
+            "beside": None if self.beside is None else _ranking_json(self.beside),
         })  # fmt: skip
         return found
 
@@ -108,10 +111,10 @@ class Comparison:
         for length, loss in self.baseline.items():
             yield _row(self.source, "", None, None, length, loss, within=length <= self.trained_length)
         for each in self.candidates:
-            for entry in each.found.lengths if each.found is not None and each.plan is not None else ():
-                assert each.plan is not None
+            for entry in each.found.lengths if each.found is not None else ():
+                method, factor = (each.plan.method, each.plan.factor) if each.plan is not None else ("", None)
                 yield _row(
-                    each.name, each.plan.method, each.plan.factor, each.target_length, entry.length, entry.target,
+                    each.name, method, factor, each.target_length, entry.length, entry.target,
                     entry, within=entry.length <= self.trained_length,
                 )  # fmt: skip
 

@@ -67,6 +67,10 @@ class Factors(Factor):
 )  # fmt: skip
 @click.option("--baseline-beyond", is_flag=True, help="Measure the source as it is beyond its trained length too.")
 @click.option(
+    "--compare-with", default="", metavar="NAME,...",
+    help="Put what no file can hold beside the candidates: rerope, 'leaky-rerope(128,16)', self-extend, ...",
+)  # fmt: skip
+@click.option(
     "--suite", metavar="quick|standard|full", help="What to measure. Default: quick, and what the grade asks for."
 )
 @click.option(

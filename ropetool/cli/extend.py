@@ -21,13 +21,19 @@ if TYPE_CHECKING:
     from ropetool.verification.results import VerifyResult
 
 LIST_FILE_BYTES = 4 << 20
+AUTO = "auto"  # no method, but the one that serves the model best
+OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope", "as_type", "config_style")
 
 
 @click.command("extend")
 @click.argument("source", type=click.Path())
 @click.option(
     "--method", "-m", type=METHOD, metavar="METHOD",
-    help="A method; see `ropetool methods`. Default: the one that `ropetool advise` names.",
+    help="A method; see `ropetool methods`. Default: the one that `ropetool advise` names; auto measures which is best.",
+)  # fmt: skip
+@click.option(
+    "--budget", type=float, metavar="MINUTES",
+    help="With --method auto: then tune for so long, and take what is surely better than the default.",
 )  # fmt: skip
 @click.option(
     "--factor", type=Factor(), help="How many times the trained length, or the one that --from names: 4 or 4x."
@@ -110,6 +116,7 @@ def extend_command(
     dry_run: bool,
     plan_out: str | None,
     as_json: bool,
+    budget: float | None,
     **options: Any,
 ) -> int:
     """Write a copy of a checkpoint with a longer context.
@@ -120,8 +127,12 @@ def extend_command(
     --verify and --export are `ropetool verify` and `ropetool export` of the output. An output that fails stays, with a
     certificate that says so, and is not exported: exit code 3; 1 where a part of the verification could not run.
 
+    --method auto runs the model: it compares the closed forms as `ropetool compare` does, and takes the best at the target that
+    keeps the short texts, YaRN where nothing is surely better.
+
     \b
     ropetool extend model --target-length 131072
+    ropetool extend model --method auto --target-length 32k
     ropetool extend model --method yarn --factor 8 --dry-run
     ropetool extend model --method abf --rope-theta 1e6 --target-length 65536
     ropetool extend model --method yarn --factor 4 --companion model-eagle
@@ -144,12 +155,24 @@ def extend_command(
     }
     check_in_place(edits_itself, copy_if_needed, excluded)
     chain = _Chain.of(options, dry_run)
-    peeked = config_alone(source) if dry_run and plan_out is None else None
+    auto = method == AUTO
+    if budget is not None and not auto:
+        raise click.UsageError("--budget goes with --method auto")
+    if auto and companion is not None:
+        raise click.UsageError("--method auto chooses for one model: name the method for --companion")
+    peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
     path = peeked or local_source(source)
     chain.check_source(path)
-    chosen, advised_factor, why = (
-        (method, "auto", "") if method is not None else _advised(path, factor, target_length, reading, params, options)
+    measured = (
+        _measured(path, factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json)
+        if auto
+        else None
     )
+    chosen, advised_factor, why = (
+        (measured.plan.method, "auto", measured.why) if measured
+        else (method, "auto", "") if method is not None
+        else _advised(path, factor, target_length, reading, params, options)
+    )  # fmt: skip
     if attention_factor == "auto":
         attention_factor = advised_factor
 
@@ -164,9 +187,9 @@ def extend_command(
 
     def unbaked(plan: Plan) -> Plan:
         """Return the same extension with its factor in the config, where one runtime alone reads it there: for flags."""
-        return planned(()) if plan.bakes else plan
+        return planned(()) if plan.bakes and not (measured and measured.tuned) else plan
 
-    plan = planned(options["for_runtimes"])
+    plan = measured.plan if measured else planned(options["for_runtimes"])
     if why:
         notes((why,))
     if peeked is not None and plan.bakes:  # it names tensors, and whether they can hold it
@@ -245,6 +268,55 @@ def _advised(
     )
     beside = "" if attention_factor == "auto" else f", --attention-factor {attention_factor}"
     return method, attention_factor, f"method {method}{beside}: {why}"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What measuring came to: a plan, why, and whether it is one of `tune`."""
+
+    plan: Plan
+    why: str
+    tuned: bool
+
+
+def _measured(
+    source: Path, factor: float | None, target_length: int | None, reading: str | None, params: tuple[tuple[str, str], ...],
+    options: dict[str, Any], attention_factor: str, budget: float | None, *, quiet: bool,
+) -> _Found:  # fmt: skip
+    """Return the best of the closed forms, measured in the loaded model, or with a budget what tuning makes better."""
+    from ropetool.choosing.choice import choose
+    from ropetool.cli.compare import compared
+    from ropetool.plans.advice import CLOSED_FORMS
+
+    if (factor is None) == (target_length is None):
+        raise click.UsageError("--method auto needs --factor or --target-length")
+    given = {
+        "-p": params, "--attention-factor": attention_factor != "auto",
+        **{f"--{name.replace('_', '-')}": options[name] for name in OF_A_METHOD},
+    }  # fmt: skip
+    for option in (name for name, value in given.items() if value):
+        raise click.UsageError(f"{option} says how, and --method auto measures that: name the method with --method")
+    found = compared(
+        source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
+        target_lengths=[] if target_length is None else [target_length], reading=reading,
+        original_length=options["original_length"], for_runtimes=options["for_runtimes"], grade=options["grade"], quiet=quiet,
+        measures=["last-segment"],
+    )  # fmt: skip
+    choice = choose(found)
+    why = f"{choice.candidate.name}: {choice.why}"
+    if budget is None:
+        return _Found(choice.plan, why, tuned=False)
+    from ropetool.choosing.tuning.tuning import tune
+    from ropetool.cli.progress import bar
+
+    with bar() as progress:
+        tuned = tune(
+            source, choice.plan.max_position_embeddings, budget=budget, reading=reading, for_runtimes=options["for_runtimes"],
+            progress=progress, say=None if quiet else lambda line: notes([line]),
+        )  # fmt: skip
+    if not tuned.is_better:
+        return _Found(choice.plan, f"{why}; tuning found nothing that is surely better than the default", tuned=False)
+    return _Found(tuned.plan, f"tuned, {tuned.winner}: surely better than the default on unseen text", tuned=True)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def compare_text(found: Comparison, *, width: int | None = None, colour: bool = 
 
 def sentences(found: Comparison) -> list[str]:
     """Return for each context that a candidate leads to who is the best there, and whom that is told apart from."""
-    return [_sentence(ranking) for ranking in found.rankings] or ["nothing is ranked: no losses were measured"]
+    told = [_sentence(ranking) for ranking in found.rankings] or ["nothing is ranked: no losses were measured"]
+    return told if found.beside is None else [*told, f"with what no file holds, {_sentence(found.beside)}"]
 
 
 def _sentence(ranking: Ranking) -> str:
@@ -130,12 +131,13 @@ def _ratios(found: Comparison, measured: list[CandidateResult]) -> Section:
 
 def _pairs(found: Comparison) -> Section:
     """Return who is better than whom, with every pair as a detail."""
+    rankings = [*found.rankings, *([found.beside] if found.beside else [])]
     rows = tuple(
         row(
             str(ranking.length), ranking.best, ", ".join(ranking.better_than(ranking.best)) or NONE,
             ", ".join(ranking.tied) or NONE,
         )
-        for ranking in found.rankings
+        for ranking in rankings
     )  # fmt: skip
     legend = (
         ("best", "the lowest loss on the same tokens, of all that lead so far"),
@@ -147,9 +149,9 @@ def _pairs(found: Comparison) -> Section:
     details = tuple(
         Table(
             ("lower loss", "higher loss", "difference", "p", "told apart"), tuple(map(_pair, ranking.pairs)), words=(0, 1, 4),
-            title=f"Every pair at {ranking.length} tokens",
+            title=f"Every pair at {ranking.length} tokens{', yardsticks too' if ranking is found.beside else ''}",
         )
-        for ranking in found.rankings
+        for ranking in rankings
         if ranking.pairs
     )  # fmt: skip
     table = Table(("length", "best", "better than", "not told apart from"), rows, words=(1, 2, 3))
@@ -162,6 +164,8 @@ def _pair(pair: PairResult) -> tuple[Cell, ...]:
 
 def _verdict(each: CandidateResult) -> Cell:
     assert each.found is not None
+    if each.plan is None:
+        return Cell(NONE)
     return Cell(each.found.verdict, TONES.get(each.found.verdict, ""))
 
 
@@ -201,7 +205,7 @@ def _gain(each: CandidateResult, name: str) -> str:
 
 def _plot(found: Comparison, width: int) -> str:
     """Return the losses of the best at the longest length, each a letter, and of the source."""
-    drawn = found.rankings[-1].order[:MOST_DRAWN]
+    drawn = (found.beside or found.rankings[-1]).order[:MOST_DRAWN]
     signs = dict(zip(drawn, ascii_lowercase, strict=False))
     series = {BASELINE: [(length, loss.mean) for length, loss in found.baseline.items()]}
     for name, sign in signs.items():

@@ -20,23 +20,27 @@ MARKS, DASHES = "osD^vP", ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (3, 1)))
 
 def charts(found: Comparison) -> Iterator[Chart]:
     """Yield the plots of all that was measured. To be used within `drawing.style()`."""
+    if found.beside is not None:
+        yield losses_chart(
+            found, found.beside.length, found.beside.order[:MOST], name="losses-beside", extra=", with yardsticks"
+        )
     for ranking in reversed(found.rankings):
         yield losses_chart(found, ranking.length, ranking.order[:MOST])
     if found.rankings:
         yield costs_chart(found)
 
 
-def losses_chart(found: Comparison, length: int, names: Sequence[str]) -> Chart:
+def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str = "", extra: str = "") -> Chart:
     """Return the losses of the best at a length, and of the source, by length."""
     figure = drawing.figure(4.0)
     axes = figure.subplots()
     lengths = [n for n in found.lengths if n <= length]
     own = {n: loss for n, loss in found.baseline.items() if n <= length}
     drawing.curve(axes, list(own), list(own.values()), {**drawing.BASELINE, "label": "the source"})
-    for index, name in enumerate(names):
-        measured = found.candidate(name).found
+    for index, each in enumerate(names):
+        measured = found.candidate(each).found
         entries = [entry for entry in (measured.lengths if measured else ()) if entry.length <= length]
-        axes.plot([e.length for e in entries], [e.target.mean for e in entries], **look(index), label=name)
+        axes.plot([e.length for e in entries], [e.target.mean for e in entries], **look(index), label=each)
     drawing.length_axis(axes, lengths, "context")
     drawing.trained_line(axes, found.trained_length)
     drawing.perplexity_axis(axes)
@@ -48,7 +52,7 @@ def losses_chart(found: Comparison, length: int, names: Sequence[str]) -> Chart:
         f"{length} tokens or beyond{rest}; band: 95 % interval of the source over documents. The intervals of differences are "
         "narrower than those of losses, so that curves within one band may well be told apart: the pairs say which are."
     )
-    return Chart(f"losses-{length}", "ratios", f"Losses up to {length} tokens", caption, figure)
+    return Chart(name or f"losses-{length}", "ratios", f"Losses up to {length} tokens{extra}", caption, figure)
 
 
 def costs_chart(found: Comparison) -> Chart:

@@ -22,7 +22,8 @@ def write_report(found: Comparison, folder: Path, *, force: bool = False, comman
 
 def render(found: Comparison, command: str = "") -> dict[str, bytes]:
     """Return the files of a report by name: the page, then the plots."""
-    *_, longest = sentences(found)
+    told = sentences(found)
+    longest = told[len(found.rankings) - 1] if found.rankings else told[0]
     word, _, sentence = longest.partition(": ")
     return rendered(
         Page(
@@ -35,7 +36,7 @@ def render(found: Comparison, command: str = "") -> dict[str, bytes]:
             facts=_facts(found, command),
             sections=list(sections(found)),
             charts=compared_charts.charts(found),
-            notes=found.notes,
+            notes=(*(told[-1:] if found.beside else ()), *found.notes),
             documents=found.documents,
             fingerprint=found.text_fingerprint,
             texts=found.texts,

@@ -22,6 +22,7 @@ import ropetool
 from ropetool.choosing import candidates as candidate_module
 from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
 from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
+from ropetool.report.compared import sentences
 from ropetool.report.compared_page import write_report
 from ropetool.verification import journal
 from ropetool.verification.results import VerifyResult
@@ -250,6 +251,20 @@ def test_a_data_frame_has_the_rows(found: Comparison) -> None:
     assert len(frame) == len(list(found.rows()))
 
 
+def test_yardsticks_stand_beside_the_rankings(folder: Path) -> None:
+    found = compared(folder, plans=(), compare_with="rerope(256),self-extend(2,32)", baseline_beyond=True)
+    assert [name for ranking in found.rankings for name in ranking.order if "rerope" in name] == []
+    assert found.beside is not None
+    assert (found.beside.length, len(found.beside.order)) == (512, 4)
+    yardstick = found.candidate("rerope(256)").found
+    assert yardstick is not None
+    for entry in yardstick.lengths[:3]:  # no distance is beyond the window: it is the source
+        assert entry.target.mean == pytest.approx(found.baseline[entry.length].mean, abs=1e-5)
+    assert yardstick.lengths[3].target.mean < found.baseline[512].mean - 1
+    assert "self-extend(2,32)" in "".join(sentences(found)[-1:])
+    assert found.to_json()["beside"]["length"] == 512
+
+
 BAD = [
     ({"methods": ["yarnn"]}, UnknownMethod, "yarnn"),
     ({"factors": [1.0]}, ConfigError, "not above 1"),
@@ -260,7 +275,9 @@ BAD = [
     ({"lengths": [512, 256]}, ConfigError, "must increase"),
     ({"segments": 2}, ConfigError, "at least 8"),
     ({"measures": ["losses"]}, ConfigError, "losses"),
-    ({"plans": ["nowhere.json"]}, RopetoolError, "no such file|not there|No such"),
+    ({"compare_with": "reropes"}, ConfigError, "is no yardstick"),
+    ({"compare_with": "rerope(512)"}, ConfigError, "trained on 256"),
+    ({"plans": ["nowhere.json"]}, RopetoolError, "does not exist"),
 ]
 
 
