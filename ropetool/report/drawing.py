@@ -24,10 +24,13 @@ BLUE, VERMILION = "#0072b2", "#d55e00"
 COLOURS = {
     "paper": (PAPER, "#16181c"), "ink": (INK, "#e6e6e6"), "quiet": (QUIET, "#a8adb4"), "grid": (GRID, "#33373d"),
     "target": (BLUE, "#56b4e9"), "baseline": (VERMILION, "#e69f00"),
+}  # fmt: skip
+# For more curves than two; only drawings that use them state them.
+MORE = {
     "second": ("#009e73", "#40c9a2"), "third": ("#a64d79", "#e3a3c6"), "fourth": ("#7a6a00", "#f0e442"),
     "fifth": ("#5b3fa8", "#bfa9f5"), "sixth": ("#484848", "#c4c4c4"),
 }  # fmt: skip
-SERIES = tuple(COLOURS[name][0] for name in ("target", "second", "third", "fourth", "fifth", "sixth"))
+SERIES = (BLUE, *(light for light, _ in MORE.values()))
 IN_CELLS = ("#000000", "#fafafa")  # on a light cell and on a dark one, which have their colours on any page
 BORDER = "#d75000"  # between cells
 TARGET: dict[str, Any] = {"color": BLUE, "marker": "o", "label": "target"}
@@ -87,9 +90,10 @@ def encoded(drawn: Figure, kind: str) -> bytes:
 def _in_both(svg: bytes) -> bytes:
     """Return a drawing whose colours follow the reader's, by a style of its own: a picture knows none of its page's."""
     text = svg.decode()
-    for name, (light, _) in COLOURS.items():
+    used = {**COLOURS, **{name: colours for name, colours in MORE.items() if f": {colours[0]}" in text}}
+    for name, (light, _) in used.items():
         text = text.replace(f": {light}", f": var(--{name})")
-    by_page = ["".join(f"--{name}: {colours[dark]}; " for name, colours in COLOURS.items()) for dark in (False, True)]
+    by_page = ["".join(f"--{name}: {colours[dark]}; " for name, colours in used.items()) for dark in (False, True)]
     style = f"<style>:root {{ {by_page[0]}}} @media (prefers-color-scheme: dark) {{ :root {{ {by_page[1]}}} }}</style>"
     head, tag, rest = text.partition("<defs>")
     return f"{head}{style}{tag}{rest}".encode()

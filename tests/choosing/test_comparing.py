@@ -317,3 +317,15 @@ def test_the_command_prints_the_table_or_json(folder: Path) -> None:
     assert [each["name"] for each in data["candidates"]] == ["yarn 512"]
     assert run("compare", "model", "--factors", "2", "--target-length", "512").code == 2
     assert run("compare", "model").code == 1
+
+
+def test_extend_takes_what_is_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ropetool.plans.advice.CLOSED_FORMS", ("linear", "yarn"))
+    done = run("extend", "model", "--method", "auto", "--factor", "2", "-o", "auto")
+    assert done.code == 0, done.err
+    assert re.search(r"yarn x2: the lowest loss at 512 tokens; within 256 .*; above 1.1: linear x2", done.err)
+    assert ropetool.diff(folder / "auto", folder / "model-yarn").same
+    for wrong in ["--beta-fast", "8"], ["--attention-factor", "1.2"], ["--companion", "model"]:
+        assert run("extend", "model", "--method", "auto", "--factor", "2", *wrong).code == 2
+    assert run("extend", "model", "--method", "yarn", "--factor", "2", "--budget", "3").code == 2
+    assert run("extend", "model", "--method", "auto").code == 2
