@@ -245,7 +245,6 @@ def test_pandas_is_asked_for_in_a_sentence(found: Comparison, monkeypatch: pytes
 
 
 def test_a_data_frame_has_the_rows(found: Comparison) -> None:
-    pytest.importorskip("pandas")
     frame = found.to_pandas()
     assert list(frame.columns) == list(COLUMNS)
     assert len(frame) == len(list(found.rows()))
