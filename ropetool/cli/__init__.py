@@ -30,25 +30,34 @@ WORDS = 300  # characters of an exception that are shown
 # name -> (module, first line of its help); the line stands here so that --help loads no command.
 COMMANDS = {
     "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it."),
-    "doctor": ("doctor", "Say what runtimes get wrong in checkpoints."),
-    "advise": ("advise", "Say which method leads to a context, and why."),
+    "doctor": ("doctor", "Find and mend what runtimes get wrong in checkpoints."),
+    "advise": ("advise", "Recommend a method for a target length, and say why."),
     "methods": ("lists", "List the methods, or explain one."),
     "families": ("lists", "List the model families, or explain one."),
     "runtimes": ("lists", "List the runtimes, or explain one."),
-    "extend": ("extend", "Write a copy of a checkpoint with a longer context."),
+    "extend": ("extend", "Write a copy of a model with a longer context."),
     "bake": ("bake", "Fold scaling factors into the weights."),
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "compare": ("compare", "Measure several methods side by side in one model."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
-    "tune": ("tune", "Search the table that serves one model best."),
-    "identify": ("identify", "Say which rotary table a server computes."),
+    "tune": ("tune", "Search the RoPE settings that serve one model best."),
+    "identify": ("identify", "Say which rotary table a running server computes."),
     "restore": ("restore", "Undo the last edit in place of a GGUF file."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
     "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
     "gguf": ("gguf", "List and set keys of GGUF files; split and merge them."),
     "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),
-    "recover": ("recover", "Finish or take back an edit in place that was cut."),
+    "recover": ("recover", "Finish or take back an interrupted edit in place."),
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
+}
+
+# What commands are for, in the order of the help.
+GROUPS = {
+    "See": ("inspect", "doctor", "diff", "identify"),
+    "Choose": ("advise", "compare", "tune", "methods", "families", "runtimes"),
+    "Extend": ("extend", "bake", "apply", "restore", "recover"),
+    "Measure": ("verify", "demo"),
+    "Move": ("export", "import", "gguf"),
 }
 
 
@@ -73,19 +82,20 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        for title, members in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in members], col_max=30)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="ropetool")
 def group() -> None:
-    """Extend the context window of language models, explain it, verify it.
+    """Extend the context window of language models, explain and measure it.
 
     \b
-    ropetool inspect model
-    ropetool extend model --method yarn --factor 8
-    ropetool verify model-yarn-8x --baseline model
+    ropetool inspect model.gguf --target-length 32k
+    ropetool extend model.gguf --target-length 32k
+    ropetool verify model-yarn-4x.gguf --baseline model.gguf
     """
 
 

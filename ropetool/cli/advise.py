@@ -19,7 +19,7 @@ from ropetool.cli.options import AS, Length, for_runtimes
 def advise_command(
     source: str, target_length: int, for_runtimes: tuple[str, ...], as_type: str | None, as_json: bool
 ) -> None:
-    """Say which method leads to a context, and why.
+    """Recommend a method for a target length, and say why.
 
     No model is run: how far each method reaches follows from the turns of its rotary pairs, and whether it can be written from a
     plan that is made. `ropetool extend` without --method takes what is advised.

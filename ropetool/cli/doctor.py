@@ -37,7 +37,7 @@ def doctor_command(
     sarif_file: str | None,
     as_json: bool,
 ) -> int:
-    """Say what runtimes get wrong in checkpoints.
+    """Find and mend what runtimes get wrong in checkpoints.
 
     SOURCE is what the other commands take, or a folder of many, searched at any depth. No weights are read. A checkpoint that
     cannot be read is a finding, and the others are examined all the same.

@@ -119,7 +119,7 @@ def extend_command(
     budget: float | None,
     **options: Any,
 ) -> int:
-    """Write a copy of a checkpoint with a longer context.
+    """Write a copy of a model with a longer context.
 
     The source is only read; its weight files are linked. With --in-place a GGUF file is changed itself. Every
     runtime named by --for must read from the output exactly the table that the method derives; otherwise nothing is written.

@@ -51,7 +51,7 @@ def identify_command(
     source: str | None, gguf: str | None, server: str | None, model: str | None, logprobs: str | None, prompts_out: str | None,
     length: tuple[int, ...] | None, count: int, device: str, dtype: str, as_json: bool,
 ) -> int:  # fmt: skip
-    """Say which rotary table a server computes.
+    """Say which rotary table a running server computes.
 
     The checkpoint is run with every table that a runtime may make of its keys: as they are meant, with the scaling or the
     attention factor dropped, with defaults in place of keys, with kinds of layers mixed up, and as each known release of

@@ -11,7 +11,7 @@ from ropetool.cli import notes, print_json, show
 @click.argument("file", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def recover_command(file: str, as_json: bool) -> None:
-    """Finish or take back an edit in place that was cut.
+    """Finish or take back an interrupted edit in place.
 
     An edit with --in-place writes beside the file, before it begins, what it is going to do. After a crash or a power
     failure the file is made the new one where its room was on the disk, else the old one again, byte for byte. Until then

@@ -62,7 +62,7 @@ def tune_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Search the table that serves one model best.
+    """Search the RoPE settings that serve one model best.
 
     The model is loaded once. Points of a space are tried in it on a part of the documents: the loss of text beyond the trained
     length, of copied passages and of answers, within a bound on what short text may cost. The best one is judged once against the

@@ -16,7 +16,7 @@ import pytest
 from making import run, write_config
 
 import ropetool
-from ropetool.cli import COMMANDS, group
+from ropetool.cli import COMMANDS, GROUPS, group
 from ropetool.errors import RopetoolError
 
 PROGRAM = [sys.executable, "-m", "ropetool"]
@@ -33,8 +33,11 @@ def model(tmp_path: Path) -> Path:
 def test_the_first_page() -> None:
     done = run("--help")
     assert (done.code, done.err) == (0, "")
-    lines = [line.split(maxsplit=1) for line in done.out.partition("Commands:\n")[2].splitlines()]
-    assert [name for name, _ in lines] == list(COMMANDS)
+    grouped = done.out.partition(f"\n{next(iter(GROUPS))}:\n")[2].splitlines()
+    lines = [line.split(maxsplit=1) for line in grouped if line.startswith("  ")]
+    assert [line for line in grouped if line and not line.startswith(" ")] == [f"{title}:" for title in [*GROUPS][1:]]
+    assert sorted(name for name, _ in lines) == sorted(COMMANDS)  # each once
+    assert all(said.strip() == COMMANDS[name][1] for name, said in lines)
     assert done.out == run("-h").out
     nothing = run()
     assert (nothing.code, nothing.out) == (2, "")
