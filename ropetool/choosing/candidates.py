@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ropetool.rope import methods
 from ropetool.rope.tables import RopeSet
 
 WEIGHTS_TOO = "it changes weights, which a loaded model is not given: ropetool apply, then ropetool verify the output"
+RULE = "its table follows the length in a way that its method alone does not give: ropetool apply, then ropetool verify the output"
 IN_WEIGHTS = "what its file leaves to the weights is measured as a factor of cos and sin, which computes the same"
 
 
@@ -97,23 +99,27 @@ def candidates_of(
             except RopetoolError as error:
                 errors.append(error)
                 refused.append(Refused(name, error.message))
-    found += [of_plan(source, Path(path)) for path in dict.fromkeys(map(str, plans))]
+    files = list(dict.fromkeys(map(Path, plans)))
+    taken = {each.name for each in found} | {each.name for each in refused}
+    found += [of_plan(source, file, name) for file, name in zip(files, _file_names(files, taken), strict=True)]
     if not found:
         raise errors[0]
     return found, refused
 
 
-def of_plan(source: HfCheckpoint, file: Path) -> Candidate:
+def of_plan(source: HfCheckpoint, file: Path, name: str) -> Candidate:
     """Return the candidate of a plan file. Raises: PlanMismatch, ConfigError where a loaded model cannot be given it."""
     plan = Plan.read(file)
     if plan.format != source.format:
         raise ConfigError(f"it is a plan for a {plan.format} file, and the source is a directory", where=str(file))
     checked_texts(plan, source)
     rope, note = plan.target, ""
-    if plan.bakes or plan.tensors:
-        rope, note = _with_the_rest(plan, source, file), IN_WEIGHTS
     assert rope is not None  # a plan of an earlier version, without one, is refused above
-    return Candidate(file.name, plan, rope, note)
+    if plan.bakes or plan.tensors:
+        rope, note = _with_the_rest(plan, source, file, WEIGHTS_TOO), IN_WEIGHTS
+    elif any(entry.table is not None and entry.table.rule is not None for entry in rope.entries.values()):
+        rope = _with_the_rest(plan, source, file, RULE)  # of which a plan has the name and the value at one length
+    return Candidate(name, plan, rope, note)
 
 
 def digest(rope: RopeSet) -> str:
@@ -134,16 +140,16 @@ def _of_method(name: str, source: HfCheckpoint, method: str, goal: dict[str, Any
     return Candidate(name, plan, unbaked.target, IN_WEIGHTS)
 
 
-def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path) -> RopeSet:
-    """Return the table of a plan with what it leaves to the weights, made again for the runtime that reads all of it.
+def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path, refusal: str) -> RopeSet:
+    """Return the table of a plan with what it leaves to the weights or names only, made again for the runtime that reads all of it.
 
-    Raises: ConfigError where the plan's weights are more than that.
+    Raises: ConfigError with the refusal where the plan says more than that.
     """
     params = dict(plan.params)
     attention_factor = params.pop(names.ATTENTION_FACTOR, "auto")
     try:
         if plan.method == BAKE:
-            raise ConfigError(WEIGHTS_TOO)
+            raise ConfigError(refusal)
         again, baked = (
             make_plan(
                 source.path, plan.method, target_length=plan.max_position_embeddings, params=params,
@@ -153,11 +159,11 @@ def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path) -> RopeSet:
             for for_runtimes in ((), plan.runtimes)
         )  # fmt: skip
         if baked.tensors != plan.tensors:  # gains that a search found, say
-            raise ConfigError(WEIGHTS_TOO)
+            raise ConfigError(refusal)
     except RopetoolError:
-        raise ConfigError(WEIGHTS_TOO, where=str(file)) from None
+        raise ConfigError(refusal, where=str(file)) from None
     if again.bakes or again.target is None or plan.target is None or not _same_frequencies(again.target, plan.target):
-        raise ConfigError(WEIGHTS_TOO, where=str(file))
+        raise ConfigError(refusal, where=str(file))
     return again.target
 
 
@@ -168,6 +174,13 @@ def _same_frequencies(one: RopeSet, other: RopeSet) -> bool:
         ours is None or (theirs is not None and ours.with_factor(1.0).agrees(theirs.with_factor(1.0)))
         for ours, theirs in pairs
     )
+
+
+def _file_names(files: Sequence[Path], taken: Collection[str]) -> list[str]:
+    """Return what each plan is called: its file's name, or its path where another candidate is called so."""
+    counts = Counter(file.name for file in files)
+    short = [file.name if counts[file.name] == 1 else str(file) for file in files]
+    return [str(file.absolute()) if name in taken else name for file, name in zip(files, short, strict=True)]
 
 
 def _name(method: str, factor: float | None = None, target_length: int | None = None) -> str:

@@ -194,6 +194,37 @@ def test_a_factor_that_goes_into_the_weights_is_measured_in_the_model(folder: Pa
         compared(folder, plans=[folder / "gains.json"])
 
 
+def test_plans_of_one_file_name_are_two_candidates(folder: Path) -> None:
+    files = []
+    for method in METHODS:
+        files.append(folder / method / "plan.json")
+        files[-1].parent.mkdir()
+        files[-1].write_text(json.dumps(ropetool.plan(folder / "model", method, factor=2).to_json()))
+    found = compared(folder, methods=[], factors=[], plans=[*files, files[0]])
+    assert [each.name for each in found.candidates] == list(map(str, files))
+    for file, method in zip(files, METHODS, strict=True):
+        assert differing(found, str(file), verified(folder / f"model-{method}")) < 1e-5
+    (folder / "yarn x2").write_text(files[1].read_text())  # called as a method's candidate is
+    found = compared(folder, methods=["yarn"], plans=["yarn x2"])
+    assert [each.name for each in found.candidates] == ["yarn x2", str(folder / "yarn x2")]
+
+
+def test_a_plan_whose_table_follows_the_length_is_measured_at_each(folder: Path) -> None:
+    plan = ropetool.plan(folder / "model", "dynamic", factor=2)
+    (folder / "dynamic.json").write_text(json.dumps(plan.to_json()))
+    found = compared(folder, methods=["dynamic"], plans=[folder / "dynamic.json"], lengths=LENGTHS)
+    method, saved = (found.candidate(name).found for name in ("dynamic x2", "dynamic.json"))
+    assert method is not None
+    assert saved is not None
+    assert saved.lengths == method.lengths
+    ropetool.apply(plan, folder / "model", folder / "model-dynamic")
+    assert differing(found, "dynamic.json", verified(folder / "model-dynamic")) < 1e-5
+    other = ropetool.plan(folder / "model", "dynamic", factor=2, original_length=128)
+    (folder / "other.json").write_text(json.dumps(other.to_json()))
+    with pytest.raises(ConfigError, match="follows the length"):
+        compared(folder, plans=[folder / "other.json"])
+
+
 def test_json_and_rows(found: Comparison) -> None:
     data = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert data["schema"] == 1
