@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, GRADE, METHOD, Factor, Length, check_in_place, for_runtimes, in_place, write_new
+from ropetool.cli.options import (
+    AS,
+    GRADE,
+    METHOD,
+    Factor,
+    Length,
+    check_in_place,
+    check_new,
+    for_runtimes,
+    in_place,
+    write_new,
+)
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -22,7 +33,7 @@ if TYPE_CHECKING:
 
 LIST_FILE_BYTES = 4 << 20
 AUTO = "auto"  # no method, but the one that serves the model best
-OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope", "as_type", "config_style")
+OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
 
 
 @click.command("extend")
@@ -33,7 +44,7 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope", "as_
 )  # fmt: skip
 @click.option(
     "--budget", type=float, metavar="MINUTES",
-    help="With --method auto: then tune for so long, and take what is surely better than the default.",
+    help="With --method auto: where that is yarn, tune for so long, and take what is surely better.",
 )  # fmt: skip
 @click.option(
     "--factor", type=Factor(), help="How many times the trained length, or the one that --from names: 4 or 4x."
@@ -140,6 +151,7 @@ def extend_command(
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
     from ropetool.cli.apply import applied, applied_in_place, way_in_place
+    from ropetool.files.output import check_output
     from ropetool.plans.flags import flag_lines
     from ropetool.plans.formats import CONFIG_ONLY
     from ropetool.plans.search import make_plan
@@ -163,6 +175,11 @@ def extend_command(
     peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
     path = peeked or local_source(source)
     chain.check_source(path)
+    if auto and plan_out is not None:
+        check_new("--plan-out", Path(plan_out))
+    if auto and output is not None and not dry_run:
+        check_output(Path(output), path, force=options["force"], directory=True)
+        chain.check_place(path, Path(output))
     measured = (
         _measured(path, factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json)
         if auto
@@ -284,7 +301,7 @@ def _measured(
     options: dict[str, Any], attention_factor: str, budget: float | None, *, quiet: bool,
 ) -> _Found:  # fmt: skip
     """Return the best of the closed forms, measured in the loaded model, or with a budget what tuning makes better."""
-    from ropetool.choosing.choice import choose
+    from ropetool.choosing.choice import DEFAULT, choose
     from ropetool.cli.compare import compared
     from ropetool.plans.advice import CLOSED_FORMS
 
@@ -296,6 +313,12 @@ def _measured(
     }  # fmt: skip
     for option in (name for name, value in given.items() if value):
         raise click.UsageError(f"{option} says how, and --method auto measures that: name the method with --method")
+    for option in (name for name, key in (("--as", "as_type"), ("--config-style", "config_style")) if options[key]):
+        raise click.UsageError(f"{option} is not for --method auto: name the method with --method")
+    if budget is not None and options["original_length"] is not None:
+        raise click.UsageError(
+            "--budget tunes from the length that the file states: leave out one of it and --original-length"
+        )
     found = compared(
         source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
         target_lengths=[] if target_length is None else [target_length], reading=reading,
@@ -306,6 +329,10 @@ def _measured(
     why = f"{choice.candidate.name}: {choice.why}"
     if budget is None:
         return _Found(choice.plan, why, tuned=False)
+    if choice.plan.method != DEFAULT:
+        return _Found(
+            choice.plan, f"{why}; not tuned: tuning judges against {DEFAULT}, over which this was chosen", tuned=False
+        )
     from ropetool.choosing.tuning.tuning import tune
     from ropetool.cli.progress import bar
 

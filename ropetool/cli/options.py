@@ -5,20 +5,23 @@ Names are completed without the modules that they stand for: those load numpy, a
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from ropetool.errors import ConfigError
+from ropetool.errors import ConfigError, OutputError
 
 LONGEST = 2**31  # tokens
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
 _PACKAGE = Path(__file__).parents[1]
+_NO_SOURCE = Path(os.devnull)  # nothing is rewritten
 if TYPE_CHECKING:
     _Type = click.ParamType[Any]
 else:
@@ -141,20 +144,32 @@ def for_runtimes(help: str) -> Callable[..., Any]:
 
 
 def check_new(option: str, path: Path) -> None:
-    """Raise ConfigError for a file that is there already; to be asked before long work."""
-    if path.exists():
+    """Raise ConfigError for a file that is there already, or whose folder is not; to be asked before long work."""
+    from ropetool.files.output import check_place
+
+    if os.path.lexists(path):
         raise ConfigError("it exists already", where=f"{option} {path}", try_="another name, or remove it")
+    with _named(option, path):
+        check_place(path, _NO_SOURCE)
 
 
 def write_new(option: str, path: Path, text: str) -> None:
-    """Write a file that an option names. Raises: ConfigError where it is there already, or cannot be written."""
+    """Write a file that an option names, whole or not at all. Raises: ConfigError where it is there already, or cannot be written."""
+    from ropetool.files.transaction import staged
+
+    check_new(option, path)
+    with _named(option, path), staged(path, _NO_SOURCE) as stage:
+        stage.write_bytes(text.encode())
+
+
+@contextmanager
+def _named(option: str, path: Path) -> Iterator[None]:
+    """Name the option where a file cannot be written."""
     try:
-        with path.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError("it exists already", where=f"{option} {path}", try_="another name, or remove it") from None
-    except OSError as error:
-        raise ConfigError(f"it cannot be written ({error.strerror})", where=f"{option} {path}") from None
+        yield
+    except OutputError as error:
+        hint = error.try_.replace("another -o", "another name").replace("an -o", "a name")
+        raise ConfigError(f"it cannot be written ({error.message})", where=f"{option} {path}", try_=hint) from None
 
 
 _IN_PLACE = click.option(

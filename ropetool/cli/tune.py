@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import SPACE, Length, for_runtimes
-from ropetool.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ropetool.plans.plan import Plan
+from ropetool.cli.options import SPACE, Length, check_new, for_runtimes, write_new
 
 PLAN_OUT = "--plan-out"
 
@@ -81,8 +77,7 @@ def tune_command(
 
     path = local_source(source)
     place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options["space"])
-    if place.exists():
-        raise ConfigError("it exists already", where=f"{PLAN_OUT} {place}", try_="another name, or remove it")
+    check_new(PLAN_OUT, place)
     if report is not None:
         check_folder(Path(report), force=force)
     say = None if as_json else lambda line: notes([line])
@@ -102,7 +97,7 @@ def tune_command(
             ]
         )
         raise
-    _write(place, found.plan)
+    write_new(PLAN_OUT, place, json.dumps(found.plan.to_json(), indent=2) + "\n")
     if report is not None:
         write_report(found, Path(report), place, force=force, command=command_line())
     if as_json:
@@ -119,11 +114,3 @@ def _beside(path: Path, target_length: int, space: str) -> Path:
     place = Path(os.path.abspath(hub.beside(path)))
     place = place.with_name(f"{place.name}-tuned-{target_length}-{space}.json")
     return place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
-
-
-def _write(place: Path, plan: Plan) -> None:
-    try:
-        with place.open("x", encoding="utf-8") as file:
-            file.write(json.dumps(plan.to_json(), indent=2) + "\n")
-    except OSError as error:
-        raise ConfigError(f"it cannot be written ({error.strerror})", where=f"{PLAN_OUT} {place}") from None
