@@ -103,8 +103,8 @@ def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
         ),
         (
             "ratio",
-            "ppl of the candidate over that of the source at min(length, trained length), at its own context, and the 95 % "
-            "bounds of its true value",
+            "ppl of the candidate over that of the source at min(length, trained length), at its own context, and the "
+            "bounds of its true value, each one-sided at 95 %",
         ),
         ("answers", "retrieval: right at its longest length, and the same trials within the trained length"),
         ("key tokens", "nats that far text saves on the tokens that repeat it, ± 95 %"),
@@ -122,7 +122,7 @@ def _ratios(found: Comparison, measured: list[CandidateResult]) -> Section:
         ("columns", "tokens of model input, always ending on the same tokens of the same texts"),
         (
             "cells",
-            f"the ratio with its 95 % bounds; better: surely below 1, worse: surely above what grade {found.grade} allows",
+            f"the ratio with its bounds, each one-sided at 95 %; better: surely below 1, worse: surely above what {found.grade} allows",
         ),
     )
     head = ("candidate", *map(str, found.lengths))
@@ -140,7 +140,7 @@ def _pairs(found: Comparison) -> Section:
         for ranking in rankings
     )  # fmt: skip
     legend = (
-        ("best", "the lowest loss on the same tokens, of all that lead so far"),
+        ("best", "the lowest loss on the same tokens, of all that are measured so far"),
         (
             "better than",
             "surely: paired by document, with Holm's correction over all pairs of the length, at 5 % together",

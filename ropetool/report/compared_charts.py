@@ -73,8 +73,8 @@ def costs_chart(found: Comparison) -> Chart:
     drawing.ratio_axis(axes)
     drawing.key(figure)
     caption = (
-        "Perplexity of each candidate over that of the source at min(length, trained length), with the 95 % bounds of the true "
-        "ratio. Left of 1 it is better than the source that reads only what it was trained on."
+        "Perplexity of each candidate over that of the source at min(length, trained length), with the bounds of the true ratio, "
+        "each one-sided at 95 %. Left of 1 it is better than the source that reads only what it was trained on."
     )
     return Chart("costs", "candidates", "What each candidate costs", caption, figure)
 

@@ -22,7 +22,7 @@ import ropetool
 from ropetool.choosing import candidates as candidate_module
 from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
 from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
-from ropetool.report.compared import sentences
+from ropetool.report.compared import sections, sentences
 from ropetool.report.compared_page import write_report
 from ropetool.verification import journal
 from ropetool.verification.results import VerifyResult
@@ -236,6 +236,13 @@ def test_json_and_rows(found: Comparison) -> None:
     by = {(row["candidate"], row["length"]): row for row in rows}
     assert by["yarn x2", 512]["loss"] == found.candidate("yarn x2").found.lengths[3].target.mean  # type: ignore[union-attr]
     assert [by["yarn x2", n]["within_trained"] for n in LENGTHS] == [True, True, True, False]
+
+
+def test_bounds_are_said_to_be_one_sided(found: Comparison) -> None:
+    legends = [dict(section.legend) for section in sections(found)]
+    assert "one-sided" in legends[0]["ratio"]
+    assert "one-sided" in legends[1]["cells"]
+    assert "measured so far" in legends[2]["best"]
 
 
 def test_csv_is_the_rows(found: Comparison, folder: Path) -> None:
