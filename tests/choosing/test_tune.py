@@ -21,6 +21,7 @@ from ropetool.errors import ConfigError, RopetoolError
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Corpus, Scores
 
+DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 FEW = (Amounts(8, 4, 1), Amounts(8, 4, 1))
 Rows = list[tuple[int, ...]]
 
@@ -93,6 +94,30 @@ def test_the_judgement_reads_no_text_of_the_search(source: Path, asked: Rows, mo
 def _within(piece: Sequence[int], text: Sequence[int]) -> bool:
     joined = " ".join(map(str, text))
     return f" {' '.join(map(str, piece))} " in f" {joined} "
+
+
+def test_the_judgement_asks_other_keys_than_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the demo, whose vocabulary has the words that keys are made of."""
+    made: list[material.Material] = []
+
+    def kept(*args: Any) -> material.Material:
+        made.append(material.prepare(*args))
+        return made[-1]
+
+    monkeypatch.setattr(tuning, "prepare", kept)
+    monkeypatch.setattr(tuning._Run, "search", _stopped)
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(DEMO, 512, generations=1)
+    contexts = [part.contexts for part in made]
+    assert [len(part) for part in contexts] == [20, 40]
+    values = [{context.candidates for context in part} for part in contexts]
+    assert not values[0] & values[1]
+    pairs = [{(context.row[-1], context.candidates[context.answer]) for context in part} for part in contexts]
+    assert len(pairs[0] & pairs[1]) <= 2  # a key with its value: of the 1,332 that 37 words make, by chance
+
+
+def _stopped(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def test_documents_are_shared_out_whole_and_by_kind() -> None:

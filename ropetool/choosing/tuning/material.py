@@ -147,8 +147,12 @@ def prepare(
     target: int,
     amounts: Amounts,
     seed: int,
+    asked: int,
 ) -> Material:
-    """Return the rows on some documents. Raises: ConfigError if they are too short for the target."""
+    """Return the rows on some documents. asked: the seed of keys and values, which come from a list and not from documents.
+
+    Raises: ConfigError if they are too short for the target.
+    """
     lengths = lengths_between(trained, target)
     last = prepare_last_segment(
         corpus, (trained, *lengths), trained, context_length=target, margin=MARGIN, segments=amounts.segments, seed=seed
@@ -156,7 +160,7 @@ def prepare(
     room = target - len(corpus.prefix)
     size = passage_length(trained, room)
     chosen = passages(corpus, size, room - 2 * size, amounts.passages, seed)
-    retrieval = prepare_retrieval("keys", corpus, tokenize, [target], trained, trials=amounts.trials, seed=seed)
+    retrieval = prepare_retrieval("keys", corpus, tokenize, [target], trained, trials=amounts.trials, seed=asked)
     return Material(
         corpus, last, lengths, tuple((*corpus.prefix, *p.tokens, *p.filler, *p.tokens) for p in chosen),
         tuple(p.document for p in chosen), size // 2, _by_trial(retrieval.contexts, target, amounts.trials),

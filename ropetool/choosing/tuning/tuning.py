@@ -108,8 +108,8 @@ def tune(
         tell("reading the texts", 0, 0)
         corpora = split(read_corpus(documents, {TARGET: runner}, {TARGET: checkpoint.path}), target_length, seed)
         search_on, judge_on = (
-            prepare(corpus, runner.tokenize, trained, target_length, amount, seed)
-            for corpus, amount in zip(corpora, amounts, strict=True)
+            prepare(corpus, runner.tokenize, trained, target_length, amount, seed, asked)
+            for corpus, amount, asked in zip(corpora, amounts, (seed, -1 - seed), strict=True)
         )
         limit = GRADES[USABLE].max_ratio if max_regression is None else max_regression
         bounds = Bounds(math.log(limit), max_regression is not None, GRADES[USABLE].max_lost)
