@@ -169,3 +169,19 @@ def test_heads_that_share_a_norm_have_no_gains_of_their_own(tmp_path: Path) -> N
         planner(tmp_path, 512).opened(get("head-gain"))
     assert "pair-gain" in found.value.try_
     assert "head-band-gain" not in found.value.try_
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "minicpm3"])
+def test_no_point_loses_what_the_default_puts_into_the_softmax_scale(family: str, tmp_path: Path) -> None:
+    """YaRN of these families multiplies the whole score by (0.1 ln 4 + 1)^2, and a list by nothing."""
+    made = planner(write_config(tmp_path / "model", configs.config(family, "v4")), 2048)
+    yarn = get("yarn")
+    begin = made.opened(yarn)
+    plan = made.plan(yarn, begin, yarn.starts(begin)[1])
+    assert plan.softmax_multiplier == pytest.approx((0.1 * math.log(4) + 1) ** 2)
+    assert not made.possible(yarn, begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
+    for name in "attention-factor", "ramp", "pairs", "critical-dim":
+        with pytest.raises(LossyExport, match=rf"space {name}: YaRN multiplies this model's softmax scale by 1.296") as found:
+            made.opened(get(name))
+        assert found.value.try_.startswith("--space yarn")
+        assert not {"attention-factor", "ramp", "pairs", "critical-dim"} & {*found.value.try_.replace(",", "").split()}

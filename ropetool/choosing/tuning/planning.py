@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -43,8 +44,7 @@ class Planner:
     target_length: int
     reading: str | None = None
     runtimes: tuple[str, ...] = ()
-    _made: dict[bytes, Plan | None] = field(default_factory=dict)
-    _refused: list[RopetoolError] = field(default_factory=list)
+    _made: dict[tuple[str, bytes], Plan | RopetoolError] = field(default_factory=dict)
 
     @cached_property
     def default(self) -> Plan:
@@ -78,18 +78,23 @@ class Planner:
         """Return the plan of a point that is possible; None is the default."""
         if vector is None:
             return self.default
-        return self._made.get(vector.tobytes()) or self._plan(space.point(ground, vector))
+        made = self._tried(space, ground, vector)
+        if isinstance(made, RopetoolError):
+            raise made
+        return made
 
     def possible(self, space: Space, ground: Ground, vector: Array) -> bool:
         """Return whether the runtimes asked for would all read the point from one file."""
-        key = vector.tobytes()
+        return isinstance(self._tried(space, ground, vector), Plan)
+
+    def _tried(self, space: Space, ground: Ground, vector: Array) -> Plan | RopetoolError:
+        key = space.name, vector.tobytes()
         if key not in self._made:
             try:
-                self._made[key] = self._plan(space.point(ground, vector))
+                self._made[key] = self._point(space, ground, vector)
             except RopetoolError as error:
-                self._made[key] = None
-                self._refused.append(error)
-        return self._made[key] is not None
+                self._made[key] = error
+        return self._made[key]
 
     def opened(self, space: Space) -> Ground:
         """Return what a space starts from, if it has points that one file holds for the runtimes asked for.
@@ -108,16 +113,24 @@ class Planner:
 
     def _held(self, space: Space) -> tuple[Ground | None, str]:
         """Return what a space starts from; None and why, where no file holds any of its points."""
-        refused = len(self._refused)
         try:
             begin = self.ground(space)
         except RopetoolError as error:
             return None, error.message
         rng, size = np.random.default_rng(0), space.size(begin)
         probes: list[Array] = [*space.starts(begin), *(rng.random(size) for _ in range(PROBES))]
-        if any(self.possible(space, begin, vector) for vector in probes):
-            return begin, ""
-        return None, self._refused[refused].message
+        refused = [made for made in (self._tried(space, begin, probe) for probe in probes) if not isinstance(made, Plan)]
+        return (begin, "") if len(refused) < len(probes) else (None, refused[0].message)
+
+    def _point(self, space: Space, ground: Ground, vector: Array) -> Plan:
+        plan = self._plan(space.point(ground, vector))
+        if not math.isclose(plan.softmax_multiplier, self.default.softmax_multiplier, rel_tol=1e-6):
+            # What is varied is the table, and a point without the default's scale would be worse for that alone.
+            raise LossyExport(
+                f"YaRN multiplies this model's softmax scale by {self.default.softmax_multiplier:.4g}, which lists and other "
+                "attention factors do not carry", where="--space",
+            )  # fmt: skip
+        return plan
 
     def _plan(self, point: Point, runtimes: tuple[str, ...] | None = None) -> Plan:
         plan = make_plan(
