@@ -216,6 +216,13 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(options: dict[str, Any], 
     assert "\n" not in str(found.value)
 
 
+def test_what_is_too_short_for_an_extended_source_is_said_by_what_it_is_extended_to(tmp_path: Path) -> None:
+    ropetool.apply(ropetool.plan(DEMO, "yarn", target_length=1024), DEMO, tmp_path / "extended")
+    with pytest.raises(ConfigError, match="512 is within the 1024 tokens that it is extended to") as found:
+        tuning.tune(tmp_path / "extended", 512, reading="current")
+    assert found.value.try_ == "a target length beyond 1024"
+
+
 def test_a_gguf_file_is_to_be_imported(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     with pytest.raises(ConfigError, match="is a GGUF file") as found:

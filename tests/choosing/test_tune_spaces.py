@@ -181,7 +181,9 @@ def test_no_point_loses_what_the_default_puts_into_the_softmax_scale(family: str
     assert plan.softmax_multiplier == pytest.approx((0.1 * math.log(4) + 1) ** 2)
     assert not made.possible(yarn, begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
     for name in "attention-factor", "ramp", "pairs", "critical-dim":
-        with pytest.raises(LossyExport, match=rf"space {name}: YaRN multiplies this model's softmax scale by 1.296") as found:
+        with pytest.raises(
+            LossyExport, match=rf"space {name}: YaRN multiplies this model's softmax scale by 1.296"
+        ) as found:
             made.opened(get(name))
         assert found.value.try_.startswith("--space yarn")
         assert not {"attention-factor", "ramp", "pairs", "critical-dim"} & {*found.value.try_.replace(",", "").split()}

@@ -17,9 +17,10 @@ from ropetool.errors import ConfigError
 from ropetool.plans.gains import heads_of, with_gains
 from ropetool.plans.plan import Plan
 from ropetool.verification.runners.rotated import RotatedRunner
-from ropetool.verification.runners.scaled import ScaledRunner
+from ropetool.verification.runners.scaled import ScaledRunner, _changed
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.weights import TensorEdit
+from ropetool.weights.edits import row_change
 
 PAIRS, HEADS, LAYERS = 16, 4, 2
 RNG = np.random.default_rng(11)
@@ -117,3 +118,12 @@ def test_a_comparison_does_not_take_gains_for_a_table(source: Path, tmp_path: Pa
         of_plan(HfCheckpoint.open(source), place)
     place.write_text(json.dumps(ropetool.plan(source, "yarn", factor=4).to_json()))
     assert of_plan(HfCheckpoint.open(source), place).plan.method == "yarn"
+
+
+def test_a_gain_is_not_rounded_before_it_multiplies() -> None:
+    torch.manual_seed(3)
+    weight = torch.randn(4, 64).to(torch.bfloat16)
+    change = row_change([TensorEdit("w", "scale", 4, (0,), 4, factors=(1.0013, 0.7071, 1.2599, 1.9871))])
+    expected = weight.double().numpy() * np.array([[1.0013], [0.7071], [1.2599], [1.9871]])
+    _changed(torch.nn.Parameter(weight), change)
+    assert torch.equal(weight, torch.from_numpy(expected).to(torch.bfloat16))

@@ -119,7 +119,9 @@ class Planner:
             return None, error.message
         rng, size = np.random.default_rng(0), space.size(begin)
         probes: list[Array] = [*space.starts(begin), *(rng.random(size) for _ in range(PROBES))]
-        refused = [made for made in (self._tried(space, begin, probe) for probe in probes) if not isinstance(made, Plan)]
+        refused = [
+            made for made in (self._tried(space, begin, probe) for probe in probes) if not isinstance(made, Plan)
+        ]
         return (begin, "") if len(refused) < len(probes) else (None, refused[0].message)
 
     def _point(self, space: Space, ground: Ground, vector: Array) -> Plan:

@@ -89,10 +89,12 @@ def tune(
         )  # fmt: skip
     found = inspection.inspect_checkpoint(checkpoint)
     context, trained = lengths_of(found, checkpoint)
-    if target_length <= (context if reading == "current" else trained):
+    known = context if reading == "current" else trained
+    if target_length <= known:
+        what = "that it is extended to" if known > trained else "that the model was trained on"
         raise ConfigError(
-            f"{target_length} is within the {trained} tokens that the model was trained on: there is nothing to tune",
-            where="--target-length", try_=f"a target length beyond {trained}",
+            f"{target_length} is within the {known} tokens {what}: there is nothing to tune",
+            where="--target-length", try_=f"a target length beyond {known}",
         )  # fmt: skip
     if found.rope is None:
         raise ConfigError("nothing says how it rotates", where=str(checkpoint.path))

@@ -84,9 +84,11 @@ class ScaledRunner(Wrapped):
 
 def _changed(parameter: Any, change: RowChange) -> tuple[Any, Any, Any]:
     """Change the rows of a weight in place; return its rows as seen, which of them changed, and what they were."""
+    import torch
+
     view = parameter.data.view(change.factor.size, -1)
     rows = change.touched.nonzero()[0].tolist()
     kept = view[rows].clone()
-    factor = view.new_tensor(change.factor[rows]).double()[:, None]
+    factor = torch.as_tensor(change.factor[rows], device=view.device)[:, None]
     view[rows] = ((view[change.source[rows].tolist()].double() + change.offset) * factor - change.offset).to(view.dtype)
     return view, rows, kept
