@@ -21,6 +21,13 @@ import torch
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """Have gradients, whatever a test before this one has left switched off in the process."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 @pytest.fixture(scope="module")
 def lab() -> Iterator[ModuleType]:
     """Return scripts/lab, which is no module of a package, and let it import its neighbours."""
