@@ -115,9 +115,9 @@ def test_a_comparison_does_not_take_gains_for_a_table(source: Path, tmp_path: Pa
     place = tmp_path / "plan.json"
     place.write_text(json.dumps(planned(source, "heads").to_json()))
     with pytest.raises(ConfigError, match="weights"):
-        of_plan(HfCheckpoint.open(source), place)
+        of_plan(HfCheckpoint.open(source), place, "plan.json")
     place.write_text(json.dumps(ropetool.plan(source, "yarn", factor=4).to_json()))
-    assert of_plan(HfCheckpoint.open(source), place).plan.method == "yarn"
+    assert of_plan(HfCheckpoint.open(source), place, "plan.json").plan.method == "yarn"
 
 
 def test_a_gain_is_not_rounded_before_it_multiplies() -> None:
