@@ -103,6 +103,22 @@ def test_another_factor_goes_as_a_list_of_the_same_formula() -> None:
     assert np.allclose(divisors(point), yarn_divisors(32.0, 1.0, factor), rtol=1e-3)  # numbers of 4 and 5 digits
 
 
+def test_another_factor_keeps_the_attention_factor_of_the_target_and_says_so() -> None:
+    begin, made = ground("yarn"), planner()
+    for unit, factor in (0.8, FACTOR * 3**0.5), (0.0, FACTOR * 0.75):
+        vector = np.array([unit, 1 / 3, 0.8, 0.25])
+        target = made.plan(get("yarn"), begin, vector).target
+        assert target is not None
+        attention_factor = target.entries["full_attention"].attention_factor
+        assert attention_factor == pytest.approx(0.1 * math.log(FACTOR) + 1, rel=1e-6)
+        assert get("yarn").point(begin, vector).words == (
+            f"yarn's table of factor {factor:.5g}, beta_fast 32, beta_slow 1, ramp dims, with the attention factor of 4 "
+            f"({attention_factor:.5g}), as a list"
+        )
+    own = get("yarn").point(begin, np.array([0.5, 1 / 3, 0.8, 0.25]))
+    assert own.words == "yarn, factor 4, beta_fast 32, beta_slow 1, ramp dims"
+
+
 def test_a_straight_ramp_between_the_ends_of_yarn_is_yarn() -> None:
     begin = ground("ramp")
     for start, betas in zip(get("ramp").starts(begin), ((32.0, 1.0), (16.0, 0.5), (8.0, 1.0)), strict=True):

@@ -83,18 +83,23 @@ def _yarn(ground: Ground, vector: Array) -> Point:
     # An original length k times as long counts k times the turns: the same ramp as both betas divided by k.
     beta_fast, beta_slow = float(f"{fast / original:.4g}"), float(f"{BETA_SLOW / original:.4g}")
     factor = max(1.0, float(f"{ground.factor * ratio:.5g}"))
-    words = f"yarn, factor {factor:g}, beta_fast {beta_fast:g}, beta_slow {beta_slow:g}, ramp {ramp}"
+    ends = f"beta_fast {beta_fast:g}, beta_slow {beta_slow:g}, ramp {ramp}"
     if ratio == 1.0:
         params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": False, "ramp": ramp}
-        return Point(words, params=params)
-    # Native keys would state factor times the trained length as the context, which nobody asked for.
+        return Point(f"yarn, factor {factor:g}, {ends}", params=params)
+    # Native keys would state factor times the trained length as the context, which nobody asked for. The attention factor stays
+    # that of the target's factor: space attention-factor is where it is searched.
     source = Source(ground.inv_freq, ground.length)
     kept = (
         kept_share_by_dims(source, beta_fast, beta_slow, False)
         if ramp == "dims"
         else kept_share_by_turns(source, beta_fast, beta_slow)
     )
-    return of_lists(ground, 1 / blend(np.ones(ground.pairs), kept, factor), f"{words}, as a list")
+    words = (
+        f"yarn's table of factor {factor:g}, {ends}, with the attention factor of {ground.factor:g} "
+        f"({ground.attention_factor:.5g}), as a list"
+    )
+    return of_lists(ground, 1 / blend(np.ones(ground.pairs), kept, factor), words)
 
 
 def _yarn_starts(ground: Ground) -> list[Array]:
