@@ -256,6 +256,15 @@ def test_hits_and_predictions_are_those_of_full_logits(tiny: Path) -> None:
         assert top == expected.argmax()
 
 
+def test_two_rows_of_logits_taken_in_turn_leave_torch_as_it_was(tiny: Path) -> None:
+    rows = [TorchRunner(tiny).logits([3 + at % 50 for at in range(1200)]) for _ in range(2)]
+    for (start, ours), (other, theirs) in zip(*rows, strict=True):
+        assert start == other
+        assert np.array_equal(ours, theirs)
+    assert not torch.is_inference_mode_enabled()
+    assert torch.is_grad_enabled()
+
+
 def test_logits_come_in_pieces_that_cover_the_row(tiny: Path) -> None:
     (row,) = rows_of(1100, count=1)
     pieces = [(start, len(piece)) for start, piece in TorchRunner(tiny).logits(row)]

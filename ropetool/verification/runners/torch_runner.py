@@ -133,7 +133,8 @@ class TorchRunner:
         for start in range(0, len(ids), PIECE_TOKENS):
             with self._torch.inference_mode(), quiet(self._transformers):
                 piece = model.logits(hidden, start, min(start + PIECE_TOKENS, len(ids)))[0]
-                yield start, piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
+                wide = piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
+            yield start, wide  # out here: the mode is of the whole thread, and whoever takes a piece may go elsewhere
 
     @property
     def model(self) -> TorchModel:
