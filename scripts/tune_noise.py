@@ -32,14 +32,11 @@ from ropetool.verification.statistics import wilson  # noqa: E402
 RESULT = ROOT / "tests" / "choosing" / "tune_noise.json"
 SEEDS, GENERATIONS, SIZE = 2000, 4, 4
 Array = npt.NDArray[np.float64]
-DOCUMENT, SEGMENT, TOKEN = (
-    0.05,
-    0.05,
-    0.3,
-)  # nats, by which a point differs from the default: a little more than tables do
+# Nats, by which a point differs from the default: a little more than tables do.
+DOCUMENT, SEGMENT, TOKEN = 0.05, 0.05, 0.3
+ANSWER, AROUND = 1.0, 8.0  # nats of an answer, and by how much more than text it feels what document stands around it
 SCORED, PASSAGE = 8, 8  # tokens; more would only make the same noise smaller
-SEARCHED, UNSEEN = (7, 24), (8, 32)  # documents and segments
-TRIALS = 20
+SEARCHED, UNSEEN = (7, 24, 20), (8, 32, 40)  # documents, segments and answers
 
 
 def normal(rng: np.random.Generator, count: int) -> Array:
@@ -53,17 +50,22 @@ def skewed(rng: np.random.Generator, count: int) -> Array:
 
 
 Effects = Callable[[np.random.Generator, int], Array]
-DESIGNS: dict[str, tuple[Effects, tuple[int, int], bool]] = {
+DESIGNS: dict[str, tuple[Effects, tuple[int, int, int], bool]] = {
     "8 documents, all parts": (normal, UNSEEN, True),
     "8 documents, text alone": (normal, UNSEEN, False),
-    "4 documents": (normal, (4, 16), True),
+    "4 documents": (normal, (4, 16, 40), True),
     "8 documents, skewed": (skewed, UNSEEN, True),
 }
 
 
-def drawn(rng: np.random.Generator, effects: Effects, size: tuple[int, int], aside: bool) -> Figures:
+def around(count: int, trials: int) -> npt.NDArray[np.int64]:
+    """Return the document that stands around each answer, which is drawn and the same for all points. Shapes: (trials,)."""
+    return np.random.default_rng(count).integers(count, size=trials)
+
+
+def drawn(rng: np.random.Generator, effects: Effects, size: tuple[int, int, int], aside: bool) -> Figures:
     """Return the losses of a point, of which the mean over all documents there are is 0."""
-    count, segments = size
+    count, segments, trials = size
     documents = np.arange(segments) % count
     shift = effects(rng, count)
 
@@ -71,10 +73,11 @@ def drawn(rng: np.random.Generator, effects: Effects, size: tuple[int, int], asi
         own = shift[documents] + rng.normal(0, SEGMENT, segments)
         return own[:, None] + rng.normal(0, TOKEN, (segments, scored))
 
-    trials = TRIALS if aside else 0
+    answers = AROUND * shift[around(count, trials)] + rng.normal(0, ANSWER, trials)
+    asked = trials if aside else 0
     return Figures(
         rows(SCORED), {512: rows(SCORED), 1024: rows(SCORED)}, rows(PASSAGE)[: segments if aside else 0],
-        rng.normal(0, 1, trials), rng.random(trials) < 0.5,
+        answers[:asked], rng.random(asked) < 0.5,
     )  # fmt: skip
 
 
@@ -114,9 +117,9 @@ def claims(design: str, seed: int, *, leak: bool = False) -> bool:
     default, tuned = (drawn(rng, effects, unseen, aside) for _ in range(2))
     if leak:
         (default, tuned), unseen = (figures(None), figures(found.best)), SEARCHED
-    count, segments = unseen
+    count, segments, trials = unseen
     documents = (np.arange(segments) % count).tolist()
-    of = Documents(documents, documents, documents, list(range(len(tuned.answers))))
+    of = Documents(documents, documents, documents, around(count, trials).tolist()[: len(tuned.answers)])
     return judge(default, tuned, np.zeros((segments, SCORED)), of, bounds).verdict == GAIN
 
 

@@ -113,7 +113,18 @@ def test_the_judgement_asks_other_keys_than_the_search(monkeypatch: pytest.Monke
     values = [{context.candidates for context in part} for part in contexts]
     assert not values[0] & values[1]
     pairs = [{(context.row[-1], context.candidates[context.answer]) for context in part} for part in contexts]
+    for part in made:
+        assert len({*part.documents.answers}) == len(part.corpus.tokens)
+        for context, document in zip(part.contexts, part.documents.answers, strict=True):
+            shares = [_share(context.row, tokens.tolist()) for tokens in part.corpus.tokens]
+            assert shares[document] == max(shares) > 0.8  # the rest are keys, and what they cut
     assert len(pairs[0] & pairs[1]) <= 2  # a key with its value: of the 1,332 that 37 words make, by chance
+
+
+def _share(row: Sequence[int], text: Sequence[int]) -> float:
+    """Return how much of a row, in three tokens each, occurs in a text."""
+    known = {*zip(text, text[1:], text[2:], strict=False)}
+    return float(np.mean([three in known for three in zip(row, row[1:], row[2:], strict=False)]))
 
 
 def _stopped(*_: object) -> None:

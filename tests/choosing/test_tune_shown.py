@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from choosing.tuned_sample import DEMO, figures, sample
+from choosing.tuned_sample import DEMO, DOCUMENTS, figures, sample
 from making import run
 
 from ropetool.choosing.tuning import tuning
+from ropetool.choosing.tuning.figures import Bounds, Documents
+from ropetool.choosing.tuning.judging import judge
 from ropetool.plans.plan import Plan
 from ropetool.report.tuned import tune_json, tune_text, write_report
 
@@ -31,6 +33,17 @@ def test_a_gain_is_claimed_where_a_part_is_surely_better() -> None:
     assert [at.cut for at in found.lengths] == [pytest.approx(source.mean())] * 2
     assert found.regression.mean == pytest.approx(0.02)
     assert found.default_regression.mean == pytest.approx(0.05)
+
+
+def test_answers_of_one_document_do_not_count_as_so_many() -> None:
+    """Ten answers, half a nat better around one document and a tenth around the other, are two differences and not ten."""
+    same = figures(0.0, 0.0, 5)
+    better = replace(same, answers=same.answers - np.repeat([0.5, 0.1], 5))
+    for documents, sure in (range(10), True), ([0] * 5 + [1] * 5, False):
+        of = Documents(DOCUMENTS, DOCUMENTS, DOCUMENTS, documents)
+        answers = judge(same, better, same.within, of, Bounds(1.0, True, 0.1)).parts[2]
+        assert (answers.name, answers.better) == ("answers", sure)
+        assert answers.difference.mean == pytest.approx(-0.3)
 
 
 @pytest.mark.parametrize(

@@ -274,8 +274,8 @@ def test_a_wrong_context_is_seen(
 
 
 def test_filler_that_holds_the_words_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = retrieval.text_of_others
-    monkeypatch.setattr(retrieval, "text_of_others", lambda *given: plain(*given[:4]))
+    plain = retrieval.filler_of_others
+    monkeypatch.setattr(retrieval, "filler_of_others", lambda *given: plain(*given[:4]))
     vocabulary = Vocabulary()
     with pytest.raises(AssertionError):
         check(prepared("keys", vocabulary), vocabulary)

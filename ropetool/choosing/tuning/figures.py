@@ -94,7 +94,7 @@ def ratio(nats: float) -> float:
 
 @dataclass(frozen=True)
 class Documents:
-    """The document of each row, or the trial of each answer, that figures are clustered by."""
+    """The document of each row, that figures are clustered by; of an answer, the one that stands around what it asks for."""
 
     text: Sequence[int]
     within: Sequence[int]

@@ -88,7 +88,9 @@ class Material:
         """The documents of all rows."""
         segments = [segment.document for segment in self.last.chosen[max(self.lengths)]][: self.segments]
         within = [segment.document for segment in self.last.chosen[self.last.trained_length]][: self.segments]
-        return Documents(segments, within, self.copied, range(len(self.contexts)))
+        # Documents are as long as the target, so an answer's filler is of the one it begins in, but for what keys left out.
+        answers = [-1 if context.document is None else context.document for context in self.contexts]
+        return Documents(segments, within, self.copied, answers)
 
     def _text(self, runner: Runner, length: int, share: float, done: Done) -> Array:
         segments = self.last.chosen[length][: _part(self.segments, share)]

@@ -67,7 +67,21 @@ def text_of_others(
     without: Collection[int] = (),
     kind: str = "",
 ) -> tuple[int, ...]:
-    """Return `count` tokens of other documents: one stretch of one of them, and where it ends the next one's start.
+    """Return the tokens of `filler_of_others`."""
+    return filler_of_others(corpus, document, count, rng, without, kind)[0]
+
+
+def filler_of_others(
+    corpus: Corpus,
+    document: int | None,
+    count: int,
+    rng: random.Random,
+    without: Collection[int] = (),
+    kind: str = "",
+) -> tuple[tuple[int, ...], int | None]:
+    """Return `count` tokens of other documents, and the document that they begin in.
+
+    They are one stretch of that document, and where it ends the next one's start.
 
     Documents of the same kind come first, that of the document or the one named: code behind verses is predicted worse
     than code behind code, however far away positions reach. Tokens of `without` are left out. Where the documents are too
@@ -89,4 +103,4 @@ def text_of_others(
             found += piece[~np.isin(piece, list(without))][: count - len(found)].tolist()
     if count and not found:
         raise ConfigError("the texts leave nothing to fill a context with", where="--text", try_="longer texts")
-    return tuple(np.resize(found, count).tolist())
+    return tuple(np.resize(found, count).tolist()), next(iter(chosen), None)

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.verification.measures.fillers import text_of_others
+from ropetool.verification.measures.fillers import filler_of_others
 from ropetool.verification.results import RetrievalCell, RetrievalPair, RetrievalResult
 from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
 from ropetool.verification.shares import paired_bounds
@@ -79,12 +79,16 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Context:
-    """One row, the values that occur in it, and which of them is asked for."""
+    """One row, the values that occur in it, and which of them is asked for.
+
+    document: that the filler begins in, nearly all of it where documents are as long as the row; None where that is not kept.
+    """
 
     depth: float
     row: tuple[int, ...]
     candidates: tuple[int, ...]
     answer: int
+    document: int | None = None
 
 
 @dataclass(frozen=True)
@@ -273,9 +277,10 @@ class _Maker:
         question = tokenize(task.question.format(key=last[asked]))
         room = self._length - len(self._corpus.prefix) - len(question) - sum(len(ids) for _, ids in placed)
         kind = PROSE if task.in_prose else ""
-        filler = text_of_others(self._corpus, None, room, rng, {self._words[word] for word in words}, kind)
+        unwanted = {self._words[word] for word in words}
+        filler, document = filler_of_others(self._corpus, None, room, rng, unwanted, kind)
         row = [*self._corpus.prefix, *woven(filler, placed, self._ends), *question]
-        return Context(depth, tuple(row), tuple(self._words[value] for value in values), asked)
+        return Context(depth, tuple(row), tuple(self._words[value] for value in values), asked, document)
 
 
 def woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends: Collection[int] = ()) -> list[int]:
