@@ -24,7 +24,7 @@ from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes
 from ropetool.verification.suites import Suite
-from ropetool.verification.yardsticks.named import Yardstick
+from ropetool.verification.yardsticks.named import Yardstick, kept_as
 from ropetool.verification.yardsticks.runner import yardstick_runner
 
 Raw = Mapping[str, Any]
@@ -94,7 +94,7 @@ def yardstick_trials(
 
     def beside(each: Yardstick) -> Trial:
         made = yardstick_runner(each, runner, meant, trained=trained_length, nested=source.family.nested)
-        return Trial(each.name, made, reach, f"yardstick {each.name} {trained_length}")
+        return Trial(each.name, made, reach, kept_as(each.name, trained_length))
 
     found, refused, _ = _sorted_out(yardsticks, beside)
     return found, refused

@@ -46,6 +46,7 @@ from ropetool.verification.shares import attainable_loss, paired_bounds
 from ropetool.verification.statistics import ERROR, attainable
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
+from ropetool.verification.yardsticks.named import kept_as
 
 MIN_LENGTH = 8
 AGAINST = "against"
@@ -168,7 +169,8 @@ def verify(
         if beside is not None:
             tell("trying the yardsticks", 0, 0)  # now, and not behind all that is measured before them
             yardsticks = beside.make(runners[on])
-            yardsticks = yardsticks if wrap is None else {name: wrap(made, name) for name, made in yardsticks.items()}
+            if wrap is not None:
+                yardsticks = {name: wrap(made, kept_as(name, trained_length)) for name, made in yardsticks.items()}
             runners[on].close()
         work = work_of(measurements, asked) + work_of(told_by(measurements) * len(yardsticks), [TARGET])
 

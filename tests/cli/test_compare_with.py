@@ -127,6 +127,36 @@ def test_a_run_that_goes_on_keeps_what_yardsticks_gave(monkeypatch: pytest.Monke
         assert np.isclose(one["mean"], other["mean"], atol=1e-9)
 
 
+def test_rows_of_another_trained_length_do_not_serve_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The first two count from the trained length, which their names do not state; the run is cut at the third.
+    # Of 64 tokens as many are scored with either trained length.
+    beside = ("--lengths", "64,512", "--compare-with", "log-n,dynamic-ntk,rerope(64)")
+    line = ("verify", "extended", *OPTIONS, *beside, "--json")
+    fresh = {length: run(*line, "--trained-length", length).json for length in ("256", "192")}
+    own = TorchRunner.score
+    losses: list[float] = []
+    last = fresh["256"]["yardsticks"][1]["lengths"][1]["target"]["mean"]
+
+    def interrupted(self: TorchRunner, rows: object, scored: int, done: object = lambda _: None) -> object:
+        if losses and np.isclose(losses[-1], last):
+            raise KeyboardInterrupt
+        found = own(self, rows, scored, done)  # type: ignore[arg-type]
+        losses.append(float(found.losses.mean()))
+        return found
+
+    monkeypatch.setattr(TorchRunner, "score", interrupted)
+    assert run(*line, "--trained-length", "256").code == 130
+    monkeypatch.setattr(TorchRunner, "score", own)
+    again = run(*line, "--trained-length", "192", "--resume")
+    assert "rows were kept" in again.err
+    for index, name in enumerate(("log-n", "dynamic-ntk")):
+        other, right, found = (
+            each["yardsticks"][index]["lengths"][1]["target"]["mean"] for each in (*fresh.values(), again.json)
+        )
+        assert abs(other - right) > 1e-3, name
+        assert found == pytest.approx(right, abs=1e-9), name
+
+
 def sentence(found: Done) -> str:
     assert found.code in (1, 2)
     assert found.out == ""

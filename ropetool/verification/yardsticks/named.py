@@ -138,6 +138,11 @@ def parse_all(specs: str, trained: int, longest: int) -> list[Yardstick]:
     return [*found.values()]
 
 
+def kept_as(name: str, trained: int) -> str:
+    """Return under what the rows of a yardstick are kept on disk: some count from the trained length, which no name states."""
+    return f"yardstick {name} {trained}"
+
+
 def _numbers(spec: str, inside: str, kind: Kind) -> tuple[int, ...]:
     given = [part.strip() for part in inside.split(",")] if inside.strip() else []
     if len(given) != len(kind.parameters) or not all(part.isdecimal() and int(part) for part in given):
