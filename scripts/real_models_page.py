@@ -10,20 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 RESULT = ROOT / "tests" / "verification" / "real_models.json"
 PAGE = ROOT / "docs" / "real-models.md"
 MARKS = "<!-- measured -->", "<!-- /measured -->"
-DROPPED = (
-    "texts",
-    "documents",
-    "bands",
-    "long_pass",
-    "certificate",
-    "protocols",
-)  # of what verify prints: long, and not shown
+# Of what verify and compare print: long, and not shown.
+DROPPED = ("texts", "documents", "bands", "long_pass", "certificate", "protocols", "kinds")
+MEASURES = ("verify-", "compare-")
+"""How the names of steps begin that measure extensions."""
 LOOKS = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "D"), ("#cc79a7", "^"))  # Okabe and Ito's
 Record = dict[str, dict[str, Any]]
 Steps = Mapping[str, Sequence[Any]]
@@ -38,8 +36,7 @@ def known() -> Record:
 
 def keep(key: str, found: dict[str, Any]) -> None:
     """Put what a step printed into the record."""
-    if isinstance(found["printed"], dict):
-        found["printed"] = {name: value for name, value in found["printed"].items() if name not in DROPPED}
+    found["printed"] = _short(found["printed"])
     RESULT.write_text(json.dumps({**known(), key: found}, indent=1) + "\n", encoding="utf-8")
 
 
@@ -54,7 +51,7 @@ def write(steps: Steps) -> None:
     after = rest.split(MARKS[1])[1]
     PAGE.write_text(f"{before}{MARKS[0]}\n\n{text(steps)}\n{MARKS[1]}{after}", encoding="utf-8")
     for every in steps.values():
-        if verified(every):
+        if any(_done(every)):
             plot_of(every).write_bytes(plot(every))
 
 
@@ -63,14 +60,30 @@ def text(steps: Steps) -> str:
     return "\n".join(line for title, every in steps.items() for line in _of_model(title, every))
 
 
-def verified(steps: Sequence[Any]) -> dict[str, dict[str, Any]]:
-    """Return what verify printed of each extension that was measured, by method and factor."""
+def _done(steps: Sequence[Any]) -> list[Any]:
+    """Return the steps that measured extensions and were run."""
     record = known()
-    return {
-        step.name.removeprefix("verify-"): record[step.key]
-        for step in steps
-        if step.name.startswith("verify-") and step.key in record
-    }
+    return [step for step in steps if step.name.startswith(MEASURES) and step.key in record]
+
+
+def measured(step: Any, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the lengths of each extension that a step measured: one alone by verify, or all of them side by side by compare."""
+    printed, name = found["printed"], _words(step)
+    if "candidates" not in printed:
+        return {f"{name}, verified": printed["lengths"]}
+    return {f"{each['method']} {name}": each["lengths"] for each in printed["candidates"]}
+
+
+def _short(printed: Any) -> Any:
+    """Return what a step printed without what the page does not need, at any depth."""
+    if isinstance(printed, dict):
+        return {name: _short(value) for name, value in printed.items() if name not in DROPPED}
+    return [_short(value) for value in printed] if isinstance(printed, list) else printed
+
+
+def _words(step: Any) -> str:
+    """Return what the table calls what a step measures: the method, where it is one, and the factor."""
+    return str(step.name.split("-", 1)[1].replace("-", " "))
 
 
 def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
@@ -79,37 +92,53 @@ def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
     yield from ("```console", *(f"$ {step.command_line}" for step in steps if step.key in record), "```", "")
     yield "| step | seconds | result |\n| --- | --- | --- |"
     for step in steps:
-        if not step.name.startswith(("verify-", "extend-")):  # of an extension the next table has what came of it
+        if not step.name.startswith((*MEASURES, "extend-")):  # of an extension the next table has what came of it
             found = record.get(step.key)
             yield f"| {step.name} | {'' if found is None else found['seconds']} | {_said(step.name, found)} |"
     yield "\n| extension | tokens | perplexity | import | import, cut to its length | ratio | 95 % bounds | verdict |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for step in steps:
-        if step.name.startswith("verify-"):
+        if step.name.startswith(MEASURES):
             yield from _lengths(step, record.get(step.key))
-    measured = verified(steps)
-    if measured:
+    done = _done(steps)
+    for step in done:
+        for ranking in record[step.key]["printed"].get("rankings", ()):
+            yield f"\n{_ranked(ranking)}"
+    if done:
         yield f"\n![Perplexity ratio of each method by length]({plot_of(steps).name})"
-    if measured:
-        spent = ", ".join(f"{name} {found['seconds'] / 3600:.1f}" for name, found in measured.items())
-        yield f"\nHours of two cores, beside other work: {spent}. {next(iter(measured.values()))['printed']['runtime']}."
+        spent = ", ".join(f"{step.name} {record[step.key]['seconds'] / 3600:.1f}" for step in done)
+        yield f"\nHours of two cores, beside other work: {spent}. {record[done[0].key]['printed']['runtime']}."
     yield ""
 
 
 def _lengths(step: Any, found: dict[str, Any] | None) -> Iterator[str]:
-    name = step.name.removeprefix("verify-").replace("-", " ")
     if found is None:
-        yield f"| {name} | {step.tokens.replace(',', ', ')} | not run | | | | | |"
+        which = f"{step.asked('--methods')} {_words(step)}".strip()
+        yield f"| {which} | {step.asked('--lengths')} | not run | | | | | |".replace(",", ", ")
         return
-    for entry in found["printed"]["lengths"]:
-        bounds = "" if entry["lower"] is None else f"{entry['lower']:.3f} to {entry['upper']:.3f}"
-        cut = "" if entry["baseline"] is None else f"{math.exp(entry['target']['mean']) / entry['ratio']:.2f}"
-        whole = "" if entry["baseline"] is None else f"{math.exp(entry['baseline']['mean']):,.2f}"
-        ratio = "" if entry["baseline"] is None else f"{entry['ratio']:.3f}"
-        yield (
-            f"| {name} | {entry['length']:,} | {math.exp(entry['target']['mean']):.2f} | {whole} | {cut} | {ratio} | {bounds} "
-            f"| {entry['verdict']} |"
-        )
+    for name, entries in measured(step, found).items():
+        for entry in entries:
+            bounds = "" if entry["lower"] is None else f"{entry['lower']:.3f} to {entry['upper']:.3f}"
+            cut = "" if entry["ratio"] is None else f"{math.exp(entry['target']['mean']) / entry['ratio']:.2f}"
+            whole = "" if entry["baseline"] is None else f"{math.exp(entry['baseline']['mean']):,.2f}"
+            ratio = "" if entry["ratio"] is None else f"{entry['ratio']:.3f}"
+            yield (
+                f"| {name} | {entry['length']:,} | {math.exp(entry['target']['mean']):.2f} | {whole} | {cut} | {ratio} | {bounds} "
+                f"| {entry['verdict']} |"
+            )
+
+
+def _ranked(ranking: dict[str, Any]) -> str:
+    """Return in one line which method is surely better than which at the longest length."""
+    surely = [
+        f"{pair['first']} than {pair['second']} by {-pair['difference']['mean']:.3f} nats"
+        if pair["difference"]["mean"] < 0
+        else f"{pair['second']} than {pair['first']} by {pair['difference']['mean']:.3f} nats"
+        for pair in ranking["pairs"]
+        if pair["better"]
+    ]
+    found = ", ".join(surely) or "none"
+    return f"Surely better at {ranking['length']:,} tokens, by Holm's rule over all pairs: {found}."
 
 
 def _said(name: str, found: dict[str, Any] | None) -> str:
@@ -141,25 +170,22 @@ def plot(steps: Sequence[Any]) -> bytes:
     """Return a drawing of the perplexity ratio of every method by length, with its bounds."""
     from ropetool.report import drawing
 
+    record = known()
     with drawing.style():
         figure = drawing.figure()
         axes = figure.subplots()
-        for (name, found), (colour, mark) in zip(verified(steps).items(), LOOKS * 2, strict=False):
-            entries = [entry for entry in found["printed"]["lengths"] if entry["lower"] is not None]
-            ratios = [entry["ratio"] for entry in entries]
-            reach = [
-                [ratio - entry["lower"] for ratio, entry in zip(ratios, entries, strict=True)],
-                [entry["upper"] - ratio for ratio, entry in zip(ratios, entries, strict=True)],
-            ]
-            dash = "--" if name.endswith("4x") else "-"
+        shown = {name: entries for step in _done(steps) for name, entries in measured(step, record[step.key]).items()}
+        for (name, entries), (colour, mark) in zip(shown.items(), LOOKS * 3, strict=False):
+            sure = [entry for entry in entries if entry["lower"] is not None]
+            ratios = np.array([[entry["lower"], entry["ratio"], entry["upper"]] for entry in sure])
+            dash = "--" if name.endswith("4x") else ":" if name.endswith("verified") else "-"
             axes.errorbar(
-                [entry["length"] for entry in entries], ratios, reach, color=colour, marker=mark, linestyle=dash, capsize=3, label=name,
+                [entry["length"] for entry in sure], ratios[:, 1], np.abs(ratios[:, ::2] - ratios[:, 1:2]).T,
+                color=colour, marker=mark, linestyle=dash, capsize=3, label=name,
             )  # fmt: skip
         axes.axhline(1, color=drawing.QUIET, linewidth=1)
         axes.set_xscale("log", base=2)
-        lengths = sorted(
-            {entry["length"] for found in verified(steps).values() for entry in found["printed"]["lengths"]}
-        )
+        lengths = sorted({entry["length"] for entries in shown.values() for entry in entries})
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.minorticks_off()
         axes.set_xlabel("context (tokens)")
