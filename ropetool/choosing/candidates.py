@@ -17,6 +17,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, RopetoolError
+from ropetool.escaping import command, number
 from ropetool.plans.applying import checked_texts
 from ropetool.plans.basis import CURRENT, ORIGINAL
 from ropetool.plans.plan import BAKE, Plan
@@ -27,6 +28,7 @@ from ropetool.rope.tables import RopeSet
 
 WEIGHTS_TOO = "it changes weights, which a loaded model is not given: ropetool apply, then ropetool verify the output"
 RULE = "its table follows the length in a way that its method alone does not give: ropetool apply, then ropetool verify the output"
+REQUIRED = ("--rope-theta", "-p long_factor")  # without which abf and longrope say nothing
 IN_WEIGHTS = "what its file leaves to the weights is measured as a factor of cos and sin, which computes the same"
 
 
@@ -97,7 +99,7 @@ def candidates_of(
             try:
                 found.append(_of_method(name, source, method, goal, asked or Asked()))
             except RopetoolError as error:
-                errors.append(error)
+                errors.append(_with_parameters(error, source, method, goal))
                 refused.append(Refused(name, error.message))
     files = list(dict.fromkeys(map(Path, plans)))
     taken = {each.name for each in found} | {each.name for each in refused}
@@ -190,6 +192,27 @@ def _name(method: str, factor: float | None = None, target_length: int | None = 
 def _above_one(factor: float) -> float:
     if not (math.isfinite(factor) and factor > 1):
         raise ConfigError(
-            f"{factor:g} is not above 1, which is the source itself, the baseline of all", where="--factors"
+            f"{factor:g} is not above 1, which is the source itself, the baseline of all", where="--factor"
         )
     return factor
+
+
+def check_beyond(target_length: int, context: int, trained: int, reading: str | None, to: str) -> None:
+    """Raise ConfigError for a target within what the source reaches already. to: what else would be done, a verb."""
+    known = context if reading == CURRENT else trained
+    if target_length <= known:
+        what = "that it is extended to" if known > trained else "that the model was trained on"
+        raise ConfigError(
+            f"{target_length} is within the {known} tokens {what}: there is nothing to {to}",
+            where="--target-length", try_=f"a target length beyond {known}",
+        )  # fmt: skip
+
+
+def _with_parameters(error: RopetoolError, source: HfCheckpoint, method: str, goal: dict[str, Any]) -> RopetoolError:
+    """Return the error of a method; where it cannot do without a parameter, with the plan that states one."""
+    if error.where in REQUIRED:
+        how = (part for key, value in goal.items() for part in (f"--{key.replace('_', '-')}", number(value)))
+        line = command("ropetool", "extend", source.path, "--method", method, *how)
+        error.try_ = f"{line} {error.where} VALUE --dry-run --plan-out FILE, and the method by --plan FILE"
+        error.where = f"--method {method}"
+    return error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
-from ropetool.choosing.candidates import Asked, candidates_of
+from ropetool.choosing.candidates import Asked, candidates_of, check_beyond
 from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views, yardstick_trials
 from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison
@@ -29,7 +29,7 @@ from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.results import Estimate
 from ropetool.verification.run import (
     Progress,
-    check_lengths,
+    check_amounts,
     checks_of,
     default_lengths,
     found_of,
@@ -85,7 +85,9 @@ def compare(
     """
     checkpoint = opened(source)
     found = inspection.inspect_checkpoint(checkpoint)
-    _, trained = lengths_of(found, checkpoint)
+    context, trained = lengths_of(found, checkpoint)
+    for length in target_lengths:
+        check_beyond(length, context, original_length or trained, reading, "compare")
     asked = Asked(reading, original_length, tuple(for_runtimes))
     candidates, refused = candidates_of(
         checkpoint, methods, factors=factors, target_lengths=target_lengths, plans=plans, asked=asked
@@ -94,7 +96,7 @@ def compare(
     chosen = suites.choose(suite or (None if measures else "quick"), measures, segments, trials)
     contexts = {each.target_length for each in candidates}
     wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
-    check_lengths(wanted, trained, chosen.segments)
+    check_amounts(wanted, trained, chosen)
     named = parse_all(compare_with, trained, max(wanted)) if compare_with else []
     documents = documents_of(texts, max(wanted))
     chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))

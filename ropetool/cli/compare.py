@@ -9,9 +9,13 @@ import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.options import GRADE, Factor, Length, Lengths, check_new, for_runtimes, write_new
+from ropetool.cli.wording import in_own_words
 
 if TYPE_CHECKING:
     from ropetool.choosing.results import Comparison
+
+
+AS_PLAN = "{} --dry-run --plan-out FILE, and that by --plan FILE"
 
 
 def separated(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -112,7 +116,8 @@ def compare_command(
         check_folder(Path(report), force=force)
     if csv_file is not None:
         check_new("--csv", Path(csv_file))
-    found = compared(local_source(source), quiet=as_json, **options)
+    with in_own_words(AS_PLAN, {"--method": "--methods", "--factor": "--factors"}):
+        found = compared(local_source(source), quiet=as_json, **options)
     if csv_file is not None:
         write_new("--csv", Path(csv_file), found.to_csv())
     if report is not None:

@@ -24,6 +24,7 @@ from ropetool.cli.options import (
     in_place,
     write_new,
 )
+from ropetool.cli.wording import in_own_words
 from ropetool.errors import ConfigError, OutputError, UnknownParameter
 from ropetool.escaping import command, word
 
@@ -319,12 +320,13 @@ def _measured(
         raise click.UsageError(
             "--budget tunes from the length that the file states: leave out one of it and --original-length"
         )
-    found = compared(
-        source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
-        target_lengths=[] if target_length is None else [target_length], reading=reading,
-        original_length=options["original_length"], for_runtimes=options["for_runtimes"], grade=options["grade"], quiet=quiet,
-        measures=["last-segment"],
-    )  # fmt: skip
+    with in_own_words():
+        found = compared(
+            source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
+            target_lengths=[] if target_length is None else [target_length], reading=reading,
+            original_length=options["original_length"], for_runtimes=options["for_runtimes"], grade=options["grade"], quiet=quiet,
+            measures=["last-segment"],
+        )  # fmt: skip
     choice = choose(found)
     why = f"{choice.candidate.name}: {choice.why}"
     if budget is None:

@@ -11,6 +11,7 @@ import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.options import SPACE, Length, check_new, for_runtimes, write_new
+from ropetool.cli.wording import in_own_words
 
 PLAN_OUT = "--plan-out"
 
@@ -82,7 +83,7 @@ def tune_command(
         check_folder(Path(report), force=force)
     say = None if as_json else lambda line: notes([line])
     try:
-        with bar() as progress:
+        with bar() as progress, in_own_words("another --for"):
             found = tune(path, target_length, progress=progress, say=say, **options)
     except KeyboardInterrupt as error:
         rows, unkept = getattr(error, "rows", 0), getattr(error, "unkept", "")

@@ -136,8 +136,7 @@ def verify(
     suite, limits = suite or suites.SUITES["quick"], limits or Limits()
     if budget is not None and not (math.isfinite(budget) and budget > 0):
         raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
-    check_lengths(lengths, trained_length, suite.segments)
-    _check_count("--trials", suite.trials, 1)
+    check_amounts(lengths, trained_length, suite)
     suite = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
     paths = {TARGET: target}
     if baseline is not None and baseline.resolve() != target.resolve():
@@ -614,7 +613,7 @@ def checks_of(
     return checks
 
 
-def check_lengths(lengths: Sequence[int], trained_length: int, segments: int) -> None:
+def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> None:
     """Raise ConfigError for a value that makes no measurement."""
     if not lengths:
         raise ConfigError("there is no length to measure", where="--lengths")
@@ -624,7 +623,8 @@ def check_lengths(lengths: Sequence[int], trained_length: int, segments: int) ->
         if longer <= shorter:
             raise ConfigError(f"{longer} comes after {shorter}; lengths must increase", where="--lengths")
     _check_count("trained length", trained_length, MIN_LENGTH)
-    _check_count("segments", segments, MIN_SEGMENTS)
+    _check_count("--segments", suite.segments, MIN_SEGMENTS)
+    _check_count("--trials", suite.trials, 1)
 
 
 def _check_count(where: str, value: int, at_least: int) -> None:

@@ -20,6 +20,7 @@ from ropetool.checkpoint import fingerprints
 from ropetool.checkpoint.certificate import USABLE
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.choosing.candidates import check_beyond
 from ropetool.choosing.tuning import spaces
 from ropetool.choosing.tuning.figures import Bounds, Figures
 from ropetool.choosing.tuning.judging import Judgement, judge
@@ -89,13 +90,7 @@ def tune(
         )  # fmt: skip
     found = inspection.inspect_checkpoint(checkpoint)
     context, trained = lengths_of(found, checkpoint)
-    known = context if reading == "current" else trained
-    if target_length <= known:
-        what = "that it is extended to" if known > trained else "that the model was trained on"
-        raise ConfigError(
-            f"{target_length} is within the {known} tokens {what}: there is nothing to tune",
-            where="--target-length", try_=f"a target length beyond {known}",
-        )  # fmt: skip
+    check_beyond(target_length, context, trained, reading, "tune")
     if found.rope is None:
         raise ConfigError("nothing says how it rotates", where=str(checkpoint.path))
     planner = Planner(checkpoint, found.rope, target_length, reading, tuple(for_runtimes))
