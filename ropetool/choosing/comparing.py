@@ -180,7 +180,7 @@ def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> Ca
 
 
 def _rankings(field: Field, trials: Sequence[Trial], raw: Mapping[str, Raw]) -> Iterator[Ranking]:
-    """Yield who is better than whom, at the longest length of each candidate."""
+    """Yield who is better than whom, at each length up to which some candidate is scored."""
     for length in sorted({trial.reach for trial in trials}):
         ranking = _ranked(field, trials, raw, length)
         if ranking is not None:

@@ -65,9 +65,9 @@ class CandidateResult:
 class Comparison:
     """Candidates measured in one loaded model on the same tokens.
 
-    lengths: those asked for; a candidate is scored up to its own context. baseline: the losses of the source as it is.
-    rankings: one for each context that a candidate leads to, the shortest first. beside: candidates and yardsticks together, at
-    the longest length; None without yardsticks.
+    lengths: all that were measured. A candidate is scored at those up to its own context; where lengths were asked for, at all of
+    them. baseline: the losses of the source as it is. rankings: one for each length up to which some candidate is scored, the
+    shortest first. beside: candidates and yardsticks together, at the longest length; None without yardsticks.
     """
 
     source: str

@@ -49,7 +49,7 @@ def compare_text(found: Comparison, *, width: int | None = None, colour: bool = 
 
 
 def sentences(found: Comparison) -> list[str]:
-    """Return for each context that a candidate leads to who is the best there, and whom that is told apart from."""
+    """Return for each length up to which some candidate is measured who is the best there, and whom that is told apart from."""
     told = [_sentence(ranking) for ranking in found.rankings] or ["nothing is ranked: no losses were measured"]
     return told if found.beside is None else [*told, f"with what no file holds, {_sentence(found.beside)}"]
 
@@ -103,10 +103,13 @@ def _overview(found: Comparison, measured: list[CandidateResult]) -> Section:
         ),
         (
             "ratio",
-            "ppl of the candidate over that of the source at min(length, trained length), at its own context, and the "
-            "bounds of its true value, each one-sided at 95 %",
+            "ppl of the candidate over that of the source at min(length, trained length), at the longest length "
+            "measured within its own context, and the bounds of its true value, each one-sided at 95 %",
         ),
-        ("answers", "retrieval: right at its longest length, and the same trials within the trained length"),
+        (
+            "answers",
+            "retrieval: right at the longest length at which it is measured, and the same trials within the trained length",
+        ),
         ("key tokens", "nats that far text saves on the tokens that repeat it, ± 95 %"),
         ("needles", "nats that far text saves on an answer that it alone has, ± 95 %"),
         ("grade", f"what `verify` would say of the output for grade {found.grade}, its files aside"),
@@ -155,7 +158,7 @@ def _pairs(found: Comparison) -> Section:
         if ranking.pairs
     )  # fmt: skip
     table = Table(("length", "best", "better than", "not told apart from"), rows, words=(1, 2, 3))
-    return Section("best", "The best at each context", table, legend, details=details)
+    return Section("best", "The best at the longest lengths", table, legend, details=details)
 
 
 def _pair(pair: PairResult) -> tuple[Cell, ...]:

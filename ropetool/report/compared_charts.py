@@ -48,19 +48,24 @@ def losses_chart(found: Comparison, length: int, names: Sequence[str], name: str
     drawing.key(figure)
     rest = f", the {len(names)} best" if len(names) == MOST else ""
     caption = (
-        f"Mean loss of the same last {found.scored} tokens by how much context they are read with, of the candidates that lead to "
-        f"{length} tokens or beyond{rest}; band: 95 % interval of the source over documents. The intervals of differences are "
+        f"Mean loss of the same last {found.scored} tokens by how much context they are read with, of the candidates measured at "
+        f"{length} tokens{rest}; band: 95 % interval of the source over documents. The intervals of differences are "
         "narrower than those of losses, so that curves within one band may well be told apart: the pairs say which are."
     )
     return Chart(name or f"losses-{length}", "ratios", f"Losses up to {length} tokens{extra}", caption, figure)
 
 
 def costs_chart(found: Comparison) -> Chart:
-    """Return the ratio at each candidate's own context beside its worst within the trained length."""
+    """Return the ratio at the longest length measured within each candidate's own context beside its worst within the trained length."""
     shown = [each for each in found.candidates if each.regression is not None and each.reached is not None]
     figure = drawing.figure(1.4 + 0.34 * len(shown))
     axes = figure.subplots()
-    _bars(axes, [each.reached for each in shown], {**drawing.TARGET, "label": "at its own context"}, -0.12)
+    _bars(
+        axes,
+        [each.reached for each in shown],
+        {**drawing.TARGET, "label": "at the longest length within its own context"},
+        -0.12,
+    )
     _bars(
         axes,
         [each.regression for each in shown],
