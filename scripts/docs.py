@@ -239,14 +239,18 @@ def _hands_over(name: str) -> bool:
 
 
 def reach() -> str:
-    """Return in a sentence how many types and architectures are served, for README."""
-    left = _left().keys()
-    causal, more = (f"{len(types - left)} of {len(types)}" for types in _types())
+    """Return how many types and architectures are extended, and what becomes of the others, for README."""
+    causal, more = _types()
+    every, left = causal | more, _left()
+    own = {name: found for name in every if (found := families.find(name))}
+    still = {name for name, found in own.items() if found.rotates == "none"}
+    extended = {name for name in every if name in own or _hands_over(name)} - still
     described = {arch for arch in archs.names() if arch not in archs.WITHOUT_ROTATION}
     return (
-        f"Reach: of the causal model types of transformers {records.VERSION} that rotate, {causal} are planned, take "
-        f"`--method length`, or are told why nothing is to be extended; of its multimodal types {more}; of llama.cpp's "
-        f"architectures that rotate, {len(described)} of {len(described) + len(_drafts())}.\n"
+        f"Extended are {len(causal & extended)} of the {len(causal)} causal model types of transformers {records.VERSION} that rotate, and "
+        f"{len(more & extended)} of its {len(more)} multimodal types; of the others {len(still)} take a longer stated context alone "
+        f"(`--method length`), {len(every - extended - still - left.keys())} hold no table that a context could follow, and {len(left)} "
+        f"are not known. Of llama.cpp's architectures that rotate, {len(described)} of {len(described) + len(_drafts())} are known.\n"
     )
 
 
