@@ -11,7 +11,7 @@ import numpy as np
 from ropetool import names
 from ropetool.choosing.tuning import spaces
 from ropetool.choosing.tuning.figures import ratio
-from ropetool.choosing.tuning.judging import Judgement
+from ropetool.choosing.tuning.judging import LEAST, Judgement
 from ropetool.choosing.tuning.results import TuneResult
 from ropetool.escaping import command, escaped
 from ropetool.report import drawing
@@ -178,7 +178,7 @@ def _judged(judgement: Judgement) -> Section:
     head = ("", "default", "tuned", "difference", "95 % interval", "verdict")
     legend = (
         ("difference", "in nats a token; below 0 the tuned table is better"),
-        ("verdict", "better or worse by Holm's rule at 2.5 % over all parts"),
+        ("verdict", f"worse, or better by more than {LEAST:g} nats, by Holm's rule at 2.5 % over all parts"),
     )
     return Section("judgement", "Judged once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)
 

@@ -49,7 +49,8 @@ def test_answers_of_one_document_do_not_count_as_so_many() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"shift": 0.0}, "the difference on unseen text is within chance"),
+        ({"shift": 0.0}, "the difference on unseen text is within chance or under 0.001 nats"),
+        ({"shift": 0.0009}, "the difference on unseen text is within chance or under 0.001 nats"),  # and sure
         ({"shift": -0.1}, "it is worse on unseen text, key tokens"),
         ({"cost": 0.2}, "on unseen text it costs more within the trained length than is allowed"),
         (

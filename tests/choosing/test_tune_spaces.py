@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.choosing.tuning.planning import Planner
+from ropetool.choosing.tuning.planning import Planner, identity
 from ropetool.choosing.tuning.points import Ground, Point
 from ropetool.choosing.tuning.spaces import SPACES, get
 from ropetool.errors import LossyExport, UnknownName
@@ -102,6 +102,14 @@ def test_another_factor_goes_as_a_list_of_the_same_formula() -> None:
     factor = FACTOR * 3 ** ((0.8 - 0.6) / 0.4)
     assert point.method == "longrope"
     assert np.allclose(divisors(point), yarn_divisors(32.0, 1.0, factor), rtol=1e-3)  # numbers of 4 and 5 digits
+
+
+def test_the_middle_of_attention_factors_is_the_default_to_the_last_digit() -> None:
+    made, space = planner(), get("attention-factor")
+    begin = made.ground(space)
+    plans = [made.plan(space, begin, vector) for vector in (None, np.array([0.5]), np.array([0.52]))]
+    assert [identity(plan) == identity(plans[0]) for plan in plans] == [True, True, False]
+    assert space.point(begin, np.array([0.0])).attention_factor == pytest.approx(0.75 * (0.1 * math.log(4) + 1))
 
 
 def test_another_factor_keeps_the_attention_factor_of_the_target_and_says_so() -> None:

@@ -14,6 +14,7 @@ from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import chance_of_less, chance_of_more, paired_difference, rejected
 
 ERROR = 0.025  # the chance to claim a gain where there is none, all parts together
+LEAST = 0.001  # nats, a thousandth of perplexity: what is surely better by less, as a rounding may be, is no gain
 TEXT, COPIES, ANSWERS = "text", "key tokens", "answers"
 GAIN, NO_GAIN = "better", "no gain"
 
@@ -22,7 +23,7 @@ GAIN, NO_GAIN = "better", "no gain"
 class Part:
     """One part of what is judged: the mean losses of both, in nats a token, and the difference (below 0: the tuned one is better).
 
-    better, worse: sure at 97.5 % over all parts, by Holm's rule.
+    better, worse: sure at 97.5 % over all parts, by Holm's rule; better by more than LEAST.
     """
 
     name: str
@@ -93,7 +94,7 @@ def _at(length: int, default: Figures, tuned: Figures, source: Array, documents:
 
 def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]]) -> tuple[Part, ...]:
     differences = [paired_difference(tuned, default, documents) for _, default, tuned, documents in pairs]
-    better = rejected([chance_of_more(difference, 0.0) for difference in differences], ERROR)
+    better = rejected([chance_of_more(difference, -LEAST) for difference in differences], ERROR)
     worse = rejected([chance_of_less(difference, 0.0) for difference in differences], ERROR)
     return tuple(
         Part(name, float(default.mean()), float(tuned.mean()), difference, gained, lost)
@@ -109,7 +110,7 @@ def _reason(
     if worse:
         return f"it is worse on unseen {', '.join(worse)}"
     if not any(part.better for part in parts):
-        return "the difference on unseen text is within chance"
+        return f"the difference on unseen text is within chance or under {LEAST:g} nats"
     if costs.mean > limit:
         return "on unseen text it costs more within the trained length than is allowed"
     if shares is not None and shares[1] < shares[0] - lost:

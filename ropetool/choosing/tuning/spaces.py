@@ -70,7 +70,8 @@ def _ratio(unit: float, less: float, more: float) -> float:
 
 
 def _attention_factor(ground: Ground, vector: Array) -> Point:
-    value = round(ground.attention_factor * _between(0.75, 4 / 3, vector[0]), 5)
+    # The ratio is rounded and not the factor: in the middle it is the default's own, which nothing is to be better than by a digit.
+    value = ground.attention_factor * round(_between(0.75, 4 / 3, vector[0]), 5)
     return Point(f"yarn, attention factor {value:g}", attention_factor=value)
 
 
