@@ -34,6 +34,7 @@ import converted_page
 import defects_page
 import export_grid
 import identified_page
+import tune_demo_page
 import yardsticks_page
 from engine_grid import judging, recorded
 
@@ -75,7 +76,8 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
     yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
     yield ROOT / "docs/doctor.md", _filled("docs/doctor.md", {"rules": rule_table()})
-    yield ROOT / "docs/tune.md", _filled("docs/tune.md", {"noise": noise_table()})
+    searches = {"example": tune_demo_page.example(), "demo": _table(tune_demo_page.HEAD, tune_demo_page.table())}
+    yield ROOT / "docs/tune.md", _filled("docs/tune.md", {"noise": noise_table(), **searches})
     yield ROOT / "docs/yardsticks.md", _filled("docs/yardsticks.md", yardsticks_page.parts())
     yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
