@@ -227,6 +227,29 @@ def test_what_cannot_be_tuned_is_refused_in_a_sentence(options: dict[str, Any], 
     assert "\n" not in str(found.value)
 
 
+class Reached(Exception):
+    """The search began."""
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.3])
+def test_a_budget_that_is_suggested_is_taken(seconds: float, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the machine turns out to be slower, by nearly half, when it is probed again."""
+
+    def begun(*_: Any) -> None:
+        raise Reached
+
+    monkeypatch.setattr(tuning._Run, "search", begun)
+    for token, budget in ((seconds, 1e-4), (1.9 * seconds, None)):
+        monkeypatch.setattr(
+            tuning.estimate, "pace", lambda *_, token=token: lambda rows: token * sum(n * rows[n] for n in rows)
+        )
+        if budget is not None:
+            with pytest.raises(ConfigError, match="do not pay for one generation") as refused:
+                tuned(source, generations=None, budget=budget)
+    with pytest.raises(Reached):
+        tuned(source, generations=None, budget=float(refused.value.try_.removeprefix("--budget ")))
+
+
 def test_what_is_too_short_for_an_extended_source_is_said_by_what_it_is_extended_to(tmp_path: Path) -> None:
     ropetool.apply(ropetool.plan(DEMO, "yarn", target_length=1024), DEMO, tmp_path / "extended")
     with pytest.raises(ConfigError, match="512 is within the 1024 tokens that it is extended to") as found:

@@ -48,6 +48,7 @@ from ropetool.verification.texts import fingerprint
 
 MINUTES = 10.0  # of a budget that nobody stated
 MOST_GENERATIONS = 40  # later ones hardly move
+SPARE = 2.0  # times what a budget has to be, where one is named: the next probe may find the machine half as fast
 SCHEDULE = hashlib.sha256(b"the generations of this search").digest()  # its key in the journal
 
 
@@ -238,7 +239,7 @@ def _generations(journal: Journal, runner: TorchRunner, search_on: Material, jud
         needed = estimate.in_words(fixed + one)
         raise ConfigError(
             f"{minutes:g} minutes do not pay for one generation of {DRAWS} points and the judgement, which take about {needed} here",
-            where="--budget", try_=f"--budget {math.ceil(1.2 * (fixed + one) / 60)}",
+            where="--budget", try_=f"--budget {math.ceil(SPARE * (fixed + one) / 60)}",
         )  # fmt: skip
     journal.put([SCHEDULE], np.array([[float(count)]]))
     return count
