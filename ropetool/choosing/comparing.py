@@ -98,6 +98,10 @@ def compare(
     wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
     check_amounts(wanted, trained, chosen)
     named = parse_all(compare_with, trained, max(wanted)) if compare_with else []
+    for name in {each.name for each in candidates} & {each.name for each in named}:
+        raise ConfigError(
+            "a yardstick of this comparison has the same name", where=f"--plan {name}", try_="rename the plan"
+        )
     documents = documents_of(texts, max(wanted))
     chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
     notes: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -96,6 +97,15 @@ def _check_own(name: str, text: str) -> None:
     assert command is not None
     own = {option for each in command.params for option in each.opts}
     assert set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", text)) <= own
+
+
+def test_a_plan_that_is_called_as_a_yardstick_is_refused(folder: Path) -> None:
+    plan = json.dumps(ropetool.plan(folder / "model", "yarn", factor=2).to_json())
+    for name in ("log-n", "rerope(128)"):
+        (folder / name).write_text(plan)
+    for given, name in (("log-n", "log-n"), ("rerope", "rerope(128)")):
+        said = run("compare", "model", "--plan", name, "--compare-with", given).err
+        assert said == f"Error: --plan {name}: a yardstick of this comparison has the same name\nTry: rename the plan\n"
 
 
 def test_the_plan_that_is_named_for_a_method_with_parameters_is_a_candidate(folder: Path) -> None:
