@@ -36,6 +36,7 @@ from ropetool.verification.results import (
     WORSE,
     FarResult,
     KeyTokenResult,
+    LengthResult,
     LongPassResult,
     PositionResult,
     ProtocolResult,
@@ -81,16 +82,20 @@ def sections(result: VerifyResult) -> Iterator[Section]:
 
 
 def _loss(result: VerifyResult) -> Section:
-    trained = result.trained_length
+    trained, limit = result.trained_length, asked(result)
+    shown = {
+        NOT_JUDGED: NONE,
+        NO_WORSE: f"within {limit}",
+    }  # beside a ratio above 1, "no worse" would read as a contradiction
     rows = tuple(
         row(
             str(entry.length),
-            Cell(NONE if entry.verdict == NOT_JUDGED else entry.verdict, JUDGED[entry.verdict]),
+            Cell(shown.get(entry.verdict, entry.verdict), JUDGED[entry.verdict]),
             number(entry.ratio),
             NONE if entry.upper is None else number(entry.upper),
             perplexity(entry.target),
             perplexity(entry.baseline),
-            Cell(f"{entry.segments} of {entry.documents}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
+            Cell(f"{entry.segments} in {texts_of(entry)}{'!' if entry.partial else ''}", WARN if entry.partial else ""),
             _bits(entry.target_bits),
             _bits(entry.baseline_bits),
         )
@@ -100,13 +105,14 @@ def _loss(result: VerifyResult) -> Section:
         ("length", "tokens of model input, always ending on the same tokens"),
         (
             "verdict",
-            f"better: surely below 1; worse: surely above {asked(result)}; no worse: all of the rest is below; undecided: "
+            f"better: the ratio is surely below 1; within {limit}: surely not above it, which the grade "
+            "allows; worse: surely above it; undecided: "
             "too little text to tell; -: none is given",
         ),
         ("ratio", f"ppl of the target over that of the baseline at min(length, {trained})"),
         ("at most", "what the true ratio is below, with 95 % confidence"),
         ("ppl", "exp(loss) of the scored tokens (95 % interval over documents; none for a single document)"),
-        ("segments", f"places of {result.scored} scored tokens, and in how many documents; ! too few"),
+        ("segments", f"places of {result.scored} scored tokens, and in how many texts they lie; ! too few"),
         ("bits", "per byte of the scored text: loss x tokens / (ln 2 x bytes)"),
     )
     head = (
@@ -172,6 +178,11 @@ def _kinds(result: VerifyResult) -> Section:
     legend = (("change", "nats a token, target minus baseline, as for the ratio above, paired, ± its 95 % interval"),)
     head = ("length", "kind of text", "documents", "ratio", "change")
     return Section("kinds", "Last segment: by kind of text", Table(head, rows, words=(1,)), legend)
+
+
+def texts_of(entry: LengthResult) -> str:
+    """Return in how many texts the segments of a length lie."""
+    return f"{entry.documents} text{'' if entry.documents == 1 else 's'}"
 
 
 def asked(result: VerifyResult) -> str:
