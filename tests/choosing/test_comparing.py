@@ -21,6 +21,9 @@ from verifying import cut_texts
 import ropetool
 from ropetool.choosing import candidates as candidate_module
 from ropetool.choosing.results import COLUMNS, CandidateResult, Comparison
+from ropetool.choosing.tuning import tuning
+from ropetool.choosing.tuning.material import Amounts
+from ropetool.choosing.tuning.results import TuneResult
 from ropetool.errors import ConfigError, MissingDependency, PlanMismatch, RopetoolError, UnknownMethod
 from ropetool.report.compared import sections, sentences
 from ropetool.report.compared_page import write_report
@@ -366,3 +369,33 @@ def test_extend_takes_what_is_measured(folder: Path, monkeypatch: pytest.MonkeyP
         assert run("extend", "model", "--method", "auto", "--factor", "2", *wrong).code == 2
     assert run("extend", "model", "--method", "yarn", "--factor", "2", "--budget", "3").code == 2
     assert run("extend", "model", "--method", "auto").code == 2
+
+
+def test_a_budget_tunes_what_is_measured_best(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search is a real one of one generation on few rows; what unseen text says of it is set."""
+    own, found = tuning.tune, []
+
+    def few(*given: Any, **options: Any) -> TuneResult:
+        assert options.pop("budget") == 3
+        if not found:
+            found.append(own(*given, **options, generations=1, amounts=(Amounts(8, 4, 1), Amounts(8, 4, 1))))
+        return found[0]
+
+    monkeypatch.setattr("ropetool.plans.advice.CLOSED_FORMS", ("yarn",))
+    monkeypatch.setattr(tuning, "tune", few)
+    line = ("extend", "model", "--method", "auto", "--factor", "2", "--budget", "3")
+    for better, output in ((False, "untuned"), (True, "tuned")):
+        monkeypatch.setattr(TuneResult, "is_better", better)
+        done = run(*line, "-o", output)
+        assert done.code == 0, done.err
+        assert ropetool.diff(folder / output, folder / "model-yarn").same != better
+        said = (
+            "surely better than the default on unseen text"
+            if better
+            else "nothing that is surely better than the default"
+        )
+        assert said in done.err
+    assert (found[0].target_length, found[0].space, found[0].points) == (512, "yarn", 12)
+    assert found[0].tuned is not None
+    ropetool.apply(found[0].tuned, folder / "model", folder / "winner")
+    assert ropetool.diff(folder / "tuned", folder / "winner").same
