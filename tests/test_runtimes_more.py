@@ -67,6 +67,7 @@ def test_a_program_stands_for_all_its_releases_and_a_version_for_one() -> None:
         ("vllm@", "vllm  is not known"),
         ("vllm@new", "vllm new is not known"),
         ("transformers@5", "transformers 5 is not known; known: 5.23.0"),
+        ("Ollama", "Ollama reads files with llama.cpp"),
         ("vllmm@0.25", r"no runtime is called 'vllmm' \(did you mean vllm\?\); known: .*vllm"),
     ],
 )

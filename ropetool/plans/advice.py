@@ -82,8 +82,10 @@ def advise(
     """Return which method leads a checkpoint to a context, and why; plans are made, nothing is written.
 
     for_runtimes: those that have to read the output. reading: original or current, for one of the two ways from a scaled source.
-    Raises: ConfigError where the checkpoint's rotation is not known.
+    Raises: ConfigError where the checkpoint's rotation is not known, UnknownRuntime for a name that is none.
     """
+    for name in for_runtimes:
+        runtimes.all_of(name)
     if found.rope is None:
         raise ConfigError(
             "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)

@@ -31,6 +31,8 @@ __all__ = [
     "names",
 ]
 
+# Programs that hold another one's code to read files: what is asked of them is asked of that.
+HOLDING = {name: "llama.cpp" for name in ("ollama", "koboldcpp", "lm-studio", "lmstudio", "llama-server", "llama-cpp-python")}
 FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
 
 
@@ -106,6 +108,9 @@ def all_of(name: str, file_format: str | None = None) -> tuple[Runtime, ...]:
     """
     program, _, version = name.partition("@")
     found = _discovered().get(program)
+    if program.lower() in HOLDING:
+        held = HOLDING[program.lower()]
+        raise UnknownRuntime(f"{program} reads files with {held}", where="--for", try_=f"--for {held}")
     if found is None:
         raise UnknownRuntime(
             f"no runtime is called {program[:40]!r}{did_you_mean(program, names())}; known: {', '.join(names())}",
