@@ -251,10 +251,10 @@ def reach() -> str:
     extended = {name for name in every if name in own or _hands_over(name)} - still
     described = {arch for arch in archs.names() if arch not in archs.WITHOUT_ROTATION}
     return (
-        f"Extended are {len(causal & extended)} of the {len(causal)} causal model types of transformers {records.VERSION} that rotate, and "
-        f"{len(more & extended)} of its {len(more)} multimodal types; of the others {len(still)} take a longer stated context alone "
-        f"(`--method length`), {len(every - extended - still - left.keys())} hold no table that a context could follow, and {len(left)} "
-        f"are not known. Of llama.cpp's architectures that rotate, {len(described)} of {len(described) + len(_drafts())} are known.\n"
+        f"Of {len(every)} model types of transformers {records.VERSION} ({len(causal)} causal ones that rotate, {len(more)} multimodal), "
+        f"{len(extended)} can be extended; {len(still)} take a longer stated context alone (`--method length`), "
+        f"{len(every - extended - still - left.keys())} hold no table that a context could follow, and {len(left)} are not known. Of "
+        f"llama.cpp's architectures that rotate, {len(described)} of {len(described) + len(_drafts())} are known.\n"
     )
 
 

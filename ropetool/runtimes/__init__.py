@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 # Programs that hold another one's code to read files: what is asked of them is asked of that.
-HOLDING = {name: "llama.cpp" for name in ("ollama", "koboldcpp", "lm-studio", "lmstudio", "llama-server", "llama-cpp-python")}
+HOLDING = dict.fromkeys(
+    ("ollama", "koboldcpp", "lm-studio", "lmstudio", "llama-server", "llama-cpp-python"), "llama.cpp"
+)
 FIRST = ("transformers", "llama.cpp")  # what a format is read by where nobody asks for another
 
 
