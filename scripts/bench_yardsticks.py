@@ -2,7 +2,7 @@
 """Measure what a yardstick costs beside the same blocked attention with one window, and write docs/benchmarks.md.
 
 One layer of 8 heads and 2 key heads of 64 channels in float32, both sides in turn, after a round that does not count. Seconds are
-of the processor, all threads together, so that other work on the machine counts little. The cost is of attention with its
+of the processor, of one thread, so that neither other work nor threads that wait for each other count. The cost is of attention with its
 rotations; the rest of a model costs the same either way.
 
     scripts/bench_yardsticks.py            print the table
@@ -90,6 +90,7 @@ def ratio(first: Callable[[], object], second: Callable[[], object]) -> tuple[fl
 def table() -> str:
     import torch
 
+    torch.set_num_threads(1)
     lines = ["| yardstick | " + " | ".join(f"{length} tokens" for length in LENGTHS) + " | budget |"]
     lines.append("| --- |" + " --- |" * (len(LENGTHS) + 1))
     plain = attention(Yardstick("plain"), TRAINED)
