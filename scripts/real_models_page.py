@@ -22,7 +22,8 @@ MARKS = "<!-- measured -->", "<!-- /measured -->"
 DROPPED = ("texts", "documents", "bands", "long_pass", "certificate", "protocols", "kinds")
 MEASURES = ("verify-", "compare-")
 """How the names of steps begin that measure extensions."""
-LOOKS = (("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "D"), ("#cc79a7", "^"))  # Okabe and Ito's
+LOOKS = {"yarn": ("#0072b2", "o"), "llama3": ("#d55e00", "s"), "ntk": ("#009e73", "D"), "linear": ("#cc79a7", "^")}
+"""How a method is drawn, in colours of Okabe and Ito."""
 Record = dict[str, dict[str, Any]]
 Steps = Mapping[str, Sequence[Any]]
 """The steps of each model, by its title."""
@@ -68,10 +69,10 @@ def _done(steps: Sequence[Any]) -> list[Any]:
 
 def measured(step: Any, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return the lengths of each extension that a step measured: one alone by verify, or all of them side by side by compare."""
-    printed, name = found["printed"], _words(step)
+    printed = found["printed"]
     if "candidates" not in printed:
-        return {f"{name}, verified": printed["lengths"]}
-    return {f"{each['method']} {name}": each["lengths"] for each in printed["candidates"]}
+        return {f"{_words(step)}, verified": printed["lengths"]}
+    return {f"{each['method']} {each['factor']:g}x": each["lengths"] for each in printed["candidates"]}
 
 
 def _short(printed: Any) -> Any:
@@ -82,8 +83,9 @@ def _short(printed: Any) -> Any:
 
 
 def _words(step: Any) -> str:
-    """Return what the table calls what a step measures: the method, where it is one, and the factor."""
-    return str(step.name.split("-", 1)[1].replace("-", " "))
+    """Return what the table calls what a step measures: methods and the factor."""
+    methods, factor = step.asked("--methods"), step.asked("--factors")
+    return f"{methods} {factor}x" if methods else str(step.name.split("-", 1)[1].replace("-", " "))
 
 
 def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
@@ -103,18 +105,19 @@ def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
     done = _done(steps)
     for step in done:
         for ranking in record[step.key]["printed"].get("rankings", ()):
-            yield f"\n{_ranked(ranking)}"
+            if ranking["pairs"]:
+                yield f"\n{_ranked(ranking)}"
     if done:
         yield f"\n![Perplexity ratio of each method by length]({plot_of(steps).name})"
         spent = ", ".join(f"{step.name} {record[step.key]['seconds'] / 3600:.1f}" for step in done)
-        yield f"\nHours of two cores, beside other work: {spent}. {record[done[0].key]['printed']['runtime']}."
+        runtimes = dict.fromkeys(record[step.key]["printed"]["runtime"] for step in done)
+        yield f"\nHours of two cores, beside other work: {spent}. {'; '.join(runtimes)}."
     yield ""
 
 
 def _lengths(step: Any, found: dict[str, Any] | None) -> Iterator[str]:
     if found is None:
-        which = f"{step.asked('--methods')} {_words(step)}".strip()
-        yield f"| {which} | {step.asked('--lengths')} | not run | | | | | |".replace(",", ", ")
+        yield f"| {_words(step)} | {step.asked('--lengths')} | not run | | | | | |".replace(",", ", ")
         return
     for name, entries in measured(step, found).items():
         for entry in entries:
@@ -175,7 +178,8 @@ def plot(steps: Sequence[Any]) -> bytes:
         figure = drawing.figure()
         axes = figure.subplots()
         shown = {name: entries for step in _done(steps) for name, entries in measured(step, record[step.key]).items()}
-        for (name, entries), (colour, mark) in zip(shown.items(), LOOKS * 3, strict=False):
+        for name, entries in shown.items():
+            colour, mark = LOOKS[name.split()[0]]
             sure = [entry for entry in entries if entry["lower"] is not None]
             ratios = np.array([[entry["lower"], entry["ratio"], entry["upper"]] for entry in sure])
             dash = "--" if name.endswith("4x") else ":" if name.endswith("verified") else "-"

