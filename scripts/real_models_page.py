@@ -111,7 +111,7 @@ def _of_model(title: str, steps: Sequence[Any]) -> Iterator[str]:
         yield f"\n![Perplexity ratio of each method by length]({plot_of(steps).name})"
         spent = ", ".join(f"{step.name} {record[step.key]['seconds'] / 3600:.1f}" for step in done)
         runtimes = dict.fromkeys(record[step.key]["printed"]["runtime"] for step in done)
-        yield f"\nHours of two cores, beside other work: {spent}. {'; '.join(runtimes)}."
+        yield f"\nHours of two cores, most with other work beside: {spent}. {'; '.join(runtimes)}."
     yield ""
 
 
@@ -127,8 +127,15 @@ def _lengths(step: Any, found: dict[str, Any] | None) -> Iterator[str]:
             ratio = "" if entry["ratio"] is None else f"{entry['ratio']:.3f}"
             yield (
                 f"| {name} | {entry['length']:,} | {math.exp(entry['target']['mean']):.2f} | {whole} | {cut} | {ratio} | {bounds} "
-                f"| {entry['verdict']} |"
+                f"| {_verdict(entry['verdict'], found['printed'])} |"
             )
+
+
+def _verdict(verdict: str, printed: Mapping[str, Any]) -> str:
+    """Return the words of a verdict: beside a ratio above 1, "no worse" would read as a contradiction."""
+    judged = printed.get("candidates", [printed])
+    limit = next(check["limit"] for each in judged for check in each["checks"] if check["name"] == "ratio")
+    return f"within {limit:g}" if verdict == "no worse" else verdict
 
 
 def _ranked(ranking: dict[str, Any]) -> str:
@@ -193,7 +200,10 @@ def plot(steps: Sequence[Any]) -> bytes:
         axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
         axes.minorticks_off()
         axes.set_xlabel("context (tokens)")
-        axes.set_ylabel("perplexity over the import's")
+        axes.set_ylabel("perplexity ratio")
+        drawing.logarithmic(
+            axes, [entry[end] for entries in shown.values() for entry in entries for end in ("lower", "upper")]
+        )
         drawing.key(figure)
         return drawing.encoded(figure, "svg")
 
