@@ -86,7 +86,7 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
     "--original-length", type=Length(None), help="The length before any scaling, where the file states none or another."
 )
 @click.option("--output", "-o", type=click.Path(), help="Default: beside the source, SOURCE-METHOD-FACTORx or -LENGTH.")
-@for_runtimes("A runtime that must agree; repeat for several. Default: transformers.")
+@for_runtimes("A runtime that must agree; repeat for several. Default: transformers, llama.cpp for GGUF files.")
 @AS
 @click.option("--config-style", type=click.Choice(["v4", "v5", "both"]), help="Default: the style found in the source.")
 @click.option(
