@@ -81,13 +81,13 @@ def pairs(a: Opened, b: Opened, ours: RopeSet | None, theirs: RopeSet | None) ->
 def _matrices(side: Opened, other: Opened) -> dict[str, tuple[str, Matrix]]:
     """Return the tensors by a name that both sides have in common, GGUF's between formats, each with its own name."""
     if side.is_gguf == other.is_gguf or side.is_gguf:
-        return {name: (name, Matrix((stored,), _is_norm(name))) for name, stored in side.tensors.items()}
+        return {name: (name, Matrix((stored,), is_norm(name))) for name, stored in side.tensors.items()}
     parts: dict[str, list[str]] = {}
     renamed = _gguf_names(side, other.found.model_type)
     for name in sorted(side.tensors, key=_by_number):
         parts.setdefault(renamed[name], []).append(name)
     return {
-        common: (_together(names), Matrix(tuple(side.tensors[name] for name in names), _is_norm(names[0])))
+        common: (together(names), Matrix(tuple(side.tensors[name] for name in names), is_norm(names[0])))
         for common, names in parts.items()
     }
 
@@ -123,7 +123,7 @@ def _expert(name: str) -> tuple[str, str, str] | None:
     return (before + layers + found[1], found[2], found[3]) if found else None
 
 
-def _is_norm(name: str) -> bool:
+def is_norm(name: str) -> bool:
     return "norm" in name.rpartition(".")[0].rpartition(".")[2]
 
 
@@ -131,7 +131,7 @@ def _by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split(".")]
 
 
-def _together(names: list[str]) -> str:
+def together(names: list[str]) -> str:
     expert = _expert(names[0])
     return f"{expert[0]}.{{0-{len(names) - 1}}}.{expert[2]}.weight" if expert and len(names) > 1 else names[0]
 

@@ -18,7 +18,8 @@ PERMUTED, REQUANTISED, CHANGED = "rows permuted", "quantised otherwise", "change
 UNMOVED = "rows not moved with the layout"
 
 # Significant bits of a type, and the exponent of its smallest number.
-ROUNDING = {"BF16": (8, -133), "F16": (11, -24), "F32": (24, -149), "F64": (53, -1074)}
+COMPUTED = "computed"  # in float32 by a function, two programs' of which agree but for its last digit or two
+ROUNDING = {"BF16": (8, -133), "F16": (11, -24), "F32": (24, -149), "F64": (53, -1074), COMPUTED: (22, -149)}
 # Block scales are float16, and so are what blocks begin from: a rounding of 2^-11 of each, the two of which may be three
 # times and once the largest number of the row.
 BLOCK_ROUNDING = 2.0**-9
@@ -75,6 +76,11 @@ class Relation:
     mean: float = 0.0
     rms: float = 0.0
     detail: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the numbers are others, and not only of another type."""
+        return self.kind not in (IDENTICAL, CONVERTED)
 
 
 def half_step(values: Array, dtype: str) -> Array:

@@ -20,9 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ropetool.errors import PlanMismatch
-from ropetool.files.gguf import TensorInfo, Value
+from ropetool.files.dtypes import STORAGE, decode
+from ropetool.files.gguf import TensorInfo, Value, ggml_type
 from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.header import reading
+from ropetool.files.gguf.numbers import decoded_blocks
 from ropetool.files.gguf.tensors import padded
 from ropetool.files.gguf.writer import creating, encode_head, encode_info
 from ropetool.gguf_export import chunks, mxfp4
@@ -80,6 +82,21 @@ def write(destination: Path, file: File, progress: Progress, *, allow_nan: bool 
             write_all(target, start + info.offset, vector.astype("<f4").tobytes())
     progress("", size, size)
     return size
+
+
+def numbers(placed: Placed) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the numbers of a tensor as they would stand in the file, flat, a few megabytes at a time.
+
+    Raises: as write does.
+    """
+    layout = Layout(placed.dtype, (placed,))
+    with ExitStack() as files:
+        weights = {path: _Weights(files.enter_context(reading(path))) for path in _paths(layout)}
+        for _, data in _converted(layout, weights, allow_nan=True):
+            if placed.dtype in STORAGE:
+                yield decode(data, placed.dtype).astype(np.float32, copy=False)
+            else:
+                yield decoded_blocks(np.frombuffer(data, np.uint8).reshape(1, -1), ggml_type(placed.dtype)).reshape(-1)
 
 
 def _head(values: Mapping[str, Value], infos: Sequence[TensorInfo]) -> bytes:

@@ -96,8 +96,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
         safe.rope, checkpoint, rearch=options.rearch,
         allow_full_attention=options.allow_full_attention,
     )  # fmt: skip
-    config = text_config(checkpoint)
-    model = read_model(checkpoint.family, config, rotation.arch, rotation.head_dim, rotation.rotary_dim, where)
+    model = _model(checkpoint, rotation)
     layout = _layout(checkpoint, model, options.outtype, rotation.interleaved, safe)
     written_as = options.outtype if is_made_by_libllama(options.outtype) else layout.outtype
     target = Path(output) if output is not None else beside(checkpoint.path, written_as)
@@ -109,7 +108,7 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
     general, card_notes = metadata.general_values(checkpoint.path, model, layout)
     values = general | metadata.model_values(model, layout)
     encoding, rope_notes, deviation = _encoded(rotation, values, layout, where, options.allow_inexact)
-    tokenizer, token_notes = tokenizer_values(checkpoint.path, config, model.counts["vocabulary"])
+    tokenizer, token_notes = tokenizer_values(checkpoint.path, text_config(checkpoint), model.counts["vocabulary"])
     values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
     checks = (check_tokens(checkpoint.path, tokenizer, token_notes),) if options.check else ()
     notes = (
@@ -126,6 +125,24 @@ def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> 
         checkpoint, target, layout, written_as, encoding, values | dict(encoding.keys) | tokenizer, model.arch,
         rotation.target.max_position_embeddings, safe.words, rotation.ignored_window, checks, notes,
         deviation,
+    )  # fmt: skip
+
+
+def plain_layout(checkpoint: HfCheckpoint) -> Layout:
+    """Return where a directory's tensors go, all in float32 but for those that are MXFP4 blocks already.
+
+    Raises: LossyExport where no table says so, and what export_checkpoint does of its config and its headers.
+    """
+    check_exported(checkpoint.family, checkpoint.where)
+    rope = HfFormat.of(checkpoint, None).read(checkpoint.runtime).understood(checkpoint.where)
+    rotation = exported.rotation(rope, checkpoint, allow_full_attention=True)
+    return _layout(checkpoint, _model(checkpoint, rotation), "f32", rotation.interleaved, ShiftSafe(rope, {}, ()))
+
+
+def _model(checkpoint: HfCheckpoint, rotation: exported.Rotation) -> Model:
+    return read_model(
+        checkpoint.family, text_config(checkpoint), rotation.arch, rotation.head_dim, rotation.rotary_dim,
+        checkpoint.where,
     )  # fmt: skip
 
 

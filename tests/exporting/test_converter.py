@@ -23,8 +23,10 @@ import pytest
 from converter import needs_converter
 from gguf_reading import GGUFReader
 
-from exporting import maker, remote_models
+from exporting import family_models, maker, remote_models
+from ropetool.checkpoint import provenance
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import (
     CheckpointError,
     ConfigError,
@@ -40,8 +42,10 @@ from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patc
 from ropetool.gguf_export import Exported, export_checkpoint
 from ropetool.gguf_export.converter import child, staging
 from ropetool.gguf_export.converter.finding import Converter, find
-from ropetool.gguf_export.verifying import verify_checkpoint
+from ropetool.gguf_export.verifying import EXPORTER, exported_tensors, verify_checkpoint
 from ropetool.runtimes import inspection
+from ropetool.verification.readback.comparing import read_back
+from ropetool.verification.readback.weights import compare_weights
 
 LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -67,6 +71,10 @@ def hands_out(folder: Path, file: Path) -> Path:
 
 @pytest.fixture
 def without_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    have_no_table(monkeypatch)
+
+
+def have_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every family be one that ropetool has no table for, as it is with most that the converter knows."""
     plain = HfCheckpoint.family.func  # type: ignore[attr-defined]
 
@@ -508,6 +516,33 @@ def test_the_stock_converter_runs_no_code_of_the_checkpoint(tmp_path: Path, with
     assert GGUFReader(made.output).fields["general.name"].contents() == "Model"
     verdicts = {check.name: check.verdict for check in made.checks}
     assert verdicts["tokens"] == verdicts["same tables"] == "pass"
+
+
+@needs_converter
+@pytest.mark.parametrize(
+    "family", ["gemma", "nemotron", "gpt_neox", "deepseek_v2", "granitemoe", "llama4_text", "glm4_moe"]
+)
+def test_the_stock_converter_s_tensors_are_those_of_the_tables(family: str, tmp_path: Path) -> None:
+    """What it shifts, splits, merges or turns is held against the source as our tables say it."""
+    source, file = family_models.write(tmp_path / "model", family), tmp_path / "x.gguf"
+    with pytest.MonkeyPatch.context() as patched:
+        have_no_table(patched)
+        export_checkpoint(source, file, converter="auto", outtype="f32", allow_unverified=True)
+    target, directory = open_checkpoint(file), open_checkpoint(source)
+    assert not compare_weights(target, directory, None, exported_tensors).differences
+    assert compare_weights(target, directory, None).differences
+
+
+@needs_converter
+def test_what_no_table_tells_is_not_called_wrong(tmp_path: Path) -> None:
+    remote_models.make("InternLM2ForCausalLM", tmp_path / "model")
+    file = export_checkpoint(tmp_path / "model", tmp_path / "x.gguf", converter="auto", outtype="f32").output
+    for _ in range(2):  # with its record, and without it
+        found = {check.name: check for check in read_back(file, tmp_path / "model", exporter=EXPORTER)}
+        assert [found[name].verdict for name in ("tables", "weights", "files")] == ["pass", "not run", "not run"]
+        assert "wqkv.weight is only in A" in found["weights"].detail
+        assert "no table says" in found["files"].detail
+        provenance.place(file).unlink(missing_ok=True)
 
 
 @needs_converter

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -19,13 +20,16 @@ import ropetool
 from exporting import family_models as models
 from exporting import maker
 from exporting.family_models import CONFIGS, FACTOR, LENGTH, SHORT, TRAINED
-from ropetool import families
+from ropetool import comparison, families
+from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import LossyExport
 from ropetool.families import exported
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export.shapes.orders import Permutation
+from ropetool.gguf_export.verifying import exported_tensors
 from ropetool.runtimes import inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.verification.readback.weights import compare_weights
 
 pytest.importorskip("llama_cpp")
 
@@ -170,6 +174,23 @@ def test_llama_cpp_computes_what_transformers_does(
         assert models.apart(wanted, checkpoints.logits(family, CELLS[cell][2])) > 20 * TOLERANCE
     found = models.llama_logits(export(source, tmp_path / "x.gguf"), length_of(family))
     assert models.apart(wanted, found) < NORMED.get(family, TOLERANCE)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_tensor_of_an_export_is_its_source_s(family: str, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    """Also those that an export shifts, splits, merges or turns; and one number that is not is found in either direction."""
+    source, file = checkpoints.path(family), tmp_path / "x.gguf"
+    export(source, file)
+    target, directory = open_checkpoint(file), open_checkpoint(source)
+    assert not compare_weights(target, directory, None, exported_tensors).differences
+    alone = {name.split()[0] for name in compare_weights(target, directory, None).differences}
+    reader = gguf.GGUFReader(file, "r+")
+    changed = next((each for each in reader.tensors if each.name in alone), reader.tensors[-1])
+    changed.data.reshape(-1)[-1:] += changed.data.dtype.type(0.25)
+    reader.data.flush()
+    for first, second in ((source, file), (file, source)):
+        found = [each for each in comparison.compare(first, second, export=exported_tensors).tensors if each.differs]
+        assert [changed.name in (each.name, each.other) for each in found] == [True]
 
 
 def with_another_base(path: Path, target: Path) -> Path:

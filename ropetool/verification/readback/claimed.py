@@ -16,6 +16,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared
+from ropetool.comparison.exported import Export
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
@@ -29,6 +30,7 @@ from ropetool.verification.readback.weights import compare_weights
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
 
 TABLES, WEIGHTS, FILES, DRESS = "tables", "weights", "files", "dress"
+UNTABLED = "no table says what llama.cpp's converter makes of this family"
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,20 @@ class Terms:
             )
 
 
-ExportedKeys = Callable[[Path], GgufCheckpoint]
-"""Returns the keys that a directory is exported with, and no tensors."""
+@dataclass(frozen=True)
+class Exporter:
+    """What exporting a directory writes. keys: a file's, without tensors. tensors: what they become, none read yet."""
+
+    keys: Callable[[Path], GgufCheckpoint]
+    tensors: Export
 
 
 def read_back_claim(
-    target: Checkpoint, source: Checkpoint, terms: Terms, exported_keys: ExportedKeys | None = None
+    target: Checkpoint, source: Checkpoint, terms: Terms, exporter: Exporter | None = None
 ) -> list[Check]:
     """Return the checks of tables, weights and files of a target that no record speaks for, against its baseline.
 
-    exported_keys: makes what a GGUF file is held against whose baseline is a directory.
+    exporter: what a GGUF file is held against whose baseline is a directory.
     Raises: ConfigError for a stated key that the target does not have.
     """
     claim: Claim | None = None
@@ -75,7 +81,7 @@ def read_back_claim(
             raise
         tables = Check(TABLES, None, TABLE_TOLERANCE, FAIL, error.without_folders())
     expected = source if claim is None else claim.expected
-    return [tables, *read_back_rest(target, source, expected, terms, claim.plan if claim else None, exported_keys)]
+    return [tables, *read_back_rest(target, source, expected, terms, claim.plan if claim else None, exporter)]
 
 
 def read_back_rest(
@@ -84,14 +90,21 @@ def read_back_rest(
     expected: Checkpoint,
     terms: Terms,
     plan: Plan | None,
-    exported_keys: ExportedKeys | None,
+    exporter: Exporter | None,
 ) -> list[Check]:
     """Return the checks of weights, files and dress. expected: the source after the extension that `plan` makes."""
-    weights = _weights(target, source, plan, terms)
-    if target.format != expected.format and exported_keys is None:
+    weights = _weights(target, source, plan, terms, exporter)
+    if is_untabled(target, source):
+        return [weights, Check(FILES, None, None, NOT_RUN, f"its keys were not made again: {UNTABLED}")]
+    if target.format != expected.format and exporter is None:
         return [weights, Check(FILES, None, None, NOT_ASKED, "its keys were not made again")]
-    said = _said(target, expected, exported_keys)
+    said = _said(target, expected, exporter)
     return [weights, _files(said), *_dress(said, terms)]
+
+
+def is_untabled(target: Checkpoint, source: Checkpoint) -> bool:
+    """Return whether a file is held against a directory of a family of which no table says what its export writes."""
+    return target.format != source.format and isinstance(source, HfCheckpoint) and source.family.export is None
 
 
 # --- tables
@@ -174,9 +187,11 @@ def _rope_keys(checkpoint: Checkpoint) -> dict[str, object]:
 # --- weights, files
 
 
-def _weights(target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: Terms) -> Check:
+def _weights(
+    target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: Terms, exporter: Exporter | None
+) -> Check:
     try:
-        found = compare_weights(target, source, plan)
+        found = compare_weights(target, source, plan, exporter.tensors if exporter else None)
     except RopetoolError as error:
         return Check(WEIGHTS, None, None, FAIL, error.without_folders())
     if not found.total:
@@ -185,19 +200,21 @@ def _weights(target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: T
         return Check(WEIGHTS, 0.0, 0.0, PASS, found.sentence("tensors equal the baseline's"))
     verdict = NOT_ASKED if terms.finetuned else FAIL
     meant = "" if terms.finetuned else "; --finetuned says that they were trained"
+    if is_untabled(target, source):  # what the converter computed, and what is wrong, look alike
+        verdict, meant = NOT_RUN, f"; {UNTABLED}: its logits say whether it is the same model"
     return Check(
         WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence("tensors equal the baseline's") + meant
     )
 
 
-def _said(target: Checkpoint, expected: Checkpoint, exported_keys: ExportedKeys | None) -> keys.Said | RopetoolError:
+def _said(target: Checkpoint, expected: Checkpoint, exporter: Exporter | None) -> keys.Said | RopetoolError:
     try:
         if isinstance(target, HfCheckpoint) and isinstance(expected, HfCheckpoint):
             return keys.of_directories(target, expected)
         assert isinstance(target, GgufCheckpoint)
         if isinstance(expected, HfCheckpoint):
-            assert exported_keys is not None
-            expected = exported_keys(expected.path)
+            assert exporter is not None
+            expected = exporter.keys(expected.path)
         return keys.of_models(target, expected)
     except RopetoolError as error:
         return error
