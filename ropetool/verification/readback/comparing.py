@@ -129,7 +129,8 @@ def same_tables(target: Path | Checkpoint, other: Path | Checkpoint, *, windows:
     found, wanted = (reading.rope for reading in readings)
     if found is None or wanted is None:
         reasons = [f"{r.name}: {r.refuses}" for r in readings if r.rope is None]
-        return Check(SAME_TABLES, None, TABLE_TOLERANCE, NOT_RUN, "; ".join(reasons))
+        refused = found is None and wanted is not None and readings[0].known and readings[0].stops
+        return Check(SAME_TABLES, None, TABLE_TOLERANCE, FAIL if refused else NOT_RUN, "; ".join(reasons))
     alike = sides[0].format == sides[1].format
     if not alike:
         found, wanted = (
@@ -320,7 +321,7 @@ def _first_reading(checkpoint: Checkpoint) -> Decoded:
     if found.readings:
         return found.readings[0]
     what = f"a {found.model_type}" if found.model_type else "a model without model_type"
-    return Decoded(checkpoint.path.name, None, f"how {what} rotates is not known")
+    return Decoded(checkpoint.path.name, None, f"how {what} rotates is not known", known=False)
 
 
 def _table_check(name: str, figure: float, reason: str, agreed: str) -> Check:
