@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
+from ropetool.verification.runners import torch_runner
 from ropetool.verification.runners.torch_rotation import RopeState
 from ropetool.verification.runners.torch_runner import TorchRunner
 
@@ -314,6 +315,20 @@ def test_layers_spread_over_devices_give_the_same_figures(tiny: Path) -> None:
     assert np.abs(spread.score(rows, SCORED).losses - naive(tiny, rows, SCORED)).max() < 1e-9
 
 
+def test_weights_go_to_their_device_as_they_are_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(model: torch.nn.Module, *where: Any, **more: Any) -> None:
+        raise AssertionError(f"the whole model is moved, to {where} {more}")
+
+    monkeypatch.setattr(torch.nn.Module, "to", never)
+    monkeypatch.setattr(torch_runner, "torch_device", lambda _torch, name: torch.device(name))
+    for device in ("cpu", "meta"):  # a device that is no CPU and holds nothing
+        model = TorchRunner(tiny, device=device, dtype="bfloat16").model
+        assert {(tensor.device.type, tensor.dtype) for tensor in model.parameters.values()} == {
+            (device, torch.bfloat16)
+        }
+        assert {buffer.device.type for buffer in model._model.buffers()} == {device}
+
+
 def test_other_errors_of_the_model_are_not_taken_for_lack_of_memory(tiny: Path) -> None:
     runner = TorchRunner(tiny)
     failing_above(runner, 0, RuntimeError("shapes do not match"))
@@ -343,11 +358,11 @@ def test_transformers_stays_silent_and_keeps_its_settings(tiny: Path, capfd: pyt
     assert log.is_progress_bar_enabled()
 
 
-@pytest.mark.parametrize("name", ["torch", "transformers"])
+@pytest.mark.parametrize("name", ["torch", "transformers", "accelerate"])
 def test_a_missing_library_says_how_to_install_it(tiny: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingDependency, match=f"needs {name}") as caught:
-        TorchRunner(tiny)
+        _ = TorchRunner(tiny).model
     assert caught.value.try_ == 'pip install "ropetool[verify]"'
 
 

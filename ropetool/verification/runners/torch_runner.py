@@ -281,7 +281,11 @@ class TorchRunner:
         return images if known else causal
 
     def _load(self) -> Any:
-        options = {"device_map": "auto"} if self._spread else {"tp_plan": "auto"} if self._tensor_parallel else {}
+        library("accelerate")  # transformers places weights with it
+        # Tensors go to their device as they are read: the memory beside a card need not hold the model.
+        placed = (
+            {"tp_plan": "auto"} if self._tensor_parallel else {"device_map": "auto" if self._spread else self._device}
+        )
         # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
         with reading(self._transformers, self.path):
             model, info = self._auto_class().from_pretrained(
@@ -291,14 +295,14 @@ class TorchRunner:
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
-                **options,
+                **placed,
                 **self._options,
             )
         if info["missing_keys"]:
             # transformers would go on with random numbers in their place.
             missing = sorted(info["missing_keys"])
             raise CheckpointError(f"{len(missing)} tensors are missing, first {missing[0]}", where=str(self.path))
-        return (model if options else model.to(self._device)).eval()
+        return model.eval()
 
 
 def _check_files(path: Path) -> None:
