@@ -112,7 +112,7 @@ def rotation(on: bool) -> Iterator[None]:
 def measured(path: Path, trained: int, length: int, count: int) -> Iterator[tuple[float, float]]:
     """Yield what stands in the row of a file, by way: KL within the trained length and in the last span of positions."""
     with closing(LlamaRunner(path)) as reference:
-        documents = texts.embedded_documents()
+        documents = texts.default_documents(length)
         tokens = tuple(np.array(reference.tokenize(document.text)) for document in documents)
         corpus = Corpus(tuple(d.name for d in documents), tokens, (), reference.prefix)
         rows, chosen = divergence_rows(corpus, length, count, 0)

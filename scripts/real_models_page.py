@@ -156,6 +156,10 @@ def _said(name: str, found: dict[str, Any] | None) -> str:
     if found is None:
         return "not run"
     printed = found["printed"]
+    if isinstance(printed, str) and printed.startswith("| "):  # a table of one row
+        names, _, figures = ([cell.strip() for cell in line.split("|")[2:-1]] for line in printed.splitlines())
+        said = "; ".join(f"{way}: {' and '.join(kl.split(', '))}" for way, kl in zip(names, figures, strict=True))
+        return f"KL from a float32 cache, nats, within its length and at the end of a row beyond it: {said}"
     if isinstance(printed, str):
         return printed.splitlines()[0]
     if "versions" in printed:
