@@ -19,6 +19,7 @@ from ropetool.verification.runners.torch_library import (
     MAP,
     is_out_of_memory,
     library,
+    numbered,
     quiet,
     torch_device,
     torch_dtype,
@@ -283,9 +284,8 @@ class TorchRunner:
     def _load(self) -> Any:
         library("accelerate")  # transformers places weights with it
         # Tensors go to their device as they are read: the memory beside a card need not hold the model.
-        placed = (
-            {"tp_plan": "auto"} if self._tensor_parallel else {"device_map": "auto" if self._spread else self._device}
-        )
+        device = "auto" if self._spread else numbered(self._torch, self._device)
+        placed = {"tp_plan": "auto"} if self._tensor_parallel else {"device_map": device}
         # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
         with reading(self._transformers, self.path):
             model, info = self._auto_class().from_pretrained(
