@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ropetool.gguf_export import children, kquants
+from ropetool.gguf_export.converter import trial
+
 ROOT = Path(__file__).resolve().parents[1]
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a source distribution, of which git lists nothing")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
@@ -41,6 +45,7 @@ def run(installed: Path, folder: Path, *arguments: object) -> subprocess.Complet
     )  # fmt: skip
 
 
+@needs_git
 def test_the_wheel_holds_what_git_holds_of_the_package(wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "ropetool"], cwd=ROOT, capture_output=True, text=True, check=True)
     held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("ropetool/")}
@@ -72,6 +77,20 @@ def test_a_hostile_folder_is_not_imported_from(installed: Path, tmp_path: Path) 
     assert "imported from" not in done.stdout + done.stderr
 
 
+def test_no_process_of_its_own_imports_from_the_folder_either(tmp_path: Path) -> None:
+    for name in ("json", "typing", "importlib", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported from the working folder')\n", encoding="utf-8")
+    code = "import json, sys, numpy; print(json.dumps(sys.argv[1:]))"
+    asked = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(children.python(code, "it"), env=children.environment(), **asked)  # type: ignore[call-overload]
+    assert (done.returncode, done.stdout) == (0, '["it"]\n'), done.stderr
+    plain = subprocess.run([sys.executable, "-c", code], **asked)  # type: ignore[call-overload]
+    assert "imported from the working folder" in plain.stderr  # so these names can be taken
+    for module in (kquants, trial):
+        assert "sys.executable" not in Path(str(module.__file__)).read_text(encoding="utf-8")
+
+
+@needs_git
 def test_the_container_file_copies_and_installs_what_there_is() -> None:
     """It is built by nobody here, so this holds it against the files and names that it takes."""
     tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on

@@ -243,7 +243,7 @@ def extend_command(
         if not edits_itself:
             chain.check_place(path, target)
         if drafting:
-            drafting.check_place(target, force=options["force"])
+            drafting.check_place(path, target, force=options["force"])
         if edits_itself:
             written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
         else:
@@ -368,13 +368,28 @@ class _Drafting:
         check_companion(model, plan, where)
         return cls(source, plan, plan.output_beside(source))
 
-    def check_place(self, target: Path, *, force: bool) -> None:
-        """Refuse a place that is taken, before the model's output is written."""
-        if (self.output.exists() and not force) or self.output == target.absolute():
+    def check_place(self, source: Path, target: Path, *, force: bool) -> None:
+        """Refuse a place that is taken, or where the model or its output lies, before anything is written.
+
+        source, target: the model and its output. Raises: OutputError.
+        """
+        from ropetool.files.output import check_place
+        from ropetool.plans.applying import check_target
+
+        own, place = target.resolve(), self.output.resolve()
+        if own == place or own in place.parents or place in own.parents:
             raise OutputError(
-                "it is there already, or is the model's own output, and the companion goes there",
-                where=str(self.output), try_="move it away, or --force to replace it",
+                f"the companion goes there, and the model's output to {target}", where=str(self.output), try_="give another -o",
             )  # fmt: skip
+        check_place(target, self.source)
+        try:
+            check_place(self.output, source)
+            check_target(self.plan, self.source, self.output, force=force)
+        except OutputError as error:
+            raise OutputError(
+                f"the companion goes there, and it {error.message}", where=error.where,
+                try_="move it away, or give the draft another name" + ("" if force else "; --force replaces what ropetool wrote"),
+            ) from None  # fmt: skip
 
 
 def _for_servers(source: str) -> str:

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from ctypes import POINTER, c_float
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, OutputError
 from ropetool.files.gguf import Value, ValueType, ggml_type
-from ropetool.gguf_export import mxfp4
+from ropetool.gguf_export import children, mxfp4
 from ropetool.gguf_export.container import processors
 from ropetool.gguf_export.imatrix import Weights, read_imatrix
 from ropetool.gguf_export.outtypes import OUTTYPES
@@ -116,9 +115,8 @@ def quantise(source: Path, target: Path, outtype: str, imatrix: Path | None, kep
 def _in_child(task: dict[str, Any]) -> tuple[int, bytes]:
     """Return the exit code and the last words of a process that runs the task, and ends when this one does."""
     with subprocess.Popen(
-        [sys.executable, "-c", _CHILD, json.dumps(task)],
+        children.python(_CHILD, json.dumps(task)), env=children.environment(),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},  # the same packages, wherever they were found
     ) as child:  # fmt: skip
         assert child.stderr is not None
         said = child.stderr.read()

@@ -6,9 +6,9 @@ The source is only read; an old value that is no longer there stops everything b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from ropetool import names
@@ -26,8 +26,10 @@ from ropetool.files.gguf import Patch, write_patched
 from ropetool.files.gguf.in_place import Edited
 from ropetool.files.hf import Directory, apply_edits, limits_of, read_object
 from ropetool.files.hf.jsontext import shown
+from ropetool.files.output import Rule, check_output
 from ropetool.files.transaction import transaction
 from ropetool.plans import model_card
+from ropetool.plans.gguf_output import check as check_gguf
 from ropetool.plans.gguf_output import gguf_output
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.plans.serving import commands, gguf_lines, serving_lines
@@ -61,6 +63,22 @@ class Applied:
     sidecars: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     in_place: Edited | None = None
+
+
+def check_target(plan: Plan, source: Path, target: Path, *, force: bool) -> None:
+    """Return if `apply` may write to `target`, before it or anything beside it is written. Raises: as `apply`."""
+    if plan.format == "gguf":
+        check_gguf([target], source, force=force)
+        return
+    checkpoint = HfCheckpoint.open(source)
+    may_replace = _replaceable(_sorted_out(checkpoint.directory)[0], checked_texts(plan, checkpoint))
+    check_output(target, source, force=force, directory=True, may_replace=may_replace)
+
+
+def _replaceable(carried: Iterable[PurePath], edited: Iterable[str]) -> Rule:
+    """Return the rule of what an output of these files may replace."""
+    written = {path.as_posix() for path in carried}
+    return listings.directory_rule({*written, *edited, names.PROVENANCE_JSON, model_card.CARD})
 
 
 def apply(
@@ -97,8 +115,7 @@ def apply(
     anew = {*edited, *([model_card.CARD] if card is not None else [])}
     unchanged = [path for path in carried if str(path) not in anew]
     steps = _Steps(progress or nobody, checkpoint.path, unchanged)
-    names_written = {*(path.as_posix() for path in carried), *anew, names.PROVENANCE_JSON, model_card.CARD}
-    may_replace = listings.directory_rule(names_written)
+    may_replace = _replaceable(carried, edited)
     with (
         transaction(target, checkpoint.path, force=force, directory=True, may_replace=may_replace) as made,
         counted(steps.moved),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -307,11 +308,39 @@ def test_half_a_pair_is_never_written(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     done = run("extend", "model", *YARN, "--companion", "eagle")
     assert (done.code, done.out) == (1, "")
-    assert f"Error: {tmp_path}/eagle-yarn-4x: it is there already" in done.err
+    assert f"Error: {tmp_path}/eagle-yarn-4x: the companion goes there, and it exists already" in done.err
     done = run("extend", "model", *YARN, "--companion", "model")
     assert "Error: --companion model: it is the model itself" in done.err
     done = run("extend", "model", *YARN, "--companion", "eagle", "--plan-out", "plan.json")
     assert (done.code, snapshot(tmp_path)) == (2, before)
+
+
+def test_a_companion_replaces_neither_model_nor_output_nor_what_others_wrote(tmp_path: Path) -> None:
+    draft(tmp_path / "eagle")
+    (tmp_path / "here").symlink_to(tmp_path)
+    place = tmp_path / "eagle-yarn-4x"
+
+    def refused(*words: str) -> str:
+        before = snapshot(tmp_path)
+        done = run("extend", *words, *YARN, "--companion", "eagle", "--force")
+        assert (done.code, done.out) == (1, "")
+        assert snapshot(tmp_path) == before
+        return done.err
+
+    for output in ("eagle-yarn-4x", "here/eagle-yarn-4x", "model/../eagle-yarn-4x"):
+        assert f"Error: {place}: the companion goes there, and the model's output to " in refused("model", "-o", output)
+    assert "is the source, eagle" in refused("model", "-o", "eagle")
+    place.symlink_to("nowhere")
+    assert "the companion goes there, and it exists already and is a symbolic link" in refused("model")
+    place.unlink()
+    place.mkdir()
+    (place / "thesis.txt").write_text("of somebody else")
+    assert "the companion goes there, and it exists already and " in refused("model")
+    shutil.rmtree(place)
+    assert run("extend", "model", *YARN, "-o", "eagle-yarn-4x").code == 0  # an output of ours, and now the model
+    assert "the companion goes there, and it is the source, " in refused(
+        "eagle-yarn-4x", "-o", "q", "--from", "original"
+    )
 
 
 def test_a_companion_may_have_one_kind_of_layer_of_several(tmp_path: Path) -> None:

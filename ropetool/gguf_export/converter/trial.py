@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 from ropetool.errors import CorruptFile
+from ropetool.gguf_export import children
 
 _PLACE = re.compile(r"\.(?:c|cpp|h):\d+: ")  # in ggml's last words: GGML_ASSERT or "fatal error"
 _REFUSED = 3  # how the child ends where llama.cpp does not load the file or does not run it
@@ -32,12 +32,20 @@ def check_runs(file: Path) -> None:
     if find_spec("llama_cpp") is None:
         return
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(file)], capture_output=True, text=True, errors="replace", check=False
+        children.python(_CHILD, str(file)),
+        env=children.environment(),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode == _REFUSED:
         raise CorruptFile(f"the converter's file cannot be used: {done.stdout.strip()[:300]}", where=str(file))
-    if done.returncode >= 0:
+    if done.returncode == 0:
         return
+    if done.returncode > 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"it ends with {done.returncode}"]
+        raise CorruptFile(f"the converter's file could not be tried: {last[0][:300]}", where=str(file))
     said = [line for line in done.stderr.splitlines() if _PLACE.search(line)]
     raise CorruptFile(
         f"llama.cpp ends its process over the converter's file: {said[0].strip()[:200] if said else 'without a word'}",
