@@ -170,7 +170,9 @@ def _said(name: str, found: dict[str, Any] | None) -> str:
         rows = f"log probabilities of {printed['tokens']:,} tokens beside transformers', nats, mean and largest"
         return f"vLLM {printed['versions']['vllm']} in float32, {rows}: {spans}"
     checks = [
-        f"{check['name']} {check['figure']:.2g} of {check['limit']:.2g}"
+        f"ratio at most {check['figure']:.3f}, allowed {check['limit']:g}"
+        if check["name"] == "ratio" and check["figure"] is not None
+        else f"{check['name']} {check['figure']:.2g} of {check['limit']:.2g}"
         if check["figure"] is not None and check["limit"] is not None
         else f"{check['name']}: {check['detail'] or check['verdict']}"
         for check in printed.get("checks") or ()
