@@ -244,14 +244,19 @@ def in_colour() -> bool:
 
 def terminal_width() -> int | None:
     """Return how many characters a line of stdout has; None where it is not a terminal: lines are then of any length."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return _columns() if sys.stdout.isatty() else None
+
+
+def _columns() -> int:
+    # Python 3.10 gives 0 for a terminal whose size was never set, such as a serial line.
+    return shutil.get_terminal_size().columns or 80
 
 
 def notes(lines: tuple[str, ...] | list[str]) -> None:
     """Print notes on stderr, above the progress that may be shown there; on a terminal in lines of its width."""
     from ropetool.report.layout import wrapped
 
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    width = _columns() if sys.stderr.isatty() else None
     for line in lines:
         note = f"Note: {escaped(line)}\n" if width is None else wrapped(escaped(line), width, "Note: ")
         click.echo(note, nl=False, file=sys.stderr)  # by this name: with err=True click looks behind rich's display

@@ -32,7 +32,10 @@ def kl_checks(
     if own is not None:
         return _against_own(found, own)
     if allowed is None:
-        told = "nobody has measured how far sound files of these types are apart: give --baseline, or --max-kl"
+        told = (
+            "nobody has measured how far sound files of these types, with this cache, are apart: "
+            "give the unextended GGUF file of the same type as --baseline, or --max-kl"
+        )
         return [Check(KL, found.within.mean.mean, None, NOT_RUN, told)]
     return _against(found, allowed, allowed.text.mean)
 
