@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import sys
 
-if sys.argv[:1] == ["-m"] and "ropetool" in sys.orig_argv and not getattr(sys.flags, "safe_path", False):
+if (
+    sys.argv[:1] == ["-m"]
+    and {"ropetool", "-mropetool"} & {*sys.orig_argv}
+    and not getattr(sys.flags, "safe_path", False)
+):
     # `python -m` looks for every module in the working folder first, which may be somebody's download.
     del sys.path[0]
 

@@ -75,6 +75,11 @@ def test_a_hostile_folder_is_not_imported_from(installed: Path, tmp_path: Path) 
     done = run(installed, tmp_path, "inspect", installed / "ropetool" / "demo" / "model")
     assert done.returncode == 0, done.stderr
     assert "imported from" not in done.stdout + done.stderr
+    attached = subprocess.run(
+        [sys.executable, "-mropetool", "--version"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+    )  # fmt: skip
+    assert attached.returncode == 0, attached.stderr
 
 
 def test_no_process_of_its_own_imports_from_the_folder_either(tmp_path: Path) -> None:
