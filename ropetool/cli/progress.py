@@ -91,17 +91,21 @@ def _line(console: Console) -> Progress:
         return f"{_scaled(task.completed, task.total, unit)}/{_amount(task.total, unit)}"
 
     def rate(task: Task) -> str:
-        return f"{_amount(task.speed, task.fields['unit'])}/s" if task.speed else ""
+        if not task.speed:
+            return ""
+        unit = task.fields["unit"]
+        said_by_count = narrow and unit != BYTES and task.total is not None
+        return f"{_scaled(task.speed, 0, unit) if said_by_count else _amount(task.speed, unit)}/s"
 
     def left(task: Task) -> str:
         if task.time_remaining is None:
             return _clock(task.elapsed or 0)
         return f"{_clock(task.time_remaining)} left"
 
-    kept = Column(no_wrap=True)
+    narrow, kept = console.width < NARROW, Column(no_wrap=True)
     return Progress(
         Figure(lambda task: escaped(task.description), Column()),  # the one that may become narrower
-        BarColumn(10 if console.width < NARROW else 30, table_column=kept),
+        BarColumn(10 if narrow else 30, table_column=kept),
         *(Figure(text, kept) for text in (count, rate, left)),
         console=console, transient=True, redirect_stdout=False, speed_estimate_period=SPEED_OVER,
     )  # fmt: skip
