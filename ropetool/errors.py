@@ -148,6 +148,14 @@ class MissingDependency(RopetoolError):
     """An optional package is needed and absent."""
 
 
+def lacking(packages: Iterable[str]) -> str:
+    """Return which of the packages are not installed, in words for a check that cannot run; empty where all are."""
+    from importlib.util import find_spec
+
+    absent = [name for name in packages if find_spec(name) is None]
+    return f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed" if absent else ""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean yarn?)", ready to stand behind the name; empty where no known name is near."""
     from difflib import get_close_matches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.chain import Chain
+from ropetool.cli.companion import Companion
 from ropetool.cli.options import (
     AS,
     GRADE,
@@ -25,12 +27,11 @@ from ropetool.cli.options import (
     write_new,
 )
 from ropetool.cli.wording import in_own_words
-from ropetool.errors import ConfigError, OutputError, UnknownParameter
+from ropetool.errors import ConfigError, UnknownParameter
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
     from ropetool.plans.plan import Plan
-    from ropetool.verification.results import VerifyResult
 
 LIST_FILE_BYTES = 4 << 20
 AUTO = "auto"  # no method, but the one that serves the model best
@@ -167,7 +168,7 @@ def extend_command(
         **{f"--{name}": options[name] for name in ("copy", "force")},
     }
     check_in_place(edits_itself, copy_if_needed, excluded)
-    chain = _Chain.of(options, dry_run)
+    chain = Chain.of(options, dry_run)
     auto = method == AUTO
     if budget is not None and not auto:
         raise click.UsageError("--budget goes with --method auto")
@@ -194,10 +195,12 @@ def extend_command(
     if attention_factor == "auto":
         attention_factor = advised_factor
 
-    def planned(for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None) -> Plan:
+    def planned(
+        for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None, instead: str | None = None
+    ) -> Plan:
         stated = options["original_length"]
         return make_plan(
-            of or path, chosen, factor=factor, target_length=target_length, reading=reading,
+            of or path, chosen, factor=factor, target_length=target_length, reading=instead or reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
             temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
             for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
@@ -218,9 +221,10 @@ def extend_command(
     target = Path(output) if output is not None else path if edits_itself else plan.output_beside(path)
     drafting = None
     if companion is not None:
-        drafting = _Drafting.of(
-            companion, path, plan, lambda of: planned(options["for_runtimes"], of, plan.trained_length)
-        )
+        drafting = Companion.of(
+            companion, path, plan, options["as_type"],
+            lambda of, instead: planned(options["for_runtimes"], of, plan.trained_length, instead),
+        )  # fmt: skip
     with written_beside(plan_out, plan):
         if dry_run:
             flags = flag_lines(unbaked(plan), path)
@@ -348,154 +352,10 @@ def _measured(
     return _Found(tuned.plan, f"tuned, {tuned.winner}: surely better than the default on unseen text", tuned=True)
 
 
-@dataclass(frozen=True)
-class _Drafting:
-    """A model that drafts tokens for the one that is extended: its plan, which gives it the same table."""
-
-    source: Path
-    plan: Plan
-    output: Path
-
-    @classmethod
-    def of(cls, named: str, of: Path, model: Plan, planned: Callable[[Path], Plan]) -> _Drafting:
-        """Return the plan of a companion of the model at `of`. Raises: InvalidRope where the model's table is none for it."""
-        from ropetool.plans.companions import check_companion
-
-        source, where = local_source(named), f"--companion {named}"
-        if source.resolve() == of.resolve():
-            raise ConfigError("it is the model itself", where=where, try_="the checkpoint that drafts tokens for it")
-        plan = planned(source)
-        check_companion(model, plan, where)
-        return cls(source, plan, plan.output_beside(source))
-
-    def check_place(self, source: Path, target: Path, *, force: bool) -> None:
-        """Refuse a place that is taken, or where the model or its output lies, before anything is written.
-
-        source, target: the model and its output. Raises: OutputError.
-        """
-        from ropetool.files.output import check_place
-        from ropetool.plans.applying import check_target
-
-        own, place = target.resolve(), self.output.resolve()
-        if own == place or own in place.parents or place in own.parents:
-            raise OutputError(
-                f"the companion goes there, and the model's output to {target}", where=str(self.output), try_="give another -o",
-            )  # fmt: skip
-        check_place(target, self.source)
-        try:
-            check_place(self.output, source)
-            check_target(self.plan, self.source, self.output, force=force)
-        except OutputError as error:
-            raise OutputError(
-                f"the companion goes there, and it {error.message}", where=error.where,
-                try_="move it away, or give the draft another name" + ("" if force else "; --force replaces what ropetool wrote"),
-            ) from None  # fmt: skip
-
-
 def _for_servers(source: str) -> str:
     """Return a checkpoint on the hub as vLLM and SGLang name it."""
     repo, _, revision = source.partition("@")
     return command(repo, "--revision", revision) if revision else repo
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """What follows the output: a verification by this suite for this grade, an export to this file, or neither."""
-
-    suite: str | None
-    grade: str | None
-    export: Path | None
-    force: bool
-    sidecars: bool
-
-    @classmethod
-    def of(cls, options: dict[str, Any], dry_run: bool) -> _Chain:
-        """Return what the options ask for; to export is to verify first, unless that is waived."""
-        export, waived = options["export"], options["allow_unverified"]
-        verified = options["verify"] or (export is not None and not waived)
-        if dry_run and (verified or export is not None):
-            raise click.UsageError("--dry-run writes nothing that --verify or --export could take")
-        if waived and (options["verify"] or export is None):
-            raise click.UsageError("--allow-unverified goes with --export, and without --verify")
-        if options["suite"] is not None and not verified:
-            raise click.UsageError("--suite goes with --verify or --export")
-        if options["grade"] is not None and not verified:
-            raise click.UsageError("--grade goes with --verify or --export")
-        suite = (options["suite"] or "quick") if verified else None
-        return cls(
-            suite, options["grade"], Path(export) if export is not None else None, options["force"], options["sidecars"]
-        )
-
-    def check_source(self, source: Path) -> None:
-        """Refuse to export what is a GGUF file already."""
-        from ropetool.checkpoint.opening import open_checkpoint
-
-        if self.export is not None and open_checkpoint(source).format == "gguf":
-            raise ConfigError(
-                "the source is a GGUF file, and so is the output: nothing is left to export",
-                where=f"--export {self.export}", try_="leave out --export, and name the output with -o",
-            )  # fmt: skip
-
-    def check_place(self, source: Path, target: Path) -> None:
-        """Refuse a file that may not be written, before the output is."""
-        if self.export is None:
-            return
-        from ropetool.files.gguf.splitting import Limits
-        from ropetool.gguf_export import files
-
-        where, file, output = f"--export {self.export}", self.export.resolve(), target.resolve()
-        if output == file or output in file.parents:
-            raise OutputError(f"it lies in the output, {target}", where=where, try_="give another FILE")
-        try:
-            notes(files.check(self.export, source, Limits(), force=self.force))
-        except OutputError as error:
-            raise OutputError(
-                error.message, where=where, try_=error.try_.replace("another -o", "another FILE")
-            ) from None
-
-    def run(self, output: Path, as_json: bool) -> tuple[int, dict[str, Any]]:
-        """Return the exit code, and what --json prints of the verification and the export."""
-        if self.export is not None:
-            from ropetool.gguf_export import check_export
-
-            check_export(output, self.export, force=self.force, sidecars=self.sidecars)  # a verification may take hours
-        found: dict[str, Any] = {}
-        code = 0
-        if self.suite is not None:
-            from ropetool.report.verdict import verify_json
-
-            result = _verified(output, self.suite, self.grade, as_json)
-            code, found["verification"] = result.exit_code, verify_json(result)
-        if self.export is not None and code == 0:
-            found["export"] = self._exported(output, self.export, as_json)
-        elif self.export is not None:
-            found["export"] = None
-            notes([f"{self.export} is not written: the output did not pass its verification"])
-        return code, found
-
-    def _exported(self, output: Path, file: Path, as_json: bool) -> dict[str, Any]:
-        from ropetool.cli.export import exported
-        from ropetool.report.exported import exported_text, written_json
-
-        written = exported(
-            output, file, force=self.force, allow_unverified=self.suite is None, sidecars=self.sidecars
-        )  # fmt: skip
-        if not as_json:
-            show(f"\n{exported_text(written)}")
-            notes(written.notes)
-        return written_json(written)
-
-
-def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> VerifyResult:
-    """Return the result of a verification, shown as `ropetool verify` shows it."""
-    from ropetool.cli.verify import measured, run_verify
-
-    words = ["--grade", grade] if grade is not None else []
-    again = f"`{command('ropetool', 'verify', output, '--suite', suite, *words, '--resume')}`"
-    if as_json:
-        return measured(output, quiet=True, suite=suite, grade=grade, again=again)
-    click.echo()
-    return run_verify(output, suite=suite, grade=grade, again=again)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from ropetool.plans.plan import Plan
 from ropetool.rope.tables import LayerRope
 
 
-def check_companion(plan: Plan, companion: Plan, where: str) -> None:
+def check_companion(plan: Plan, companion: Plan) -> None:
     """Raise InvalidRope where a layer of the companion would rotate otherwise than any layer of the planned model."""
     assert plan.target is not None  # both have just been made
     assert companion.target is not None
@@ -26,7 +26,7 @@ def check_companion(plan: Plan, companion: Plan, where: str) -> None:
             else "a table or a softmax scale of its own"
         )  # fmt: skip
         raise InvalidRope(
-            f"it has {reason}: the model's table is none for it", where=where,
+            f"it has {reason}: the model's table is none for it",
             try_="leave out --companion, and extend it by a command of its own to the same length",
         )  # fmt: skip
 

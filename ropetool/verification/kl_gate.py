@@ -33,7 +33,7 @@ def kl_checks(
         return _against_own(found, own)
     if allowed is None:
         told = (
-            "nobody has measured how far sound files of these types, with this cache, are apart: "
+            "nobody has measured how far apart sound files of these types and caches are: "
             "give the unextended GGUF file of the same type as --baseline, or --max-kl"
         )
         return [Check(KL, found.within.mean.mean, None, NOT_RUN, told)]

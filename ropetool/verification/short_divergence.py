@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
-from ropetool.errors import CheckpointError, RopetoolError
+from ropetool.errors import CheckpointError, RopetoolError, lacking
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.results import DivergenceResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -121,10 +120,8 @@ def _memory(checkpoint: Checkpoint, elements: int) -> int:
 def _lacking(sides: Sequence[Checkpoint]) -> str:
     """Return what it takes to run them and is not there, nothing where all is."""
     packages = sorted({name for each in sides for name in PACKAGES[each.format]})
-    lacking = [name for name in packages if find_spec(name) is None]
-    if lacking:
-        return f"{' and '.join(lacking)} is not installed"
-    return next(filter(None, (without_class(each) for each in sides if isinstance(each, HfCheckpoint))), "")
+    classes = (without_class(each) for each in sides if isinstance(each, HfCheckpoint))
+    return lacking(packages) or next(filter(None, classes), "")
 
 
 def _too_large(need: int) -> str:

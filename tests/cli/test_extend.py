@@ -256,7 +256,8 @@ def draft(folder: Path, **changes: Any) -> Path:
 def test_a_companion_gets_the_table_of_its_model(tmp_path: Path) -> None:
     draft(tmp_path / "eagle")
     done = run("extend", "model", *YARN, "--companion", "eagle")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0, done.err
+    assert "Note: --companion eagle states 128 tokens, and the model 512: it gets the model's table, " in done.err
     assert f"the companion, by the same table: {tmp_path}/eagle-yarn-4x" in done.out
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -302,6 +303,30 @@ def test_a_companion_of_another_table_is_refused_and_nothing_written(
     assert snapshot(tmp_path) == before
 
 
+def test_a_companion_of_the_same_length_needs_no_word(tmp_path: Path) -> None:
+    draft(tmp_path / "eagle", max_position_embeddings=512)
+    done = run("extend", "model", *YARN, "--companion", "eagle")
+    assert (done.code, done.err) == (0, "")
+
+
+def test_a_scaled_companion_is_refused_with_the_answer_that_serves_both(tmp_path: Path) -> None:
+    draft(tmp_path / "eagle", max_position_embeddings=512)
+    assert run("extend", "eagle", "--method", "linear", "--factor", "2", "-o", "scaled").code == 0
+    before = snapshot(tmp_path)
+    done = run("extend", "model", *YARN, "--companion", "scaled")
+    assert (done.code, done.out, snapshot(tmp_path)) == (1, "", before)
+    said, told = done.err.splitlines()
+    assert said.startswith(
+        "Error: --companion scaled/config.json: already scaled (linear by ropetool, factor 2, original 512"
+    )
+    assert told.startswith("Try: add --from original: ")
+    done = run("extend", "model", *YARN, "--companion", "scaled", "--from", "original")
+    assert done.code == 0, done.err
+    assert (
+        config_of(tmp_path / "scaled-yarn-4x")["rope_scaling"] == config_of(tmp_path / "model-yarn-4x")["rope_scaling"]
+    )
+
+
 def test_half_a_pair_is_never_written(tmp_path: Path) -> None:
     draft(tmp_path / "eagle")
     (tmp_path / "eagle-yarn-4x").mkdir()
@@ -311,6 +336,8 @@ def test_half_a_pair_is_never_written(tmp_path: Path) -> None:
     assert f"Error: {tmp_path}/eagle-yarn-4x: the companion goes there, and it exists already" in done.err
     done = run("extend", "model", *YARN, "--companion", "model")
     assert "Error: --companion model: it is the model itself" in done.err
+    done = run("extend", "model", *YARN, "--companion", "eagel")
+    assert "Error: --companion eagel: does not exist" in done.err
     done = run("extend", "model", *YARN, "--companion", "eagle", "--plan-out", "plan.json")
     assert (done.code, snapshot(tmp_path)) == (2, before)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from making import run, write_config
 from terminals import Shown, on_terminal
 
 import ropetool
+from ropetool.cli import notes, terminal_width
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 BAR = "━"
@@ -33,6 +36,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("model", "copy"):
         shutil.copytree(DEMO, root / name)
     return root
+
+
+class Sizeless(io.StringIO):
+    """A terminal whose size was never set, such as a serial line: Python 3.10 says that it has 0 columns."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_without_a_size_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Sizeless())
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((0, 0)))
+    assert terminal_width() == 80
+    notes(["a word " * 40])
+    lines = str(sys.stderr.getvalue()).splitlines()  # type: ignore[attr-defined]
+    assert (len(lines), max(map(len, lines)) <= 80) == (4, True)
 
 
 @pytest.mark.parametrize("columns", [60, 120])

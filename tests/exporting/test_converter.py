@@ -453,6 +453,18 @@ def test_a_file_that_llama_cpp_does_not_load_is_refused(
     refused(source, hands_out(tmp_path, wrong), tmp_path / "out" / "x.gguf", CorruptFile, "llama.cpp does not load it")
 
 
+def test_a_trial_that_stops_before_its_end_is_no_pass(
+    source: Path, right: Path, tmp_path: Path, without_table: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stops it, the file has not run: here its Python misses a module."""
+    pytest.importorskip("llama_cpp")
+    monkeypatch.setattr("ropetool.gguf_export.converter.trial._CHILD", "import no_such_module")
+    monkeypatch.setattr("ropetool.verification.short_divergence._lacking", lambda sides: "torch is not installed")
+    (tmp_path / "out").mkdir()
+    words = "the converter's file could not be tried: ModuleNotFoundError: No module named 'no_such_module'"
+    refused(source, hands_out(tmp_path, right), tmp_path / "out" / "x.gguf", CorruptFile, words)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -190,8 +190,8 @@ def test_the_check_sees_an_added_token_that_gets_another_id(tmp_path: Path) -> N
 def test_without_the_packages_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "there is no tokenizer.json" in check.check_tokens(tmp_path, {}, ()).detail
     (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(check, "find_spec", lambda name: None)
-    assert "llama_cpp and tokenizers is not installed" in check.check_tokens(tmp_path, {}, ()).detail
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "llama_cpp and tokenizers are not installed" in check.check_tokens(tmp_path, {}, ()).detail
 
 
 def test_unknown_expressions_are_shown(tmp_path: Path) -> None:

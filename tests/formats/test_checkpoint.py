@@ -137,6 +137,7 @@ def test_a_path_that_is_missing_or_a_file_is_no_checkpoint(tmp_path: Path) -> No
         missing: ("does not exist", "give a directory that holds a config.json"),
         gguf: ("is a GGUF file, not a Hugging Face directory", ""),
         config: ("is a file; a checkpoint is a directory with a config.json", f"give its directory, {config.parent}"),
+        tmp_path / "none.gguf": ("does not exist", "give the place of a GGUF file"),
         pipe: ("is neither a directory nor a file", "give a directory that holds a config.json"),
         tmp_path / ("x" * 300): ("does not exist", "give a directory that holds a config.json"),
     }

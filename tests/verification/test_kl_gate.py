@@ -77,6 +77,8 @@ def test_a_limit_of_the_user_s_moves_the_others_in_proportion() -> None:
 
 def test_types_that_nobody_measured_are_not_judged() -> None:
     assert verdicts(result(span(1e-9)), allowed=None) == {KL: NOT_RUN}
+    (check,) = kl_checks(result(span(1e-9)), None, None)
+    assert "give the unextended GGUF file of the same type as --baseline, or --max-kl" in check.detail
 
 
 def test_an_unextended_pair_says_what_its_types_cost() -> None:

@@ -69,6 +69,9 @@ def open_directory(path: Path) -> Directory:
     )  # fmt: skip
 
 
+_WANTED = f"a directory that holds a {names.CONFIG_JSON}"
+
+
 def _check_directory(path: Path) -> None:
     where = str(path)
     if os.path.isfile(path):
@@ -79,9 +82,10 @@ def _check_directory(path: Path) -> None:
             where=where, try_=_directory_of(path),
         )  # fmt: skip
     if not os.path.isdir(path):
+        wanted = "the place of a GGUF file" if path.suffix.lower() == ".gguf" else _WANTED
         raise NotACheckpoint(
             "does not exist" if not os.path.lexists(path) else "is neither a directory nor a file",
-            where=where, try_=f"give a directory that holds a {names.CONFIG_JSON}",
+            where=where, try_=f"give {wanted}",
         )  # fmt: skip
     config = path / names.CONFIG_JSON
     if not os.path.lexists(config):
@@ -92,7 +96,7 @@ def _check_directory(path: Path) -> None:
 def _nearby(path: Path) -> str:
     """Return what the user may have meant by a directory without a config."""
     found = sorted(path.glob("*.gguf"))[:1] or [c.parent for c in sorted(path.glob(f"snapshots/*/{names.CONFIG_JSON}"))]
-    return f"give {word(found[0])}" if found else f"give a directory that holds a {names.CONFIG_JSON}"
+    return f"give {word(found[0]) if found else _WANTED}"
 
 
 def limits_of(name: str) -> Limits:

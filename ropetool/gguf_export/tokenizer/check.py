@@ -9,11 +9,10 @@ import itertools
 import tempfile
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from ropetool import names
-from ropetool.errors import LossyExport
+from ropetool.errors import LossyExport, lacking
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.writer import encode_head
 from ropetool.verification.results import NOT_RUN, PASS, Check
@@ -42,9 +41,8 @@ def check_tokens(path: Path, values: Mapping[str, Value], notes: Sequence[str]) 
     file = path / names.TOKENIZER_JSON
     if not file.is_file():
         return Check(TOKENS, None, None, NOT_RUN, f"there is no {names.TOKENIZER_JSON}, which could tell them")
-    lacking = [name for name in ("llama_cpp", "tokenizers") if find_spec(name) is None]
-    if lacking:
-        return Check(TOKENS, None, None, NOT_RUN, f"{' and '.join(lacking)} is not installed")
+    if absent := lacking(("llama_cpp", "tokenizers")):
+        return Check(TOKENS, None, None, NOT_RUN, absent)
     texts = [text for text in _texts() if not notes or _is_plain(text)]
     both = _both(file, values, texts)
     wrong = [text for text, wanted, found in both if wanted != found]

@@ -1,0 +1,93 @@
+"""--companion: a model that drafts tokens for the one that is extended, planned and placed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ropetool.cli import local_source
+from ropetool.errors import AmbiguousRope, ConfigError, OutputError, RopetoolError
+
+if TYPE_CHECKING:
+    from ropetool.plans.plan import Plan
+
+
+Planned = Callable[[Path, str | None], "Plan"]
+"""Makes the plan of a checkpoint, with another --from than the command's if one is given."""
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A model that drafts tokens for the one that is extended: its plan, which gives it the same table."""
+
+    source: Path
+    plan: Plan
+    output: Path
+
+    @classmethod
+    def of(cls, named: str, of: Path, model: Plan, as_type: str | None, planned: Planned) -> Companion:
+        """Return the plan of a companion of the model at `of`. Raises: InvalidRope where the model's table is none for it."""
+        from ropetool.plans.companions import check_companion
+        from ropetool.runtimes.inspection import inspect
+
+        where = f"--companion {named}"
+        try:
+            source = local_source(named)
+            if source.resolve() == of.resolve():
+                raise ConfigError("it is the model itself", try_="the checkpoint that drafts tokens for it")
+            plan = _planned(source, planned)
+            check_companion(model, plan)
+            stated = inspect(source, as_type).trained_length
+        except RopetoolError as error:
+            if error.where.startswith(named):  # a file of it
+                error.where = f"--companion {error.where}"
+            else:
+                error.where = f"{where}: {error.where}" if error.where else where
+            raise
+        if stated not in (None, model.trained_length):
+            note = (
+                f"{where} states {stated} tokens, and the model {model.trained_length}: it gets the model's table, and what it "
+                f"drafts beyond {stated} tokens is for a serving run to show"
+            )
+            plan = replace(plan, notes=(*plan.notes, note))
+        return cls(source, plan, plan.output_beside(source))
+
+    def check_place(self, source: Path, target: Path, *, force: bool) -> None:
+        """Refuse a place that is taken, or where the model or its output lies, before anything is written.
+
+        source, target: the model and its output. Raises: OutputError.
+        """
+        from ropetool.files.output import check_place
+        from ropetool.plans.applying import check_target
+
+        own, place = target.resolve(), self.output.resolve()
+        if own == place or own in place.parents or place in own.parents:
+            raise OutputError(
+                f"the companion goes there, and the model's output to {target}", where=str(self.output), try_="give another -o",
+            )  # fmt: skip
+        check_place(target, self.source)
+        try:
+            check_place(self.output, source)
+            check_target(self.plan, self.source, self.output, force=force)
+        except OutputError as error:
+            raise OutputError(
+                f"the companion goes there, and it {error.message}", where=error.where,
+                try_="move it away, or give the draft another name" + ("" if force else "; --force replaces what ropetool wrote"),
+            ) from None  # fmt: skip
+
+
+def _planned(source: Path, planned: Planned) -> Plan:
+    """Return the plan of a companion. Raises: as `planned`; where --from would tell, with the answer that serves both models."""
+    from ropetool.plans.basis import ORIGINAL
+
+    try:
+        return planned(source, None)
+    except AmbiguousRope as error:
+        try:  # by itself it could also be extended from its current table, which the model has not
+            planned(source, ORIGINAL)
+        except RopetoolError:
+            raise error from None
+        error.try_ = f"add --from {ORIGINAL}: its scaling gives way to the model's"
+        raise
