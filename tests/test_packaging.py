@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -37,10 +38,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(installed: Path, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(
+    installed: Path, folder: Path, *arguments: object, module: Sequence[str] = ("-m", "ropetool")
+) -> subprocess.CompletedProcess[str]:
     """Run the command from the installed package, in a folder."""
     return subprocess.run(
-        [sys.executable, "-m", "ropetool", *map(str, arguments)], cwd=folder, capture_output=True, text=True,
+        [sys.executable, *module, *map(str, arguments)], cwd=folder, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(installed)},
     )  # fmt: skip
 
@@ -75,10 +78,7 @@ def test_a_hostile_folder_is_not_imported_from(installed: Path, tmp_path: Path) 
     done = run(installed, tmp_path, "inspect", installed / "ropetool" / "demo" / "model")
     assert done.returncode == 0, done.stderr
     assert "imported from" not in done.stdout + done.stderr
-    attached = subprocess.run(
-        [sys.executable, "-mropetool", "--version"], cwd=tmp_path, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-    )  # fmt: skip
+    attached = run(installed, tmp_path, "--version", module=("-mropetool",))
     assert attached.returncode == 0, attached.stderr
 
 

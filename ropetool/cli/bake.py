@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import Name, check_in_place, in_place
+from ropetool.cli.options import Name, check_in_place, in_place, list_value, written_beside
 from ropetool.errors import ConfigError
 
 MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
@@ -81,7 +81,6 @@ def bake_command(
     ropetool bake model-yarn-8x.gguf shift-safe
     """
     from ropetool.cli.apply import applied, applied_in_place, way_in_place
-    from ropetool.cli.extend import list_value, written_beside
     from ropetool.plans.bakes import make_bake
     from ropetool.report.baked import check_possible, checks_of, checks_text
     from ropetool.report.planned import applied_json, applied_text, plan_text, planned_json

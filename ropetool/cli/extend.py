@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +21,16 @@ from ropetool.cli.options import (
     check_new,
     for_runtimes,
     in_place,
-    write_new,
+    list_value,
+    written_beside,
 )
 from ropetool.cli.wording import in_own_words
-from ropetool.errors import ConfigError, UnknownParameter
+from ropetool.errors import UnknownParameter
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
     from ropetool.plans.plan import Plan
 
-LIST_FILE_BYTES = 4 << 20
 AUTO = "auto"  # no method, but the one that serves the model best
 OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
 
@@ -358,20 +355,6 @@ def _for_servers(source: str) -> str:
     return command(repo, "--revision", revision) if revision else repo
 
 
-@contextmanager
-def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
-    """Write the plan file, and remove it again if what follows fails."""
-    if path is None:
-        yield
-        return
-    write_new("--plan-out", Path(path), json.dumps(plan.to_json(), indent=2) + "\n")
-    try:
-        yield
-    except BaseException:
-        Path(path).unlink()
-        raise
-
-
 def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> dict[str, Any]:
     """Return the method's parameters from -p and from the options of the everyday ones."""
     values: dict[str, Any] = {}
@@ -385,30 +368,6 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
                 raise UnknownParameter("given twice", where=f"-p {name}")
             values[name] = options[name]
     return values
-
-
-def list_value(name: str, value: str, option: str = "") -> Any:
-    """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
-    from ropetool.files.hf import parse_object
-
-    where = f"{option or f'-p {name}'} {value if len(value) <= 200 else value[:60] + '...'}"
-    text = value if value.lstrip().startswith("[") else _small_text(where, value)
-    data = parse_object(f'{{"{name}": {text}}}' if text.lstrip().startswith("[") else text, where).get(name)
-    if not isinstance(data, list):
-        raise ConfigError(f"it holds no list called {name}", where=where)
-    return data
-
-
-def _small_text(where: str, value: str) -> str:
-    path = Path(value)
-    try:
-        # A device has no end, and a list of one number per rotary pair is short.
-        if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
-            raise ConfigError(f"it is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"it cannot be read ({reason})", where=where) from None
 
 
 def _number_or_name(value: str) -> str | float:

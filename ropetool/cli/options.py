@@ -5,6 +5,7 @@ Names are completed without the modules that they stand for: those load numpy, a
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,11 +19,14 @@ from click.shell_completion import CompletionItem
 from ropetool.errors import ConfigError, OutputError
 
 LONGEST = 2**31  # tokens
+LIST_FILE_BYTES = 4 << 20
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
 _PACKAGE = Path(__file__).parents[1]
 _NO_SOURCE = Path(os.devnull)  # nothing is rewritten
 if TYPE_CHECKING:
+    from ropetool.plans.plan import Plan
+
     _Type = click.ParamType[Any]
 else:
     _Type = click.ParamType  # no generic class before click 8.4
@@ -160,6 +164,44 @@ def write_new(option: str, path: Path, text: str) -> None:
     check_new(option, path)
     with _named(option, path), staged(path, _NO_SOURCE) as stage:
         stage.write_bytes(text.encode())
+
+
+@contextmanager
+def written_beside(path: str | None, plan: Plan) -> Iterator[None]:
+    """Write the plan file, and remove it again if what follows fails."""
+    if path is None:
+        yield
+        return
+    write_new("--plan-out", Path(path), json.dumps(plan.to_json(), indent=2) + "\n")
+    try:
+        yield
+    except BaseException:
+        Path(path).unlink()
+        raise
+
+
+def list_value(name: str, value: str, option: str = "") -> Any:
+    """Return a list from JSON text or from a JSON file, which may hold the list or an object with it under its name."""
+    from ropetool.files.hf import parse_object
+
+    where = f"{option or f'-p {name}'} {value if len(value) <= 200 else value[:60] + '...'}"
+    text = value if value.lstrip().startswith("[") else _small_text(where, value)
+    data = parse_object(f'{{"{name}": {text}}}' if text.lstrip().startswith("[") else text, where).get(name)
+    if not isinstance(data, list):
+        raise ConfigError(f"it holds no list called {name}", where=where)
+    return data
+
+
+def _small_text(where: str, value: str) -> str:
+    path = Path(value)
+    try:
+        # A device has no end, and a list of one number per rotary pair is short.
+        if not path.is_file() or path.stat().st_size > LIST_FILE_BYTES:
+            raise ConfigError(f"it is neither a JSON list nor a file of at most {LIST_FILE_BYTES:,} bytes", where=where)
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"it cannot be read ({reason})", where=where) from None
 
 
 @contextmanager
