@@ -1,6 +1,6 @@
 """The keys of a GGUF file about the model itself: general.* from the model card and the folder, sizes from the config.
 
-Rotary keys come from encodings_gguf, those of the tokenizer from tokenizer.py.
+Rotary keys come from runtimes.llama_cpp.exported, the keys of the tokenizer from gguf_export.tokenizer.
 """
 
 from __future__ import annotations

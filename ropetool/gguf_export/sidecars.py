@@ -1,6 +1,6 @@
 """What an export leaves beside the file: a model card, a Modelfile.
 
-Their text is publishing's; here they are filled from the source.
+plans.model_card has their text; here they are filled from the source.
 """
 
 from __future__ import annotations

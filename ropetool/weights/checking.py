@@ -1,4 +1,4 @@
-"""The scores of each baked layer before and after, on random activations, by the numpy reference of rope.py.
+"""The scores of each baked layer before and after, on random activations, by the numpy reference of rope/arithmetic.py.
 
 Reads two versions of the same layers; knows no runtime, and judges nothing.
 """

@@ -1,7 +1,7 @@
 """llama.cpp: a GGUF's metadata and frequency vectors, resolved as a context with default parameters resolves them.
 
 Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope of llama.cpp, the sources within
-llama-cpp-python 0.3.36. What each architecture reads stands in llama_cpp_archs.py.
+llama-cpp-python 0.3.36. architectures.py lists what each architecture reads.
 """
 
 from __future__ import annotations

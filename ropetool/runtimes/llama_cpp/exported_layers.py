@@ -1,6 +1,6 @@
 """The kinds of layer of a GGUF export: which layers slide, which rotate, and what the file says of them.
 
-Knows configs and llama.cpp's rules for layers; which table to rotate by, and how to write it, is exported_rope's.
+Knows configs and llama.cpp's rules for layers; exported.py decides which table to rotate by, and how to write it.
 """
 
 from __future__ import annotations

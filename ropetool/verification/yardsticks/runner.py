@@ -4,7 +4,7 @@
 
 yardstick: what `named.parse` or `named.parse_all` made of a name such as `rerope(128)`. runner: a TorchRunner, loaded when the
 first yardstick is made; who opened it closes it. rope: what its file says that it computes, by transformers. trained: tokens.
-nested: whether its modules keep a table for each kind of layer, `checkpoint.family.nested`.
+nested: whether its modules keep a table for each kind of layer, as `Family.nested` says.
 """
 
 from __future__ import annotations
