@@ -45,7 +45,6 @@ def inspect_command(
     """
     from ropetool.plans.advice import advise, with_bounds
     from ropetool.plans.proposals import proposals
-    from ropetool.report.costing import cost_json, cost_text
     from ropetool.report.inspected import extension_target, inspection_json, inspection_text
     from ropetool.runtimes import inspection
 
@@ -55,7 +54,7 @@ def inspect_command(
         check_file(Path(html))
     found, checkpoint = inspection.inspect_opened(source, as_type)
     costing = None
-    if cost:
+    if cost:  # costs plans the rows of `verify`, which loads half of the package
         from ropetool.costs.lines import cost_of
 
         costing = cost_of(found, checkpoint, target_length)
@@ -74,10 +73,16 @@ def inspect_command(
         advice = None  # within what it states there are ways, but nothing to advise
     if as_json:
         data = inspection_json(found, target_length, advice)
-        print_json(data if costing is None else {**data, "cost": cost_json(costing)})
+        if costing is not None:
+            from ropetool.report.costing import cost_json
+
+            data["cost"] = cost_json(costing)
+        print_json(data)
     else:
         ways = proposals(found, extension_target(found.rope, target_length)) if found.rope and advice is None else []
         show(inspection_text(found, target_length, terminal_width(), ways, advice))
         if costing is not None:
+            from ropetool.report.costing import cost_text
+
             show(cost_text(costing, terminal_width()))
         notes([*found.notes, *([f"drawn: {html}"] if html is not None else [])])

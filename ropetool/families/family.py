@@ -353,6 +353,14 @@ def read(text: str, file: str) -> Family:
     return dataclasses.replace(family, wrapped=bool(family.text_path))
 
 
+def stated_architecture(text: str, file: str) -> str:
+    """Return the GGUF architecture in the text of a family's file, or that of the family whose export it takes."""
+    data = parsed(text, file)
+    if isinstance(data.get("export"), str):
+        data = _table_of(data["export"], file)
+    return str(data.get("gguf_architecture", ""))
+
+
 def _table_of(model_type: str, file: str) -> dict[str, Any]:
     """Return the export of another family and the name that GGUF files give it, as its file states them."""
     other = resources.files(__package__).joinpath(f"{model_type}.json")

@@ -1,0 +1,81 @@
+"""How many modules of ropetool a command loads, in a fresh interpreter: these figures may only shrink."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf_making import model
+from making import write_config
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "num_hidden_layers": 2, "vocab_size": 320, "max_position_embeddings": 2048, "rope_theta": 10000.0,
+}  # fmt: skip
+
+# By command line: modules of ropetool that may be loaded. DIR is a checkpoint, GGUF a file. Lower a figure with its cause.
+LIMITS = {
+    "--help": 9,
+    "extend --help": 10,
+    "verify --help": 9,
+    "methods": 61,
+    "families llama": 50,
+    "runtimes": 93,
+    "inspect GGUF": 140,
+    "inspect DIR": 138,
+    "inspect GGUF --json": 126,
+    "advise GGUF --target-length 4096": 140,
+    "advise DIR --target-length 4096": 140,
+    "extend DIR --target-length 4096 --dry-run": 144,
+    "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 161,
+    "diff DIR DIR": 278,
+    "doctor DIR": 176,
+    "gguf list GGUF": 126,
+    "gguf get GGUF llama.context_length": 126,
+    "gguf set GGUF llama.context_length 1024 -o OUTPUT": 152,
+    "restore GGUF": 140,
+    "recover GGUF": 34,
+}
+SLACK = 5  # modules; a figure that is further above what a command loads no longer holds it
+COUNTED = """
+import sys
+from ropetool.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print(*sorted(name for name in sys.modules if name.split(".")[0] == "ropetool"), sep="\\n", file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("sources")
+    checkpoint = write_config(folder / "checkpoint", CONFIG)
+    return {"DIR": str(checkpoint), "GGUF": str(model(folder / "model.gguf"))}
+
+
+def modules_loaded(*arguments: str) -> set[str]:
+    """Return the modules of ropetool that a fresh interpreter holds after a command."""
+    done = subprocess.run([sys.executable, "-c", COUNTED, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 1, 3), done.stderr
+    return {line for line in done.stderr.split("\n") if line.partition(".")[0] == "ropetool"}
+
+
+@pytest.mark.parametrize("line", LIMITS)
+def test_modules_of_a_command(line: str, sources: dict[str, str], tmp_path: Path) -> None:
+    named = {**sources, "OUTPUT": str(tmp_path / "output.gguf")}
+    loaded = modules_loaded(*(named.get(word, word) for word in line.split()))
+    assert "ropetool.cli" in loaded
+    assert len(loaded) <= LIMITS[line], f"{line}: {len(loaded)} modules of at most {LIMITS[line]}: {sorted(loaded)}"
+    assert len(loaded) >= LIMITS[line] - SLACK, f"{line} loads {len(loaded)} modules: lower its figure in LIMITS"
+
+
+def test_inspect_keeps_below_its_budget() -> None:
+    assert max(limit for line, limit in LIMITS.items() if line.startswith("inspect")) <= 140
+
+
+def test_costs_are_loaded_for_inspect_cost_alone(sources: dict[str, str]) -> None:
+    assert not any(name.startswith("ropetool.verification") for name in modules_loaded("inspect", sources["GGUF"]))
+    assert "ropetool.report.costing" in modules_loaded("inspect", sources["GGUF"], "--cost")
