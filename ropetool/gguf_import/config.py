@@ -25,10 +25,11 @@ from ropetool.families.tensors import DRAFTS, Count, Export, Row
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes import Model, Wanted, read_model, stated_keys, tensors
+from ropetool.gguf_export.shapes import Model, Wanted, read_model, tensors
 from ropetool.gguf_export.shapes.base import Filed
 from ropetool.gguf_export.shapes.reading import COUNTED, EPSILONS
 from ropetool.gguf_export.shapes.rules import RULES
+from ropetool.gguf_import.keys import compare_keys
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet, in_words
@@ -40,11 +41,7 @@ from ropetool.runtimes.llama_cpp.encodings import rotating_entry
 from ropetool.runtimes.llama_cpp.exported import rotation
 from ropetool.verification.readback.keys import plain
 
-# Keys that llama.cpp works out where a file leaves them out, from others that are compared.
-_FOLLOW = ("vocab_size", "attention.value_length", archs.KEY_LENGTH, archs.HEAD_COUNT_KV, archs.DIMENSION_COUNT)
 _ROPE_TENSORS = (archs.ROPE_FREQS, "rope_factors_long.weight", "rope_factors_short.weight")
-# Keys of an architecture that say something of positions, which the decoded tables compare, or nothing of the numbers.
-_ASIDE = ("rope.", "context_length", "attention.sliding_window", "attention.temperature", "attention.causal")
 _LLAMA3_LENGTHS = (8192, 4096, 2048, 16384, 32768)  # of published models, as original_max_position_embeddings
 
 
@@ -72,9 +69,13 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
         except RopetoolError as error:
             objections[family.model_type] = error
     first = next(iter(objections.values()))
-    if len(objections) > 1:
-        others = "; ".join(f"{name}: {error.message}" for name, error in list(objections.items())[1:])
-        first.message = f"{first.message}; as {others}"
+    told = {
+        error.message.replace(f" {name} ", " "): f"{name}: {error.message}"
+        for name, error in reversed(objections.items())
+    }
+    others = list(reversed(told.values()))[1:]  # each sentence once, whichever class it names
+    if others:
+        first.message = f"{first.message}; as {'; '.join(others)}"
     raise first
 
 
@@ -104,15 +105,17 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
     if table.outer[0].gguf not in source.tensors:
         raise CorruptFile(f"has no tensor {table.outer[0].gguf}: a vocabulary alone is no model", where=source.where)
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
+    if names.FULL_ATTENTION not in rope.entries:
+        raise LossyExport("no layer attends to the whole text, and no class here has such a model", where=source.where)
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
     turned = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}
     model = read_model(family, config | turned, source.name, _head_dim(entry, family), entry.rotary_dim, source.where)
-    absent = _compare_keys(source, model)
+    notes = compare_keys(source, model)
     wanted = tuple(tensors(model, _moves(family, source.name)))
     _compare_tensors(source, wanted)
     view, encoding = _with_rope(config, family, rope, source)
-    return Described(family, view, model, wanted, encoding, _absent_notes(absent))
+    return Described(family, view, model, wanted, encoding, notes)
 
 
 def _moves(family: Family, arch: str) -> bool:
@@ -149,10 +152,10 @@ def _sizes(source: GgufCheckpoint, family: Family, table: Export, rope: RopeSet)
     config |= {switch: on for switch in table.switches if (on := _switch(source, table, switch)) is not None}
     if table.eps_key:
         eps = _value(source, EPSILONS[table.norms])
-        config[table.eps_key] = eps if eps is not ABSENT else table.eps
+        config |= {} if eps is ABSENT else {table.eps_key: eps}  # compare_keys refuses a file without it
     for key, one in table.keys.items():
         value = _value(source, key)
-        if one.number and value is not ABSENT:
+        if one.number and value is not ABSENT and (value or not one.optional):  # an optional 0 means: not set
             config[one.number] = value
     config[table.activation_key] = table.activations[0]
     config |= {key: values[0] for key, values in table.fixed.items() if values[0] is not None}
@@ -267,34 +270,6 @@ def _layer_keys(family: Family, rope: RopeSet, count: int) -> dict[str, Any]:
 
 
 # --- what the file says, against what an export of this config would say
-
-
-def _compare_keys(source: GgufCheckpoint, model: Model) -> list[str]:
-    """Return the keys that the config states and the file leaves out. Raises: LossyExport for what it says otherwise."""
-    stated, front = stated_keys(model), f"{source.name}."
-    absent = []
-    for key, value in stated.items():
-        found, wanted = plain(source.values.get(key)), plain(value)
-        if found is ABSENT:
-            absent += [] if key.removeprefix(front) in _FOLLOW else [f"{key} ({shown(wanted)})"]
-        elif found != wanted:
-            raise LossyExport(
-                f"{key} is {shown(found)}, and a {model.family.model_type} of these sizes computes with {shown(wanted)}",
-                where=source.where,
-            )
-    for key, value in source.values.items():
-        of_arch = key.removeprefix(front)
-        if key.startswith(front) and key not in stated and not of_arch.startswith(_ASIDE) and plain(value):
-            raise LossyExport(
-                f"{key} is {shown(plain(value))}, which no key of a {model.family.model_type} config says",
-                where=source.where,
-            )
-    return absent
-
-
-def _absent_notes(absent: Iterable[str]) -> tuple[str, ...]:
-    listed = ", ".join(absent)
-    return (f"the file does not state {listed}: the config has what its class and llama.cpp assume",) if listed else ()
 
 
 def _compare_tensors(source: GgufCheckpoint, wanted: Iterable[Wanted]) -> None:

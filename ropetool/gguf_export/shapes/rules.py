@@ -226,8 +226,10 @@ def _check_eps(model: Model) -> None:
 
 
 def _of_minicpm3(filed: Filed) -> Mapping[str, Any]:
-    turning = filed.keys["rope.dimension_count"]
-    return {"qk_rope_head_dim": turning, "qk_nope_head_dim": filed.keys["attention.key_length"] - turning}
+    turning, whole = filed.keys.get("rope.dimension_count"), filed.keys.get("attention.key_length")
+    if turning is None or whole is None:
+        return {}  # the class's own sizes, which are compared with what llama.cpp takes
+    return {"qk_rope_head_dim": turning, "qk_nope_head_dim": whole - turning}
 
 
 # --- gemma4: heads of two sizes
@@ -356,7 +358,7 @@ def _check_delta(model: Model) -> None:
 
 def _of_falcon(filed: Filed) -> Mapping[str, Any]:
     """Return which of falcon's three forms a file has, by its groups and by its norms."""
-    groups, two = filed.sizes["kv_heads"], "blk.0.attn_norm_2.weight" in filed.tensors
+    groups, two = filed.sizes.get("kv_heads", filed.sizes["heads"]), "blk.0.attn_norm_2.weight" in filed.tensors
     new = two or 1 < groups < filed.sizes["heads"]
     found = {"new_decoder_architecture": new, "multi_query": not new and groups == 1}
     return {**found, "num_ln_in_parallel_attn": 2 if two else 1} if new else found

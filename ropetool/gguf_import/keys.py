@@ -1,0 +1,142 @@
+"""The keys of an architecture in a GGUF file, compared with a config: each one agrees, has no effect, or is refused.
+
+Knows what llama.cpp assumes if a key is missing: src/llama-model.cpp, llama-hparams.h and models/*.cpp of
+llama-cpp-python 0.3.36. The decoder knows which keys change positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.errors import LossyExport
+from ropetool.escaping import command
+from ropetool.files.hf import ABSENT
+from ropetool.files.hf.jsontext import shown
+from ropetool.gguf_export.shapes import Model, stated_keys
+from ropetool.gguf_export.shapes.rules import SIGMOID, SOFTMAX
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.verification.readback.keys import plain
+
+# The decoder reads these keys, or knows that llama.cpp ignores them. Import compares the tables that it decodes.
+_OF_POSITIONS = frozenset({
+    archs.CONTEXT_LENGTH, archs.DIMENSION_COUNT, archs.DIMENSION_COUNT_SWA, archs.DIMENSION_SECTIONS, archs.FREQ_BASE,
+    archs.FREQ_BASE_SWA, archs.SCALE_LINEAR, archs.SCALING_TYPE, archs.FACTOR, archs.ATTN_FACTOR,
+    archs.ORIGINAL_CONTEXT_LENGTH, archs.FINETUNED, archs.ALPHA, archs.YARN_LOG_MULTIPLIER, archs.YARN_EXT_FACTOR,
+    archs.YARN_ATTN_FACTOR, archs.YARN_BETA_FAST, archs.YARN_BETA_SLOW, archs.SLIDING_WINDOW,
+    archs.SLIDING_WINDOW_PATTERN, archs.TEMPERATURE_SCALE, archs.TEMPERATURE_LENGTH,
+})  # fmt: skip
+_SHARED_WIDTH = "expert_shared_feed_forward_length"
+_EXPERT_WIDTH = "expert_feed_forward_length"
+_GROUPS = ("expert_group_count", "expert_group_used_count")
+# With this value a key has no effect, even if the architecture reads it.
+_NEUTRAL: Mapping[str, Any] = {
+    archs.CAUSAL: True,
+    "expert_weights_norm": False,
+    **dict.fromkeys(
+        (archs.EXPERT_COUNT, "expert_used_count", "expert_shared_count", *_GROUPS, _EXPERT_WIDTH, _SHARED_WIDTH,
+         "expert_weights_scale", archs.LEADING_DENSE, archs.NEXTN_LAYERS, "pooling_type", "embedding_length_out",
+         "logit_scale", "residual_scale", "embedding_scale", "final_logit_softcapping", "attention.scale",
+         "attention.clamp_kqv", "attention.max_alibi_bias", "attention.shared_kv_layers"),
+        0,
+    ),
+}  # fmt: skip
+# What llama.cpp assumes if a key is missing. Without any other key it refuses the file, or computes something else.
+_ASSUMED: Mapping[str, tuple[Any, ...]] = {
+    **{key: (value,) for key, value in _NEUTRAL.items()},
+    **dict.fromkeys(_GROUPS, (0, 1)),  # one group is no group
+    **dict.fromkeys(("expert_weights_scale", "residual_scale", "embedding_scale"), (1,)),  # 0 there means: not set
+    "attn_logit_softcapping": (50,), "final_logit_softcapping": (30,),
+}  # fmt: skip
+_GATING = {"deepseek2": SOFTMAX, "mistral4": SOFTMAX, **dict.fromkeys(("afmoe", "glm4moe", "hy_v3"), SIGMOID)}
+_EXPERTS_BY_SHARE = frozenset(
+    {"qwen2moe", "qwen3moe", "qwen35moe", "qwen3next"}
+)  # which of their widths may be missing
+_BY_TENSORS = {"stablelm": ("use_parallel_residual",)}  # llama.cpp decides by the tensors and never reads the key
+# The decoder works out which layers attend if one of these is missing.
+_OF_LAYERS = frozenset({archs.RECURRENT_LAYERS, archs.ATTENTION_INTERVAL})
+
+
+def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
+    """Return a note on the keys that the file leaves out and llama.cpp assumes as the config has them.
+
+    Raises: LossyExport for a key with another value, a key that no config has, and a missing key that decides something.
+    """
+    stated, front = stated_keys(model), f"{source.name}."
+    for key, value in stated.items():
+        if key in source.values and plain(source.values[key]) != plain(value):
+            raise LossyExport(
+                f"{key} is {shown(plain(source.values[key]))}, and a {model.family.model_type} of these sizes computes "
+                f"with {shown(plain(value))}",
+                where=source.where,
+            )
+    for key, value in source.values.items():
+        if key.startswith(front) and key not in stated:
+            _check_other(source, model, key, plain(value))
+    absent = []
+    for key, value in stated.items():
+        of_arch = key.removeprefix(front)
+        if key in source.values or of_arch in _OF_LAYERS or of_arch in _BY_TENSORS.get(model.arch, ()):
+            continue
+        follows = _following(model, stated).get(of_arch, ABSENT)
+        if follows is ABSENT:
+            _check_assumed(source, model, key, plain(value))
+            absent.append(f"{key} ({shown(plain(value))})")
+        elif follows != plain(value):
+            raise _missing(source, model, key, f"llama.cpp then takes {shown(follows)}", plain(value))
+    listed = ", ".join(absent)
+    return (f"the file does not set {listed}: the config has what llama.cpp assumes",) if listed else ()
+
+
+def _check_other(source: GgufCheckpoint, model: Model, key: str, value: Any) -> None:
+    """Raise LossyExport for a key that may change what llama.cpp computes, and that no config has."""
+    of_arch = key.removeprefix(f"{source.name}.")
+    if of_arch in _OF_POSITIONS or value == _NEUTRAL.get(of_arch, ABSENT):
+        return
+    known = f"; import takes only {shown(_NEUTRAL[of_arch])} there" if of_arch in _NEUTRAL else ""
+    raise LossyExport(
+        f"{key} is {shown(value)}, which no key of a {model.family.model_type} config says{known}", where=source.where
+    )
+
+
+def _following(model: Model, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys that llama.cpp works out from others, with their values."""
+    sizes = model.counts
+    head = sizes["hidden"] // sizes["heads"]
+    found = {
+        "vocab_size": sizes["vocabulary"],  # the tokenizer's; other rows do not load
+        archs.HEAD_COUNT_KV: sizes["heads"], archs.KEY_LENGTH: head, archs.VALUE_LENGTH: head,
+        archs.DIMENSION_COUNT: plain(stated.get(f"{model.arch}.{archs.KEY_LENGTH}")),
+    }  # fmt: skip
+    if model.arch in _EXPERTS_BY_SHARE:
+        found[_EXPERT_WIDTH] = sizes["intermediate"] // max(1, sizes["used"])
+        found[_SHARED_WIDTH] = sizes["intermediate"]
+    return found
+
+
+def _check_assumed(source: GgufCheckpoint, model: Model, key: str, value: Any) -> None:
+    """Raise LossyExport for a missing key, unless llama.cpp assumes this value."""
+    of_arch = key.removeprefix(f"{source.name}.")
+    assumed = _ASSUMED.get(of_arch, ())
+    if of_arch == _GROUPS[1] and model.counts.get("groups", 1) > 1:
+        assumed = (0,)
+    if of_arch == "attention.scale":
+        assumed = (1 / math.sqrt(model.counts["head_dim"]),)
+    if of_arch == "expert_gating_func" and model.arch in _GATING:
+        assumed = (_GATING[model.arch],)
+    if value in assumed:
+        return
+    if assumed:
+        raise _missing(source, model, key, f"llama.cpp then takes {shown(assumed[0])}", value)
+    raise _missing(source, model, key, "nothing else in the file gives its value")
+
+
+def _missing(source: GgufCheckpoint, model: Model, key: str, why: str, value: Any = ABSENT) -> LossyExport:
+    config = f", and a {model.family.model_type} of these tensors computes with {shown(value)}"
+    return LossyExport(
+        f"does not set {key}: {why}{'' if value is ABSENT else config}", where=source.where,
+        try_=f"{command('ropetool', 'gguf', 'set', source.path, key)} VALUE -o NEW.gguf, with the value of the "
+        "original config.json",
+    )  # fmt: skip
