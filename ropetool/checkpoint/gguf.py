@@ -111,8 +111,9 @@ class GgufCheckpoint:
         """Return all tensors by name, over all files."""
         return {name: tensor for header in self.files for name, tensor in stored_in(header).items()}
 
+    @cached_property
     def identity(self) -> Identity:
-        """Return what tells whether this is still the same model."""
+        """Return what tells whether the files still hold the same model, as of its first use."""
         return identity.of_gguf(self.files, self.values, self.name)
 
     def after(self, patch: Patch) -> GgufCheckpoint:

@@ -117,8 +117,9 @@ class HfCheckpoint:
         """
         return {name: tensor for header in self.headers for name, tensor in stored_in(header).items()}
 
+    @cached_property
     def identity(self) -> Identity:
-        """Return what tells whether this is still the same checkpoint."""
+        """Return what tells whether the files still hold the same checkpoint, as of its first use."""
         return identity.of_checkpoint(self.directory)
 
     def edited(self, edits: Sequence[FileEdit]) -> HfCheckpoint:

@@ -9,6 +9,7 @@ from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import InvalidRope
+from ropetool.files import hub
 from ropetool.files.regular import open_regular
 
 Checkpoint: TypeAlias = HfCheckpoint | GgufCheckpoint
@@ -22,6 +23,14 @@ def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
     if isinstance(source, (HfCheckpoint, GgufCheckpoint)):
         return source
     return GgufCheckpoint.open(source) if _is_gguf(source) else HfCheckpoint.open(source)
+
+
+def open_source(source: str | Path | Checkpoint) -> Checkpoint:
+    """Return the checkpoint that a path or a hub id names, downloaded if it is not on this disk; an open one as it is.
+
+    Raises: CheckpointError, HubError.
+    """
+    return open_checkpoint(source if isinstance(source, (HfCheckpoint, GgufCheckpoint)) else hub.local(source))
 
 
 def opened_as(

@@ -79,15 +79,15 @@ def beside(file: Path) -> Path:
     return file.with_name(f"{file.name}.{names.PROVENANCE_JSON}")
 
 
-def fingerprint(checkpoint: Path) -> str:
+def fingerprint(checkpoint: Path, config: str | None = None) -> str:
     """Return a digest of config.json's text and of every weight file's name, size and modification time.
 
     Of a GGUF file it is the size, the time and the first MiB, which holds the rope keys. Cheap on purpose: it says
-    whether a source is still the one that an output was made from.
+    whether a source is still the one that an output was made from. config: the text of config.json, if it is read already.
     Raises: CheckpointError if a file cannot be read.
     """
     try:
-        return (_file_fingerprint if checkpoint.is_file() else _directory_fingerprint)(checkpoint)
+        return _file_fingerprint(checkpoint) if checkpoint.is_file() else _directory_fingerprint(checkpoint, config)
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}", where=str(error.filename or checkpoint)) from error
 
@@ -100,8 +100,9 @@ def _file_fingerprint(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _directory_fingerprint(directory: Path) -> str:
-    digest = hashlib.sha256(read_regular(directory / names.CONFIG_JSON, SMALL.chars))
+def _directory_fingerprint(directory: Path, config: str | None) -> str:
+    text = read_regular(directory / names.CONFIG_JSON, SMALL.chars) if config is None else config.encode()
+    digest = hashlib.sha256(text)
     for path in sorted(directory.glob("*.safetensors")):
         if path.exists():  # a link to nowhere is left behind, and holds nothing
             status = path.stat()

@@ -132,11 +132,11 @@ def digest(rope: RopeSet) -> str:
 
 def _of_method(name: str, source: HfCheckpoint, method: str, goal: dict[str, Any], asked: Asked) -> Candidate:
     same = {**goal, "reading": asked.reading, "original_length": asked.original_length}
-    plan = make_plan(source.path, method, **same, for_runtimes=asked.for_runtimes)
+    plan = make_plan(source, method, **same, for_runtimes=asked.for_runtimes)
     if not plan.bakes:
         assert plan.target is not None
         return Candidate(name, plan, plan.target)
-    unbaked = make_plan(source.path, method, **same)
+    unbaked = make_plan(source, method, **same)
     if unbaked.target is None or unbaked.bakes:
         raise ConfigError(WEIGHTS_TOO, where=name)
     return Candidate(name, plan, unbaked.target, IN_WEIGHTS)
@@ -154,7 +154,7 @@ def _with_the_rest(plan: Plan, source: HfCheckpoint, file: Path, refusal: str) -
             raise ConfigError(refusal)
         again, baked = (
             make_plan(
-                source.path, plan.method, target_length=plan.max_position_embeddings, params=params,
+                source, plan.method, target_length=plan.max_position_embeddings, params=params,
                 reading=plan.reading if plan.reading in (ORIGINAL, CURRENT) else None, attention_factor=attention_factor,
                 for_runtimes=for_runtimes,
             )

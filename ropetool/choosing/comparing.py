@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.choosing.candidates import Asked, candidates_of, check_beyond
 from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views, yardstick_trials
 from ropetool.choosing.ranking import Ranking, ranked
@@ -46,7 +46,7 @@ YARDSTICK = "a yardstick, put on the source: no file holds it"
 
 
 def compare(
-    source: str | Path,
+    source: str | Path | Checkpoint,
     *,
     methods: Sequence[str] = (),
     factors: Sequence[float] = (),
@@ -147,9 +147,9 @@ def compare(
     )
 
 
-def opened(source: str | Path) -> HfCheckpoint:
+def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
     """Return a source in which candidates can be measured. Raises: ConfigError for a GGUF file; CheckpointError."""
-    checkpoint = open_checkpoint(hub.local(source))
+    checkpoint = open_source(source)
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
             "candidates are measured in a model that transformers runs, and this is a GGUF file", where=str(checkpoint.path),

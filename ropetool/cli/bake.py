@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def bake_command(
     ropetool bake model pair-gain --gain gains.json --side q
     ropetool bake model-yarn-8x.gguf shift-safe
     """
+    from ropetool.checkpoint.opening import open_checkpoint
     from ropetool.cli.apply import applied, applied_in_place, way_in_place
     from ropetool.plans.bakes import make_bake
     from ropetool.report.baked import check_possible, checks_of, checks_text
@@ -89,10 +91,13 @@ def bake_command(
     chosen = tuple(list_value("gain", gains, "--gain")) if gains is not None else ()
     presume = dry_run and plan_out is None and not check
     path = (config_alone(source) if presume else None) or local_source(source)
-    plan = make_bake(path, what, presume=presume, gains=chosen, pairs=_pairs(pairs), **options)
+    opened = cache(open_checkpoint)
+    plan = make_bake(opened(path), what, presume=presume, gains=chosen, pairs=_pairs(pairs), **options)
     if check:
-        check_possible(plan, path)
+        check_possible(plan, opened(path))
     target = Path(output) if output is not None else path if in_place else plan.output_beside(path)
+    if in_place:
+        opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
     with written_beside(plan_out, plan):
         if dry_run:
             place = str(target)
@@ -109,7 +114,7 @@ def bake_command(
             written = applied_in_place(plan, path, copy_if_needed=copy_if_needed)
         else:
             written = applied(plan, path, target, force=force, copy=copy, sidecars=sidecars)
-    checks = checks_of(plan, path, written.output) if check else ()
+    checks = checks_of(plan, opened(path), written.output) if check else ()
     if as_json:
         print_json({**applied_json(plan, written), "checks": [vars(one) for one in checks]})
         return

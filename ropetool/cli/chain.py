@@ -13,6 +13,7 @@ from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
+    from ropetool.checkpoint.opening import Checkpoint
     from ropetool.verification.results import VerifyResult
 
 
@@ -44,11 +45,9 @@ class Chain:
             suite, options["grade"], Path(export) if export is not None else None, options["force"], options["sidecars"]
         )
 
-    def check_source(self, source: Path) -> None:
+    def check_source(self, source: Checkpoint) -> None:
         """Refuse to export what is a GGUF file already."""
-        from ropetool.checkpoint.opening import open_checkpoint
-
-        if self.export is not None and open_checkpoint(source).format == "gguf":
+        if self.export is not None and source.format == "gguf":
             raise ConfigError(
                 "the source is a GGUF file, and so is the output: nothing is left to export",
                 where=f"--export {self.export}", try_="leave out --export, and name the output with -o",

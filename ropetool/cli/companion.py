@@ -11,6 +11,7 @@ from ropetool.cli import local_source
 from ropetool.errors import AmbiguousRope, ConfigError, OutputError, RopetoolError
 
 if TYPE_CHECKING:
+    from ropetool.checkpoint.opening import Checkpoint
     from ropetool.plans.plan import Plan
 
 
@@ -27,7 +28,9 @@ class Companion:
     output: Path
 
     @classmethod
-    def of(cls, named: str, of: Path, model: Plan, as_type: str | None, planned: Planned) -> Companion:
+    def of(
+        cls, named: str, of: Path, model: Plan, as_type: str | None, opened: Callable[[Path], Checkpoint], planned: Planned
+    ) -> Companion:  # fmt: skip
         """Return the plan of a companion of the model at `of`. Raises: InvalidRope where the model's table is none for it."""
         from ropetool.plans.companions import check_companion
         from ropetool.runtimes.inspection import inspect
@@ -39,7 +42,7 @@ class Companion:
                 raise ConfigError("it is the model itself", try_="the checkpoint that drafts tokens for it")
             plan = _planned(source, planned)
             check_companion(model, plan)
-            stated = inspect(source, as_type).trained_length
+            stated = inspect(opened(source), as_type).trained_length
         except RopetoolError as error:
             if error.where.startswith(named):  # a file of it
                 error.where = f"--companion {error.where}"

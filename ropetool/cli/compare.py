@@ -12,6 +12,7 @@ from ropetool.cli.options import GRADE, Factor, Length, Lengths, check_new, for_
 from ropetool.cli.wording import in_own_words
 
 if TYPE_CHECKING:
+    from ropetool.checkpoint.opening import Checkpoint
     from ropetool.choosing.results import Comparison
 
 
@@ -131,7 +132,7 @@ def compare_command(
     return 0
 
 
-def compared(source: Path, *, quiet: bool = False, **options: Any) -> Comparison:
+def compared(source: Path | Checkpoint, *, quiet: bool = False, **options: Any) -> Comparison:
     """Return the comparison with these options of the command; show progress and the duration ahead."""
     from ropetool.choosing.comparing import compare
     from ropetool.cli.progress import bar

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from ropetool.errors import UnknownParameter
 from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
+    from ropetool.checkpoint.opening import Checkpoint
     from ropetool.plans.plan import Plan
 
 AUTO = "auto"  # no method, but the one that serves the model best
@@ -149,6 +151,7 @@ def extend_command(
     ropetool extend model.gguf --method yarn --factor 4 --in-place
     ropetool extend model --method yarn --factor 8 --verify --export model-yarn-8x.gguf
     """
+    from ropetool.checkpoint.opening import open_checkpoint
     from ropetool.cli.apply import applied, applied_in_place, way_in_place
     from ropetool.files.output import check_output
     from ropetool.plans.flags import flag_lines
@@ -173,21 +176,22 @@ def extend_command(
         raise click.UsageError("--method auto chooses for one model: name the method for --companion")
     peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
     path = peeked or local_source(source)
-    chain.check_source(path)
+    opened = cache(open_checkpoint)
+    chain.check_source(opened(path))
     if auto and plan_out is not None:
         check_new("--plan-out", Path(plan_out))
     if auto and output is not None and not dry_run:
         check_output(Path(output), path, force=options["force"], directory=True)
         chain.check_place(path, Path(output))
     measured = (
-        _measured(path, factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json)
+        _measured(opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json)
         if auto
         else None
     )
     chosen, advised_factor, why = (
         (measured.plan.method, "auto", measured.why) if measured
         else (method, "auto", "") if method is not None
-        else _advised(path, factor, target_length, reading, params, options)
+        else _advised(opened(path), factor, target_length, reading, params, options)
     )  # fmt: skip
     if attention_factor == "auto":
         attention_factor = advised_factor
@@ -197,7 +201,7 @@ def extend_command(
     ) -> Plan:
         stated = options["original_length"]
         return make_plan(
-            of or path, chosen, factor=factor, target_length=target_length, reading=instead or reading,
+            opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
             params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
             temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
             for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
@@ -219,12 +223,13 @@ def extend_command(
     drafting = None
     if companion is not None:
         drafting = Companion.of(
-            companion, path, plan, options["as_type"],
+            companion, path, plan, options["as_type"], opened,
             lambda of, instead: planned(options["for_runtimes"], of, plan.trained_length, instead),
         )  # fmt: skip
+    flags = flag_lines(unbaked(plan), opened(path)) if dry_run else []
+    opened.cache_clear()  # an edit in place refuses a file with readers, and a mapped header is one
     with written_beside(plan_out, plan):
         if dry_run:
-            flags = flag_lines(unbaked(plan), path)
             if peeked is not None:
                 flags = [line.replace(word(path), _for_servers(source)) for line in flags]
             place = str(target)
@@ -269,7 +274,7 @@ def extend_command(
 
 
 def _advised(
-    source: Path, factor: float | None, target_length: int | None, reading: str | None,
+    source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None,
     params: tuple[tuple[str, str], ...], options: dict[str, Any],
 ) -> tuple[str, str, str]:  # fmt: skip
     """Return the method that is advised, its attention factor, and the reason in a sentence. Raises: ConfigError where none leads there."""
@@ -299,7 +304,7 @@ class _Found:
 
 
 def _measured(
-    source: Path, factor: float | None, target_length: int | None, reading: str | None, params: tuple[tuple[str, str], ...],
+    source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None, params: tuple[tuple[str, str], ...],
     options: dict[str, Any], attention_factor: str, budget: float | None, *, quiet: bool,
 ) -> _Found:  # fmt: skip
     """Return the best of the closed forms, measured in the loaded model, or with a budget what tuning makes better."""

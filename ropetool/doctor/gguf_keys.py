@@ -134,7 +134,7 @@ def _with_factor(case: Case, entry: LayerRope, factor: float) -> str:
     if case.path is None or case.rope is None or entry.table is None:
         return ""
     wanted = case.rope.with_entry(names.FULL_ATTENTION, entry.with_factor(factor))
-    return again(case.path, wanted.entries[names.FULL_ATTENTION], wanted)
+    return again(case, wanted.entries[names.FULL_ATTENTION], wanted)
 
 
 def window_unread(case: Case) -> Iterator[Finding]:

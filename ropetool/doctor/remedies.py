@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ropetool import runtimes
@@ -39,7 +38,7 @@ def same_for(case: Case, those: Sequence[str]) -> str:
     entry, rope = case.full, case.rope
     if case.path is not None and entry is not None and rope is not None and not entry.unscaled:
         asked = runtimes.collapse_releases([case.checkpoint.runtime, *those])
-        found = _again(case.path, entry, rope, (case.checkpoint.runtime, *those), asked)
+        found = _again(case, entry, rope, (case.checkpoint.runtime, *those), asked)
         if found is not None:
             return found.line if not found.in_weights or has_weights(case) else f"where the weights are: {found.line}"
     agreeing = [each.name for each in case.readings if each.rope and rope and not rope.differences(each.rope)]
@@ -58,20 +57,20 @@ class Planned:
     in_weights: bool
 
 
-def again(path: Path, entry: LayerRope, target: RopeSet) -> str:
-    """Return the command that gives the file at `path` the table of these layers and this context, empty where none does."""
+def again(case: Case, entry: LayerRope, target: RopeSet) -> str:
+    """Return the command that gives the file of a case the table of these layers and this context, empty where none does."""
     if entry.unscaled and entry.rope_theta is not None:
         options = {"method": "abf", "params": {"rope_theta": entry.rope_theta}}
         lengths = ({"factor": 1.0}, {"target_length": target.max_position_embeddings})
-        tried = (_planned(path, target, {**options, **length}) for length in lengths)
+        tried = (_planned(case, target, {**options, **length}) for length in lengths)
         found = next((each for each in tried if each is not None), None)
     else:
-        found = _again(path, entry, target)
+        found = _again(case, entry, target)
     return found.line if found is not None and not found.in_weights else ""
 
 
 def _again(
-    path: Path, entry: LayerRope, target: RopeSet, wanted: Sequence[str] = (), asked: Sequence[str] = ()
+    case: Case, entry: LayerRope, target: RopeSet, wanted: Sequence[str] = (), asked: Sequence[str] = ()
 ) -> Planned | None:
     """Return what makes a scaled table anew from the unscaled one, None where nothing does.
 
@@ -89,7 +88,7 @@ def _again(
             "attention_factor": attention_factor,
         }  # fmt: skip
         found = _planned(
-            path, target, {key: value for key, value in options.items() if value is not None}, wanted, asked
+            case, target, {key: value for key, value in options.items() if value is not None}, wanted, asked
         )
         if found is not None:
             return found
@@ -102,20 +101,22 @@ def reaching(case: Case, context: int) -> str:
     if case.path is None or entry is None or rope is None:
         return ""
     options = {"method": entry.rope_type, "target_length": context, "reading": ORIGINAL}
-    found = _planned(case.path, None, options)
+    found = _planned(case, None, options)
     return found.line if found is not None and not found.in_weights else ""
 
 
 def _planned(
-    path: Path,
+    case: Case,
     target: RopeSet | None,
     options: Mapping[str, Any],
     wanted: Sequence[str] = (),
     asked: Sequence[str] = (),
 ) -> Planned | None:
     """Return the command line of these options, if its plan reaches the target in these runtimes."""
+    if case.path is None:
+        return None
     try:
-        plan = make_plan(path, **options, for_runtimes=wanted)
+        plan = make_plan(case.checkpoint, **options, for_runtimes=wanted)
     except RopetoolError:
         return None
     if plan.target is None:
@@ -128,7 +129,7 @@ def _planned(
         *(word for key, value in options.get("params", {}).items() for word in ("-p", key, _word(value))),
         *(word for name in asked for word in ("--for", name)),
     ]
-    return Planned(command("ropetool", "extend", path, *words), bool(plan.bakes))
+    return Planned(command("ropetool", "extend", case.path, *words), bool(plan.bakes))
 
 
 def _word(value: Any) -> str:
@@ -140,7 +141,7 @@ def stating(case: Case, context: int) -> str:
     if case.path is None:
         return ""
     try:
-        make_plan(case.path, LENGTH, target_length=context)
+        make_plan(case.checkpoint, LENGTH, target_length=context)
     except RopetoolError:
         return ""
     return command("ropetool", "extend", case.path, "--method", LENGTH, "--target-length", str(context))
@@ -153,7 +154,7 @@ def with_llama3(case: Case, factor: float, trained: int) -> str:
     """
     if case.path is None or case.rope is None:
         return ""
-    first = _planned(case.path, None, {"method": "llama3", "factor": factor, "original_length": trained})
+    first = _planned(case, None, {"method": "llama3", "factor": factor, "original_length": trained})
     if first is None:
         return ""
     scaled, output = (case.path.with_name(f"{model_name(case.path)}-{end}.gguf") for end in ("llama3", "fixed"))
@@ -178,7 +179,7 @@ def baked(case: Case, what: str) -> str:
     if case.path is None:
         return ""
     try:
-        make_bake(case.path, what)
+        make_bake(case.checkpoint, what)
     except RopetoolError:
         return ""
     return command("ropetool", "bake", case.path, what)

@@ -67,7 +67,7 @@ def _mended(case: Case) -> str:
     line = ""
     if stated.keys() == entries.keys():  # the order of channels goes with the rows of the weights
         wanted = {kind: replace(stated[kind], layout=own.layout, layers=own.layers) for kind, own in entries.items()}
-        line = again(case.path, source.full, replace(source.rope, entries=wanted))
+        line = again(case, source.full, replace(source.rope, entries=wanted))
     return line or f"make it of {source.name} anew"
 
 

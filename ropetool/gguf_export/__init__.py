@@ -153,11 +153,11 @@ def _ready(
     source: Path, output: str | Path | None, options: ExportOptions, asked: str, progress: Progress
 ) -> Iterator[Prepared]:
     """Yield the export of a checkpoint: by its family's table, or where it has none by the converter that is asked for."""
-    checkpoint = open_checkpoint(source) if asked else None
-    if not isinstance(checkpoint, HfCheckpoint):
-        yield prepare(source, output, options)
+    checkpoint = open_checkpoint(source)
+    if not asked or not isinstance(checkpoint, HfCheckpoint):
+        yield prepare(checkpoint, output, options)
     elif checkpoint.family.export is not None:
-        ready = prepare(source, output, options)
+        ready = prepare(checkpoint, output, options)
         unused = f"--converter was not used: ropetool has a table of its own for {checkpoint.name}"
         yield replace(ready, notes=(unused, *ready.notes))
     else:
@@ -279,6 +279,6 @@ def _provenance(ready: Prepared, trained_length: int | None, checks: Sequence[Ch
     }
     more["deviation"] = None if ready.deviation is None else ready.deviation.to_json()
     return Provenance(
-        str(hub.absolute(source.path)), provenance.fingerprint(source.path), trained_length, made.plan if made else {},
+        str(hub.absolute(source.path)), provenance.fingerprint(source.path, source.text), trained_length, made.plan if made else {},
         export=export | {name: value for name, value in more.items() if value},
     )  # fmt: skip

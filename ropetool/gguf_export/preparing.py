@@ -12,7 +12,7 @@ from pathlib import Path
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import LossyExport, NotACheckpoint
 from ropetool.escaping import command
 from ropetool.files import hub, linking
@@ -78,14 +78,14 @@ class Prepared:
     converter: str = ""
 
 
-def prepare(source: Path, output: str | Path | None, options: ExportOptions) -> Prepared:
+def prepare(source: Path | Checkpoint, output: str | Path | None, options: ExportOptions) -> Prepared:
     """Return the export of a checkpoint; without an output it goes beside the source, as NAME-TYPE.gguf.
 
     Raises: what export_checkpoint does, but for what stands in the numbers of the weights.
     """
     checkpoint = open_checkpoint(source)
     if isinstance(checkpoint, GgufCheckpoint):
-        raise _is_gguf_already(source, checkpoint)
+        raise _is_gguf_already(checkpoint.path, checkpoint)
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
     check_exported(checkpoint.family, where)
     check_weights(checkpoint)

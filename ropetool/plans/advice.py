@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ropetool import names, runtimes
+from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError, InvalidRope, RopetoolError
 from ropetool.escaping import command
 from ropetool.plans.basis import CURRENT
@@ -133,7 +134,7 @@ def with_bounds(said: Advice) -> Advice:
 
 
 def advised_method(
-    source: str | Path, factor: float | None, target_length: int | None, reading: str | None = None,
+    source: str | Path | Checkpoint, factor: float | None, target_length: int | None, reading: str | None = None,
     original_length: int | None = None, as_type: str | None = None, for_runtimes: Sequence[str] = (),
 ) -> tuple[str, str, str]:  # fmt: skip
     """Return the method that is advised for what `extend` was asked for, its attention factor, and why.
@@ -143,7 +144,9 @@ def advised_method(
     Goal.make(1, factor, target_length)
     found = inspect(source, as_type)
     if found.rope is None:
-        raise ConfigError("its rotation is not known", where=str(source), try_=command("ropetool", "inspect", source))
+        raise ConfigError(
+            "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)
+        )
     context = found.rope.max_position_embeddings
     start = context if reading == CURRENT else original_length or found.trained_length or context
     target = target_length or round(start * (factor or 1))
@@ -151,8 +154,8 @@ def advised_method(
         return CLOSED_FORMS[0], "auto", f"{target} tokens are within the {context} that the file states"
     advice = advise(found, target, for_runtimes, reading)
     if advice.chosen is None:
-        shown = command("ropetool", "advise", source, "--target-length", str(target))
-        raise ConfigError(advice.why, where=str(source), try_=shown)
+        shown = command("ropetool", "advise", found.source, "--target-length", str(target))
+        raise ConfigError(advice.why, where=str(found.source), try_=shown)
     return advice.chosen.method, advice.chosen.proposal.attention_factor, advice.why
 
 
@@ -206,13 +209,13 @@ def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
 
 def _readers(found: Inspection, chosen: Way | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the runtimes that the chosen method can be written for, one at a time, and the others."""
-    if chosen is None or chosen.proposal.plan is None:
+    if chosen is None or chosen.proposal.plan is None or found.checkpoint is None:
         return (), ()
     serving, others = [], []
     for runtime in runtimes.for_format(found.format):
         try:
             make_plan(
-                found.source, chosen.method, target_length=chosen.proposal.step.reach,
+                found.checkpoint, chosen.method, target_length=chosen.proposal.step.reach,
                 reading=chosen.proposal.step.reading or None, as_type=found.as_type, for_runtimes=(runtime.name,),
                 attention_factor=chosen.proposal.attention_factor,
             )  # fmt: skip

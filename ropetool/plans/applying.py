@@ -133,7 +133,7 @@ def apply(
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
         more = [names.PROVENANCE_JSON, *([model_card.CARD] if card is not None else [])]
-        record = _record(plan, checkpoint.path, listings.of_directory(stage, more))
+        record = _record(plan, checkpoint, listings.of_directory(stage, more))
         provenance.write(record, stage / names.PROVENANCE_JSON)  # as seen from there, for a look at the output
         found = inspection.inspect(stage)
         provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
@@ -194,10 +194,10 @@ def _check_marks(plan: Plan, present: Mapping[str, str], where: Path) -> None:
         )  # fmt: skip
 
 
-def _record(plan: Plan, source: Path, files: Sequence[Mapping[str, Any]] = ()) -> Provenance:
-    return Provenance(
-        str(hub.absolute(source)), provenance.fingerprint(source), plan.trained_length, plan.to_json(), files=files
-    )
+def _record(plan: Plan, source: Checkpoint, files: Sequence[Mapping[str, Any]] = ()) -> Provenance:
+    text = source.text if isinstance(source, HfCheckpoint) else None
+    seen = provenance.fingerprint(source.path, text)
+    return Provenance(str(hub.absolute(source.path)), seen, plan.trained_length, plan.to_json(), files=files)
 
 
 def _card(plan: Plan, source: Path, card: str, command: str, serving: list[str]) -> str:
@@ -231,7 +231,7 @@ def _apply_gguf(
             edited.append(stage.name)
         beside = _texts_beside(plan, headers[0].path, made.files, command) if sidecars else {}
         steps.end()
-        made.finish(_record(plan, headers[0].path), beside)
+        made.finish(_record(plan, source), beside)
     lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
     return Applied(
         made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes
@@ -243,7 +243,7 @@ def checked_texts(plan: Plan, source: HfCheckpoint) -> dict[str, str]:
     _check_family(plan, source)
     edited = _edited_texts(plan, source)
     _check_outcome(plan, source)
-    _check_identity(plan, source.identity(), source.path)
+    _check_identity(plan, source.identity, source.path)
     return edited
 
 
@@ -253,7 +253,7 @@ def checked_gguf(plan: Plan, source: GgufCheckpoint) -> Sequence[WeightFile]:
     files = weight_files(source, plan.edits)
     _check_marks(plan, marks(plan.tensors, files), source.path.parent)
     _check_outcome(plan, source)
-    _check_identity(plan, source.identity(), source.path)
+    _check_identity(plan, source.identity, source.path)
     return files
 
 

@@ -14,11 +14,10 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.errors import ConfigError, LossyExport, UnknownName, did_you_mean
 from ropetool.escaping import command
 from ropetool.families.rows import K
-from ropetool.files import hub
 from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT
 from ropetool.plans.formats import Format, GgufFormat, HfFormat, adapter_notes
@@ -131,7 +130,9 @@ def _number(options: BakeOptions) -> float:
     return options.multiplier
 
 
-def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: bool = False, **options: Any) -> Plan:
+def make_bake(
+    source: str | Path | Checkpoint, what: str, *, bake_dtype: str = "", presume: bool = False, **options: Any
+) -> Plan:
     """Return the plan of a bake; `apply` carries it out.
 
     options: the fields of BakeOptions. presume: of a config without weights, say in words what would change in the
@@ -143,8 +144,8 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
     _check_options(recipe, chosen)
     if bake_dtype not in DTYPES:
         raise ConfigError(f"{bake_dtype!r} is neither f32 nor f64", where="--bake-dtype")
-    path, dtype = hub.local(source), DTYPES[bake_dtype]
-    checkpoint = open_checkpoint(path)
+    checkpoint, dtype = open_source(source), DTYPES[bake_dtype]
+    path = checkpoint.path
     if checkpoint.format not in recipe.formats:
         kinds = " and ".join(FORMATS[name] for name in recipe.formats)
         raise LossyExport(f"{recipe.name} is a bake of {kinds} only", where=str(path))
@@ -177,7 +178,7 @@ def make_bake(source: str | Path, what: str, *, bake_dtype: str = "", presume: b
     return Plan(
         checkpoint.format, checkpoint.name, BAKE, 1.0, {"bake": recipe.name, **chosen.stated()}, CURRENT, trained,
         read.max_position_embeddings, (checkpoint.runtime,), form.style, tables_of(read), softmax, edits, (),
-        said, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity(),
+        said, "baked", words, tensors, marks(tensors, weight_files(checkpoint)), dtype, read, checkpoint.identity,
     )  # fmt: skip
 
 

@@ -228,7 +228,7 @@ def _share(form: Format, theirs: RopeSet, asked: Alternative, wanted: LayerRope)
 def _planned(source: Checkpoint, asked: Alternative) -> Plan:
     request = asked.request
     return make_plan(
-        source.path, request.method, factor=request.factor, target_length=request.target_length, reading=request.reading,
+        source, request.method, factor=request.factor, target_length=request.target_length, reading=request.reading,
         params=asked.params, original_length=request.original_length, config_style=asked.style or None,
         for_runtimes=asked.runtimes,
     )  # fmt: skip

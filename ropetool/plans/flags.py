@@ -17,7 +17,7 @@ import numpy as np
 from ropetool import names, runtimes
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.escaping import command, word
 from ropetool.files.gguf import Patch
 from ropetool.files.hf import ABSENT
@@ -61,15 +61,15 @@ ENGINES = (
 )  # fmt: skip
 
 
-def flag_lines(plan: Plan, source: str | Path) -> list[str]:
+def flag_lines(plan: Plan, source: str | Path | Checkpoint) -> list[str]:
     """Return a line for each program, or stretch of its releases: the command that serves the source as the plan's target.
 
     The source itself stays as it is. Where no flag reaches the target the line says why.
     """
-    checkpoint = open_checkpoint(Path(source))
+    checkpoint = open_checkpoint(Path(source) if isinstance(source, str) else source)
     if isinstance(checkpoint, GgufCheckpoint):
         found = server_flags.Found(reason=BAKED) if plan.bakes else server_flags.of_file(checkpoint, plan)
-        return _server_lines(found, checkpoint, Path(source))
+        return _server_lines(found, checkpoint, checkpoint.path)
     after = checkpoint.edited(plan.edits)
     if after.name != checkpoint.config.get(names.MODEL_TYPE):
         return [f"vllm, sglang, llama.cpp: {NO_FLAG}: the source is a model of remote code; serve the output"]
@@ -77,7 +77,7 @@ def flag_lines(plan: Plan, source: str | Path) -> list[str]:
     if target is None or plan.bakes:
         return [f"vllm, sglang, llama.cpp: {NO_FLAG}: {BAKED}"]
     lines = [
-        line for engine in ENGINES for line in _engine_lines(engine, plan, checkpoint, after, target, Path(source))
+        line for engine in ENGINES for line in _engine_lines(engine, plan, checkpoint, after, target, checkpoint.path)
     ]
     return [*lines, *_exported_line(plan, checkpoint, after)]
 

@@ -73,11 +73,11 @@ def _tried(
 ) -> Proposal:
     said = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
     line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes)])
-    if step.start is None or not found.source.exists():
+    if step.start is None or found.checkpoint is None:
         return Proposal(step, request.method, line, attention_factor=attention_factor)
     try:
         plan = make_plan(
-            found.source, request.method, target_length=request.target_length, reading=step.reading or None,
+            found.checkpoint, request.method, target_length=request.target_length, reading=step.reading or None,
             attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes,
         )  # fmt: skip
     except RopetoolError as refused:

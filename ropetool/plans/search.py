@@ -12,10 +12,9 @@ from typing import Any
 from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.checkpoint.opening import opened_as
+from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError
 from ropetool.escaping import command
-from ropetool.files import hub
 from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
 from ropetool.plans.formats import Baking, Format, format_of
@@ -33,7 +32,7 @@ ROTARY, SCORE = SCOPES = ("rotary", "score")
 
 
 def make_plan(
-    source: str | Path,
+    source: str | Path | Checkpoint,
     method: str,
     *,
     factor: float | None = None,
@@ -49,6 +48,7 @@ def make_plan(
 ) -> Plan:
     """Return the plan that extends a checkpoint; nothing is written.
 
+    source: a path or a hub id; of an opened checkpoint no file is read again.
     reading: original or current, required where the source already carries scaling. temperature_scope: rotary or score,
     what part of the score the method's factor multiplies; by default the whole under MLA, else the rotary part.
     as_type: the built-in model_type that the output is to be, of a source whose own type only remote code knows.
@@ -56,7 +56,7 @@ def make_plan(
     """
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
-    checkpoint, retyped, notes_as = opened_as(hub.local(source), as_type)
+    checkpoint, retyped, notes_as = opened_as(open_source(source), as_type)
     wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, checkpoint.format)))
     if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
@@ -89,7 +89,7 @@ def make_plan(
         search.reading, search.trained_length, context, wanted, form.style,
         tables_of(kept.read), kept.read.entries[names.FULL_ATTENTION].softmax_multiplier, (*retyped, *edits), tuple(tried),
         said, _suffix(chosen, goal, target_length, search.typed),
-        kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity(),
+        kept.baking.words, kept.baking.tensors, kept.baking.weight_files, target=kept.read, identity=form.checkpoint.identity,
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError, LossyExport, UnsupportedDtype
 from ropetool.plans.plan import Plan
 from ropetool.report.layout import columns
@@ -16,7 +16,7 @@ from ropetool.weights.checking import Reader
 KEEPS_SCORES = ("attention-factor", "softmax-scale", "layout", "shift-safe", "rearch")
 
 
-def check_possible(plan: Plan, where: Path) -> None:
+def check_possible(plan: Plan, source: Checkpoint) -> None:
     """Raise where the scores cannot be compared, or are meant to change; before anything is written.
 
     Raises: ConfigError, LossyExport, UnsupportedDtype.
@@ -29,31 +29,30 @@ def check_possible(plan: Plan, where: Path) -> None:
         )  # fmt: skip
     if plan.format == "gguf" and plan.family in folding.LATENT:
         raise LossyExport(
-            "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(where),
+            "the scores of MLA are not computed from a GGUF file, whose keys lie transposed", where=str(source.path),
             try_="leave out --check",
         )  # fmt: skip
-    targets, read = _read(where)
+    targets, read = _read(source)
     try:
         check_scores(plan.tensors, targets, read, targets, read)
     except UnsupportedDtype as error:
         raise UnsupportedDtype(
             f"--check cannot read the weights: {error.message}",
-            where=error.where or str(where),
+            where=error.where or str(source.path),
             try_="leave out --check",
         ) from None
 
 
-def checks_of(plan: Plan, source: Path, output: Path) -> list[LayerCheck]:
+def checks_of(plan: Plan, source: Checkpoint, output: Path) -> list[LayerCheck]:
     """Return how the scores of every touched layer compare, on random activations.
 
     Raises: UnsupportedDtype, LossyExport, CheckpointError.
     """
-    (before, read_before), (after, read_after) = (_read(path) for path in (source, output))
+    (before, read_before), (after, read_after) = (_read(side) for side in (source, open_checkpoint(output)))
     return check_scores(plan.tensors, before, read_before, after, read_after)
 
 
-def _read(path: Path) -> tuple[FoldTargets, Reader]:
-    checkpoint = open_checkpoint(path)
+def _read(checkpoint: Checkpoint) -> tuple[FoldTargets, Reader]:
     return bakeable(checkpoint).targets, reader(checkpoint.stored)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ropetool.checkpoint import provenance, style
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint, known_family
 from ropetool.checkpoint.likeness import untyped
-from ropetool.checkpoint.opening import Checkpoint, opened_as
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint, opened_as
 from ropetool.errors import InvalidRope, UnknownFamily
 from ropetool.escaping import command
 from ropetool.families import records
@@ -38,6 +38,7 @@ class Inspection:
 
     trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it. as_type: the
     built-in model_type that it is read as on request. learned_positions: it has a vector for each position of its context.
+    checkpoint: as it was opened, before `as_type` changes it; None on the hub, where only its config and headers were read.
     """
 
     source: Path
@@ -53,13 +54,14 @@ class Inspection:
     made: provenance.Provenance | None = None
     as_type: str | None = None
     learned_positions: bool = False
+    checkpoint: Checkpoint | None = field(default=None, repr=False, compare=False)
 
     def cache_bytes(self, length: int) -> int:
         """Return the size of a KV cache of this many tokens, for one sequence."""
         return sum(kind.bytes_at(length) for kind in self.kv_bytes.values())
 
 
-def inspect(source: str | Path, as_type: str | None = None) -> Inspection:
+def inspect(source: str | Path | Checkpoint, as_type: str | None = None) -> Inspection:
     """Return what the checkpoint says and what each runtime makes of it; reads no weights, and of the hub no more.
 
     as_type: the built-in model_type that it is read as, where only remote code knows its own.
@@ -68,23 +70,26 @@ def inspect(source: str | Path, as_type: str | None = None) -> Inspection:
     return inspect_opened(source, as_type)[0]
 
 
-def inspect_opened(source: str | Path, as_type: str | None = None) -> tuple[Inspection, Checkpoint]:
+def inspect_opened(source: str | Path | Checkpoint, as_type: str | None = None) -> tuple[Inspection, Checkpoint]:
     """Return what `inspect` does, and the checkpoint; of one on the hub no weights are there. Raises: as `inspect`."""
+    if not isinstance(source, (str, Path)):
+        return _inspect_as(source, as_type)
     asked = hub_id(source)
     if asked is not None:
         return _inspect_hub(asked, as_type)
-    return _inspect_as(Path(source), as_type)
+    return _inspect_as(open_checkpoint(Path(source)), as_type)
 
 
-def _inspect_as(source: Path | Checkpoint, as_type: str | None) -> tuple[Inspection, Checkpoint]:
-    checkpoint, _, said = opened_as(source, as_type)
+def _inspect_as(opened: Checkpoint, as_type: str | None) -> tuple[Inspection, Checkpoint]:
+    checkpoint, _, said = opened_as(opened, as_type)
     found = inspect_checkpoint(checkpoint)
-    return replace(found, notes=(*said, *found.notes), as_type=as_type), checkpoint
+    return replace(found, notes=(*said, *found.notes), as_type=as_type, checkpoint=opened), checkpoint
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     """Return what an opened checkpoint says and what each runtime makes of it."""
-    return _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
+    found = _of_hf(checkpoint) if isinstance(checkpoint, HfCheckpoint) else _of_gguf(checkpoint, checkpoint.path)
+    return replace(found, checkpoint=checkpoint)
 
 
 def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpoint]:
@@ -97,7 +102,7 @@ def _inspect_hub(asked: HubId, as_type: str | None) -> tuple[Inspection, Checkpo
     else:
         files, notes = peek_checkpoint(asked)
         found, checkpoint = _inspect_as(HfCheckpoint.of(files), as_type)
-    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes)), checkpoint
+    return replace(found, source=Path(str(asked)), notes=(*notes, *found.notes), checkpoint=None), checkpoint
 
 
 def _of_gguf(view: GgufCheckpoint, path: Path) -> Inspection:

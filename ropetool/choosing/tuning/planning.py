@@ -136,7 +136,7 @@ class Planner:
 
     def _plan(self, point: Point, runtimes: tuple[str, ...] | None = None) -> Plan:
         plan = make_plan(
-            self.checkpoint.path, point.method, target_length=self.target_length, reading=self.reading,
+            self.checkpoint, point.method, target_length=self.target_length, reading=self.reading,
             params=point.params, attention_factor=point.attention_factor,
             for_runtimes=self.runtimes if runtimes is None else runtimes,
         )  # fmt: skip

@@ -19,7 +19,7 @@ import numpy as np
 from ropetool.checkpoint import fingerprints
 from ropetool.checkpoint.certificate import USABLE
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.choosing.candidates import check_beyond
 from ropetool.choosing.tuning import spaces
 from ropetool.choosing.tuning.figures import Bounds, Figures
@@ -53,7 +53,7 @@ SCHEDULE = hashlib.sha256(b"the generations of this search").digest()  # its key
 
 
 def tune(
-    source: str | Path,
+    source: str | Path | Checkpoint,
     target_length: int,
     *,
     space: str = DEFAULT,
@@ -83,7 +83,7 @@ def tune(
     """
     chosen = spaces.get(space)
     _check(budget, max_regression, generations)
-    checkpoint = open_checkpoint(hub.local(source))
+    checkpoint = open_source(source)
     if not isinstance(checkpoint, HfCheckpoint):
         raise ConfigError(
             "is a GGUF file, and llama.cpp has no way to turn a loaded model by another table", where=str(checkpoint.path),
