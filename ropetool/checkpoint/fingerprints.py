@@ -12,6 +12,7 @@ from ropetool import names
 from ropetool.checkpoint import identity
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+from ropetool.errors import CheckpointError
 from ropetool.files.hf import read_header
 
 BLOCKS = 64  # with the first and the last: 4.3 MB of a weight file, however long it is
@@ -58,12 +59,26 @@ def of(source: Path | Checkpoint, full: bool = False) -> str:
     return of_form(checkpoint, "bytes" if full or sum(_weight_bytes(checkpoint)) < ALL_BELOW else "blocks")
 
 
-def sampled(checkpoint: Checkpoint) -> str:
-    """Return the fingerprint over samples of the weights, however few they are: what a run is known by.
+def stamps(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the size, the modification time and the inode of each file of a model, by the file's name.
+
+    They show a change between the blocks of a sampled fingerprint. The files of a directory are those that a fingerprint
+    reads, and every other `.json` and `.safetensors` file, such as an adapter's, except ropetool's record.
 
     Raises: CheckpointError.
     """
-    return of_form(checkpoint, "blocks")
+    files = {file.name: file for _, file, _ in _parts(checkpoint, FORMS["bytes"])}
+    if not isinstance(checkpoint, GgufCheckpoint):
+        others = (file for pattern in ("*.json", "*.safetensors") for file in sorted(checkpoint.path.glob(pattern)))
+        files |= {file.name: file for file in others if file.is_file() and file.name != names.PROVENANCE_JSON}
+    found = {}
+    for name, file in files.items():
+        try:
+            state = file.stat()
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error.strerror}", where=str(file)) from error
+        found[name] = f"{state.st_size} bytes, modified at {state.st_mtime_ns} ns, inode {state.st_ino}"
+    return found
 
 
 def holds(source: Path | Checkpoint, known: str) -> bool:

@@ -23,6 +23,7 @@ from ropetool.files.counting import nobody
 from ropetool.runtimes import inspection
 from ropetool.verification import catalogue, suites
 from ropetool.verification.checkpoints import Open, documents_of, kept_on_disk, lengths_of, yardsticks
+from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
@@ -120,7 +121,8 @@ def compare(
         beside, unfitting = yardstick_trials(runner, named, checkpoint, found.rope, max(wanted), trained)
         if say is not None:
             foretell(runner, field, [*able, *beside], say)
-        with kept_on_disk(checkpoint, None, documents, ("compare", device, dtype), resume, notes) as wrap:
+        key = run_key({SOURCE: checkpoint}, documents, ("compare", device, dtype))
+        with kept_on_disk(key, conditions({SOURCE: checkpoint}, documents, {}, device), resume, notes) as wrap:
             raw, own = measure(runner, [*able, *beside], field, wrap, progress or nobody)
     name = hub.name_of(checkpoint.path)
     results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in (*able, *beside)]

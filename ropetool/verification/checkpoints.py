@@ -33,8 +33,9 @@ from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, floors, suites
 from ropetool.verification import lm_eval as harness
 from ropetool.verification.beside import prepared_beside
+from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.gate import NOTHING_BEYOND, Limits
-from ropetool.verification.journal import Journal, JournaledRunner
+from ropetool.verification.journal import JournaledRunner, kept_journal
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.readback.claimed import Exporter, Terms
@@ -48,10 +49,10 @@ from ropetool.verification.runners.llama_runner import BLOCK_TYPES, LlamaRunner,
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
-from ropetool.verification.scoring import TARGET, Runner
+from ropetool.verification.scoring import BASELINE, TARGET, Runner
 from ropetool.verification.short_divergence import Lengths
 from ropetool.verification.suites import Suite
-from ropetool.verification.texts import Document, default_documents, fingerprint, read_documents
+from ropetool.verification.texts import Document, default_documents, read_documents
 from ropetool.verification.yardsticks.named import OPTION as YARDSTICKS
 
 Wrap = Callable[[Runner, str], Runner]
@@ -173,14 +174,17 @@ def verify_checkpoint(
     elif found.made is None and original is not None and parallel.size() == 1:
         kinds, reach = _kinds(checkpoint, original), Lengths(trained, max(trained, context))
         checks += kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)
-    around = (
-        _shared(tensor_parallel, resume)
-        if parallel.size() > 1
-        else kept_on_disk(
-            checkpoint, original, documents,
-            (device, dtype, *(loads.ways if loads else []), *cache_ways(cache_type)), resume, notes,
-        )
-    )  # fmt: skip
+    if parallel.size() > 1:
+        around = _shared(tensor_parallel, resume)
+    else:
+        models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
+        prints = {role: marked if role == TARGET else fingerprints.of(each, full_hash) for role, each in models.items()}
+        ways = (device, dtype, *(loads.ways if loads else []), *cache_ways(cache_type))
+        decides = {
+            **conditions(models, documents, prints, None if loads else device),
+            **({"vLLM": version()} if loads else {}), "the target's renamed model_type": str(_renamed(checkpoint)),
+        }  # fmt: skip
+        around = kept_on_disk(run_key(models, documents, ways), decides, resume, notes)
     with around as wrap:
         result = verify(
             target,
@@ -349,8 +353,8 @@ class OpenInVllm:
 
     @property
     def ways(self) -> list[str]:
-        """What figures depend on: vLLM, how it runs, and how far, by which it chooses among the lists of longrope."""
-        return [str(self._engine), version(), *(f"{self.reach(path)} tokens" for path in self._looks)]
+        """How figures are computed: how vLLM runs, and how far, by which it chooses among the lists of longrope."""
+        return [str(self._engine), *(f"{self.reach(path)} tokens" for path in self._looks)]
 
     def reach(self, path: Path) -> int | None:
         """Return the most tokens that are read of a row: an unscaled table serves any, another one ends with its context."""
@@ -402,27 +406,13 @@ def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
 
 @contextmanager
 def kept_on_disk(
-    target: Checkpoint,
-    baseline: Checkpoint | None,
-    documents: Sequence[Document],
-    ways: Sequence[str],
-    resume: bool,
-    notes: list[str],
-    *,
-    changes: bool = False,
+    key: str, conditions: Mapping[str, str], resume: bool, notes: list[str], *, changes: bool = False
 ) -> Iterator[Wrap]:
     """Give what keeps the figures of each runner on disk until the run is complete.
 
-    ways: how they are computed. changes: whether the target is asked later if it has changed.
+    key, conditions: as a Journal takes them. changes: whether the target is asked later if it has changed.
     """
-    prints = [fingerprints.sampled(each) if each else "" for each in (target, baseline)]
-    journal = Journal(" ".join([*prints, fingerprint(documents), *ways]), resume=resume)
-    if resume:
-        why = journal.lost or journal.problem
-        anew = f"it starts anew: {why}" if why else "nothing was kept of such a run; it starts anew"
-        notes.append(f"{journal.rows} rows were kept" if journal.rows else anew)
-    complete = False
-    try:
+    with kept_journal(key, conditions, resume, notes) as journal:
         yield (
             lambda runner, role: (
                 runner
@@ -430,15 +420,6 @@ def kept_on_disk(
                 else JournaledRunner(runner, journal, role, changes=changes and role == TARGET)
             )
         )
-        complete = True
-    except KeyboardInterrupt as error:
-        # For the word that follows an interruption.
-        error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
-        raise
-    finally:
-        journal.close(remove=complete or not (journal.rows or journal.problem))
-    if journal.problem:
-        notes.append(f"what was measured was kept only in memory, so --resume would not find it: {journal.problem}")
 
 
 def _certified(

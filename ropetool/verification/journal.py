@@ -6,9 +6,10 @@ Wraps a runner; knows nothing of what is measured with it.
 from __future__ import annotations
 
 import hashlib
+import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import IO, TypeVar
@@ -24,10 +25,14 @@ Found = TypeVar("Found")
 
 LOCK_EX, LOCK_NB = 2, 4  # of fcntl, which Windows has not
 DIGEST = 8  # bytes behind the figures of a row
+SELECT = "select figures from found where key = ?"
 TABLE = "CREATE TABLE if not exists found (key blob primary key, figures blob)"
 BROKEN = (sqlite3.Error, UnicodeDecodeError)  # the second for a name of a table that is not UTF-8
 KEY = 32  # bytes of the key of a row
 LONGEST = b"longest target"  # the key of the longest row that was kept, beside its own
+CONDITIONS = b"conditions"  # the key of what all rows were measured under
+MOST_NAMED = 4  # changed conditions that a note names
+LONGEST_VALUE = 40  # characters of a condition's value in a note: a version, not a digest
 STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 
@@ -42,12 +47,16 @@ class Journal:
     Where they cannot be kept on disk, they are kept in memory alone, and the run goes on; a file that is damaged, or
     that ropetool did not make, is begun anew: what is not there is measured again.
 
-    problem: why figures are in memory alone, empty if they are not. lost: why what was kept is not used.
+    key: what the user named, which chooses the file. conditions: everything else that decides a figure, by name, as digests
+    and versions. A journal with other conditions starts again.
+    problem: why figures are in memory alone, empty if they are not. lost: why what was kept is not used. changed: the
+    conditions that differ from those of the kept figures, as the end of a sentence.
     """
 
-    def __init__(self, key: str, *, resume: bool) -> None:
+    def __init__(self, key: str, conditions: Mapping[str, str] | None = None, *, resume: bool) -> None:
         self.path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"
-        self.problem = self.lost = ""
+        self.problem = self.lost = self.changed = ""
+        self._conditions = dict(conditions or {})
         self._memory: dict[bytes, bytes] = {}
         self._lock = self._locked()
         self._base = self._begun(resume) if self._lock is not None else None
@@ -79,7 +88,13 @@ class Journal:
         try:
             if not resume:
                 self.path.unlink(missing_ok=True)
-            return _opened(self.path)
+            base = _opened(self.path)
+            changed = self._settled(base)
+            if not changed:
+                return base
+            self.changed = changed
+            base.close()
+            return self._begun(False)
         except (OSError, sqlite3.OperationalError) as error:
             self.problem = f"{self.path}: {error}"
         except BROKEN as error:
@@ -89,23 +104,51 @@ class Journal:
             self.problem = f"{self.path} is damaged again ({error})"
         return None
 
+    def _settled(self, base: sqlite3.Connection) -> str:
+        """Return which conditions of a journal differ from the present ones; an empty journal gets the present ones.
+
+        Raises: one of BROKEN.
+        """
+        try:
+            found = base.execute(SELECT, (CONDITIONS,)).fetchone()
+            if found is not None:
+                return _difference(_conditions(found[0]), self._conditions)
+            if base.execute("select count(*) from found").fetchone()[0]:
+                raise sqlite3.DatabaseError("it does not contain its conditions")
+            with base:
+                sealed = _sealed(CONDITIONS, json.dumps(self._conditions).encode())
+                base.execute("insert into found values (?, ?)", (CONDITIONS, sealed))
+        except BROKEN:
+            base.close()
+            raise
+        return ""
+
+    @property
+    def resumed(self) -> str:
+        """Return the note of a resumed run: how many rows it has, or why it has none."""
+        if self.rows:
+            return f"{self.rows} rows were kept"
+        if self.changed:
+            return f"it starts anew: since the interrupted run {self.changed}"
+        why = self.lost or self.problem
+        return f"it starts anew: {why}" if why else "nothing was kept of such a run; it starts anew"
+
     @property
     def rows(self) -> int:
         """How many rows are kept."""
         kept = sum(len(key) == KEY for key in self._memory)
         # Lengths of keys would be read from every page, of which a damaged one begins the journal anew.
         every = int(self._read(lambda base: base.execute("select count(*) from found").fetchone()[0], 0))
-        more = "select count(*) from found where key = ?"
-        return kept + every - int(self._read(lambda base: base.execute(more, (LONGEST,)).fetchone()[0], 0))
+        others = "select count(*) from found where key in (?, ?)"
+        return kept + every - int(self._read(lambda base: base.execute(others, (LONGEST, CONDITIONS)).fetchone()[0], 0))
 
     def get(self, key: bytes) -> Array | None:
         """Return the figures of a row, if they are there and as they were put."""
-        select = "select figures from found where key = ?"
         found = self._memory.get(key) or self._read(
-            lambda base: (base.execute(select, (key,)).fetchone() or [b""])[0], b""
+            lambda base: (base.execute(SELECT, (key,)).fetchone() or [b""])[0], b""
         )
-        figures = found[:-DIGEST] if isinstance(found, bytes) else b""
-        return np.frombuffer(figures, dtype=np.float64) if found and found == _sealed(key, figures) else None
+        figures = _unsealed(key, found)
+        return None if figures is None else np.frombuffer(figures, dtype=np.float64)
 
     def put(self, keys: Sequence[bytes], figures: Array) -> None:
         """Keep the figures of some rows. Shapes: (rows, figures)."""
@@ -150,6 +193,26 @@ class Journal:
             self._lock.close()
 
 
+@contextmanager
+def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: list[str]) -> Iterator[Journal]:
+    """Give the journal of one run, and remove it when the run is complete; add a note on a resumed run."""
+    journal = Journal(key, conditions, resume=resume)
+    if resume:
+        notes.append(journal.resumed)
+    complete = False
+    try:
+        yield journal
+        complete = True
+    except KeyboardInterrupt as error:
+        # For the word that follows an interruption.
+        error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
+        raise
+    finally:
+        journal.close(remove=complete or not (journal.rows or journal.problem))
+    if journal.problem:
+        notes.append(f"what was measured was kept only in memory, so --resume would not find it: {journal.problem}")
+
+
 def _opened(place: Path | str) -> sqlite3.Connection:
     """Return the database at a place, which holds our table and nothing else. Raises: one of BROKEN."""
     base = sqlite3.connect(place)
@@ -169,6 +232,35 @@ def _sealed(key: bytes, figures: bytes) -> bytes:
     return figures + hashlib.sha256(key + figures).digest()[:DIGEST]
 
 
+def _unsealed(key: bytes, kept: object) -> bytes | None:
+    """Return the figures of a row without their digest, or None if the digest does not match."""
+    figures = kept[:-DIGEST] if isinstance(kept, bytes) else b""
+    return figures if kept and kept == _sealed(key, figures) else None
+
+
+def _conditions(kept: object) -> dict[str, str]:
+    """Return the conditions of a journal. Raises: sqlite3.DatabaseError if they cannot be read."""
+    with suppress(ValueError, RecursionError):
+        found = json.loads(_unsealed(CONDITIONS, kept) or b"")
+        if isinstance(found, dict) and all(isinstance(value, str) for value in found.values()):
+            return found
+    raise sqlite3.DatabaseError("its conditions are not readable")
+
+
+def _difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the conditions that differ, with both values if they are short, or an empty text."""
+    names = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+    parts = []
+    for name in names[:MOST_NAMED]:
+        values = [each.get(name, "none") for each in (before, now)]
+        short = all(len(value) <= LONGEST_VALUE for value in values)
+        parts.append(f"{name} ({values[0]} before, {values[1]} now)" if short else name)
+    more = len(names) - MOST_NAMED
+    if more > 0:
+        parts.append(f"{more} more")
+    return f"these changed: {', '.join(parts)}" if parts else ""
+
+
 class JournaledRunner(Wrapped):
     """A runner that looks rows up before it computes them, and keeps what it computed.
 
@@ -177,7 +269,8 @@ class JournaledRunner(Wrapped):
 
     def __init__(self, runner: Runner, journal: Journal, role: str, *, changes: bool = False) -> None:
         super().__init__(runner)
-        self._journal, self._role, self._changes = journal, role, changes
+        self._journal, self._changes = journal, changes
+        self._role = f"{role} of {runner.description}"  # rows of another runtime, device or type are never taken over
         kept = journal.get(LONGEST) if changes else None
         self._longest = 0 if kept is None else len(kept) - 1
 

@@ -30,6 +30,7 @@ from ropetool.verification.checkpoints import (
     vocabulary_of,
     yardsticks,
 )
+from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.gate import Limits
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
@@ -39,7 +40,7 @@ from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
-from ropetool.verification.scoring import TARGET, Measurement, Runner, ignore
+from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Runner, ignore
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 SHOWN = "answers shown"
@@ -139,8 +140,13 @@ def verify_served(
             return asking
         return Open(False, {})(path, device=device, dtype=dtype, report=report)
 
-    ways = (device, dtype, http.url, server.program, server.model, str(server.limits), str(served))
-    kept = kept_on_disk(checkpoint, original, documents, ways, resume, notes, changes=True)
+    models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
+    decides = {
+        **conditions(models, documents, {}, None if original is None else device),
+        "the server": server.program, "the limits of the server": str(server.limits),
+    }  # fmt: skip
+    key = run_key(models, documents, (device, dtype, http.url, server.model, str(served)))
+    kept = kept_on_disk(key, decides, resume, notes, changes=True)
     with _kept(server, resume, _same(server, kept) if resume else kept) as wrap:
         result = verify(
             SERVED, baseline=None if original is None else original.path, texts=documents, lengths=asked,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +174,28 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(
     assert before > every / 2
     assert again.notes[0].endswith("rows were kept")
     assert (again.winner, again.steps, again.judgement) == (whole.winner, whole.steps, whole.judgement)
+
+
+def test_a_changed_model_or_version_starts_the_search_anew(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = tuned(source)
+
+    def begun() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(tuning._Run, "judged", _stopped)
+            with pytest.raises(KeyboardInterrupt):
+                tuned(source)
+
+    weights, anew = source / "model.safetensors", "it starts anew: since the interrupted run these changed: "
+    begun()
+    os.utime(weights, ns=(1, 1))
+    again = tuned(source, resume=True)
+    assert again.notes[0] == f"{anew}size, date or inode of model.safetensors of the source"
+    assert (again.winner, again.steps, again.judgement) == (whole.winner, whole.steps, whole.judgement)
+    begun()
+    own = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "0.1" if name == "transformers" else own(name))
+    note = tuned(source, resume=True).notes[0]
+    assert note == f"{anew}transformers ({own('transformers')} before, 0.1 now)"
 
 
 def test_what_is_recommended_follows_from_the_judgement(source: Path) -> None:

@@ -108,7 +108,7 @@ def kept_rows(journal: Path) -> int:
     """Return how many rows a journal holds; none where it is being made."""
     with contextlib.closing(sqlite3.connect(f"file:{journal}?mode=ro", uri=True)) as base:
         try:
-            return int(base.execute("select count(*) from found").fetchone()[0])
+            return int(base.execute("select count(*) from found where length(key) = 32").fetchone()[0])
         except sqlite3.OperationalError:
             return 0
 

@@ -82,6 +82,57 @@ def test_without_resume_everything_is_computed_anew() -> None:
         assert runner.computed == 4
 
 
+def test_figures_of_other_conditions_are_not_taken_over() -> None:
+    before = {"ropetool": "1", "the content of the target": "a" * 70, "the texts": "b" * 70}
+    for now, named in (
+        ({**before, "ropetool": "2"}, "ropetool (1 before, 2 now)"),
+        ({**before, "the texts": "c" * 70, "torch": "2"}, "the texts, torch (none before, 2 now)"),
+        ({"ropetool": "1", "the texts": "b" * 70}, "the content of the target"),
+        ({f"file {number}": "d" * 70 for number in range(8)}, "file 0, file 1, file 2, file 3, 7 more"),
+    ):
+        first = Journal("run", before, resume=False)
+        JournaledRunner(Counting(), first, "target").score(ROWS, 2)
+        first.close(remove=False)
+        same = Journal("run", before, resume=True)
+        assert same.resumed == "4 rows were kept"
+        same.close(remove=False)
+        other, runner = Journal("run", now, resume=True), Counting()
+        assert other.resumed == f"it starts anew: since the interrupted run these changed: {named}"
+        JournaledRunner(runner, other, "target").score(ROWS, 2)
+        assert (runner.computed, other.rows) == (4, 4)
+        other.close(remove=False)
+        assert Journal("run", now, resume=True).rows == 4
+
+
+def test_figures_of_another_runtime_are_not_taken_over() -> None:
+    journal, runner = Journal("run", resume=False), Counting()
+    JournaledRunner(runner, journal, "target").score(ROWS, 2)
+    runner.description = "counting, version 2"
+    JournaledRunner(runner, journal, "target").score(ROWS, 2)
+    assert runner.computed == 8
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"ropetool": 1}', b"no json", b"[" * 100_000, b""])
+def test_a_journal_without_readable_conditions_is_begun_anew(content: bytes) -> None:
+    first = Journal("run", resume=False)
+    JournaledRunner(Counting(), first, "target").score(ROWS, 2)
+    first.close(remove=False)
+    key = journals.CONDITIONS
+    with closing(sqlite3.connect(first.path)) as base, base:
+        base.execute("update found set figures = ? where key = ?", (journals._sealed(key, content), key))
+    second = Journal("run", resume=True)
+    assert (second.rows, second.lost) == (0, "what was kept is damaged (its conditions are not readable)")
+
+
+def test_a_journal_of_rows_without_conditions_is_begun_anew() -> None:
+    first = Journal("run", resume=False)
+    JournaledRunner(Counting(), first, "target").score(ROWS, 2)
+    first.close(remove=False)
+    with closing(sqlite3.connect(first.path)) as base, base:
+        base.execute("delete from found where key = ?", (journals.CONDITIONS,))
+    assert Journal("run", resume=True).lost == "what was kept is damaged (it does not contain its conditions)"
+
+
 def test_figures_belong_to_one_run_one_role_and_one_question() -> None:
     journal = Journal("run", resume=False)
     runner = Counting()

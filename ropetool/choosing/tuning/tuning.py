@@ -8,15 +8,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ropetool.checkpoint import fingerprints
 from ropetool.checkpoint.certificate import USABLE
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
@@ -38,9 +37,10 @@ from ropetool.plans.plan import Plan
 from ropetool.runtimes import inspection
 from ropetool.verification import estimate
 from ropetool.verification.checkpoints import Open, documents_of, lengths_of
+from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import GRADES
-from ropetool.verification.journal import Journal, JournaledRunner
+from ropetool.verification.journal import Journal, JournaledRunner, kept_journal
 from ropetool.verification.run import Progress
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Done, Runner
@@ -111,18 +111,12 @@ def tune(
         )
         limit = GRADES[USABLE].max_ratio if max_regression is None else max_regression
         bounds = Bounds(math.log(limit), max_regression is not None, GRADES[USABLE].max_lost)
-        key = [
-            fingerprints.sampled(checkpoint),
-            fingerprint(documents),
-            space,
-            target_length,
-            seed,
-            device,
-            dtype,
-            amounts,
-        ]
-        key += [max_regression, reading, for_runtimes, generations, budget]
-        with _kept(" ".join(map(str, key)), resume, notes) as journal:
+        ways = (
+            "tune", space, target_length, seed, device, dtype, amounts,
+            max_regression, reading, for_runtimes, generations, budget,
+        )  # fmt: skip
+        key = run_key({SOURCE: checkpoint}, documents, [*map(str, ways)])
+        with kept_journal(key, conditions({SOURCE: checkpoint}, documents, {}, device), resume, notes) as journal:
             count = generations or _generations(journal, runner, search_on, judge_on, budget or MINUTES)
             run = _Run(planner, chosen, ground, bounds, runner, checkpoint.family.nested, journal, tell, count)
             if say is not None:
@@ -247,25 +241,3 @@ def _generations(journal: Journal, runner: TorchRunner, search_on: Material, jud
 
 def _tokens(rows: Mapping[int, int]) -> int:
     return sum(length * count for length, count in rows.items())
-
-
-@contextmanager
-def _kept(key: str, resume: bool, notes: list[str]) -> Iterator[Journal]:
-    """Give the journal of one tuning; it is removed when that is complete."""
-    journal = Journal(f"tune {key}", resume=resume)
-    if resume:
-        why = journal.lost or journal.problem
-        anew = f"it starts anew: {why}" if why else "nothing was kept of such a run; it starts anew"
-        notes.append(f"{journal.rows} rows were kept" if journal.rows else anew)
-    complete = False
-    try:
-        yield journal
-        complete = True
-    except KeyboardInterrupt as error:
-        # For the word that follows an interruption.
-        error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
-        raise
-    finally:
-        journal.close(remove=complete or not (journal.rows or journal.problem))
-    if journal.problem:
-        notes.append(f"what was measured was kept only in memory, so --resume would not find it: {journal.problem}")

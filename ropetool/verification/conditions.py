@@ -1,0 +1,63 @@
+"""What decides the figures of a run besides its rows: the bytes of models and texts, program versions, the device.
+
+Measures nothing; a journal compares these with those of an interrupted run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+
+from ropetool import __version__
+from ropetool.checkpoint import fingerprints
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.verification.runners.torch_library import library, torch_device
+from ropetool.verification.texts import Document, fingerprint
+
+SOURCE = "source"  # the role of the one model that candidates are made of
+TORCH = ("torch", "transformers", "tokenizers")
+LLAMA_CPP = ("llama-cpp-python",)
+
+
+def run_key(models: Mapping[str, Checkpoint], documents: Sequence[Document], ways: Sequence[str]) -> str:
+    """Return what a run is found by: paths of models, names of documents, and how figures are computed."""
+    paths = [f"{role} {checkpoint.path.absolute()}" for role, checkpoint in models.items()]
+    return "\n".join([*paths, *(document.name for document in documents), *ways])
+
+
+def conditions(
+    models: Mapping[str, Checkpoint], documents: Sequence[Document], known: Mapping[str, str], device: str | None
+) -> dict[str, str]:
+    """Return what figures depend on, by the words that a note uses.
+
+    known: fingerprints by role, if the caller has them. device: a name that torch knows, None if no model runs in torch.
+
+    Raises: CheckpointError; ConfigError for a device that is not there; MissingDependency.
+    """
+    found = {"ropetool": __version__}
+    for role, checkpoint in models.items():
+        found[f"the content of the {role}"] = known.get(role) or fingerprints.of(checkpoint)
+        stamps = fingerprints.stamps(checkpoint)
+        found |= {f"size, date or inode of {name} of the {role}": stamp for name, stamp in stamps.items()}
+    found["the texts"] = fingerprint(documents)
+    in_llama_cpp = [isinstance(checkpoint, GgufCheckpoint) for checkpoint in models.values()]
+    programs = (*(LLAMA_CPP if any(in_llama_cpp) else ()), *(() if all(in_llama_cpp) else TORCH))
+    found |= {program: _version(program) for program in programs}
+    if device is not None and not all(in_llama_cpp):
+        found["the device"] = _device(device)
+    return found
+
+
+def _version(program: str) -> str:
+    try:
+        return metadata.version(program)
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+def _device(name: str) -> str:
+    """Return the device that torch uses for a name, with the model of a CUDA device."""
+    torch = library("torch")
+    device = torch_device(torch, name)
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
