@@ -9,7 +9,9 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from threading import local
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Thread, local
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,10 +31,19 @@ _HERE = frozenset({"localhost", "127.0.0.1", "::1", ""})
 _QUOTED = 300  # characters of what a server said
 
 
+@dataclass
+class _Taken:
+    """One answer as a thread receives it. response: what to shut down if the time is up. failed: what it ended with."""
+
+    response: Any = None
+    text: str = ""
+    failed: BaseException | None = None
+
+
 class Http:
     """One server, by the address that its interfaces lie below.
 
-    timeout: seconds that an answer may take.
+    timeout: seconds that a whole answer may take, from the request to its last byte.
     Raises: ConfigError for an address that is none.
     """
 
@@ -66,16 +77,13 @@ class Http:
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
             try:
-                with self._session().request(
-                    method, f"{self.url}{path}", json=body, stream=True, timeout=(CONNECT, self._timeout),
-                    allow_redirects=False,
-                ) as answer:  # fmt: skip
-                    if answer.status_code in _ABSENT:
-                        return None
-                    if answer.status_code not in _BUSY:
-                        return self._taken(answer, path)
-                    said = f"{answer.status_code}: {self._text(answer)[:_QUOTED]}"
-                    pause = max(pause, min(_seconds(answer.headers.get("Retry-After")), LONGEST_PAUSE))
+                status, headers, text = self._answer(method, path, body)
+                if status in _ABSENT:
+                    return None
+                if status not in _BUSY:
+                    return self._value(status, text, path)
+                said = f"{status}: {text[:_QUOTED]}"
+                pause = max(pause, min(_seconds(headers.get("Retry-After")), LONGEST_PAUSE))
             except requests.exceptions.Timeout:
                 said = f"no answer within {self._timeout:g} seconds"
             except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
@@ -87,6 +95,36 @@ class Http:
         raise ServerError(
             f"no answer: {said}", where=f"{self.url}{path}", try_="the command again, when it is up; --resume goes on"
         )
+
+    def _answer(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, Mapping[str, str], str]:
+        """Return status, headers and body of one answer. Raises: requests' errors, Timeout if the whole takes longer.
+
+        A thread receives it, because the HTTP library limits each wait for a byte, and not all of them together.
+        """
+        session, taken = self._session(), _Taken()
+
+        def receive() -> None:
+            try:
+                with session.request(
+                    method, f"{self.url}{path}", json=body, stream=True, timeout=(CONNECT, self._timeout),
+                    allow_redirects=False,
+                ) as answer:  # fmt: skip
+                    taken.response = answer
+                    taken.text = "" if answer.status_code in _ABSENT else self._text(answer)
+            except BaseException as error:  # noqa: BLE001  it is raised where it was asked
+                taken.failed = error
+
+        thread = Thread(target=receive, daemon=True)
+        thread.start()
+        thread.join(self._timeout)
+        if thread.is_alive():
+            self._sessions.session = None  # the thread keeps the old one
+            with suppress(Exception):  # from urllib3 2.3 on the thread ends with it; before, with the server's answer
+                taken.response.raw.shutdown()
+            raise requests.exceptions.Timeout
+        if taken.failed is not None:
+            raise taken.failed
+        return taken.response.status_code, taken.response.headers, taken.text
 
     def _session(self) -> Any:
         """Return this thread's session: they are not made to be shared."""
@@ -101,17 +139,16 @@ class Http:
                 found.headers["Authorization"] = f"Bearer {key}"
         return found
 
-    def _taken(self, answer: Any, path: str) -> Any:
+    def _value(self, status: int, text: str, path: str) -> Any:
         where = f"{self.url}{path}"
-        text = self._text(answer)
-        if answer.status_code in (401, 403):
+        if status in (401, 403):
             raise ServerError(
-                f"it wants a key, or another one ({answer.status_code})",
+                f"it wants a key, or another one ({status})",
                 where=where,
                 try_=f"{KEY}=... in the environment",
             )
-        if answer.status_code != 200:
-            raise ServerError(f"it refuses ({answer.status_code}): {_sentence(text)}", where=where)
+        if status != 200:
+            raise ServerError(f"it refuses ({status}): {_sentence(text)}", where=where)
         try:
             return json.loads(text, parse_constant=_not_a_number)
         except (ValueError, RecursionError) as error:
@@ -119,11 +156,9 @@ class Http:
 
     def _text(self, answer: Any) -> str:
         """Return the body of an answer. Raises: ServerError for one that is larger than any that was asked for."""
-        found, end = bytearray(), time.monotonic() + self._timeout
+        found = bytearray()
         for part in answer.iter_content(1 << 16):
             found += part
-            if time.monotonic() > end:
-                raise requests.exceptions.Timeout
             if len(found) > MOST_BYTES:
                 raise ServerError(f"its answer is larger than {MOST_BYTES >> 20} MB", where=self.url)
         return found.decode("utf-8", "replace")

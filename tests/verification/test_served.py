@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -754,3 +755,55 @@ def test_fewer_tokens_are_asked_for_where_the_server_gives_fewer(tiny: Path, ser
 def test_what_asks_for_all_logits_is_refused(measure: str, tiny: Path, serve: Callable[..., Served]) -> None:
     with serving(serve("vllm")) as url, pytest.raises(RopetoolError, match="a server does not tell what it takes"):
         verified(tiny, url, measures=[measure])
+
+
+# --- time
+
+
+def _drip_head(client: socket.socket, sent: list[bytes]) -> None:
+    _drip(client, sent, b"HTTP/1.1 200 OK\r\n", b"X-A: y\r\n" * 1000)
+
+
+def _drip_body(client: socket.socket, sent: list[bytes]) -> None:
+    _drip(client, sent, b"HTTP/1.1 200 OK\r\nContent-Length: 8000\r\n\r\n", b" " * 8000)
+
+
+def _drip(client: socket.socket, sent: list[bytes], first: bytes, rest: bytes) -> None:
+    with client, suppress(OSError):
+        client.recv(1 << 16)
+        client.sendall(first)
+        for at in range(len(rest)):  # no wait of the client is longer than its timeout, and all of them take minutes
+            sent.append(rest[at : at + 1])
+            client.sendall(sent[-1])
+            threading.Event().wait(0.02)
+
+
+@pytest.mark.parametrize("drip", [_drip_head, _drip_body])
+def test_one_deadline_holds_for_a_whole_answer(
+    drip: Callable[[socket.socket, list[bytes]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "ATTEMPTS", 2)
+    sent: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    client = listener.accept()[0]
+                    threading.Thread(target=drip, args=(client, sent), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(ServerError, match=r"no answer within 0\.3 seconds") as late:
+            Http(f"localhost:{port}", timeout=0.3).get("/props")
+    assert late.value.try_
+    assert len(sent) < 8000  # the server has most of its answer left
+
+
+def test_a_connection_is_used_again_after_an_answer(serve: Callable[..., Served]) -> None:
+    with serving(serve("vllm")) as url:
+        asked = Http(url)
+        session = asked._session()
+        assert asked.get("/version")
+        assert asked.get("/nothing") is None
+        assert asked._session() is session

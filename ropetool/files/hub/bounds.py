@@ -20,7 +20,8 @@ from ropetool.errors import HubError
 Found = TypeVar("Found")
 
 SECONDS = 60.0  # for one question, with all that huggingface_hub repeats
-SLOWEST = 1000  # bytes a second, of a body that takes longer
+GRACE = 60.0  # seconds of a download before its pace counts
+SLOWEST = 1000  # bytes a second, of a download that takes longer
 ANSWER = 6 << 20  # bytes of a list of files: some 25,000 of them
 VALUES = 300_000  # in it, since an object of Python takes 30 times the bytes of an empty list
 LEAST = 64 << 10  # bytes of any other body, such as the page of a refusal
@@ -37,10 +38,11 @@ def within(most: int, work: Callable[[], Found]) -> Found:
     """
     done: list[Found] = []
     failed: list[BaseException] = []
+    over = threading.Event()
 
     def run() -> None:
         try:
-            with guarded(most, threading.get_ident()):
+            with guarded(most, threading.get_ident(), over):
                 done.append(work())
         except BaseException as error:  # noqa: BLE001  it is raised where it was asked
             failed.append(error)
@@ -49,6 +51,7 @@ def within(most: int, work: Callable[[], Found]) -> Found:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(SECONDS)
+    over.set()
     if failed:
         raise failed[0]
     if not done:
@@ -59,8 +62,10 @@ def within(most: int, work: Callable[[], Found]) -> Found:
 
 
 @contextmanager
-def guarded(most: int, thread: int | None = None) -> Iterator[None]:
+def guarded(most: int, thread: int | None = None, over: threading.Event | None = None) -> Iterator[None]:
     """Hold every answer within the body to the bounds, or those of one thread; `most`: bytes of a file.
+
+    over: set when the time of all answers together is up. Without it the answers are downloads, and their pace is checked.
 
     One thread asks for small files: they come by HTTP, for what hf_xet transfers passes no hook.
     """
@@ -68,7 +73,7 @@ def guarded(most: int, thread: int | None = None) -> Iterator[None]:
 
     def check(response: Any, *_: Any, **__: Any) -> None:
         if thread in (None, threading.get_ident()):
-            _check(response, most)
+            _check(response, most, over)
 
     without_xet = constants.HF_HUB_DISABLE_XET
     constants.HF_HUB_DISABLE_XET = without_xet or thread is not None
@@ -114,7 +119,7 @@ def _hooked(check: Callable[..., None]) -> Iterator[None]:
             session.headers["accept-encoding"] = coding
 
 
-def _check(response: Any, most: int) -> None:
+def _check(response: Any, most: int, over: threading.Event | None) -> None:
     """Raise HubError for an answer that a hub does not give; from here on its body is bounded."""
     headers = response.headers
     url, place = str(response.url), headers.get("location")
@@ -129,7 +134,7 @@ def _check(response: Any, most: int) -> None:
         if etag is not None and not _ETAG.fullmatch(etag):
             raise _refusal(f"names the version {etag!r:.60} of a file")
     is_api = urlsplit(url).path.startswith("/api/")
-    _bound(response, ANSWER if is_api else max(most, LEAST))
+    _bound(response, ANSWER if is_api else max(most, LEAST), over)
     if is_api and response.status_code == 200:
         body = response.content if hasattr(response, "raw") else response.read()
         problem = _problem(body)
@@ -152,11 +157,11 @@ def _refusal(problem: str) -> HubError:
 # --- bodies
 
 
-def _bound(response: Any, most: int) -> None:
+def _bound(response: Any, most: int, over: threading.Event | None) -> None:
     raw = getattr(response, "raw", None)
     if raw is not None:  # requests
         whole = raw.stream
-        raw.stream = lambda *given, **named: _bounded(whole(*given, **named), most)
+        raw.stream = lambda *given, **named: _bounded(whole(*given, **named), most, over)
         return
     base: Any = import_module(type(response).__module__.partition(".")[0]).SyncByteStream
     inner = response.stream
@@ -165,7 +170,7 @@ def _bound(response: Any, most: int) -> None:
         """The body, as far as it is within the bounds."""
 
         def __iter__(self) -> Iterator[bytes]:
-            yield from _bounded(inner, most)
+            yield from _bounded(inner, most, over)
 
         def close(self) -> None:
             inner.close()
@@ -173,16 +178,22 @@ def _bound(response: Any, most: int) -> None:
     response.stream = Bounded()
 
 
-def _bounded(chunks: Iterable[bytes], most: int) -> Iterator[bytes]:
+def _bounded(chunks: Iterable[bytes], most: int, over: threading.Event | None = None) -> Iterator[bytes]:
     start, got = time.monotonic(), 0
     for chunk in chunks:
         got += len(chunk)
         if got > most:
             raise _refusal(f"sends more than the {most:,} bytes that were asked for")
-        took = time.monotonic() - start
-        if took > SECONDS and got < SLOWEST * took:
-            raise HubError(f"the hub has sent {got:,} bytes in {took:.0f} seconds", try_="try again later")
+        if over is None:
+            _check_pace(got, time.monotonic() - start)
+        elif over.is_set():
+            raise HubError("the time for this answer is up")  # ends the thread; `within` has refused already
         yield chunk
+
+
+def _check_pace(got: int, took: float) -> None:
+    if took > GRACE and got < SLOWEST * took:
+        raise HubError(f"the hub has sent {got:,} bytes in {took:.0f} seconds", try_="try again later")
 
 
 # --- lists of files

@@ -125,7 +125,10 @@ def _network() -> tuple[str, ...]:
     """
     if sys.platform != "linux" or shutil.which(_UNSHARED[0]) is None:
         return ()
-    tried = subprocess.run([*_UNSHARED, "true"], capture_output=True, check=False, timeout=60)
+    try:
+        tried = subprocess.run([*_UNSHARED, "true"], capture_output=True, check=False, timeout=60)
+    except subprocess.TimeoutExpired:
+        return ()
     return _UNSHARED if tried.returncode == 0 else ()
 
 

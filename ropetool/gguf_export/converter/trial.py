@@ -11,6 +11,8 @@ from ropetool.errors import CorruptFile
 from ropetool.gguf_export import children
 
 _PLACE = re.compile(r"\.(?:c|cpp|h):\d+: ")  # in ggml's last words: GGML_ASSERT or "fatal error"
+SECONDS = 600  # for one token, and one more for each PACE bytes of the file
+PACE = 10 << 20  # bytes that a slow disk reads in a second
 _REFUSED = 3  # how the child ends where llama.cpp does not load the file or does not run it
 _CHILD = f"""
 import sys
@@ -27,18 +29,22 @@ except RopetoolError as error:
 def check_runs(file: Path) -> None:
     """Return if llama.cpp loads and runs the file, or is not installed: nobody compares logits with those of remote code.
 
-    Raises: CorruptFile with what it says where it does not, or with its last words where it ends the process.
+    Raises: CorruptFile with what it says where it does not, with its last words where it ends the process, and if it takes
+    longer than SECONDS and the file's size allow.
     """
     if find_spec("llama_cpp") is None:
         return
-    done = subprocess.run(
-        children.python(_CHILD, str(file)),
-        env=children.environment(),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    seconds = SECONDS + file.stat().st_size // PACE
+    try:
+        done = subprocess.run(
+            children.python(_CHILD, str(file)), env=children.environment(), capture_output=True, text=True,
+            errors="replace", check=False, timeout=seconds,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise CorruptFile(
+            f"llama.cpp had not run one token of the converter's file after {seconds:g} seconds", where=str(file),
+            try_="the export again on an idle machine, or with --no-check",
+        ) from None  # fmt: skip
     if done.returncode == _REFUSED:
         raise CorruptFile(f"the converter's file cannot be used: {done.stdout.strip()[:300]}", where=str(file))
     if done.returncode == 0:
