@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Count how often intervals cover the truth and verdicts are wrong, and write it to tests/verification/intervals.json and docs/verify.md.
 
-Three counts: made-up documents of known spread; documents drawn from the catalogue, whose mean over all is the truth
-(tests/verification/catalogue_losses.json); and verdicts on such draws. About a minute of one core, no model, no network.
+Four counts: made-up documents of known spread; documents drawn from the catalogue, whose mean over all is the truth
+(tests/verification/catalogue_losses.json); verdicts on such draws; and effective lengths that are too long. About two minutes of
+one core, no model, no network.
 
     scripts/intervals.py            count, write both files
     scripts/intervals.py --docs     write the page from the counts as they are
@@ -29,15 +30,17 @@ sys.path.insert(0, str(ROOT))
 
 from ropetool.verification.gate import GRADES  # noqa: E402
 from ropetool.verification.measures.loss import verdicts  # noqa: E402
+from ropetool.verification.measures.ruler import KEPT  # noqa: E402
 from ropetool.verification.measures.segments import lacking  # noqa: E402
 from ropetool.verification.results import UNDECIDED, WORSE  # noqa: E402
 from ropetool.verification.run import SPENT  # noqa: E402
+from ropetool.verification.shares import Pairs, ratio_bounds  # noqa: E402
 from ropetool.verification.statistics import ERROR, clustered, lower_bound, t_quantile, upper_bound  # noqa: E402
 
 LOSSES = ROOT / "tests" / "verification" / "catalogue_losses.json"
 RESULT = ROOT / "tests" / "verification" / "intervals.json"
 PAGE = ROOT / "docs" / "verify.md"
-CODE = ("statistics.py", "measures/loss.py", "measures/segments.py")
+CODE = ("statistics.py", "shares.py", "measures/loss.py", "measures/segments.py")
 DRAWS, SEEDS = 3000, 1000
 Array = npt.NDArray[np.float64]
 Stages = tuple[tuple[float, float], ...]
@@ -234,6 +237,39 @@ def segments_of_turn(segments: Sequence[tuple[int, int]], turn: int) -> list[tup
     return [some[turn] for some in found.values() if turn < len(some)]
 
 
+# --- effective lengths
+
+TRIALS = {"40 of one task": 40, "40 of each of 7": 280, "80 of each of 7": 560}
+OWN = (0.3, 0.5, 0.7, 0.9, 0.97)  # shares of right answers at the trained length
+GUESS = 0.12  # about what a blind guesser has right, over the seven tasks
+
+
+def too_long(trials: int, own: float, nested: bool, draws: int, seed: str) -> float:
+    """Return how often a length whose true ratio is on the limit is called no worse, by its lower bound.
+
+    nested: the longer context only loses answers; otherwise both have answers right independently of each other.
+    """
+    rng = np.random.default_rng(list(seed.encode()))
+    right = GUESS + KEPT * (own - GUESS)
+    both = right if nested else own * right
+    drawn = rng.multinomial(trials, [both, right - both, own - both, 1 - right - own + both], draws)
+    found, times = np.unique(drawn, axis=0, return_counts=True)
+    said = [ratio_bounds(Pairs(*map(int, counts)), GUESS)[0] >= KEPT for counts in found]
+    return float(times[said].sum()) / draws
+
+
+def lengths_counted(draws: int) -> dict[str, dict[str, float]]:
+    """Return these shares by the number of trials and the right answers at the trained length."""
+    return {
+        f"{name}, {own:g} right": {
+            key: too_long(trials, own, nested, draws, f"{name} {own} {key}")
+            for key, nested in (("nested", True), ("independent", False))
+        }
+        for name, trials in TRIALS.items()
+        for own in OWN
+    }
+
+
 def counted() -> dict[str, Any]:
     """Return all counts."""
     known = differences()
@@ -255,7 +291,10 @@ def counted() -> dict[str, Any]:
                 said[key] = {"ratio": round(math.exp(worst + shift), 4), "limit": grade.max_ratio, **found}
                 found = judgements(tables, (4,) * 16, grade.margin, SEEDS, key, BUDGET)
                 budget[key] = {**said[key], **found}
-    return {"fingerprint": fingerprint(), "simulated": simulated, "real": measured, "verdicts": said, "budget": budget}
+    return {
+        "fingerprint": fingerprint(), "simulated": simulated, "real": measured, "verdicts": said, "budget": budget,
+        "effective lengths": lengths_counted(DRAWS),
+    }  # fmt: skip
 
 
 # --- the page
@@ -293,6 +332,13 @@ def tables(found: dict[str, Any]) -> Iterator[str]:
     )
     for name, cell in found["budget"].items():
         yield f"| {_said(name, cell)} | {cell['second']:.2f} |"
+    yield (
+        f"\nEffective lengths that are too long: {DRAWS} draws of trials whose true ratio is {KEPT:g}, and the share that is called "
+        "no worse. The target loses right answers only, or has them independently of the trained length:\n"
+    )
+    yield "| trials, own answers | loses only | independent |\n| --- | --: | --: |"
+    for name, cell in found["effective lengths"].items():
+        yield f"| {name} | {cell['nested']:.3f} | {cell['independent']:.3f} |"
 
 
 def _said(name: str, cell: dict[str, float]) -> str:

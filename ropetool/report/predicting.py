@@ -15,6 +15,7 @@ from ropetool.verification.results import (
     ManyShotResult,
 )
 
+TOO_LONG = "if the true ratio is on the limit, they call a length no worse in 4 to 8 % of simulated runs, with one task in up to 13 %"
 TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, NOT_JUDGED: "", "": ""}
 
 
@@ -40,7 +41,11 @@ def effective_length_section(found: EffectiveLengthResult, trained_length: int) 
         ("chance", "the share that a blind guesser has right"),
         ("own", f"those at the trained length of {trained_length} tokens, the baseline's where there is one"),
         ("score", "the share of right answers over all tasks, 0 for a guesser and 1 for all"),
-        ("ratio", f"to the score at the trained length; no worse: surely {found.kept:g} or more; worse: surely less"),
+        (
+            "ratio",
+            f"to the score at the trained length; no worse: the lower bound is {found.kept:g} or more; worse: surely less",
+        ),
+        ("bounds", TOO_LONG),
     )
     notes = (found.note,) if found.note else ()
     head = ("task", "chance", "own", *map(str, lengths))
@@ -56,7 +61,7 @@ def _length(found: EffectiveLengthResult) -> str:
         str(n) if n else f"less than {first}" for n in (found.longest, found.surely, found.possibly)
     )
     more = " or more" if found.possibly == found.steps[-1].length else ""
-    return f"{likely} tokens (95 %: {surely} to {possibly}{more})"
+    return f"{likely} tokens (bounds: {surely} to {possibly}{more})"
 
 
 def many_shot_section(found: ManyShotResult, trained_length: int) -> Section:

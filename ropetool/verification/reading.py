@@ -153,7 +153,7 @@ def effective_length_check(found: EffectiveLengthResult, context_length: int) ->
         _length(n, found.steps[0].length) for n in (found.longest, found.surely, found.possibly)
     )
     more = " or more" if found.possibly == reached else ""
-    told = f"tokens up to which {found.kept:g} of a score of {found.own:.2f} is kept: {longest}; surely {surely}, at most {possibly}{more}"
+    told = f"tokens up to which {found.kept:g} of a score of {found.own:.2f} is kept: {longest}; bounds {surely} to {possibly}{more}"
     return Check(name, float(found.longest), float(context_length), NOT_ASKED, told)
 
 

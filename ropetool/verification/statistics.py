@@ -148,11 +148,14 @@ def attainable(documents: Sequence[int], spread: float) -> float:
 def rejected(chances: Sequence[float], level: float = ERROR) -> list[bool]:
     """Return which hypotheses fall, so that with a chance of at most `level` any true one does.
 
+    A chance that is not a number counts as 1: its hypothesis never falls, and it still counts as one of all.
+
     Source: Holm, Scand. J. Statist. 6 (1979) 65.
     """
     found = [False] * len(chances)
-    for done, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
-        if chances[index] > level / (len(chances) - done):
+    numbers = [1.0 if math.isnan(chance) else chance for chance in chances]
+    for done, index in enumerate(sorted(range(len(chances)), key=numbers.__getitem__)):
+        if numbers[index] > level / (len(chances) - done):
             break
         found[index] = True
     return found

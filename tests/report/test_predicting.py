@@ -46,7 +46,7 @@ FOUND = EffectiveLengthResult(
 
 def test_the_effective_length_stands_in_the_title_with_its_interval() -> None:
     text = section_text(effective_length_section(FOUND, 256))
-    assert "Effective length: 512 tokens (95 %: 256 to 512 or more)" in text
+    assert "Effective length: 512 tokens (bounds: 256 to 512 or more)" in text
     assert "0.84..1.04" in text
     assert "undecided" in text
     assert "left out, for want of room" in text
@@ -65,7 +65,7 @@ def test_what_is_not_judged_shows_no_number() -> None:
 
 def test_a_length_that_does_not_reach_the_first_one_is_said_so() -> None:
     none = replace(FOUND, longest=0, surely=0, possibly=256)
-    assert "less than 256 tokens (95 %: less than 256 to 256)" in section_text(effective_length_section(none, 256))
+    assert "less than 256 tokens (bounds: less than 256 to 256)" in section_text(effective_length_section(none, 256))
 
 
 def test_many_shot_learning_stands_by_length_beside_what_can_be_known() -> None:

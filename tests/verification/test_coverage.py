@@ -58,6 +58,26 @@ def test_documents_of_the_catalogue_counted_again(length: str) -> None:
     assert near(again["interval"], FOUND["real"][f"yarn x8 at {length}, {design}"]["interval"], AGAIN)
 
 
+def test_effective_lengths_that_are_too_long_are_counted_and_nothing_less_is_promised() -> None:
+    name, own = "40 of each of 7", 0.5
+    again = intervals.too_long(intervals.TRIALS[name], own, True, AGAIN, "again")
+    assert near(again, FOUND["effective lengths"][f"{name}, {own:g} right"]["nested"], AGAIN)
+    cells = {key: cell for key, cell in FOUND["effective lengths"].items() if "7" in key.partition(",")[0]}
+    shares = [
+        f"{100 * bound(cell[key] for cell in cells.values()):.1f}"
+        for key in ("nested", "independent")
+        for bound in (min, max)
+    ]
+    page = " ".join(intervals.PAGE.read_text(encoding="utf-8").split())
+    assert (
+        f"in {shares[0]} to {shares[1]} % of the draws if the target only loses answers, in {shares[2]} to {shares[3]} % if"
+        in page
+    )
+    assert max(cell["nested"] for cell in FOUND["effective lengths"].values()) <= 0.13
+    assert float(shares[1]) > 5  # the page must not promise 5 %
+    assert "too long in no more than" not in page
+
+
 def test_an_interval_over_segments_would_not_cover() -> None:
     draw = intervals.made_up("4 of 8")
 

@@ -169,6 +169,10 @@ def test_without_spread_the_mean_is_known() -> None:
         ([0.0124, 0.0166, 0.0249, 0.0499], [True, True, True, True]),
         ([0.05], [True]),
         ([], []),
+        ([math.nan], [False]),
+        ([math.nan, 0.001, math.nan], [False, True, False]),
+        ([0.001, math.nan, 0.02], [True, False, True]),
+        ([0.02, math.nan, math.nan], [False, False, False]),  # each of the three counts
     ],
 )
 def test_holm_goes_on_until_the_first_that_stands(chances: list[float], expected: list[bool]) -> None:

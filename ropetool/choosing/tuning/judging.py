@@ -111,7 +111,7 @@ def _reason(
         return f"it is worse on unseen {', '.join(worse)}"
     if not any(part.better for part in parts):
         return f"the difference on unseen text is within chance or under {LEAST:g} nats"
-    if costs.mean > limit:
+    if not costs.mean <= limit:  # not a number is no proof either
         return "on unseen text it costs more within the trained length than is allowed"
     if shares is not None and shares[1] < shares[0] - lost:
         return "on unseen text it finds fewer answers"

@@ -214,10 +214,10 @@ def _steps(found: Mapping[int, Pairs], chance: float) -> tuple[EffectiveLengthSt
 
 
 def _longest(steps: Sequence[EffectiveLengthStep]) -> tuple[int | None, int | None, int | None]:
-    """Return the longest length that, like all before it, keeps enough: by its ratio, surely, and not surely not.
+    """Return the longest length that, like all before it, keeps enough: by its ratio, by its lower bound, and not surely less.
 
     0: not even the first. The second tries one length after the other and stops at the first that does not show it, so
-    its chance of being too long is that of a single bound.
+    its chance of being too long is that of a single bound, which scripts/intervals.py counts: it is often above 5 %.
     """
     if not steps:
         return None, None, None
