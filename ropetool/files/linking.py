@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,7 @@ from ropetool import names
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import hub
 from ropetool.files.counting import moved
+from ropetool.files.digests import new_file, wrote
 from ropetool.files.output import output_error
 
 if sys.platform == "linux":
@@ -110,12 +112,12 @@ def _readable(source: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _new(destination: Path) -> Iterator[BinaryIO]:
-    """Yield a new file that is gone again if the body fails, a keyboard interrupt included."""
-    file = destination.open("xb")
+def _gone_if_it_fails(destination: Path) -> Iterator[None]:
+    """Remove the new file if the body fails, by a keyboard interrupt too; one that was there before stays."""
     try:
-        with file:
-            yield file
+        yield
+    except FileExistsError:
+        raise
     except BaseException:
         destination.unlink(missing_ok=True)
         raise
@@ -126,7 +128,7 @@ def _reflink(reader: BinaryIO, destination: Path) -> bool:
     if sys.platform != "linux":
         return False
     try:
-        with _new(destination) as writer:
+        with _gone_if_it_fails(destination), destination.open("xb") as writer:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
     except OSError as error:
         if error.errno in _UNSUPPORTED:
@@ -147,31 +149,34 @@ def _hard_link(real: Path, destination: Path) -> bool:
 
 def _copy(reader: BinaryIO, destination: Path) -> None:
     size = os.fstat(reader.fileno()).st_size
-    with _new(destination) as writer:
-        done = _copy_in_kernel(reader.fileno(), writer.fileno(), size)
+    with _gone_if_it_fails(destination), new_file(destination) as writer:
+        done = _copy_in_kernel(reader.fileno(), writer, size)
         if done < size:
             reader.seek(done)
             writer.seek(done)
-            while data := reader.read(_BUFFER):
-                writer.write(data)
-                moved(len(data))
-            writer.flush()
+            while rest := memoryview(reader.read(_BUFFER)):
+                while rest:
+                    step = writer.write(rest)
+                    wrote(writer, done, step)
+                    done, rest = done + step, rest[step:]
+                    moved(step)
         if os.fstat(writer.fileno()).st_size != size:
             raise CheckpointError(
                 f"is no longer {size:,} bytes long: it changed while it was copied", where=reader.name
             )
 
 
-def _copy_in_kernel(source: int, destination: int, size: int) -> int:
+def _copy_in_kernel(source: int, writer: FileIO, size: int) -> int:
     """Return how many bytes copy_file_range carried over; some file systems do none, or stop early."""
     done = 0
     if not hasattr(os, "copy_file_range"):
         return done
     try:
         while done < size:
-            step = os.copy_file_range(source, destination, min(_RANGE, size - done), done, done)
+            step = os.copy_file_range(source, writer.fileno(), min(_RANGE, size - done), done, done)
             if not step:
                 break
+            wrote(writer, done, step)
             done += step
             moved(step)
     except OSError as error:

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool.errors import CheckpointError, OutputError, RopetoolError
+from ropetool.files import digests
 from ropetool.files.hidden import alone_in, clear, hidden_name, hidden_start, make_hidden, settle, why_kept
 from ropetool.files.output import Rule, anything, check_output, check_place, output_error
 from ropetool.files.renames import NEW, Order, file_key, flush
@@ -49,7 +50,8 @@ def transaction(
     made = Transaction(output, source, force, directory, may_replace, hidden_name)
     try:
         made.open()
-        yield made
+        with digests.taken():
+            yield made
         made.commit()
     except BaseException as error:
         made.close()

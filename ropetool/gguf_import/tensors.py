@@ -22,8 +22,10 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families.tensors import Function
+from ropetool.files.digests import new_file
 from ropetool.files.dtypes import STORAGE, decode, encode
 from ropetool.files.gguf import GGML_TYPES, ggml_type
+from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.numbers import decoded_blocks
 from ropetool.files.hf import header_bytes
 from ropetool.files.regular import open_regular
@@ -112,13 +114,13 @@ def write_tensors(source: GgufCheckpoint, made: Sequence[Made], folder: Path, dt
         for number, shard in enumerate(shards, 1):
             name = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
             files.append(folder / name)
-            with files[-1].open("xb") as file:
+            with new_file(files[-1]) as file:
                 listed = ((one.name, dtype, one.shape, one.elements * STORAGE[dtype].itemsize) for one in shard)
-                file.write(header_bytes(listed, {"format": "pt"}))
+                write_all(file, 0, header_bytes(listed, {"format": "pt"}))
                 for one in shard:
                     changed = False
                     for data, lossy in _made(source, one, dtype, pool):
-                        file.write(data)
+                        write_all(file, file.tell(), data)
                         changed |= lossy
                         done += data.nbytes
                         tell(one.name, done, total)

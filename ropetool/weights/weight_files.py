@@ -16,10 +16,12 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import StoredTensor
-from ropetool.files.gguf import GgufHeader, Patch, ggml_type, read_header, split_patch, write_patched
+from ropetool.files.digests import new_file
+from ropetool.files.gguf import GgufHeader, Patch, ggml_type, split_patch, write_patched
 from ropetool.files.gguf.copying import copy_range, write_all
+from ropetool.files.gguf.writer import Rewritten
 from ropetool.files.hf import DTYPE_BITS, Header, header_bytes
-from ropetool.weights.writing import WeightFile, nbytes_as
+from ropetool.weights.writing import NewData, WeightFile, nbytes_as
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,21 +43,20 @@ class Shard:
     def tensors(self) -> dict[str, StoredTensor]:
         return hf.stored_in(self.header)
 
-    def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
-        head, order = self._new_header(dtypes)
-        at, places = len(head), {}
-        with self.path.open("rb", buffering=0) as source, target.open("xb", buffering=0) as file:
+    def write(self, target: Path, changed: Mapping[str, NewData]) -> None:
+        head, order = self._new_header({name: tensor.dtype for name, tensor in changed.items()})
+        with self.path.open("rb", buffering=0) as source, new_file(target) as file:
             write_all(file, 0, head)
+            at = len(head)
             for name in order:
                 stored = self.tensors[name]
-                if name in dtypes:
-                    places[name] = at
-                    at += nbytes_as(stored, dtypes[name])
-                else:
+                if name not in changed:
                     copy_range(source, file, stored.begin, at, stored.nbytes)
                     at += stored.nbytes
-            file.truncate(at)
-        return places
+                    continue
+                for data in changed[name].chunks:
+                    write_all(file, at, data)
+                    at += len(data)
 
     def _new_header(self, dtypes: Mapping[str, str]) -> tuple[bytes, list[str]]:
         """Return the bytes before the data, and the tensors in the order of their places."""
@@ -95,11 +96,9 @@ class GgufFile:
     def tensors(self) -> dict[str, StoredTensor]:
         return gguf.stored_in(self.header)
 
-    def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
-        retyped = {name: ggml_type(dtype) for name, dtype in dtypes.items() if dtype != self.tensors[name].dtype}
-        write_patched(self.header, self.patch, target, retyped)
-        written = read_header(target)
-        return {info.name: written.data_start + info.offset for info in written.tensors}
+    def write(self, target: Path, changed: Mapping[str, NewData]) -> None:
+        new = {name: Rewritten(ggml_type(tensor.dtype), tensor.chunks) for name, tensor in changed.items()}
+        write_patched(self.header, self.patch, target, new)
 
 
 def weight_files(checkpoint: Checkpoint, edits: Sequence[FileEdit] = ()) -> Sequence[WeightFile]:

@@ -19,7 +19,6 @@ import numpy.typing as npt
 from ropetool.checkpoint.tensor_bytes import StoredTensor
 from ropetool.errors import CorruptFile, PlanMismatch, UnsupportedDtype
 from ropetool.files.dtypes import STORAGE, decode, encode
-from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.numbers import numbers
 from ropetool.files.regular import open_regular
 from ropetool.rope.tables import Array
@@ -30,6 +29,14 @@ from ropetool.weights.rounding import RoundingErrors
 
 CHUNK_ELEMENTS = 1 << 20  # 8 MiB as float64
 _PLAN_AGAIN = "make a new plan"
+
+
+@dataclass(frozen=True)
+class NewData:
+    """What a tensor becomes: its type, and its bytes in their order."""
+
+    dtype: str
+    chunks: Iterator[memoryview]
 
 
 class WeightFile(Protocol):
@@ -44,8 +51,8 @@ class WeightFile(Protocol):
     @property
     def edited(self) -> bool: ...
 
-    def begin(self, target: Path, dtypes: Mapping[str, str]) -> Mapping[str, int]:
-        """Write the whole file but for these tensors, which get these types; return where their bytes go."""
+    def write(self, target: Path, changed: Mapping[str, NewData]) -> None:
+        """Write the whole file in its order, with new data for these tensors."""
 
 
 @dataclass(frozen=True)
@@ -167,15 +174,10 @@ def _heights(stored: StoredTensor) -> tuple[int, ...]:
 def _write_file(file: WeightFile, changes: Mapping[str, RowChange], target: Path, bake_dtype: str) -> list[BakedTensor]:
     touched = sorted(changes, key=lambda name: file.tensors[name].begin)
     dtypes = {name: _new_dtype(file.tensors[name], changes[name], bake_dtype) for name in touched}
-    places, done = file.begin(target, dtypes), []
-    with _opened(file.path) as source, target.open("r+b", buffering=0) as written:
-        for name in touched:
-            at, tensor = places[name], _Rewritten(name, file.tensors[name], changes[name], dtypes[name])
-            for data in tensor.chunks(source):
-                write_all(written, at, data)
-                at += len(data)
-            done.append(_baked(tensor, file.path.name))
-    return done
+    tensors = {name: _Rewritten(name, file.tensors[name], changes[name], dtypes[name]) for name in touched}
+    with _opened(file.path) as source:
+        file.write(target, {name: NewData(tensor.dtype, tensor.chunks(source)) for name, tensor in tensors.items()})
+    return [_baked(tensor, file.path.name) for tensor in tensors.values()]
 
 
 def _baked(tensor: _Rewritten, file: str) -> BakedTensor:

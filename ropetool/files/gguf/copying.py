@@ -8,6 +8,7 @@ from io import FileIO
 
 from ropetool.errors import PlanMismatch
 from ropetool.files.counting import moved
+from ropetool.files.digests import wrote
 
 CHUNK = 1 << 20
 RANGE = 64 << 20  # at a time in the kernel: often enough to be interrupted, and to say how far it is
@@ -32,6 +33,8 @@ def write_all(target: FileIO, at: int, data: bytes | memoryview) -> None:
     while rest:
         step = target.write(rest)
         rest = rest[step:]
+        wrote(target, at, step)
+        at += step
         moved(step)
 
 
@@ -51,6 +54,7 @@ def _copy_in_kernel(source: FileIO, target: FileIO, start: int, at: int, nbytes:
             raise
         if step == 0:
             break
+        wrote(target, at + done, step)
         done += step
         moved(step)
     return done

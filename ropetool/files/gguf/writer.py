@@ -6,7 +6,7 @@ Where the copy goes and when it becomes visible is the caller's concern.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 
 from ropetool.errors import ConfigError, PlanMismatch
+from ropetool.files.digests import forget, new_file
 from ropetool.files.gguf.codec import Buffer, Value, encode_text
 from ropetool.files.gguf.copying import copy_range, write_all
 from ropetool.files.gguf.cursor import I32, I64, U32, U64
@@ -35,54 +36,79 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """The copy before it is written: pieces and where they go, later ones over earlier ones, zeros in between."""
+    """The copy before it is written: its pieces and their places, in the order of the file, with zeros between them.
+
+    The name of a tensor stands for its new data.
+    """
 
     size: int
-    pieces: tuple[tuple[int, Buffer | Span], ...]
+    pieces: tuple[tuple[int, Buffer | Span | str], ...]
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """New data of a tensor: its type, as ggml numbers them, and the bytes in their order."""
+
+    ggml_type: int
+    chunks: Iterable[Buffer]
 
 
 def write_patched(
-    header: GgufHeader, patch: Patch, destination: Path, retyped: Mapping[str, int] | None = None
+    header: GgufHeader, patch: Patch, destination: Path, rewritten: Mapping[str, Rewritten] | None = None
 ) -> None:
     """Write the patched copy of the header's file to a new path; the caller makes it visible when it is whole.
 
     The memory used does not depend on the size of the file: its data is copied inside the kernel where possible.
-    retyped: tensors that get another type, by name; their data is left zero, for the caller to write.
+    rewritten: tensors that get other data, by name.
 
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file; PlanMismatch if the file
     has changed since its header was read; OutputError if the path exists or cannot be written.
     """
-    layout = lay_out(header, patch, retyped or {})
+    new = rewritten or {}
+    layout = lay_out(header, patch, {name: tensor.ggml_type for name, tensor in new.items()})
     with reading(header.path) as source, creating(destination, layout.size) as target:
         check_unchanged(header, source)
         for position, piece in layout.pieces:
             if isinstance(piece, Span):
                 copy_range(source, target, piece.start, position, piece.end - piece.start)
+            elif isinstance(piece, str):
+                _write_chunks(target, position, new[piece].chunks)
             else:
                 write_all(target, position, piece)
         check_unchanged(header, source)
 
 
-def lay_out(header: GgufHeader, patch: Patch, retyped: Mapping[str, int] | None = None) -> Layout:
+def _write_chunks(target: FileIO, at: int, chunks: Iterable[Buffer]) -> None:
+    for chunk in chunks:
+        write_all(target, at, chunk)
+        at += len(memoryview(chunk).cast("B"))
+
+
+def lay_out(header: GgufHeader, patch: Patch, rewritten: Mapping[str, int] | None = None) -> Layout:
     """Return the layout of the patched copy; nothing is written.
 
+    rewritten: the types of tensors that get other data, by name.
     Raises: ConfigError, PlanMismatch or UnsupportedDtype if the patch does not fit the file.
     """
     if patch.drop:
         raise ConfigError("tensors are taken out of a file in place, not of a copy", where=min(patch.drop))
-    after = _moved(header, retyped) if retyped else header
+    types = rewritten or {}
+    retyped = any(types.get(info.name, info.ggml_type) != info.ggml_type for info in header.tensors)
+    after = _moved(header, types) if retyped else header
     values = patched_values(header, patch)
     new = appended(after, patch)
     head = _head(after, values, [info for info, _ in new])
     starts = [0, *accumulate(map(len, head))]
     head_end = starts.pop()
     data_start = padded(head_end, header.alignment) if header.tensors or new else head_end
-    pieces: list[tuple[int, Buffer | Span]] = list(zip(starts, head, strict=True))
+    pieces: list[tuple[int, Buffer | Span | str]] = list(zip(starts, head, strict=True))
     if (head_end, data_start) == (header.header_end, header.data_start):
         pieces.append((head_end, Span(head_end, data_start)))  # the padding as found, which may not be zeros
     body, tail = _body_and_tail(header, grows=bool(new or retyped))
-    pieces += _one_by_one(header, after, data_start, retyped) if retyped else [(data_start, body)]
-    pieces += [(data_start + info.offset, data) for info, data in (*overwritten(after, patch), *new)]
+    changed: dict[str, Buffer | str] = {name: name for name in types}
+    changed |= {info.name: data for info, data in overwritten(after, patch)}
+    pieces += _one_by_one(header, after, data_start, changed) if retyped else _body(header, body, data_start, changed)
+    pieces += [(data_start + info.offset, data) for info, data in new]
     end = body.end - body.start
     if new or retyped:
         end = padded((new[-1][0] if new else after.tensors[-1]).end, header.alignment)
@@ -103,12 +129,26 @@ def _moved(header: GgufHeader, retyped: Mapping[str, int]) -> GgufHeader:
 
 
 def _one_by_one(
-    header: GgufHeader, after: GgufHeader, data_start: int, retyped: Mapping[str, int]
-) -> Iterator[tuple[int, Span]]:
-    """Yield the data of each tensor that keeps its type, and where it goes."""
+    header: GgufHeader, after: GgufHeader, data_start: int, changed: Mapping[str, Buffer | str]
+) -> Iterator[tuple[int, Buffer | Span | str]]:
+    """Yield the data of each tensor with its place in the copy."""
     for old, new in zip(header.tensors, after.tensors, strict=True):
-        if old.name not in retyped:
-            yield data_start + new.offset, Span(header.data_start + old.offset, header.data_start + old.end)
+        kept = Span(header.data_start + old.offset, header.data_start + old.end)
+        yield data_start + new.offset, changed.get(old.name, kept)
+
+
+def _body(
+    header: GgufHeader, body: Span, data_start: int, changed: Mapping[str, Buffer | str]
+) -> Iterator[tuple[int, Buffer | Span | str]]:
+    """Yield the data section with its padding: spans of the source, cut only at changed tensors, with their places."""
+    at, shift = body.start, data_start - header.data_start
+    for info in sorted(header.tensors, key=lambda info: info.offset):
+        if info.name in changed:
+            begin = header.data_start + info.offset
+            yield from [(at + shift, Span(at, begin))] if begin > at else []
+            yield begin + shift, changed[info.name]
+            at = begin + info.nbytes
+    yield at + shift, Span(at, body.end)
 
 
 def _head(header: GgufHeader, values: Mapping[str, Value], new: list[TensorInfo]) -> list[Buffer]:
@@ -135,6 +175,7 @@ def overwrite_value(path: Path, key: str, value: Value) -> None:
     assert len(values[key].raw) == len(value.raw)
     before = {name: values[name] for name in takewhile(lambda name: name != key, values)}
     at = sum(len(memoryview(part).cast("B")) for part in encode_head(before, 0)) + len(encode_text(key)) + I32.size
+    forget(path)
     try:
         with FileIO(path, "r+") as file:
             file.seek(at)
@@ -175,7 +216,7 @@ def check_unchanged(header: GgufHeader, source: FileIO) -> None:
 def creating(destination: Path, size: int) -> Iterator[FileIO]:
     """Yield a new file of this size, all zero: the padding between tensors is what stays so."""
     try:
-        with FileIO(destination, "x") as target:  # x: whatever is there, the source above all, is never opened
+        with new_file(destination) as target:
             target.truncate(size)
             yield target
     except OSError as error:

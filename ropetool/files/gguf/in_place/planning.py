@@ -248,6 +248,7 @@ def _without_tensors(header: GgufHeader, patch: Patch, read: Read) -> Journal:
     layout = lay_out(header, patch)
     image = bytearray(layout.size)
     for at, piece in layout.pieces:
+        assert not isinstance(piece, str), "no tensor is rewritten"
         data = read(piece.start, piece.end - piece.start) if isinstance(piece, Span) else piece
         image[at : at + len(memoryview(data).cast("B"))] = data
     shared = min(layout.size, header.file_size)
