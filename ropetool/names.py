@@ -11,6 +11,7 @@ TOKENIZER_CONFIG_JSON = "tokenizer_config.json"
 TOKENIZER_JSON = "tokenizer.json"
 SAFETENSORS_INDEX_JSON = "model.safetensors.index.json"
 PROVENANCE_JSON = "ropetool.json"
+CARD = "README.md"  # of a model
 EDITS_JSON = "ropetool-edits.json"  # beside a GGUF file that was edited in place
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_INDEX_JSON = "pytorch_model.bin.index.json"

@@ -17,7 +17,7 @@ import pytest
 from making import snapshot, write_model
 
 import ropetool
-from ropetool.checkpoint import listings, provenance
+from ropetool.checkpoint import provenance
 from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import transaction
 from ropetool.files.gguf import read_header, shard_paths
@@ -54,15 +54,12 @@ def record_of(target: Path) -> provenance.Provenance:
 # --- the record
 
 
-def test_a_record_lists_the_files_and_tells_the_set(parts: Path, tmp_path: Path) -> None:
+def test_a_record_lists_the_files(parts: Path, tmp_path: Path) -> None:
     first = extended(parts, tmp_path / "out.gguf").output
     made, shards = record_of(first), shard_paths(tmp_path / "out.gguf", 2)
     names = [path.name for path in shards] + [first.name + ".README.md", first.name + ".ropetool.json"]
     assert [entry["name"] for entry in made.files] == names
     assert [entry["size"] for entry in made.files[:2]] == [path.stat().st_size for path in shards]
-    assert made.set_id == listings.set_id(shards)
-    other = extended(parts, tmp_path / "other.gguf", factor=4).output
-    assert record_of(other).set_id != made.set_id
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,6 @@ def test_a_record_lists_the_files_and_tells_the_set(parts: Path, tmp_path: Path)
     [
         ("files", {}, r"files is \{\}"), ("files", ["a"], 'files holds "a"'), ("files", [{"size": 1}], "files holds"),
         ("files", [{"name": "a", "size": "1"}], "files holds"), ("files", [{"name": 1}], "files holds"),
-        ("set", 3, "set is 3"),
     ],
 )  # fmt: skip
 def test_a_list_of_another_kind_is_refused(key: str, value: Any, reason: str, source: Path, tmp_path: Path) -> None:
@@ -116,13 +112,13 @@ def test_force_replaces_what_the_record_lists(source: Path, tmp_path: Path) -> N
     assert beside(target) == {"out.gguf", *(f"out.gguf{name}" for name in SIDECARS)}
 
 
-def test_force_replaces_what_this_version_would_write_where_a_record_has_no_list(source: Path, tmp_path: Path) -> None:
+def test_force_replaces_nothing_by_a_record_without_a_list(source: Path, tmp_path: Path) -> None:
     target = extended(source, tmp_path / "out.gguf").output
     record = provenance.beside(target)
     old = json.loads(record.read_text())
-    record.write_text(json.dumps({key: value for key, value in old.items() if key not in ("files", "set")}))
-    extended(source, target, 4, force=True)
-    assert record_of(target).set_id == listings.set_id([target])
+    record.write_text(json.dumps({key: value for key, value in old.items() if key != "files"}))
+    with pytest.raises(OutputError, match="no record of ropetool lists it"):
+        extended(source, target, 4, force=True)
 
 
 def foreign(target: Path) -> None:
@@ -156,7 +152,7 @@ def test_a_file_that_no_record_speaks_of_is_never_replaced(change: Any, source: 
     for force in (False, True):
         with pytest.raises(OutputError, match="exists already and") as refused:
             extended(source, target, 4, force=force)
-        assert refused.value.try_ == "give another -o"
+        assert refused.value.try_ == "give another -o, or move the existing output away"
         assert snapshot(tmp_path) == before
 
 
@@ -165,12 +161,13 @@ def test_one_part_of_others_keeps_all(parts: Path, tmp_path: Path) -> None:
     second = shard_paths(first, 2)[1]
     second.write_bytes(second.read_bytes() + b"more")
     before = snapshot(tmp_path)
-    with pytest.raises(OutputError, match="is not the file that its record was written for"):
+    with pytest.raises(OutputError, match=r"is not as its record lists it: it has [\d,]+ bytes, and") as refused:
         extended(parts, first, 4, force=True)
+    assert refused.value.where == str(second)
     assert snapshot(tmp_path) == before
     first.unlink()
     before = snapshot(tmp_path)
-    with pytest.raises(OutputError, match="is not the file that its record lists: it has another size") as refused:
+    with pytest.raises(OutputError, match=r"is not as its record lists it: it has [\d,]+ bytes, and") as refused:
         extended(parts, first, 4, force=True)
     assert refused.value.where == str(second)
     assert snapshot(tmp_path) == before
@@ -345,7 +342,8 @@ def state(files):
         return None
     factor = gguf_making.values(files[0])["llama.rope.scaling.factor"][1]
     made = provenance.record(files[0])
-    return [factor, made.plan["factor"], made.set_id == listings.set_id(files)]
+    rule = listings.files_rule(files)
+    return [factor, made.plan["factor"], not any(rule(file) for file in files)]
 
 
 status, step, found = 1, 0, []

@@ -1,114 +1,179 @@
-"""Which files of an output its record lists, and so what --force may replace: those and nothing else.
+"""The files that a record lists, and whether they are unchanged: only then may --force replace them.
 
-Knows names and sizes of files, not what is in them.
+Every byte counts, because a replaced or deleted file is gone. A written file is recognised by its SHA-256, a linked one by
+its inode or by the bytes of the source.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import stat
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ropetool import names
-from ropetool.checkpoint import identity, provenance
+from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import RopetoolError
+from ropetool.files import digests
+from ropetool.files.gguf import shards
 from ropetool.files.hidden import set_aside
+from ropetool.files.linking import HARD_LINKED, REFLINKED
 from ropetool.files.output import Rule
 
-_ENDS = 1 << 20  # bytes at either end of a file: the head of a GGUF file holds its keys
-_BLOCK, _BLOCKS = (
-    4 << 10,
-    6,
-)  # of a weight file, with its ends eight: a fine-tuned one often has the size, head and tail that it had
-_WEIGHTS = ".safetensors"
 _SHOWN = 5
 NOT_LISTED = "no record of ropetool lists it"
+_REWRITTEN = {names.PROVENANCE_JSON, names.CARD}  # in a directory: `verify` writes figures into both
+_NO_DIGEST = "its record has no digest of it: an earlier version wrote the record, or the file was edited in place"
 
 
 # --- what a record lists
 
 
-def of_directory(directory: Path, more: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the files of a directory with their sizes, and by name alone those that are still to come.
+def of_directory(
+    directory: Path, more: Collection[str] = (), placed: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return an entry for each file of a directory. `more` are files that are written later; they get only a name.
 
-    Those with weights have a sample of their content too.
+    placed: how `linking` placed a file of the source, by name.
     """
-    found = [_entry(directory, name) for name in sorted(_files(directory)) if name not in more]
-    return found + [{"name": name} for name in sorted(more)]
+    how = placed or {}
+    there = sorted(_files(directory) - set(more))
+    return [_entry(directory / name, name, how.get(name, "")) for name in there] + _to_come(more)
 
 
-def _entry(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / name
-    entry = {"name": name, "size": path.stat().st_size}
-    return entry | {"sample": _sample(path)} if name.endswith(_WEIGHTS) and path.is_file() else entry
+def of_files(
+    files: Iterable[Path], more: Collection[str] = (), placed: Mapping[Path, str] | None = None
+) -> list[dict[str, Any]]:
+    """Return an entry for each of these files. `more` are files that are written later; they get only a name."""
+    how = placed or {}
+    return [_entry(file, file.name, how.get(file, "")) for file in files] + _to_come(more)
 
 
-def _sample(file: Path) -> str:
-    """Return a digest of blocks spread evenly over a file."""
-    digest = hashlib.sha256()
-    identity.feed(digest, file, 0, _BLOCKS, block=_BLOCK)
-    return f"blocks:{digest.hexdigest()[:32]}"
+def _to_come(more: Collection[str]) -> list[dict[str, Any]]:
+    return [{"name": name} for name in sorted(more)]
 
 
-def of_files(files: Iterable[Path], more: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return files by name and size, and by name alone those that are still to come."""
-    return [{"name": file.name, "size": file.stat().st_size} for file in files] + [{"name": name} for name in more]
+def _entry(file: Path, name: str, placed: str = "") -> dict[str, Any]:
+    """Return the entry of a file in a record. The bytes of a linked file are not read.
+
+    placed: how `linking` placed the file, empty for a written file.
+    """
+    status = file.stat()
+    listed = {"name": name, "size": status.st_size}
+    if placed == HARD_LINKED:
+        return {**listed, "device": status.st_dev, "inode": status.st_ino}
+    if placed == REFLINKED:
+        return {**listed, REFLINKED: True}
+    return {**listed, "mtime_ns": status.st_mtime_ns, "sha256": digests.of_new(file)}
 
 
-def set_id(files: Sequence[Path]) -> str:
-    """Return what tells the files of a model, in order, from any others: a digest of their sizes, heads and tails."""
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as opened:
-            size = os.fstat(opened.fileno()).st_size
-            digest.update(f"{size}\n".encode() + opened.read(_ENDS))
-            opened.seek(max(0, size - _ENDS))
-            digest.update(opened.read(_ENDS))
-    return f"ends:{digest.hexdigest()}"
+# --- whether a file is still the one that is listed
+
+
+@dataclass(frozen=True)
+class _Output:
+    """An output on the disk: its record, and its files by the names that the record lists."""
+
+    made: Provenance
+    files: Mapping[str, Path]
+
+    def change(self, name: str) -> str:
+        """Return how a file differs from its entry, empty if it is unchanged or the source has the same bytes.
+
+        Raises: CheckpointError if it cannot be read.
+        """
+        file, listed = self.files[name], self._listed[name]
+        status = os.lstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            return "it is not a regular file any more"
+        if listed.get("size", status.st_size) != status.st_size:
+            return f"it has {status.st_size:,} bytes, and {listed['size']:,} were written"
+        if "sha256" in listed:
+            if digests.of_file(file) == listed["sha256"]:
+                return ""
+            again = status.st_mtime_ns != listed.get("mtime_ns")
+            return "it was written again since" if again else "its bytes have changed, its time has not"
+        if "inode" not in listed and REFLINKED not in listed:
+            return _NO_DIGEST
+        inode = (status.st_dev, status.st_ino)
+        if (listed.get("device"), listed.get("inode")) == inode and status.st_nlink > self._links[inode]:
+            return ""  # the same bytes have a name elsewhere, and stay
+        source = self._sources.get(name)
+        if source is not None and digests.of_file(file) == digests.of_file(source):
+            return ""
+        return "it was linked from the source, which does not have the same bytes now"
+
+    def changes(self, names_: Iterable[str]) -> dict[str, str]:
+        """Return the changed files by name, with the change of each."""
+        found = {name: self.change(name) for name in names_}
+        return {name: reason for name, reason in found.items() if reason}
+
+    @cached_property
+    def _listed(self) -> dict[str, Mapping[str, Any]]:
+        return {each["name"]: each for each in self.made.files}
+
+    @cached_property
+    def _links(self) -> Counter[tuple[int, int]]:
+        """Return the number of names that a file has within the output, by device and inode."""
+        found = (os.lstat(file) for file in self.files.values() if os.path.lexists(file))
+        return Counter((status.st_dev, status.st_ino) for status in found)
+
+    @cached_property
+    def _sources(self) -> dict[str, Path]:
+        """Return the files of the source by the names of their links in the output, unless both are one file."""
+        source = Path(self.made.source)
+        try:
+            if source.is_dir():
+                pairs = {name: source / name for name in self.files}
+            else:
+                pairs = dict(zip(self.files, shards(source), strict=False))
+            own = {os.path.realpath(file) for file in self.files.values()}
+            return {name: file for name, file in pairs.items() if file.is_file() and os.path.realpath(file) not in own}
+        except (OSError, ValueError, RopetoolError):  # a record names what it likes
+            return {}
 
 
 # --- what may be replaced
 
 
-def directory_rule(written: Collection[str]) -> Rule:
-    """Return the rule for directories: one may be replaced if a valid record in it lists all that it holds.
-
-    A file of weights has to be as the record says: somebody may have trained it since.
-    written: the names that stand for the list in a record that has none.
-    """
-
-    def rule(directory: Path) -> str:
-        if not (directory / names.PROVENANCE_JSON).is_file():
-            return f"is a directory that ropetool did not write (it holds no {names.PROVENANCE_JSON})"
-        made = _valid(directory)
-        if made is None:
-            return f"is a directory that ropetool did not write (its {names.PROVENANCE_JSON} is another program's)"
-        listed = {entry["name"]: entry for entry in made.files} or {name: {"name": name} for name in written}
-        held = _files(directory)
-        others = sorted(held - listed.keys())
-        if others:
-            return f"holds what its record does not list: {_shown(others)}"
-        changed = [
-            name for name in sorted(held) if name.endswith(_WEIGHTS) and not _is_as_listed(directory, listed[name])
-        ]
-        return f"holds weights that are not those that its record lists: {_shown(changed)}" if changed else ""
-
-    return rule
+def directory_rule(output: Path) -> Rule:
+    """Return the rule for a directory: its record must list every file in it, and each must be unchanged."""
+    return lambda directory: _objection(directory, output)
 
 
-def _is_as_listed(directory: Path, entry: Mapping[str, Any]) -> bool:
-    """Return whether a file has the size and the sample of its entry, as far as that has them."""
-    now = _entry(directory, entry["name"])
-    return all(now.get(key, listed) == listed for key, listed in entry.items())
+def _objection(directory: Path, output: Path) -> str:
+    """Return why a directory may not be replaced, empty if it may. output: its final path, if it was moved meanwhile."""
+    if not (directory / names.PROVENANCE_JSON).is_file():
+        return f"is a directory that ropetool did not write (it holds no {names.PROVENANCE_JSON})"
+    made = _valid(directory, output)
+    if made is None:
+        return f"is a directory that ropetool did not write (its {names.PROVENANCE_JSON} is another program's)"
+    held = _files(directory)
+    others = sorted(held - {each["name"] for each in made.files})
+    if others:
+        return f"holds what its record does not list: {_shown(others)}"
+    files = {name: directory / name for name in sorted(held - _REWRITTEN)}
+    changed = _Output(made, files).changes(files)
+    return f"holds files that are not as its record lists them: {_reasons(changed)}" if changed else ""
 
 
-def files_rule(files: Sequence[Path], written: Collection[Path]) -> Rule:
-    """Return the rule for the files of a GGUF model and what stands beside them, as the record of the first has it.
+def _reasons(changed: Mapping[str, str]) -> str:
+    """Return the names of changed files as text, grouped by the change."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in changed.items():
+        by_reason.setdefault(reason, []).append(name)
+    return "; ".join(f"{_shown(named)} ({reason})" for reason, named in by_reason.items())
 
-    A file of weights has to be as the record says. written: what stands for the list in a record that has none.
+
+def files_rule(files: Sequence[Path]) -> Rule:
+    """Return the rule for a GGUF model and its sidecars: the record next to the first file must list each of them.
+
+    The files of the model must be unchanged.
     """
 
     def rule(path: Path) -> str:
@@ -116,30 +181,32 @@ def files_rule(files: Sequence[Path], written: Collection[Path]) -> Rule:
         made = _valid(files[0])
         if made is None:
             return NOT_LISTED if path != record or not os.path.lexists(record) else "is not a record of ropetool"
-        sizes = {entry["name"]: entry.get("size") for entry in made.files} or {p.name: None for p in written}
-        if path != record and path.name not in sizes:
+        if path != record and path.name not in {each["name"] for each in made.files}:
             return NOT_LISTED
-        if path in files and (sizes[path.name] or path.stat().st_size) != path.stat().st_size:
-            return "is not the file that its record lists: it has another size"
-        if path == files[0] and made.set_id and all(map(os.path.isfile, files)) and set_id(files) != made.set_id:
-            return "is not the file that its record was written for"
-        return ""
+        reason = _Output(made, {file.name: file for file in files}).change(path.name) if path in files else ""
+        return f"is not as its record lists it: {reason}" if reason else ""
 
     return rule
 
 
-def leftovers(first: Path, written: Collection[Path]) -> list[Path]:
-    """Return what stood beside an earlier file of this name by its record, is as it was, and is not written again."""
+def beside(first: Path) -> dict[Path, str]:
+    """Return the sidecars of a GGUF model that its record lists, with the change of each, empty if it is unchanged."""
     made = _valid(first)
-    sizes = {} if made is None else {entry["name"]: entry.get("size") for entry in made.files}
-    beside = (name for name in sizes if name.startswith(f"{first.name}.") and Path(name).name == name)
-    found = (path for path in map(first.with_name, beside) if path not in written)
-    return [path for path in found if os.path.isfile(path) and path.stat().st_size == sizes[path.name]]
+    listed = [each["name"] for each in made.files] if made is not None else []
+    own = [name for name in listed if name.startswith(f"{first.name}.") and Path(name).name == name]
+    files = {name: first.with_name(name) for name in own if os.path.isfile(first.with_name(name))}
+    files.pop(provenance.beside(first).name, None)
+    return {} if made is None else {file: _Output(made, files).change(name) for name, file in files.items()}
 
 
-def _valid(checkpoint: Path) -> Provenance | None:
+def leftovers(first: Path, written: Collection[Path]) -> list[Path]:
+    """Return the unchanged sidecars of an earlier file of this name that are not written again."""
+    return [path for path, reason in beside(first).items() if path not in written and not reason]
+
+
+def _valid(checkpoint: Path, output: Path | None = None) -> Provenance | None:
     try:
-        return provenance.record(checkpoint)
+        return provenance.record(checkpoint, output)
     except RopetoolError:
         return None
 

@@ -24,7 +24,7 @@ from ropetool.rope.tables import MAX_LENGTH, is_number
 SCHEMA = 1
 CERTIFICATE = "certificate"
 EXTENSION, EXPORT = "extension", "export"
-FILES, SET = "files", "set"
+FILES = "files"
 EDITED = "the file was edited in place, and what it was is not there any more"
 _AWAY = "move it away, then run again"
 
@@ -38,8 +38,7 @@ class Provenance:
     plan: how its positions came to be; empty for the export of a checkpoint that ropetool did not scale.
     trained_length: in tokens; None where such a checkpoint does not say it. export: the type of the matrices and the
     encoding of the positions, of a file that `export` wrote. certificate: as it stands in the file, unchecked. files:
-    all that was written, each with its name as seen from the record, and mostly its size. set_id: of the files of a GGUF
-    model, as listings.set_id has it.
+    all that was written, each with its name relative to the record, and the keys by which `listings` recognises it.
     """
 
     source: str
@@ -49,7 +48,6 @@ class Provenance:
     export: Mapping[str, Any] | None = None
     certificate: Any = None
     files: Sequence[Mapping[str, Any]] = ()
-    set_id: str = ""
 
     @property
     def kind(self) -> str:
@@ -60,8 +58,7 @@ class Provenance:
         """Return the content of the file; `export` and `certificate` only where there is one."""
         from ropetool import __version__
 
-        more = {EXPORT: self.export, CERTIFICATE: self.certificate}
-        more |= {FILES: list(self.files) or None, SET: self.set_id or None}
+        more = {EXPORT: self.export, CERTIFICATE: self.certificate, FILES: list(self.files) or None}
         return {
             "schema": SCHEMA, "ropetool": __version__, "source": self.source,
             "source_fingerprint": self.source_fingerprint, "trained_length": self.trained_length, "plan": self.plan,
@@ -137,12 +134,16 @@ def of_another(checkpoint: Path, made: Provenance | None) -> str:
 
 def is_of_itself(checkpoint: Path, made: Provenance) -> bool:
     """Return whether a file was edited in place, so that its source is what it was before."""
-    return os.path.realpath(made.source) == os.path.realpath(checkpoint)
+    try:
+        return os.path.realpath(made.source) == os.path.realpath(checkpoint)
+    except ValueError:  # a record names what it likes, and not all of that is a path
+        return False
 
 
-def record(checkpoint: Path) -> Provenance | None:
+def record(checkpoint: Path, final: Path | None = None) -> Provenance | None:
     """Return the provenance of any output, or None where there is no such file.
 
+    final: the path of a directory that was moved for the moment. The record names its source relative to it.
     Raises: CorruptFile if it is not what ropetool writes.
     """
     path = place(checkpoint)
@@ -151,7 +152,7 @@ def record(checkpoint: Path) -> Provenance | None:
     except CorruptFile as error:
         error.try_ = error.try_ or _AWAY
         raise
-    return None if found is None else _checked(found[1], path)
+    return None if found is None else _checked(found[1], path if final is None else final / path.name)
 
 
 def unsuffixed(name: str, made: Provenance) -> str:
@@ -187,14 +188,15 @@ def lineage(checkpoint: Path) -> Iterator[Provenance]:
 
 def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
     kinds = {"source": str, "source_fingerprint": str, "trained_length": int, "plan": dict}
-    kinds |= {key: kind for key, kind in {EXPORT: dict, FILES: list, SET: str}.items() if key in data}
+    kinds |= {key: kind for key, kind in {EXPORT: dict, FILES: list}.items() if key in data}
     for key, kind in kinds.items():
         unknown_length = key == "trained_length" and EXPORT in data and data.get(key, ABSENT) is None
         if type(data.get(key)) is not kind and not unknown_length:
             raise _foreign(path, f"{key} is {shown(data.get(key, ABSENT))}")
     for entry in data.get(FILES, ()):
-        size = entry.get("size", 0) if isinstance(entry, dict) else None
-        if type(size) is not int or type(entry.get("name")) is not str:
+        if not isinstance(entry, dict) or "name" not in entry or not all(
+            type(entry.get(key, kind())) is kind for key, kind in _FILE.items()
+        ):  # fmt: skip
             raise _foreign(path, f"{FILES} holds {shown(entry)}")
     length = data["trained_length"]
     if length is not None and not 1 <= length <= MAX_LENGTH:
@@ -205,8 +207,8 @@ def _checked(data: Mapping[str, Any], path: Path) -> Provenance:
                 raise _foreign(path, f"{part}.{key} is {shown(data[part][key])}")
     digest = data["source_fingerprint"]
     source = _located(data["source"], path, digest)
-    files, set_id = tuple(data.get(FILES, ())), data.get(SET, "")
-    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files, set_id)
+    files = tuple(data.get(FILES, ()))
+    return Provenance(source, digest, length, data["plan"], data.get(EXPORT), data.get(CERTIFICATE), files)
 
 
 # --- what may stand in it
@@ -249,6 +251,10 @@ def _is_checks(value: Any) -> bool:
     return isinstance(value, list) and not any(map(check_problem, value))
 
 
+# The keys of a file that is listed: of one that was written mtime_ns and sha256, of one that was linked the others.
+_FILE: Mapping[str, type] = {
+    "name": str, "size": int, "mtime_ns": int, "sha256": str, "device": int, "inode": int, "reflinked": bool,
+}  # fmt: skip
 # What is read of these parts without making a Plan of them; they may hold more, or less.
 _PLAN: Mapping[str, Callable[[Any], bool]] = {
     "method": is_text, "reading": is_text, "suffix": is_text, "factor": is_number, "params": _is_object, "bakes": _is_texts,

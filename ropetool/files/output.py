@@ -83,7 +83,11 @@ def _check_replaceable(output: Path, force: bool, directory: bool, may_replace: 
     refusal = _other_kind(output, directory) or may_replace(output)
     if refusal:
         only = "; --force does not replace it" if force else ""
-        raise OutputError(f"exists already and {refusal}{only}", where=str(output), try_=_ELSEWHERE)
+        raise OutputError(
+            f"exists already and {refusal}{only}",
+            where=str(output),
+            try_=f"{_ELSEWHERE}, or move the existing output away",
+        )
     if not force:
         raise OutputError("exists already", where=str(output), try_=f"{_ELSEWHERE}, or --force to replace it")
 

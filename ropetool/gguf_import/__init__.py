@@ -104,8 +104,9 @@ def import_gguf(
     texts |= {names.CONFIG_JSON: _config_text(found, stored)} | _generation(found)
     context, trained = int(found.view.config[found.family.context_key]), _trained_length(model)
     lengths = Lengths(min(context, trained or context), context)
-    rule = listings.directory_rule({*texts, names.PROVENANCE_JSON})
-    with transaction(target, model.path, force=force, directory=True, may_replace=rule) as transacted:
+    with transaction(
+        target, model.path, force=force, directory=True, may_replace=listings.directory_rule(target)
+    ) as transacted:
         stage = transacted.stage(target)
         stage.mkdir()
         for name, text in texts.items():

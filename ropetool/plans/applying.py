@@ -6,9 +6,9 @@ The source is only read; an old value that is no longer there stops everything b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from ropetool import names
@@ -26,7 +26,7 @@ from ropetool.files.gguf import Patch, write_patched
 from ropetool.files.gguf.in_place import Edited
 from ropetool.files.hf import Directory, apply_edits, limits_of, read_object
 from ropetool.files.hf.jsontext import shown
-from ropetool.files.output import Rule, check_output
+from ropetool.files.output import check_output
 from ropetool.files.transaction import transaction
 from ropetool.plans import model_card
 from ropetool.plans.gguf_output import check as check_gguf
@@ -71,14 +71,8 @@ def check_target(plan: Plan, source: Path, target: Path, *, force: bool) -> None
         check_gguf([target], source, force=force)
         return
     checkpoint = HfCheckpoint.open(source)
-    may_replace = _replaceable(_sorted_out(checkpoint.directory)[0], checked_texts(plan, checkpoint))
-    check_output(target, source, force=force, directory=True, may_replace=may_replace)
-
-
-def _replaceable(carried: Iterable[PurePath], edited: Iterable[str]) -> Rule:
-    """Return the rule of what an output of these files may replace."""
-    written = {path.as_posix() for path in carried}
-    return listings.directory_rule({*written, *edited, names.PROVENANCE_JSON, model_card.CARD})
+    checked_texts(plan, checkpoint)
+    check_output(target, source, force=force, directory=True, may_replace=listings.directory_rule(target))
 
 
 def apply(
@@ -110,14 +104,15 @@ def apply(
     edited = checked_texts(plan, checkpoint)
     weights = _checked_weights(plan, checkpoint)
     carried, left = _sorted_out(checkpoint.directory)
-    placed: Counter[str] = Counter()
+    placed: dict[str, str] = {}
     target = Path(target)
     anew = {*edited, *([model_card.CARD] if card is not None else [])}
     unchanged = [path for path in carried if str(path) not in anew]
     steps = _Steps(progress or nobody, checkpoint.path, unchanged)
-    may_replace = _replaceable(carried, edited)
     with (
-        transaction(target, checkpoint.path, force=force, directory=True, may_replace=may_replace) as made,
+        transaction(
+            target, checkpoint.path, force=force, directory=True, may_replace=listings.directory_rule(target)
+        ) as made,
         counted(steps.moved),
     ):
         stage = made.stage(target)
@@ -129,11 +124,11 @@ def apply(
             destination = stage / relative
             destination.parent.mkdir(parents=True, exist_ok=True)
             steps.begin(str(relative))
-            placed[linking.carry(checkpoint.path / relative, destination, copy=copy)] += 1
+            placed[relative.as_posix()] = linking.carry(checkpoint.path / relative, destination, copy=copy)
         for name, text in edited.items():
             (stage / name).write_bytes(text.encode("utf-8"))
         more = [names.PROVENANCE_JSON, *([model_card.CARD] if card is not None else [])]
-        record = _record(plan, checkpoint, listings.of_directory(stage, more))
+        record = _record(plan, checkpoint, listings.of_directory(stage, more, placed))
         provenance.write(record, stage / names.PROVENANCE_JSON)  # as seen from there, for a look at the output
         found = inspection.inspect(stage)
         provenance.write(record, stage / names.PROVENANCE_JSON, target / names.PROVENANCE_JSON)
@@ -143,7 +138,9 @@ def apply(
         steps.end()
     lines = serving_lines(found, str(target))
     beside, notes = () if card is None else (target / model_card.CARD,), tuple(made.notes)
-    return Applied(target, dict(placed), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes)
+    return Applied(
+        target, Counter(placed.values()), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes
+    )
 
 
 class _Steps:
@@ -215,7 +212,7 @@ def _apply_gguf(
     """Write the model's files, the unchanged ones linked."""
     headers = source.files
     files = checked_gguf(plan, source)
-    placed, edited = Counter[str](), list[str]()
+    placed, edited = dict[Path, str](), list[str]()
     steps = _Steps(tell, headers[0].path.parent, [Path(header.path.name) for header in headers])
     with gguf_output(target, headers[0].path, force=force) as made, counted(steps.moved):
         stages = made.stage(len(headers))
@@ -224,17 +221,24 @@ def _apply_gguf(
             if stage not in done.files:
                 steps.begin(header.path.name)
             if stage not in done.files and header is not headers[0]:
-                placed[linking.carry(header.path, stage, copy=copy)] += 1
+                placed[stage] = linking.carry(header.path, stage, copy=copy)
                 continue
             if stage not in done.files:
                 write_patched(header, Patch(), stage)
             edited.append(stage.name)
         beside = _texts_beside(plan, headers[0].path, made.files, command) if sidecars else {}
         steps.end()
-        made.finish(_record(plan, source), beside)
+        made.finish(_record(plan, source), beside, placed)
     lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
     return Applied(
-        made.files[0], dict(placed), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars), made.notes
+        made.files[0],
+        Counter(placed.values()),
+        tuple(edited),
+        (),
+        done.tensors,
+        tuple(lines),
+        tuple(made.sidecars),
+        made.notes,
     )
 
 

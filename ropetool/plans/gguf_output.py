@@ -71,8 +71,7 @@ def check(files: Sequence[Path], source: Path, *, force: bool) -> None:
 
 def rule(files: Sequence[Path]) -> Rule:
     """Return the rule of what may be replaced, for the files of a model and what stands beside them."""
-    beside = [model_card.beside(files[0], name) for name in (model_card.CARD, model_card.MODELFILE)]
-    return listings.files_rule(files, (*files, provenance.beside(files[0]), *beside))
+    return listings.files_rule(files)
 
 
 @dataclass
@@ -111,8 +110,11 @@ class GgufOutput:
         self.staged = [self.transaction.stage(path) for path in self.files]
         return self.staged
 
-    def finish(self, made: Provenance, beside: Mapping[Path, str]) -> None:
-        """Write the record, which lists all, and these texts; what others wrote under such a name stays."""
+    def finish(self, made: Provenance, beside: Mapping[Path, str], placed: Mapping[Path, str] | None = None) -> None:
+        """Write the record, which lists all, and these texts; what others wrote under such a name stays.
+
+        placed: by its staged path, how a file of the source was put there.
+        """
         self.transaction.flush()
         free = self.force or not self.files[0].exists()
         listed = list(self.staged)
@@ -125,8 +127,7 @@ class GgufOutput:
             self.sidecars.append(place)
             listed.append(stage)
         record = provenance.beside(self.files[0])
-        files = listings.of_files(listed, [record.name])
-        made = replace(made, files=files, set_id=listings.set_id(self.staged))
+        made = replace(made, files=listings.of_files(listed, [record.name], placed))
         provenance.write(made, self.transaction.stage(record, force=free), record)
         if self.force:
             for path in listings.leftovers(self.files[0], [record, *self.files, *beside]):

@@ -122,14 +122,15 @@ def kept_record(file: Path, part: GgufHeader, size: int) -> Mapping[str, bytes]:
 def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
     """Return the record of a file with another size of one part of the model, as text that is written.
 
+    Its entry loses the digest: to read the whole file again would take longer than the edit.
     Raises: CorruptFile if the text, which a log may have kept, is no record.
     """
     name = Path(os.path.realpath(part.path)).name
     try:
-        data = {key: value for key, value in json.loads(record).items() if key != provenance.SET}  # over the bytes
+        data = {**json.loads(record)}
         if provenance.FILES in data:
-            listed = data[provenance.FILES]
-            data[provenance.FILES] = [{**one, "size": size} if one["name"] == name else one for one in listed]
+            changed = {"name": name, "size": size}
+            data[provenance.FILES] = [changed if one["name"] == name else one for one in data[provenance.FILES]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CorruptFile(
             f"it keeps a record that is not ropetool's ({error!r})", where=str(edit_log.place(file)),

@@ -37,16 +37,16 @@ def write_copy(
     Raises: OutputError if the target cannot be written; PlanMismatch if the source changes meanwhile.
     """
     headers = edit.source.files
-    placed = Counter[str]()
+    placed: dict[Path, str] = {}
     total = sum(header.file_size for header in headers)
     with gguf_output(target, headers[0].path, force=force) as made, counted_bytes(target.name, total, progress):
         for header, stage in zip(headers, made.stage(len(headers)), strict=True):
             if header is headers[0]:
                 write_patched(header, edit.patch, stage)
             else:
-                placed[linking.carry(header.path, stage, copy=copy)] += 1
-        made.finish(_record(edit), {})
-    return KeyWritten(tuple(made.files), dict(placed), made.notes)
+                placed[stage] = linking.carry(header.path, stage, copy=copy)
+        made.finish(_record(edit), {}, placed)
+    return KeyWritten(tuple(made.files), Counter(placed.values()), made.notes)
 
 
 def write_in_place(edit: KeyEdit, *, copy_if_needed: bool = False, command: str = "") -> Edited:

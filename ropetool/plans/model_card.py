@@ -21,7 +21,7 @@ from ropetool.plans.basis import CURRENT, ORIGINAL
 from ropetool.plans.plan import BAKE, Plan
 from ropetool.rope import methods
 
-CARD, MODELFILE = "README.md", "Modelfile"
+CARD, MODELFILE = names.CARD, "Modelfile"
 START, VERIFICATION, SERVING, END = (
     "<!-- ropetool -->", "<!-- ropetool: verification -->", "<!-- ropetool: serving -->", "<!-- /ropetool -->"
 )  # fmt: skip

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ropetool import names
 from ropetool.checkpoint import edit_log, listings, provenance
 from ropetool.checkpoint.edit_log import LoggedEdit
 from ropetool.errors import OutputError, PlanMismatch
@@ -26,6 +27,8 @@ from ropetool.files.gguf.in_place.guard import held
 from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.splitting import write_file
 from ropetool.plans.in_place import editable, kept_record, resized
+
+_CARD_NOTE = "{} is not compared, because verify writes into it; keep a copy if you edited it"
 
 
 @dataclass(frozen=True)
@@ -175,11 +178,19 @@ def _to_delete(first: Path) -> ToDelete:
         raise PlanMismatch(
             f"is a copy of {made.source}, which {problem}: to delete it may lose what is nowhere else", where=str(first)
         )
-    rule = listings.directory_rule(()) if first.is_dir() else listings.files_rule(shards(first), ())
-    problem = rule(first)
-    if problem:
-        raise PlanMismatch(f"{problem}: to delete it may lose what is nowhere else", where=str(first))
+    files = [first] if first.is_dir() else shards(first)
+    rule = listings.directory_rule(first) if first.is_dir() else listings.files_rule(files)
+    for file in files:
+        problem = rule(file)
+        if problem:
+            raise PlanMismatch(
+                f"{problem}: to delete it may lose what is nowhere else", where=str(file),
+                try_=f"{command('ropetool', 'diff', made.source, first)}, which shows all differences from its source",
+            )  # fmt: skip
     if first.is_dir():
-        return ToDelete(first, made.source, (first,))
-    listed = [first.with_name(entry["name"]) for entry in made.files if os.sep not in entry["name"]]
-    return ToDelete(first, made.source, tuple(each for each in dict.fromkeys([first, *listed]) if each.exists()))
+        card = first / names.CARD
+        return ToDelete(first, made.source, (first,), (_CARD_NOTE.format(card),) if card.is_file() else ())
+    beside = listings.beside(first)
+    unchanged = [path for path, reason in beside.items() if not reason]
+    notes = tuple(f"{path} is not listed: {reason}" for path, reason in beside.items() if reason)
+    return ToDelete(first, made.source, (*files, *unchanged, provenance.beside(first)), notes)

@@ -30,7 +30,9 @@ def restored_json(done: Restored | ToDelete) -> dict[str, Any]:
     """Return what `restore --json` prints."""
     if isinstance(done, ToDelete):
         paths = [str(path) for path in done.paths]
-        return {"schema": SCHEMA, "output": str(done.output), "source": done.source, "delete": paths}
+        return {
+            "schema": SCHEMA, "output": str(done.output), "source": done.source, "delete": paths, "notes": list(done.notes)
+        }  # fmt: skip
     return {
         "schema": SCHEMA, "file": str(done.edited.path), "undone": [entry.to_json() for entry in done.undone],
         "left": done.left, "in_place": in_place_json(done.edited), "notes": list(done.notes),

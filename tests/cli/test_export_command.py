@@ -230,14 +230,14 @@ def test_the_file_says_what_it_was_made_of(extended: Path) -> None:
     assert made is not None
     assert made.export is not None
     assert [check["verdict"] for check in made.export["checks"]] == ["pass"] * 6
-    assert replace(made, files=(), set_id="") == provenance.Provenance(
+    assert replace(made, files=()) == provenance.Provenance(
         str(extended.resolve()), provenance.fingerprint(extended), 256, source.plan,
         {"outtype": "bf16", "encoding": "yarn keys", "checks": made.export["checks"]},
     )  # fmt: skip
     assert made.kind == "export"
     made = provenance.record(ropetool.export("model", "y.gguf", check=False).output)
     assert made is not None
-    assert replace(made, files=(), set_id="") == provenance.Provenance(
+    assert replace(made, files=()) == provenance.Provenance(
         str(Path("model").resolve()), provenance.fingerprint(Path("model")), 256, {},
         {"outtype": "bf16", "encoding": "base frequency"},
     )  # fmt: skip
