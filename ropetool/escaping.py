@@ -98,3 +98,22 @@ def _read(part: str) -> str:
         raw += plain.encode("utf-8", "surrogateescape")
         raw += bytes([int(octal, 8)]) if octal else _BYTES.get(one, one.encode())
     return raw.decode("utf-8", "surrogateescape")
+
+
+# --- numbers in options: ASCII digits without blanks or the underscores of Python
+_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|nan)")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+
+
+def read_number(text: str) -> float:
+    """Return the number that a text like 4, 0.5 or 1e6 spells. Raises: ValueError."""
+    if not _NUMBER.fullmatch(text):
+        raise ValueError(f"{text!r} is not a number")
+    return float(text)
+
+
+def read_whole(text: str) -> int:
+    """Return the whole number that a text like 32768 spells. Raises: ValueError."""
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)

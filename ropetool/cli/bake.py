@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import Name, check_in_place, in_place, list_value, written_beside
+from ropetool.cli.options import NUMBER, Name, check_in_place, in_place, list_value, written_beside
 from ropetool.errors import ConfigError
+from ropetool.escaping import read_whole
 
 MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
 
@@ -26,7 +27,7 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
     help="Where a factor goes. Default: k; softmax-scale: norm, MLA's query latent, where there is one, else q.",
 )
 @click.option("--gain", "gains", metavar="LIST|FILE", help="pair-gain: a number for each rotary pair, as a JSON list.")
-@click.option("--multiplier", type=float, help="score: what the whole score is multiplied by.")
+@click.option("--multiplier", type=NUMBER, help="score: what the whole score is multiplied by.")
 @click.option(
     "--to", default="", metavar="half|interleaved|llama", help="layout: the order of the channels. rearch: llama."
 )
@@ -135,7 +136,7 @@ def _pairs(text: str) -> tuple[int, ...]:
     try:
         for part in filter(None, text.split(",")):
             first, _, last = part.partition("-")
-            start, end = int(first), int(last or first) + 1
+            start, end = read_whole(first), read_whole(last or first) + 1
             if start >= end:
                 raise ValueError
             if len(found) + end - start > MAX_PAIRS:

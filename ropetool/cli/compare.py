@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import GRADE, Factor, Length, Lengths, check_new, for_runtimes, write_new
+from ropetool.cli.options import GRADE, WHOLE, Factor, Length, Lengths, check_new, for_runtimes, write_new
 from ropetool.cli.wording import in_own_words
 
 if TYPE_CHECKING:
@@ -82,9 +82,9 @@ class Factors(Factor):
     "--measure", "measures", multiple=True, metavar="NAME", help="As for `ropetool verify`; repeat for several."
 )
 @GRADE
-@click.option("--segments", type=int, help="How many passages are scored at each length, 8 or more.")
-@click.option("--trials", type=int, help="How many trials of retrieval there are at each depth.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
+@click.option("--segments", type=WHOLE, help="How many passages are scored at each length, 8 or more.")
+@click.option("--trials", type=WHOLE, help="How many trials of retrieval there are at each depth.")
+@click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
 @click.option(

@@ -16,6 +16,7 @@ from ropetool.cli.options import (
     AS,
     GRADE,
     METHOD,
+    NUMBER,
     Factor,
     Length,
     check_in_place,
@@ -27,7 +28,7 @@ from ropetool.cli.options import (
 )
 from ropetool.cli.wording import in_own_words
 from ropetool.errors import UnknownParameter
-from ropetool.escaping import command, word
+from ropetool.escaping import command, read_number, word
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
@@ -44,7 +45,7 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
     help="A method; see `ropetool methods`. Default: the one that `ropetool advise` names; auto measures which is best.",
 )  # fmt: skip
 @click.option(
-    "--budget", type=float, metavar="MINUTES",
+    "--budget", type=NUMBER, metavar="MINUTES",
     help="With --method auto: where that is yarn, tune for so long, and take what is surely better.",
 )  # fmt: skip
 @click.option(
@@ -79,9 +80,9 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
     type=click.Choice(["rotary", "score"]),
     help="What the method's factor multiplies where only a part of a head rotates. Default: what runtimes do.",
 )
-@click.option("--beta-fast", type=float, help="yarn, ntk-by-parts: turns above which a pair is kept.")
-@click.option("--beta-slow", type=float, help="yarn, ntk-by-parts: turns below which a pair is divided.")
-@click.option("--rope-theta", type=float, help="abf: the new base.")
+@click.option("--beta-fast", type=NUMBER, help="yarn, ntk-by-parts: turns above which a pair is kept.")
+@click.option("--beta-slow", type=NUMBER, help="yarn, ntk-by-parts: turns below which a pair is divided.")
+@click.option("--rope-theta", type=NUMBER, help="abf: the new base.")
 @click.option(
     "--original-length", type=Length(None), help="The length before any scaling, where the file states none or another."
 )
@@ -377,6 +378,6 @@ def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> 
 
 def _number_or_name(value: str) -> str | float:
     try:
-        return float(value)
+        return read_number(value)
     except ValueError:
         return value

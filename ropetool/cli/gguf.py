@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show
-from ropetool.cli.options import check_in_place, in_place
+from ropetool.cli.options import WHOLE, check_in_place, in_place
 from ropetool.errors import CorruptFile
+from ropetool.escaping import read_number
 
 if TYPE_CHECKING:
     from ropetool.files.gguf import GgufHeader
@@ -92,7 +93,7 @@ class _Valued(click.Command):
 
 def _is_number(word: str) -> bool:
     try:
-        float(word)
+        read_number(word)
     except ValueError:
         return False
     return True
@@ -226,7 +227,7 @@ def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bo
 @gguf_command.command("split")
 @click.argument("source", metavar="FILE", type=click.Path())
 @click.option("--max-size", metavar="SIZE", help="At most so many bytes of tensors a file: 2G, 500M; G is 10^9.")
-@click.option("--max-tensors", metavar="N", type=int, help="At most so many tensors a file.")
+@click.option("--max-tensors", metavar="N", type=WHOLE, help="At most so many tensors a file.")
 @click.option(
     "-o",
     "--output",

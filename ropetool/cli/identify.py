@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ropetool.cli import local_source, notes, print_json, show
-from ropetool.cli.options import Lengths
+from ropetool.cli.options import Lengths, WholeRange
 from ropetool.errors import ConfigError
 from ropetool.escaping import word
 
@@ -39,9 +39,7 @@ UNNAMED = 3
 )
 @click.option("--prompts-out", type=click.Path(), metavar="FILE", help="Write prompts for --logprobs, and ask nobody.")
 @click.option("--length", type=Lengths(), metavar="N", help="Tokens of the longest prompt. Default: what both take.")
-@click.option(
-    "--prompts", "count", type=click.IntRange(12, 400), default=24, show_default=True, help="How many prompts."
-)
+@click.option("--prompts", "count", type=WholeRange(12, 400), default=24, show_default=True, help="How many prompts.")
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where the reference computes."
 )

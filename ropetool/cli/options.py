@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
+from click.types import FloatParamType, IntParamType
 
 from ropetool.errors import ConfigError, OutputError
+from ropetool.escaping import read_number, read_whole
 
 LONGEST = 2**31  # tokens
 LIST_FILE_BYTES = 4 << 20
@@ -36,13 +38,46 @@ def tokens(text: str) -> int:
     """Return the length that a text like 32768, 32k or 1M states. Raises: ValueError."""
     from fractions import Fraction
 
-    found = _LENGTH.fullmatch(text.strip())
+    found = _LENGTH.fullmatch(text.strip(" "))
     length = Fraction(found[1]) * UNITS[found[2].lower()] if found else None
     if length is None or length.denominator != 1:
         raise ValueError(
             f"{text!r} is not a length in tokens; write 32768, 32k or 1M, where k is 1024 and M 1024 x 1024"
         )
     return int(length)
+
+
+class Whole(IntParamType):
+    """A whole number in ASCII digits: Python's own reader takes 1_024, and the digits of any script."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        try:
+            return read_whole(value) if isinstance(value, str) else super().convert(value, param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is not a valid integer.", param, ctx)
+
+
+class WholeRange(click.IntRange):
+    """A whole number in ASCII digits, within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        return super().convert(WHOLE.convert(value, param, ctx), param, ctx)
+
+
+class Number(FloatParamType):
+    """A number in ASCII digits, as 4, 0.5 or 1e6."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number."""
+        try:
+            return read_number(value) if isinstance(value, str) else super().convert(value, param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is not a valid float.", param, ctx)
+
+
+WHOLE, NUMBER = Whole(), Number()
 
 
 class Length(_Type):
@@ -85,7 +120,7 @@ class Factor(_Type):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number."""
         try:
-            return float(value.strip().lower().removesuffix("x") if isinstance(value, str) else value)
+            return read_number(value.strip(" ").lower().removesuffix("x")) if isinstance(value, str) else float(value)
         except ValueError:
             self.fail(f"{value!r} is not a factor; write 4 or 4x", param, ctx)
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ropetool.cli import command_line, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import SPACE, Length, check_new, for_runtimes, write_new
+from ropetool.cli.options import NUMBER, SPACE, WHOLE, Length, check_new, for_runtimes, write_new
 from ropetool.cli.wording import in_own_words
 
 PLAN_OUT = "--plan-out"
@@ -24,10 +24,10 @@ PLAN_OUT = "--plan-out"
     help="What is varied: attention-factor, yarn, ramp, pairs, critical-dim; in the weights pair-gain, head-gain, head-band-gain.",
 )  # fmt: skip
 @click.option(
-    "--budget", type=float, metavar="MINUTES", help="How long to search and judge, about. Default: 10 minutes."
+    "--budget", type=NUMBER, metavar="MINUTES", help="How long to search and judge, about. Default: 10 minutes."
 )
 @click.option(
-    "--max-regression", type=float, metavar="X",
+    "--max-regression", type=NUMBER, metavar="X",
     help="The perplexity within the trained length may be X times the source's. Default: 1.1, or what yarn costs where that is "
     "more.",
 )  # fmt: skip
@@ -42,7 +42,7 @@ PLAN_OUT = "--plan-out"
 )  # fmt: skip
 @click.option("--plan-out", type=click.Path(), help="Default: SOURCE-tuned-N-SPACE.json beside SOURCE.")
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Which documents are searched on, and which points."
+    "--seed", type=WHOLE, default=0, show_default=True, help="Which documents are searched on, and which points."
 )
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import GRADE, Lengths
+from ropetool.cli.options import GRADE, NUMBER, WHOLE, Lengths
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="Gate what lm-evaluation-harness logged of both models in DIR; without logs there, print the commands that make them.",
 )  # fmt: skip
 @click.option(
-    "--trained-length", type=int, metavar="N",
+    "--trained-length", type=WHOLE, metavar="N",
     help="What the model was trained on before any extension. Default: as the record or the baseline says.",
 )  # fmt: skip
 @click.option(
@@ -93,19 +93,21 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="Gone; --grade.",
 )  # fmt: skip
 @click.option(
-    "--max-kl", type=float,
+    "--max-kl", type=NUMBER,
     help="Nats a token allowed with --against. Default: 1e-4, or by the unextended pair for quantised files.",
 )  # fmt: skip
 @click.option("--require-useful", is_flag=True, help="Fail where the longer context does not beat truncation.")
 @click.option(
-    "--segments", type=int, help="How many passages are scored at each length, 8 or more. Default: the suite's."
+    "--segments", type=WHOLE, help="How many passages are scored at each length, 8 or more. Default: the suite's."
 )
 @click.option(
-    "--budget", type=float, metavar="MINUTES",
+    "--budget", type=NUMBER, metavar="MINUTES",
     help="Score more passages in a second stage where the first leaves the verdict undecided, for so long in all.",
 )  # fmt: skip
-@click.option("--trials", type=int, help="How many trials of retrieval there are at each depth. Default: the suite's.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Which passages.")
+@click.option(
+    "--trials", type=WHOLE, help="How many trials of retrieval there are at each depth. Default: the suite's."
+)
+@click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
     help="Where to compute; map spreads the layers over all devices.",
@@ -134,10 +136,10 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     "transformers, and llama.cpp for GGUF files.",
 )  # fmt: skip
 @click.option(
-    "--tensor-parallel-size", type=int, metavar="N", help="With --runner vllm: over how many devices a layer goes."
+    "--tensor-parallel-size", type=WHOLE, metavar="N", help="With --runner vllm: over how many devices a layer goes."
 )
 @click.option(
-    "--pipeline-parallel-size", type=int, metavar="N", help="With --runner vllm: into how many stages layers go."
+    "--pipeline-parallel-size", type=WHOLE, metavar="N", help="With --runner vllm: into how many stages layers go."
 )
 @click.option(
     "--score-prompts", is_flag=True,

@@ -84,6 +84,8 @@ def _number(type_: ValueType, text: str) -> Any:
     """Return the number that a text states, or the text itself, which the type then refuses by its own sentence."""
     if type_ is ValueType.BOOL:
         return _WORDS.get(text.lower(), text)
+    if "_" in text or not text.isascii() or text != text.strip():  # which Python takes, and nobody else
+        return text
     try:
         return float(text) if type_ in (ValueType.F32, ValueType.F64) else int(text, 0)
     except ValueError:

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from ropetool.errors import UnknownMethod, UnknownParameter, did_you_mean
-from ropetool.escaping import command
+from ropetool.escaping import command, read_number, read_whole
 from ropetool.rope.formulas import Source
 from ropetool.rope.methods.base import PRESETS, Derived, Goal
 
@@ -68,11 +68,11 @@ def _typed(where: str, hint: Any, value: Any) -> Any:
         if kind is bool:
             return {"true": True, "false": False}[str(value).lower()]
         if kind is float:
-            return float(value)
+            return read_number(value) if isinstance(value, str) else float(value)
         if kind is int:
             if isinstance(value, float) and value != int(value):
                 raise ValueError
-            return int(value)
+            return read_whole(value) if isinstance(value, str) else int(value)
         if kind is str:
             return str(value)
         if isinstance(value, str):  # its characters would pass for a list of digits

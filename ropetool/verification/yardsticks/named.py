@@ -145,7 +145,9 @@ def kept_as(name: str, trained: int) -> str:
 
 def _numbers(spec: str, inside: str, kind: Kind) -> tuple[int, ...]:
     given = [part.strip() for part in inside.split(",")] if inside.strip() else []
-    if len(given) != len(kind.parameters) or not all(part.isdecimal() and int(part) for part in given):
+    if len(given) != len(kind.parameters) or not all(
+        part.isascii() and part.isdecimal() and int(part) for part in given
+    ):
         takes = " and ".join(kind.parameters) if kind.parameters else "no parameters"
         raise ConfigError(
             f"{spec.strip()!r}: it takes {takes}{', whole numbers of at least 1' if kind.parameters else ''}",
