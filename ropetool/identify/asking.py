@@ -199,10 +199,12 @@ def _growth(
         own = dtype == asked.dtype
         with closing(reference if own else _reference(checkpoint, listed[0], replace(asked, dtype=dtype))) as run:
             behind = np.stack([run.log_probs(listed[best], ids, [1])[0] for ids in singles])
-            rows = [
-                one.log_probs[best] if own else run.log_probs(listed[best], one.ids, [len(one.ids)])[0]
-                for one in chosen
-            ]
+            asked_for = [one.ids for one in chosen]
+            rows = (
+                [one.log_probs[best] for one in chosen]
+                if own
+                else prompts.behind(run, listed[best], asked_for, prompts.texts_of(asked_for))
+            )
         reference.close()
         found.append((behind, np.stack(rows)))
     (ours, behind_ours), (theirs, behind_theirs) = found

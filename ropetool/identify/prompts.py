@@ -57,11 +57,38 @@ def known(
     reference: Reference, hypotheses: Sequence[Hypothesis], prompts: Sequence[Sequence[int]], tell: Tell
 ) -> list[Prompt]:
     """Return prompts that were chosen before, with what each hypothesis finds likely behind them."""
-    found = []
-    for number, ids in enumerate(prompts):
-        rows = [reference.log_probs(one, ids, [len(ids)])[0] for one in hypotheses]
-        found.append(Prompt(tuple(ids), np.stack(rows)))
-        tell("the reference with each table", number + 1, len(prompts))
+    rows: list[list[Array]] = [[] for _ in prompts]
+    texts = texts_of(prompts)
+    for number, one in enumerate(hypotheses):
+        for row, found in zip(rows, behind(reference, one, prompts, texts), strict=True):
+            row.append(found)
+        tell("the reference with each table", number + 1, len(hypotheses))
+    return [Prompt(tuple(ids), np.stack(row)) for ids, row in zip(prompts, rows, strict=True)]
+
+
+def texts_of(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the numbers of the prompts that begin one text, for each text; the first of them is the whole text."""
+    texts: list[list[int]] = []
+    for number in sorted(range(len(prompts)), key=lambda at: -len(prompts[at])):
+        ids = list(prompts[number])
+        own = next((text for text in texts if list(prompts[text[0]][: len(ids)]) == ids), None)
+        if own is None:
+            texts.append([number])
+        else:
+            own.append(number)
+    return texts
+
+
+def behind(
+    reference: Reference, hypothesis: Hypothesis, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+) -> list[Array]:
+    """Return what a hypothesis finds likely behind each prompt, by one pass over each text and table."""
+    found: list[Array] = [np.zeros(0)] * len(prompts)
+    for numbers in texts:
+        ends = [len(prompts[number]) for number in numbers]
+        rows = reference.log_probs(hypothesis, prompts[numbers[0]], ends)
+        for number, row in zip(numbers, rows, strict=True):
+            found[number] = row
     return found
 
 

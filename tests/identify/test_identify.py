@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ropetool.identify.reference import Reference
 from ropetool.servers.base import Answer
 from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
+from ropetool.verification.runners.torch_runner import TorchRunner
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 LENGTH = 700  # tokens: beyond the 256 that it was trained on
@@ -95,6 +97,37 @@ def chosen(checkpoint: Path) -> list[prompts.Prompt]:
         patch.setattr(prompts, "choose", keep)
         prepare(HfCheckpoint.open(checkpoint), ASKED)
     return kept
+
+
+def test_prompts_of_one_text_take_one_pass(
+    checkpoint: Path, chosen: list[prompts.Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = HfCheckpoint.open(checkpoint)
+    listed = hypotheses(opened)
+    passes: list[int] = []
+    real = TorchRunner.logits
+
+    def counted(runner: TorchRunner, ids: Sequence[int]) -> Any:
+        passes.append(len(ids))
+        return real(runner, ids)
+
+    with closing(Reference(opened, listed[0].rope, device="cpu", dtype="float32")) as reference:
+        computed = [one for one in listed if reference.computes(one)][:4]
+        given = [prompt.ids for prompt in chosen]
+        wanted = [[reference.log_probs(one, ids, [len(ids)])[0] for one in computed] for ids in given]
+        monkeypatch.setattr(TorchRunner, "logits", counted)
+        found = prompts.known(reference, computed, given, lambda *_: None)
+    texts = {ids[:32] for ids in given}
+    assert len(given) > 2 * len(texts)
+    assert len(passes) == len(texts) * len(computed)
+    for prompt, ids, rows in zip(found, given, wanted, strict=True):
+        assert prompt.ids == ids
+        np.testing.assert_allclose(prompt.log_probs, rows, atol=1e-4)
+
+
+def test_prompts_are_gathered_by_the_text_that_they_begin() -> None:
+    assert prompts.texts_of([(1, 2), (3,), (1, 2, 3, 4), (1,), (3, 4), (1, 2, 3, 5)]) == [[2, 0, 3], [5], [4, 1]]
+    assert prompts.texts_of([]) == []
 
 
 @pytest.fixture
