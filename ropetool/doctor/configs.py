@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
@@ -14,7 +15,8 @@ from ropetool.doctor.findings import ERROR, NOTE, WARNING, Finding
 from ropetool.doctor.remedies import fixed, stating
 from ropetool.errors import RopetoolError
 from ropetool.files.hf.jsontext import shown
-from ropetool.rope.tables import is_number
+from ropetool.rope.tables import LayerRope, is_number
+from ropetool.runtimes.hf_formulas import mscale_of
 
 # Not read by a rope type, and yet no mistakes: they concern images, temperatures, or other readers.
 BESIDE = frozenset({
@@ -106,25 +108,38 @@ def _misspelt(place: str, key: str, known: Iterable[str], near: float) -> Findin
 def mscale_pair(case: Case) -> Iterator[Finding]:
     if case.hf is None or case.found is None or case.found.family is None or case.rope is None:
         return
-    for kind, entry in case.rope.entries.items():
-        one, other = (entry.params.get(key) for key in (names.MSCALE, names.MSCALE_ALL_DIM))
-        if (
-            entry.table is None
-            or entry.params.get(names.ATTENTION_FACTOR) is not None
-            or one == other
-            or not (one or other)
-        ):
+    for layer_type, entry in case.rope.entries.items():
+        settled = entry.params.get(names.ATTENTION_FACTOR) is not None or case.found.family.norm_after
+        if entry.table is None or entry.rope_type != "yarn" or settled:  # no other type reads the two keys
             continue
-        where = f"{kind}: " if len(case.rope.entries) > 1 else ""
-        factor = f"the attention factor is {entry.attention_factor:.6g}"
-        if one and other:
-            said = f"{where}mscale {one:g} and mscale_all_dim {other:g} differ, so {factor} and not 1"
-            yield Finding("mscale-pair", NOTE, said, key=names.MSCALE)
-        else:
-            alone, missing = (names.MSCALE, names.MSCALE_ALL_DIM) if one else (names.MSCALE_ALL_DIM, names.MSCALE)
-            said = f"{where}{alone} stands without {missing}, so the ratio of the two is not taken and {factor}"
-            step = f"state both, or {names.ATTENTION_FACTOR} {entry.attention_factor:.6g} if that is meant"
-            yield Finding("mscale-pair", WARNING, said, step, alone)
+        where = f"{layer_type}: " if len(case.rope.entries) > 1 else ""
+        if (finding := _mscales(entry, where)) is not None:
+            yield finding
+
+
+def _mscales(entry: LayerRope, where: str) -> Finding | None:
+    """Return what is odd about the two multipliers of one yarn table, None if nothing is."""
+    mscale, all_dim = (entry.params.get(key) for key in (names.MSCALE, names.MSCALE_ALL_DIM))
+    computed = entry.attention_factor
+    if mscale and all_dim and mscale != all_dim:
+        text = f"{where}mscale {mscale:g} and mscale_all_dim {all_dim:g} differ: the attention factor is {computed:.6g}, not 1"
+        return Finding("mscale-pair", NOTE, text, key=names.MSCALE)
+    if (mscale is None) == (all_dim is None):
+        return None
+    factor = entry.factor or 1.0
+    # The defaults of DeepSeek's own code, which takes the ratio whether or not both keys are there.
+    ratio = mscale_of(factor, 1.0 if mscale is None else mscale) / mscale_of(factor, all_dim or 0.0)
+    if math.isclose(ratio, computed, rel_tol=1e-6):
+        return None
+    present, missing = names.MSCALE, names.MSCALE_ALL_DIM
+    if mscale is None:
+        present, missing = missing, present
+    text = (
+        f"{where}{present} is set without {missing}: transformers ignores it, so the attention factor is {computed:.6g}; "
+        f"DeepSeek's own code computes {ratio:.6g}"
+    )
+    step = f"set {names.ATTENTION_FACTOR} to {computed:.6g} to keep this table, or to {ratio:.6g} if the model was trained so"
+    return Finding("mscale-pair", WARNING, text, step, present)
 
 
 def tokenizer_limit(case: Case) -> Iterator[Finding]:

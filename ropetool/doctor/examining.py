@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from ropetool import runtimes
 from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, SEVERITIES, WARNING, Finding, Rule
-from ropetool.doctor.opening import Place, opened, places
-from ropetool.doctor.rules import UNREADABLE, chosen
+from ropetool.doctor.opening import UNREADABLE, Place, opened, places
+from ropetool.doctor.rules import chosen
 from ropetool.errors import NotACheckpoint, RopetoolError
 
 FOUND_ERRORS, NOT_READ = 3, 1  # exit codes

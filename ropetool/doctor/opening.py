@@ -16,9 +16,12 @@ from ropetool.doctor.findings import ERROR, NOTE, Finding
 from ropetool.doctor.gguf_types import retyped
 from ropetool.doctor.sources import source_of
 from ropetool.errors import AmbiguousRope, ConfigError, NotACheckpoint, RopetoolError, UnknownFamily
+from ropetool.escaping import escaped
+from ropetool.files import lfs
 from ropetool.files.hub import hub_id
 from ropetool.runtimes.inspection import inspect_checkpoint, inspect_opened
 
+UNREADABLE = "unreadable"  # most of it is found before there is anything that a rule could look at
 MAX_DEPTH, MAX_FOLDERS, MAX_FOUND = 12, 20_000, 5_000
 
 
@@ -118,6 +121,13 @@ def opened(place: Place, source: Case | None = None, wanted: frozenset[str] = fr
 
 
 # --- rules about what stands against it
+
+
+def pointers(case: Case) -> Iterator[Finding]:
+    """Yield the files of a checkpoint whose content a clone without Git LFS did not fetch."""
+    if case.hf is not None and case.hf.files is not None and case.hf.path.is_dir():
+        for name in lfs.pointers(case.hf.path):
+            yield Finding(UNREADABLE, ERROR, f"{escaped(name)} {lfs.refusal('', 'file itself').message}", lfs.TRY)
 
 
 def invalid(case: Case) -> Iterator[Finding]:

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 
 from ropetool.doctor import configs, gguf_keys, gguf_types, lengths, sources
 from ropetool.doctor.findings import ERROR, NOTE, WARNING, Rule
-from ropetool.doctor.opening import ambiguous, invalid, stops, unknown
+from ropetool.doctor.opening import UNREADABLE, ambiguous, invalid, pointers, stops, unknown
 from ropetool.doctor.readings import of_readings
 from ropetool.errors import UnknownName, did_you_mean
 
 HF, GGUF = "hf", "gguf"
 BOTH = (HF, GGUF)
-UNREADABLE = "unreadable"  # found before there is anything that a rule could look at
 
 
 def _of_readings(name: str, severity: str, summary: str, why: str) -> Rule:
@@ -21,8 +20,8 @@ def _of_readings(name: str, severity: str, summary: str, why: str) -> Rule:
 
 RULES = (
     Rule(
-        UNREADABLE, ERROR, "a file that cannot be read as a checkpoint",
-        "No runtime loads it, or what it loads is not what the files say.", BOTH, lambda case: iter(()),
+        UNREADABLE, ERROR, "a file that cannot be read as a checkpoint, or a Git LFS pointer in place of a file",
+        "No runtime loads it, or what it loads is not what the files say.", BOTH, pointers,
     ),
     Rule(
         "invalid-value", ERROR, "a value that no rotation follows from",
@@ -127,8 +126,8 @@ RULES = (
         "It multiplies the stated context by the factor, or stops at the length before scaling.",
     ),
     Rule(
-        "mscale-pair", WARNING, "mscale without mscale_all_dim, or the other way round",
-        "transformers uses the two only together: a lone one changes nothing in the ratio. A note where both are there and differ.",
+        "mscale-pair", WARNING, "YaRN with only one of mscale and mscale_all_dim, which changes the attention factor",
+        "transformers reads the two only together, and DeepSeek's code reads each. A note if both are set and differ.",
         (HF,), configs.mscale_pair,
     ),
     Rule(

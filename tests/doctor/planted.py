@@ -79,6 +79,20 @@ def _bos_of_another_type(folder: Path) -> Path:
     return folder / "model.gguf"
 
 
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'ab' * 32}\nsize 4368439584\n"
+
+
+def _pointers(folder: Path) -> Path:
+    model = hf("llama")(folder)
+    (model / "model.safetensors").write_text(POINTER)
+    return model
+
+
+def _pointer(folder: Path) -> Path:
+    (folder / "model.gguf").write_text(POINTER)
+    return folder / "model.gguf"
+
+
 def _cut(folder: Path) -> Path:
     path = gguf_making.model(folder / "model.gguf")
     path.write_bytes(path.read_bytes()[:400])
@@ -130,7 +144,7 @@ def _beside_its_source(keys: dict[str, Any], **config: Any) -> Callable[[Path], 
 
 Plant = tuple[Callable[[Path], Path], str]  # what writes it, and the rules that what follows from it is a case of
 HF: dict[str, list[Plant]] = {
-    "unreadable": [(_text("{"), ""), (_text("[1]"), "")],
+    "unreadable": [(_text("{"), ""), (_text("[1]"), ""), (_pointers, "")],
     "invalid-value": [
         (_flat_where_it_is_nested, ""),
         (scaled("llama", **{**YARN, "factor": -4.0}), ""),
@@ -161,14 +175,17 @@ HF: dict[str, list[Plant]] = {
         (scaled("llama", 512, rope_type="yarn", factor=4.0), "other-table context-length"),
     ],
     "context-length": [(scaled("llama", rope_type="linear", factor=4.0), "")],
-    "mscale-pair": [(scaled("llama", **YARN, mscale=0.7), "attention-factor")],
+    "mscale-pair": [
+        (scaled("llama", **YARN, mscale=0.7), "attention-factor"),
+        (scaled("llama", **YARN, mscale_all_dim=1.0), "attention-factor"),
+    ],
     "unread-key": [(scaled("llama", **YARN, beta_fats=16.0), ""), (hf("llama", rope_thetta=1e6), "")],
     "tokenizer-limit": [(_with_tokenizer, "")],
     "runtime-stops": [(_without_head_dim, "")],
     "unknown-family": [(hf("llama", model_type="llamma"), "")],
 }
 GGUF: dict[str, list[Plant]] = {
-    "unreadable": [(_cut, "")],
+    "unreadable": [(_cut, ""), (_pointer, "")],
     "invalid-value": [(tiny(rope__freq_base=0.5), "")],
     "key-type": [(tiny(rope__freq_base=(FLOAT64, 10000.0)), ""), (tiny(context_length=(UINT64, 512)), ""), (_bos_of_another_type, "")],
     "not-loaded": [(tiny(rope__scaling__type="llama3"), ""), (tiny("qwen2", np.ones(32)), "")],

@@ -172,6 +172,49 @@ def test_a_missing_shard_is_a_finding(tmp_path: Path) -> None:
     assert found_in(tmp_path) == {"unreadable"}
 
 
+def test_git_lfs_pointers_are_named_with_the_command_that_fetches_them(tmp_path: Path) -> None:
+    model, alone = planted._pointers(tmp_path), planted._pointer(tmp_path)
+    (model / "tokenizer.json").write_text(planted.POINTER)
+    findings = {(finding.sentence, finding.fix) for finding in examine([str(model), str(alone)]).findings}
+    assert findings == {
+        ("is a Git LFS pointer, not the weights", "git lfs pull"),
+        ("model.safetensors is a Git LFS pointer, not the file itself", "git lfs pull"),
+        ("tokenizer.json is a Git LFS pointer, not the file itself", "git lfs pull"),
+    }
+    done = run("extend", alone, "--method", "yarn", "--factor", "2", "-o", tmp_path / "out")
+    assert (done.code, done.err) == (1, f"Error: {alone}: is a Git LFS pointer, not the weights\nTry: git lfs pull\n")
+
+
+# The right answers are of transformers' _compute_yarn_parameters, which alone reads the two keys.
+NO_PAIR = {
+    "linear": {"rope_type": "linear", "factor": 4.0, "mscale": 0.7},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0, "mscale": 0.7},
+    "llama3": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 512, "mscale": 0.7,
+    },
+    "both set, as in Devstral 2": {**planted.YARN, "mscale": 1.0, "mscale_all_dim": 0.0},
+    "both set and equal": {**planted.YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+    "a lone mscale of 1, which every reader takes for the default": {**planted.YARN, "mscale": 1.0},
+    "an attention factor besides": {**planted.YARN, "mscale": 0.7, "attention_factor": 1.1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_PAIR)
+def test_mscale_is_no_finding_unless_it_changes_the_factor(name: str, tmp_path: Path) -> None:
+    model = planted.scaled("llama", **NO_PAIR[name])(tmp_path)
+    assert found_in(model, only=["mscale-pair"]) == set()
+
+
+def test_the_factor_of_a_lone_mscale_is_stated_both_ways(tmp_path: Path) -> None:
+    (finding,) = examine([str(plant("hf", "mscale-pair", 0, tmp_path)[0])], only=["mscale-pair"]).findings
+    assert (finding.severity, finding.sentence) == (
+        WARNING,
+        "mscale is set without mscale_all_dim: transformers ignores it, so the attention factor is 1.13863; DeepSeek's own "
+        "code computes 1.09704",
+    )  # 0.1 ln 4 + 1, and 0.07 ln 4 + 1
+
+
 def test_exit_codes(tmp_path: Path) -> None:
     good = write_config(tmp_path / "good", configs.config("llama", "v4"))
     bad, _ = plant("hf", "config-style", 0, tmp_path)

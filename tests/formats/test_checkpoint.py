@@ -220,14 +220,25 @@ def test_what_the_system_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "shard", ["../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors", ".."]
-)
+    "shard",
+    [
+        "../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "a\\b.safetensors", "..", "./a/b.safetensors",
+        "./../x.safetensors", "a/../x.safetensors", ".//etc/x.safetensors",
+    ],
+)  # fmt: skip
 def test_a_shard_outside_the_directory_is_refused(shard: str, tmp_path: Path) -> None:
     save_file({"a": np.zeros(1)}, tmp_path / "x.safetensors")
     path = sharded(tmp_path / "m", {"a": SHARDS[0], "c": shard})
     error = refused(path)
     assert (type(error), error.where) == (CorruptFile, str(path / INDEX))
     assert error.message == f"'c' is said to be in {shard!r}; shards are .safetensors files of the same directory"
+
+
+def test_a_shard_may_be_named_from_the_directory_itself(tmp_path: Path) -> None:
+    path = sharded(tmp_path / "m", {"a": f"./{SHARDS[0]}", "b": f"././{SHARDS[0]}", "c": f"./{SHARDS[1]}"})
+    found = open_directory(path)
+    assert found.index == {"a": SHARDS[0], "b": SHARDS[0], "c": SHARDS[1]}
+    assert [set(header.tensors) for header in headers(found)] == [{"a", "b"}, {"c"}]
 
 
 def test_a_config_of_another_name_is_given_a_directory(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Knows which files belong together, not what a key of the config means.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO
 from ropetool import names
 from ropetool.errors import CorruptFile, MissingFile, NotACheckpoint
 from ropetool.escaping import word
-from ropetool.files import parts
+from ropetool.files import lfs, parts
 from ropetool.files.hf.jsontext import LARGE, SMALL, Limits, parse_object
 from ropetool.files.hf.members import Members
 from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS, Header, read_header
@@ -22,6 +23,7 @@ from ropetool.files.regular import open_regular, read_regular
 
 SUFFIX = ".safetensors"
 SINGLE_FILE = "model.safetensors"
+_SAME_FOLDER = re.compile(r"^(?:\./)+(?=[^/\\]+$)")
 MAX_INDEX = MAX_HEADER  # bytes; it has a line of the same length for each tensor
 
 
@@ -112,8 +114,11 @@ def read_object(path: Path, limits: Limits | None = None) -> tuple[str, dict[str
     """
     where = str(path)
     limits = limits or limits_of(path.name)
+    raw = read_regular(path, limits.chars)
+    if lfs.is_pointer(raw, len(raw)):
+        raise lfs.refusal(where, "file itself")
     try:
-        text = read_regular(path, limits.chars).decode("utf-8")
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CorruptFile(f"is not UTF-8: {error.reason} at byte {error.start}", where=where) from None
     if not text.strip():
@@ -161,7 +166,7 @@ def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
         raise CorruptFile(f"is {size:,} bytes long; at most {MAX_INDEX:,} are read", where=where)
     no_map = CorruptFile("has no weight_map of tensor names to file names", where=where)
     found: dict[str, str] = {}
-    shards: dict[str, str] = {}  # one object for all tensors of a shard
+    shards: dict[str, str] = {}  # by its name in the index: the file's own, one object for all tensors of a shard
     text = Members(file, size, where, "")
     for tensor, shard in text.members_of("weight_map"):
         if not isinstance(shard, str):
@@ -170,7 +175,9 @@ def _weight_map(file: BinaryIO, where: str) -> dict[str, str]:
             raise CorruptFile(f"names the key {tensor!r} twice in one object", where=where)
         if len(found) == MAX_TENSORS:
             raise CorruptFile(f"lists more than {MAX_TENSORS:,} tensors, more than a checkpoint may have", where=where)
-        found[tensor] = shards.setdefault(shard, shard)
+        if shard not in shards:
+            shards[shard] = _SAME_FOLDER.sub("", shard)
+        found[tensor] = shards[shard]
     text.end()
     if not found:
         raise no_map

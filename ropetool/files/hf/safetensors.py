@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ropetool.errors import CheckpointError, CorruptFile
+from ropetool.files import lfs
 from ropetool.files.hf.jsontext import shown, uncollected
 from ropetool.files.hf.members import Members
 from ropetool.files.regular import open_regular
@@ -126,8 +127,8 @@ def _read(file: BinaryIO, path: Path, most: int) -> Header:
 
 
 def _header_length(prefix: bytes, size: int, where: str) -> int:
-    if prefix == b"version " and size < 1024:
-        raise CorruptFile("is a Git LFS pointer, not the weights", where=where, try_="git lfs pull")
+    if lfs.is_pointer(prefix, size):
+        raise lfs.refusal(where)
     if len(prefix) < _PREFIX:
         raise CorruptFile(
             f"is {size} bytes long; a safetensors file begins with the 8-byte length of its header", where=where
