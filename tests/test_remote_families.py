@@ -183,13 +183,41 @@ def test_a_type_that_is_not_read_says_why(name: str, tmp_path: Path) -> None:
     ("name", "key"), [(name, key) for name in families.remote() for key in families.get(name).needed]
 )
 def test_a_config_that_is_not_described_says_why(name: str, key: str, tmp_path: Path) -> None:
-    other = {"type": "linear", "factor": 2.0} if key == "rope_scaling" else 7
-    source = write_config(tmp_path / "m", {**config(name), key: other})
+    outer, _, inner = key.partition(".")
+    other: Any = [2.0] if inner else 7
+    source = write_config(tmp_path / "m", {**config(name), outer: {inner: other, "type": "linear"} if inner else other})
     why = families.get(name).needed[key].why
     reading = next(each for each in inspection.inspect(source).readings if each.name == "transformers")
     assert reading.refuses == f"{key} is {shown(other)}: {why}"
     with pytest.raises(InvalidRope, match=re.escape(why)):
         ropetool.plan(source, "ntk", factor=2)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_a_scaling_that_all_releases_that_run_read_alike_is_read(key: str, tmp_path: Path) -> None:
+    """openbmb/MiniCPM-2B-128k; modeling_minicpm.py of MiniCPM reads type, that of MiniCPM4 rope_type."""
+    stated = config("minicpm", rope_scaling={key: "dynamic", "factor": 4.0})
+    source = write_config(tmp_path / "m", stated)
+    found = entry(source)
+    assert (found.rope_type, found.factor) == ("dynamic", 4.0)
+    assert found.table is not None
+    assert np.allclose(found.table.at(4096).inv_freq, plain("minicpm"))
+    stretched = BASE * (4 * 16384 / 4096 - 3) ** (128 / 126)  # _set_cos_sin_cache of both
+    assert np.allclose(found.table.at(16384).inv_freq, plain("minicpm", stretched))
+    plan = ropetool.plan(source, "linear", factor=2, reading="original")
+    output = ropetool.apply(plan, source, tmp_path / "out").output
+    assert config_of(output)["rope_scaling"] == {key: "linear", "factor": 2.0}
+
+
+def test_no_scaling_is_written_whose_type_releases_read_by_different_keys(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", config("minicpm"))
+    for method in ("linear", "dynamic", "yarn"):
+        with pytest.raises(LossyExport, match="type in MiniCPM 1 and 2 and rope_type in MiniCPM4"):
+            ropetool.plan(source, method, factor=2)
+    assert ropetool.plan(source, "ntk", factor=2).edits
+    yarn = config("minicpm", rope_scaling={"type": "yarn", "factor": 4.0})
+    reading = inspection.inspect(write_config(tmp_path / "yarn", yarn)).readings[0]
+    assert (reading.known, "takes only default and linear and dynamic" in reading.refuses) == (True, True)
 
 
 @pytest.mark.parametrize("stated", [True, False, None])

@@ -53,6 +53,12 @@ def section(config: Mapping[str, Any], family: Family, where: str) -> Mapping[st
     return result
 
 
+def scaling_of(part: Mapping[str, Any]) -> Any:
+    """Return rope_scaling, or None for false, 0, "" and []: transformers 5 takes each of them for no scaling."""
+    scaling = part.get(names.ROPE_SCALING)
+    return scaling if scaling or isinstance(scaling, Mapping) else None
+
+
 def theta_keys(family: Family) -> tuple[str, str]:
     """Return the keys of the base in the older style: of the full-attention layers, and of sliding ones with their own."""
     if family.in_v4 or not family.nested:
@@ -75,7 +81,7 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
     part = section(config, family, where)
     config_numbers.check_sizes(part, family, context_key(part, family), where)
     layer_lists.check(part, family, where)
-    parameters, scaling = part.get(names.ROPE_PARAMETERS), part.get(names.ROPE_SCALING)
+    parameters, scaling = part.get(names.ROPE_PARAMETERS), scaling_of(part)
     if family.default_rope_keys and parameters is None and scaling is None and not part.get(family.rope_theta_key):
         stated = {family.rope_group(kind): keys for kind, keys in family.default_rope_keys.items()}
         defaults = stated if family.nested else family.default_rope_keys[names.FULL_ATTENTION]
@@ -93,12 +99,10 @@ def read(config: Mapping[str, Any], family: Family, where: str) -> FileRope:
 
 
 def _read_v4(part: Mapping[str, Any], family: Family, where: str) -> dict[str, RopeKeys]:
-    scaling = part.get(names.ROPE_SCALING)
+    scaling = scaling_of(part)
     outer, local_key = theta_keys(family)
     theta = config_numbers.base(part.get(outer), f"{where}: {outer}")
-    unread = family.rope_scaling_reaches == () and not isinstance(
-        scaling, Mapping
-    )  # as rnd1's, which is published as false
+    unread = family.rope_scaling_reaches == () and not isinstance(scaling, Mapping)
     keys = _keys({} if scaling is None or unread else scaling, f"{where}: rope_scaling")
     if any(isinstance(value, Mapping) for value in keys.params.values()):
         raise InvalidRope("it is nested, and rope_scaling is read flat", where=f"{where}: rope_scaling")

@@ -32,7 +32,8 @@ class TrainedLength:
 class Needed:
     """A key of the config without which what a family's file says of positions does not hold.
 
-    values: those with which it does; null: the key may be absent. why: what the code does under another one, in words.
+    Keys that lead to one have dots between. values: those with which it does; null: the key may be absent. why: what the
+    code does under another one, in words.
     """
 
     values: tuple[Any, ...]
@@ -118,6 +119,8 @@ class Family:
     rope keys that state none, where it is another than that of a config without them. rope_scaling_reaches: the kinds of
     layer that a rope_scaling changes: none, or `stops` where the class does; None: as most do, all of a flat family and
     the full-attention layers of another. scaling_defaults: what the class adds to a rope_scaling of type yarn.
+    scaling_by_release: why no scaling is written into a config without one: releases of the remote code read its type by
+    different keys. All releases that run a scaling that is there read the same.
     mscale_keys: the rope keys that every scaled type must state, the factors on cos and sin up to the length before scaling
     and beyond it, in place of the type's own; the table is then that of the shorter texts for all.
     shadows_type: a rope_type that is there by default shadows the `type` of an older rope_scaling. local_theta_key: the same of
@@ -125,6 +128,7 @@ class Family:
     context_key, window_key: where the context and the window are stated; chunked: the
     window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
     rope_type_names: what the class makes of a name that no other knows.
+    no_scaling_stops: values of rope_scaling that most classes take for no scaling, and at which this class stops.
     default_rope_type: what it assumes without any rope keys. stretch_key: the rope key by whose number alone `dynamic`
     stretches the base, by NTK's formula and once for all lengths.
     rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
@@ -181,7 +185,9 @@ class Family:
     rope_theta_key: str = "rope_theta"
     base_of_stated_keys: dict[str, float] = dataclasses.field(default_factory=dict)
     rope_scaling_reaches: tuple[str, ...] | None = None
+    no_scaling_stops: tuple[Any, ...] = ()
     mscale_keys: tuple[str, ...] = ()
+    scaling_by_release: str = ""
     scaling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     shadows_type: bool = False
     local_theta_key: str = "rope_local_base_freq"
@@ -271,9 +277,12 @@ class Family:
 
     def not_described(self, config: Mapping[str, Any]) -> str:
         """Return which key of a config is other than all that is said here takes for granted, in words; empty for none."""
-        for key, needed in self.needed.items():
-            if config.get(key) not in needed.values:
-                return f"{key} is {shown(config.get(key))}: {needed.why}"
+        for place, needed in self.needed.items():
+            value: Any = config
+            for key in place.split("."):
+                value = value.get(key) if isinstance(value, Mapping) else None
+            if value not in needed.values:
+                return f"{place} is {shown(value)}: {needed.why}"
         return ""
 
     def rope_group(self, layer_type: str) -> str:

@@ -132,7 +132,11 @@ def _odd(record: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]
 
     theirs: this package's names of the kinds of layer, by the class's.
     """
-    found = {key: record[key] for key in ("not_null", "rotary_dim_key", "shadows_type", "mscale_keys") if key in record}
+    found = {
+        key: record[key]
+        for key in ("not_null", "rotary_dim_key", "shadows_type", "mscale_keys", "no_scaling_stops")
+        if key in record
+    }
     found["mrope"] = bool(record.get("mrope_section"))
     null = ["computed"] if record.get("null_head_dim_computed") else []
     if record.get("stated_null_head_dim") == "stops yarn":

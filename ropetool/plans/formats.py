@@ -169,7 +169,11 @@ class HfFormat:
         return cls(checkpoint, config_style or present)
 
     def read(self, runtime: str, edits: Sequence[FileEdit] = ()) -> Decoded:
-        return decoded(runtime, self.checkpoint.edited(edits))
+        edited = self.checkpoint.edited(edits)
+        reason = self.checkpoint.family.scaling_by_release
+        if reason and style.scaling_of(edited.section) and not style.scaling_of(self.checkpoint.section):
+            return Decoded(runtime, None, reason, known=False)
+        return decoded(runtime, edited)
 
     @property
     def trained_length(self) -> tuple[TrainedLength, ...]:

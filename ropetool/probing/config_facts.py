@@ -376,6 +376,7 @@ def _stretch_key(maker: Maker) -> dict[str, Any]:
     return {"stretch_key": STRETCH} if maker.changed(base, rope_parameters=stretched, head_dim=128) else {}
 
 
+NO_SCALING: tuple[Any, ...] = (False, 0, "", [])  # what transformers 5 takes for no scaling in most classes, as null
 NULLABLE = ("head_dim", "num_key_value_heads", "sliding_window", "rope_theta", "partial_rotary_factor")
 
 
@@ -393,6 +394,8 @@ def _unusual(maker: Maker, base: Tables, known: Mapping[str, Any]) -> dict[str, 
         scaled := _scaled_labels(maker, base, mscales=known.get("mscale_keys", ()))
     ) != [ONE]:
         found["rope_scaling_reaches"] = scaled
+    if stopping := [value for value in NO_SCALING if _stops_at_scaling(maker, value)]:
+        found["no_scaling_stops"] = stopping
     if known["layer_types"] and _scaled_labels(maker, base, "rope_type") != _scaled_labels(maker, base, "type"):
         found["shadows_type"] = True
     try:
@@ -420,6 +423,20 @@ def _forbids_null(maker: Maker, key: str) -> bool:
         maker.config(**{key: None})
     except Exception as error:  # noqa: BLE001 - told from others by its name
         return "FieldValidation" in type(error).__name__
+    return False
+
+
+def _stops_at_scaling(maker: Maker, scaling: Any) -> bool:
+    """Return whether a class stops at this rope_scaling beside no rope parameters, and not at null."""
+    none = {"rope_parameters": None} if "rope_parameters" in maker.small else {}
+    try:
+        maker.config(**none, rope_scaling=None)
+    except Exception:  # noqa: BLE001 - then null stops it too, and the value says nothing
+        return False
+    try:
+        maker.config(**none, rope_scaling=scaling)
+    except Exception:  # noqa: BLE001 - classes stop with any error, which is the fact
+        return True
     return False
 
 

@@ -13,6 +13,7 @@ from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import engines
 from ropetool.families.engines import Exllamav3
+from ropetool.files.hf.jsontext import shown
 from ropetool.rope.formulas import with_share
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, Temperature, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -103,8 +104,13 @@ def _inside(near: Mapping[str, Any], base: float) -> dict[str, Any]:
 
 
 def _keys(part: Mapping[str, Any], default_base: float) -> dict[str, Any]:
-    """Return the scaling keys with the type under rope_type and the base."""
+    """Return the scaling keys with the type under rope_type and the base.
+
+    Raises: Refuses where the keys are not an object.
+    """
     found: Mapping[str, Any] = next((part[key] for key in (SCALING, PARAMETERS) if part.get(key) is not None), {})
+    if not isinstance(found, Mapping):
+        raise Refuses(f"TypeError: {SCALING} {shown(found)} is not an object")
     inner = part.get(PARAMETERS) or {}
     bases = (part.get(names.ROPE_THETA), inner.get(names.ROPE_THETA))
     theta: Any = next((base for base in bases if is_number(base)), default_base)

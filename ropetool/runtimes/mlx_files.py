@@ -13,6 +13,7 @@ from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import engines
 from ropetool.families.engines import MlxFile, MlxReading
+from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes.base import NotKnown, Refuses
@@ -99,6 +100,8 @@ def _keys(part: Keys, reading: MlxReading, facts: MlxFile) -> dict[str, Any]:
 def _scaling(part: Keys, reading: MlxReading, facts: MlxFile) -> Keys:
     for place, outcomes in reading.places.items():
         found = at(part, place)
+        if found is not None and not isinstance(found, Mapping):
+            raise NotKnown(f"what {facts.file} makes of {shown(found)} in {place}")
         if not found:
             if outcomes.get("absent") == "stops" or (outcomes.get("absent") == "named" and place not in part):
                 raise Refuses(f"AttributeError: {facts.file} needs {place} in the config")

@@ -12,6 +12,7 @@ from typing import Any
 from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import MlxLm
+from ropetool.files.hf.jsontext import shown
 from ropetool.rope.formulas import dynamic_table, with_share
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
@@ -71,7 +72,12 @@ def _stated(part: Mapping[str, Any], model: MlxLm, first: str) -> tuple[float, M
     theta = found.get(THETA, model.base)
     if theta is None:
         raise Refuses("TypeError: the base is null")
-    return float(theta), found.get(SCALING) if model.scaling else None
+    scaling = found.get(SCALING) if model.scaling else None
+    if model.formula == "phi3":
+        scaling = scaling or None
+    elif scaling is not None and not isinstance(scaling, Mapping):
+        raise Refuses(f"AttributeError: {SCALING} {shown(scaling)} is not an object")
+    return float(theta), scaling
 
 
 def _layer(

@@ -12,6 +12,7 @@ from ropetool import names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
+from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import hf_formulas as formulas
 from ropetool.runtimes.base import NotKnown, Refuses
@@ -20,6 +21,7 @@ NAME = "transformers-v4"
 FORMATS = ("hf",)
 VERSIONS = "4.57.6"
 SUMMARY = "Hugging Face transformers 4.57: reads rope_theta and rope_scaling, ignores rope_parameters"
+UNCHECKED = ("mistral", "mixtral")  # whose config classes do not look at rope_scaling
 
 
 def decode(view: HfCheckpoint) -> RopeSet:
@@ -33,7 +35,10 @@ def decode(view: HfCheckpoint) -> RopeSet:
     part = style.section(view.config, family, view.where)
     context = part.get(names.MAX_POSITION_EMBEDDINGS, family.default_max_position_embeddings)
     theta = part.get(family.rope_theta_key, family.v4_default_rope_theta)
-    scaling = part.get(names.ROPE_SCALING) or {}
+    stated = part.get(names.ROPE_SCALING)
+    if stated is not None and not isinstance(stated, Mapping) and family.model_type not in UNCHECKED:
+        raise Refuses(f"the class stops at a rope_scaling of {shown(stated)}, which is not an object")
+    scaling = stated or {}
     entries = {names.FULL_ATTENTION: _entry(part, family, names.FULL_ATTENTION, scaling, theta, context)}
     if names.SLIDING_ATTENTION in family.layer_types:
         local = theta

@@ -62,6 +62,10 @@ AS_THE_PROGRAM: dict[str, dict[str, Any]] = {
     "mscale_all_dim without a factor": {**DEEPSEEK, "rope_scaling": {"type": "default", "mscale_all_dim": 1.0}},
     "another gpt_neox's word": {**LLAMA, **LONGER, "rotary_pct": 0.5, "rope_scaling": YARN},
     "all of a partial rotation": {**LLAMA, **LONGER, "partial_rotary_factor": 1.0, "rope_scaling": YARN},
+    **{
+        f"a rope_scaling of {value!r} in {family}": {**configs.config(family, "v4"), "rope_scaling": value}
+        for family in ("llama", "mistral", "gemma3_text", "olmo3", "deepseek_v3") for value in (False, 0, "", [])
+    },
 }  # fmt: skip
 
 
