@@ -103,9 +103,9 @@ def compare(
         raise ConfigError(
             "a yardstick of this comparison has the same name", where=f"--plan {name}", try_="rename the plan"
         )
-    documents = documents_of(texts, max(wanted))
-    chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
     notes: list[str] = []
+    documents = documents_of(texts, max(wanted), notes)
+    chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
     runner = Open(False, {})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
     assert isinstance(runner, TorchRunner)
     assert found.rope is not None

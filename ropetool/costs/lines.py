@@ -200,7 +200,7 @@ def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, leng
         if isinstance(checkpoint, HfCheckpoint) and not any((checkpoint.path / name).is_file() for name in TOKENIZERS):
             raise RopetoolError("there is no tokenizer beside the config, and the rows are chosen among its tokens")
         planned = planned_rows(
-            reader_of(checkpoint), documents_of((), length), default_lengths(trained, length), trained,
+            reader_of(checkpoint), documents_of((), length, []), default_lengths(trained, length), trained,
             [suites.SUITES[name] for name in SUITES], Limits(),
         )  # fmt: skip
     except RopetoolError as error:

@@ -38,6 +38,7 @@ from ropetool.verification.gate import NOTHING_BEYOND, Limits
 from ropetool.verification.journal import JournaledRunner, kept_journal
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.near_copies import independent
 from ropetool.verification.readback.claimed import Exporter, Terms
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.reading import harness_check
@@ -137,7 +138,7 @@ def verify_checkpoint(
     trained = terms.trained_length or trained
     looks = ((checkpoint, found), (original, before))
     asked = list(lengths) if lengths is not None else default_lengths(trained, max(trained, context))
-    documents = documents_of(texts, max(asked, default=0))
+    documents = documents_of(texts, max(asked, default=0), notes)
     loads = (
         None
         if engine is None
@@ -221,11 +222,16 @@ def verify_checkpoint(
     return result
 
 
-def documents_of(texts: Sequence[str | Path], longest: int) -> list[Document]:
-    """Return the documents that are named, or those of the package for this longest length. Raises: ConfigError."""
+def documents_of(texts: Sequence[str | Path], longest: int, notes: list[str]) -> list[Document]:
+    """Return the independent documents of these texts, or those of the package for this longest length.
+
+    notes: get what counts as one document. Raises: ConfigError.
+    """
     if not texts:
         return default_documents(longest)
-    return catalogue.of_their_kinds(read_documents([Path(text) for text in texts]))
+    documents, said = independent(read_documents([Path(text) for text in texts]))
+    notes += said
+    return catalogue.of_their_kinds(documents)
 
 
 def lm_eval_lines(

@@ -107,7 +107,7 @@ def verify_served(
     if cut:
         notes.append(cut)
         context = min(context, max(asked))
-    documents = documents_of(texts, max(asked))
+    documents = documents_of(texts, max(asked), notes)
     checks = [
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
         *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),

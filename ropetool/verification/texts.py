@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ropetool.errors import CheckpointError, ConfigError
-from ropetool.escaping import command
+from ropetool.escaping import command, word
 from ropetool.files.regular import open_regular
 
 EMBEDDED = Path(__file__).parent.parent / "demo" / "text"
@@ -145,11 +145,14 @@ def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
 
 
 def _split(path: Path, packed: str, limit: int) -> str:
-    """Return the commands that cut a file into smaller ones of the same kind."""
+    """Return the commands that cut a file into smaller ones, and which of these to give."""
     program = {".gz": "gunzip", ".xz": "unxz"}.get(packed)
     unpack = f"{command(program, '--keep', path)} && " if program else ""
     plain = path.with_suffix("") if packed else path
-    return unpack + command("split", f"--line-bytes={limit // 2}", f"--additional-suffix={plain.suffix}", plain)
+    split = unpack + command("split", f"--line-bytes={limit // 2}", f"--additional-suffix={plain.suffix}", plain)
+    if plain.suffix.lower() == ".jsonl":
+        return split
+    return f"{split}, and give {word(f'xaa{plain.suffix}')} only: all pieces of a text count as one document"
 
 
 def _unpacked(file: BinaryIO, packed: str) -> BinaryIO:

@@ -97,8 +97,8 @@ def tune(
     planner = Planner(checkpoint, found.rope, target_length, reading, tuple(for_runtimes))
     trained = planner.default.trained_length
     ground = planner.opened(chosen)
-    documents = documents_of(texts, target_length)
     notes: list[str] = []
+    documents = documents_of(texts, target_length, notes)
     runner = Open(False, {})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
     assert isinstance(runner, TorchRunner)
     tell = progress or nobody

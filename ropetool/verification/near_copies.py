@@ -1,0 +1,147 @@
+"""Texts that are not independent of each other: pieces of one text, and near copies. Each group counts as one document.
+
+Knows words; nothing of tokens or models.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.verification.texts import MAX_BYTES, Document
+
+SHINGLE = 50  # words
+SHARED = 0.5  # of the shingles of the shorter text, above which two texts are near copies
+MOST_SHINGLES = 2_000_000  # of all texts together; of more words, an even part is compared
+CHARACTERS = 5  # of a word, about
+NEIGHBOURS = 8  # texts with the same shingle that are paired with each other
+FACTOR = 0x9E3779B97F4A7C15  # an odd number, of the hash
+MOST_NAMED = 3
+WORD = re.compile(r"\w+")
+PIECE = re.compile(r"(.*?)([a-z]{2}|(?<=^x)\d{2})((?:\.[^.]*)*)", re.DOTALL)  # as `split` names its output
+FIRST = ("aa", "00")
+Shingles = npt.NDArray[np.uint64]
+
+
+def independent(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
+    """Return the documents that count as independent, and notes on those that do not.
+
+    The pieces that `split` makes of a text are joined, up to the limit of a document. Of near copies the longest one stays.
+    """
+    joined, notes = [], []
+    for pieces in _runs(documents):
+        sizes = np.cumsum([len(piece.text.encode()) for piece in pieces])
+        count = max(1, int((sizes <= MAX_BYTES).sum()))
+        joined.append(replace(pieces[0], text="".join(piece.text for piece in pieces[:count])))
+        if len(pieces) > 1:
+            rest = f"; the last {len(pieces) - count} are left out, because a document has at most {MAX_BYTES} bytes"
+            notes.append(
+                f"{pieces[0].name} to {pieces[-1].name} are pieces of one text, as `split` names them, and count as one "
+                f"document{rest if count < len(pieces) else ''}"
+            )
+    original = _originals(joined)
+    copies = [f"{joined[i].name} of {joined[o].name}" for i, o in enumerate(original) if i != o]
+    if copies:
+        more = f" and {len(copies) - MOST_NAMED} more" if len(copies) > MOST_NAMED else ""
+        notes.append(
+            f"near copies count as one document and are left out: {', '.join(copies[:MOST_NAMED])}{more}; they share more than "
+            f"half of their {SHINGLE}-word sequences"
+        )
+    return [document for i, document in enumerate(joined) if original[i] == i], notes
+
+
+def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    """Yield the documents one by one, or together where their names are those of pieces in order, from the first one on."""
+    run: list[Document] = []
+    for document in documents:
+        if run and not _follows(run[-1].name, document.name):
+            yield run
+            run = []
+        run.append(document)
+        first = PIECE.fullmatch(run[0].name)
+        if first is None or first[2] not in FIRST:
+            yield run
+            run = []
+    if run:
+        yield run
+
+
+def _follows(earlier: str, later: str) -> bool:
+    """Return whether a name is the next one that `split` gives."""
+    one, other = PIECE.fullmatch(earlier), PIECE.fullmatch(later)
+    if one is None or other is None or (one[1], one[3]) != (other[1], other[3]) or len(one[2]) != len(other[2]):
+        return False
+    return _number(other[2]) == _number(one[2]) + 1
+
+
+def _number(letters: str) -> int:
+    return int(letters) if letters.isdecimal() else 26 * ord(letters[0]) + ord(letters[1])
+
+
+def _originals(documents: Sequence[Document]) -> list[int]:
+    """Return for each document the longest one of its group of near copies, itself where it has none."""
+    sets = _shingle_sets([document.text for document in documents])
+    group = list(range(len(documents)))
+
+    def root(index: int) -> int:
+        while group[index] != index:
+            group[index] = group[group[index]]
+            index = group[index]
+        return index
+
+    for one, other, shared in _pairs(sets):
+        if shared > SHARED * min(len(sets[one]), len(sets[other])):
+            group[root(one)] = root(other)
+    longest: dict[int, int] = {}
+    for index, document in enumerate(documents):
+        best = longest.setdefault(root(index), index)
+        if len(document.text) > len(documents[best].text):
+            longest[root(index)] = index
+    return [longest[root(index)] for index in range(len(documents))]
+
+
+def _shingle_sets(texts: Sequence[str]) -> list[Shingles]:
+    """Return hashes of the sequences of words of each text, all of them or the same even part of all texts."""
+    step = np.uint64(1 + sum(map(len, texts)) // CHARACTERS // MOST_SHINGLES)
+    return [np.unique(found[found % step == 0]) for found in map(_shingles, texts)]
+
+
+def _shingles(text: str) -> Shingles:
+    """Return a hash of each sequence of `SHINGLE` words, of all words for a shorter text."""
+    words = (match[0] for match in WORD.finditer(text.lower()))
+    total = np.fromiter((zlib.crc32(word.encode()) for word in words), dtype=np.uint64)
+    count = len(total)
+    size, done, width = min(SHINGLE, count), 0, 1
+    found = np.zeros(count - size + 1, dtype=np.uint64)
+    while width <= size:  # by doubling: the hash of 2 n words is that of n, and of the n behind them
+        factor = np.uint64(pow(FACTOR, width, 2**64))
+        if size & width:
+            found = found * factor + total[done : done + count - size + 1]
+            done += width
+        total = total[: len(total) - width] * factor + total[width:]
+        width *= 2
+    mixed: Shingles = found ^ (found >> np.uint64(29))  # low bits of a product follow low bits alone
+    return mixed
+
+
+def _pairs(sets: Sequence[Shingles]) -> Iterator[tuple[int, int, int]]:
+    """Yield pairs of texts with the number of shingles that both have.
+
+    Of a shingle that many texts have, each text is paired with the `NEIGHBOURS` behind it, which joins all near copies.
+    """
+    if not sets:
+        return
+    hashes = np.concatenate(sets)
+    owners = np.repeat(np.arange(len(sets), dtype=np.int64), [len(found) for found in sets])
+    order = np.argsort(hashes, kind="stable")
+    hashes, owners = hashes[order], owners[order]
+    for distance in range(1, min(NEIGHBOURS, len(sets) - 1) + 1):
+        same = hashes[:-distance] == hashes[distance:]
+        codes = owners[:-distance][same] * len(sets) + owners[distance:][same]
+        for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
+            yield int(code) // len(sets), int(code) % len(sets), int(count)
