@@ -239,27 +239,28 @@ def _own_baseline(target: Checkpoint, url: str) -> str:
 def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:
     """Return the lengths that the server takes, what is to be said of those left out, and of one that is cut.
 
-    Of a length that is all its context room is left for the answer.
+    A length that leaves less room for an answer than the server needs is cut to one that leaves enough.
     Raises: ConfigError for lengths that were asked for and are too long, or where none is left.
     """
     limit = server.limits.context
     asked = list(lengths) if lengths is not None else doubled
-    kept = [length for length in asked if limit is None or length <= limit]
-    if kept != asked and (lengths is not None or not kept):
+    taken = [length for length in asked if limit is None or length <= limit]
+    if taken != asked and (lengths is not None or not taken):
         raise ConfigError(
             f"the server takes {limit} tokens",
             where="--lengths",
-            try_=f"a server that is started with {asked[-1]} or more",
+            try_=f"a server that is started with {max(asked)} or more",
         )
+    longest = server.limits.prompt
+    kept = list(dict.fromkeys(length if longest is None else min(length, longest) for length in taken))
     cut = ""
-    if kept[-1] == limit:
-        kept[-1] -= server.limits.room
-        cut = f"{kept[-1]} of {limit} tokens are measured: the server needs room for an answer"
-    if len(kept) == len(asked):
+    if longest is not None and max(taken) > longest:
+        cut = f"{longest} of {limit} tokens are measured: the server needs room for an answer"
+    if len(taken) == len(asked):
         return kept, "", cut
     return (
         kept,
-        f"the server takes {limit} tokens, and {asked[-1]} are stated: what it does beyond was not measured",
+        f"the server takes {limit} tokens, and {max(asked)} are stated: what it does beyond was not measured",
         cut,
     )
 

@@ -716,6 +716,20 @@ def test_a_context_is_filled_but_for_the_answer(
     assert max(map(len, asked)) in (63 - room, 64 - room)
 
 
+@pytest.mark.parametrize("lengths", [[32, 63], [62, 63, 64], [60]], ids=str)
+@pytest.mark.parametrize(("kind", "room"), [("vllm", 1), ("llama-server", 2), ("sglang", None)])
+def test_lengths_just_below_the_context_leave_room_too(
+    kind: str, room: int | None, lengths: list[int], tiny: Path, serve: Callable[..., Served]
+) -> None:
+    made = serve(kind, context=64)
+    with serving(made) as url:
+        room = 64 - (open_server(Http(url)).limits.prompt or 0) if room is None else room
+        found = verified(tiny, url, lengths=lengths, measures=["last-segment", "retrieval"])
+    assert {entry.length for entry in found.lengths} == {min(length, 64 - room) for length in lengths}
+    asked = [body.get("prompt", body.get("input_ids", [])) for _, body in made.asked]
+    assert max(len(prompt) for prompt in asked if isinstance(prompt, list)) <= 64 - room
+
+
 @pytest.mark.parametrize("kind", ["llama-server", "sglang", "vllm", "ollama", "openai"])
 def test_a_name_that_is_not_served_is_refused(kind: str, serve: Callable[..., Served]) -> None:
     with serving(serve(kind)) as url, pytest.raises(ConfigError, match="does not serve 'nonsense'"):
