@@ -9,13 +9,14 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ropetool import names
 from ropetool.checkpoint.gguf_edits import plain_value
 from ropetool.errors import ConfigError, CorruptFile
+from ropetool.escaping import command
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_vector
 from ropetool.files.hf import ABSENT, read_optional_object
 from ropetool.files.hf.jsontext import LARGE
@@ -72,45 +73,72 @@ class LoggedEdit:
         return cls(str(data["command"]), str(data["way"]), int(data["size"]), keys, tensors, text)
 
 
+@dataclass(frozen=True)
+class EditLog:
+    """The edits in place of a file.
+
+    edits: the last one last. complete: whether the log has every edit since it began; versions before 0.1.0 dropped the
+    first ones of a long log without saying so.
+    """
+
+    edits: tuple[LoggedEdit, ...] = ()
+    complete: bool = True
+
+    def and_then(self, edit: LoggedEdit) -> EditLog:
+        """Return the log with one more edit."""
+        return replace(self, edits=(*self.edits, edit))
+
+    def without_last(self, count: int) -> EditLog:
+        """Return the log without its last edits."""
+        return replace(self, edits=self.edits[: len(self.edits) - count])
+
+
 def place(file: Path) -> Path:
     """Return where the log of a file stands."""
     return file.with_name(f"{file.name}.{names.EDITS_JSON}")
 
 
-def read(file: Path) -> tuple[LoggedEdit, ...]:
-    """Return the edits in place of a file, the last one last; none where there is no log.
+def read(file: Path) -> EditLog:
+    """Return the log of a file, empty if there is none.
 
     Raises: CorruptFile if it is not what ropetool writes.
     """
     path = place(file)
     found = read_optional_object(path, LARGE)
     if found is None:
-        return ()
+        return EditLog()
     try:
-        return tuple(map(LoggedEdit.from_json, found[1]["edits"]))
+        return EditLog(tuple(map(LoggedEdit.from_json, found[1]["edits"])), found[1].get("complete") is True)
     except (KeyError, TypeError, ValueError, AttributeError, binascii.Error) as error:
         raise CorruptFile(
             f"it is not a log of edits of ropetool ({error!r})", where=str(path), try_="move it away, then run again"
         ) from None
 
 
-def text(edits: Sequence[LoggedEdit]) -> bytes:
-    """Return the content of a log; of one that would be too long to be read, without its first edits.
-
-    Raises: ConfigError if the last edit alone is too long for a log.
-    """
+def text(log: EditLog) -> bytes:
+    """Return the content of a log."""
     from ropetool import __version__
 
-    listed = [edit.to_json() for edit in edits]
-    for first in range(max(1, len(listed))):
-        data = {"schema": SCHEMA, "ropetool": __version__, "edits": listed[first:]}
-        found = f"{json.dumps(data, indent=2)}\n".encode("ascii")
-        if len(found) <= LARGE.chars:
-            return found
+    data = {"schema": SCHEMA, "ropetool": __version__, **({"complete": True} if log.complete else {})}
+    data["edits"] = [edit.to_json() for edit in log.edits]
+    return f"{json.dumps(data, indent=2)}\n".encode("ascii")
+
+
+def check_room(log: EditLog, edit: LoggedEdit, file: Path) -> None:
+    """Return if the log of a file has room for one more edit, before the edit is made.
+
+    Raises: ConfigError: an edit that the log cannot keep could not be undone, nor could those before it.
+    """
+    longest = replace(edit, way="x" * 20, size=2**63)
+    nbytes = len(text(log.and_then(longest)))
+    if nbytes <= LARGE.chars:
+        return
+    before = f" after {len(log.edits)} earlier edits" if log.edits else ""
+    undo = f", or {command('ropetool', 'restore', file)} to undo the last edit first" if log.edits else ""
     raise ConfigError(
-        f"the edit takes {len(found):,} bytes in the log, which keeps at most {LARGE.chars:,}; it could not be undone",
-        try_="give -o to write a copy",
-    )
+        f"the log of edits would have {nbytes:,} bytes{before}, and can have {LARGE.chars:,}: the edit could not be undone",
+        where=str(file), try_=f"-o FILE to write a copy{undo}",
+    )  # fmt: skip
 
 
 def _value_json(value: Value | None) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ropetool.checkpoint import edit_log, provenance
-from ropetool.checkpoint.edit_log import LoggedEdit
+from ropetool.checkpoint.edit_log import EditLog, LoggedEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.provenance import Provenance
@@ -52,7 +52,9 @@ def apply_in_place(plan: Plan, source: str | Path, *, copy_if_needed: bool = Fal
 def way_of(plan: Plan, source: str | Path, *, copy_if_needed: bool = False) -> Edited:
     """Return how `apply_in_place` would change the file; nothing is written. Raises: what apply_in_place raises."""
     checkpoint = _checkpoint(plan, source)
-    return way_in_place(checkpoint.files, patch_of(plan.edits), copy_if_needed=copy_if_needed)
+    patch = patch_of(plan.edits)
+    _to_log(Path(os.path.realpath(checkpoint.path)), checkpoint.files, patch, "", with_record=True)
+    return way_in_place(checkpoint.files, patch, copy_if_needed=copy_if_needed)
 
 
 def editable(path: str | Path) -> tuple[GgufHeader, ...]:
@@ -81,17 +83,25 @@ def edit_model(
     part = edited_part(headers, patch)[0]
     if made is not None:
         provenance.read(real)
-    before, entry = edit_log.read(real), LoggedEdit.of(headers, patch, command)
-    entry = entry if made is None else replace(entry, record=_record_text(real))
+    log, entry = _to_log(real, headers, patch, command, with_record=made is not None)
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
-        log = edit_log.text((*before, replace(entry, way=way, size=size)))
         return {
-            edit_log.place(real).name: log,
+            edit_log.place(real).name: edit_log.text(log.and_then(replace(entry, way=way, size=size))),
             **(_made_record(real, made, part, size) if made is not None else kept_record(real, part, size)),
         }
 
     return edit_in_place(headers, patch, copy_if_needed=copy_if_needed, beside=beside)
+
+
+def _to_log(
+    file: Path, headers: Sequence[GgufHeader], patch: Patch, command: str, *, with_record: bool
+) -> tuple[EditLog, LoggedEdit]:
+    """Return the log of a file, and what is going to be added to it. Raises: ConfigError if there is no room for it."""
+    log, entry = edit_log.read(file), LoggedEdit.of(headers, patch, command)
+    entry = replace(entry, record=_record_text(file)) if with_record else entry
+    edit_log.check_room(log, entry, file)
+    return log, entry
 
 
 def _record_text(file: Path) -> str:

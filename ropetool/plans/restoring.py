@@ -28,21 +28,30 @@ from ropetool.files.gguf.in_place.planning import COPY
 from ropetool.files.gguf.splitting import write_file
 from ropetool.plans.in_place import editable, kept_record, resized
 
+_INCOMPLETE = (
+    "an earlier version of ropetool wrote the log, and dropped the first edits of a long log: those cannot be undone, so the "
+    "file may differ from the original; compare it with the original by ropetool diff"
+)
 _CARD_NOTE = "{} is not compared, because verify writes into it; keep a copy if you edited it"
 
 
 @dataclass(frozen=True)
 class Restored:
-    """Edits that were undone: the last ones of the log, the last first, and how that got into the file."""
+    """Edits that were undone.
+
+    edited: how the file was changed. undone: the entries of the log, the last edit first. left: the number of entries
+    that the log still has. complete: whether the log had every edit since the first.
+    """
 
     edited: Edited
     undone: tuple[LoggedEdit, ...]
     left: int
+    complete: bool
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of the edit that undid them."""
-        return self.edited.notes
+        """Notes for the user."""
+        return self.edited.notes if self.complete else (*self.edited.notes, _INCOMPLETE)
 
 
 @dataclass(frozen=True)
@@ -67,15 +76,18 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
     headers = editable(path)
     real = Path(os.path.realpath(headers[0].path))
     log = edit_log.read(real)
-    if not log:
+    if not log.edits:
         return _to_delete(headers[0].path)
-    undone = tuple(reversed(log if every else log[-1:]))
+    undone = tuple(reversed(log.edits if every else log.edits[-1:]))
     patch, added = undoing(headers, undone)
-    rest = log[: len(log) - len(undone)]
+    rest = log.without_last(len(undone))
     record = next((entry.record for entry in reversed(undone) if entry.record is not None), None)
 
     def beside(way: str, size: int) -> Mapping[str, bytes]:
-        return {edit_log.place(real).name: edit_log.text(rest) if rest else b"", **_record(real, part, record, size)}
+        return {
+            edit_log.place(real).name: edit_log.text(rest) if rest.edits else b"",
+            **_record(real, part, record, size),
+        }
 
     dropping = replace(patch, drop=frozenset(added))
     part = edited_part(headers, dropping)[0]
@@ -85,7 +97,7 @@ def restore(source: str | Path, *, every: bool = False, copy_if_needed: bool = F
         if not added or not copy_if_needed or len(headers) > 1:
             raise
         edited = _without(headers[0], patch, added, lambda size: beside(COPY, size))
-    return Restored(edited, undone, len(rest))
+    return Restored(edited, undone, len(rest.edits), log.complete)
 
 
 def _record(file: Path, part: GgufHeader, replaced: str | None, size: int) -> Mapping[str, bytes]:

@@ -22,7 +22,8 @@ def restored_text(done: Restored | ToDelete) -> str:
             f"  {_deletion(done)}\n"
         )
     rows = [row for entry in done.undone for row in _rows(entry)]
-    left = f"{done.left} earlier edit{'s are' if done.left != 1 else ' is'} left" if done.left else "no edit is left"
+    none = "no edit is left" if done.complete else "no edit is left in the log, which may lack the first edits"
+    left = f"{done.left} earlier edit{'s are' if done.left != 1 else ' is'} left" if done.left else none
     return f"{done.edited.path}\n" + columns([*rows, ("in place", in_place_text(done.edited)), ("log", left)])
 
 
@@ -35,7 +36,7 @@ def restored_json(done: Restored | ToDelete) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "schema": SCHEMA, "file": str(done.edited.path), "undone": [entry.to_json() for entry in done.undone],
-        "left": done.left, "in_place": in_place_json(done.edited), "notes": list(done.notes),
+        "left": done.left, "complete": done.complete, "in_place": in_place_json(done.edited), "notes": list(done.notes),
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gguf_making import FREQS, llama3_divisors, model, tensors, values, vector
 from gguf_models import llama_logits
-from making import run, write_model
+from making import run, snapshot, write_model
 
 from ropetool.checkpoint import edit_log, provenance
 from ropetool.errors import ConfigError
@@ -61,7 +61,7 @@ def test_the_log_keeps_what_stood_there(tmp_path: Path) -> None:
         "Try: ropetool restore m.gguf\n"
     )
     edit_model(editable(path), Patch({"a.b": Value.of(ValueType.U32, 1)}, frozenset({"llama.context_length"})))
-    edits = edit_log.read(path)
+    edits = edit_log.read(path).edits
     assert len(edits) == 2
     keys: dict[str, Value | None] = {}
     for edit in reversed(edits):
@@ -204,7 +204,7 @@ def test_an_edit_that_is_cut_is_recovered(tmp_path: Path, monkeypatch: pytest.Mo
     )
     assert values(path)["a.b"][1] == "x" * 5000
     assert path.read_bytes() != raw
-    assert edit_log.read(path)[0].keys.keys() == {"a.b"}
+    assert edit_log.read(path).edits[0].keys.keys() == {"a.b"}
     assert json.loads(run("recover", "m.gguf", "--json").out) == {
         "schema": 1, "file": str(path), "rolled": "nothing", "way": None,
     }  # fmt: skip
@@ -224,23 +224,86 @@ def test_a_log_that_is_none_stops_an_edit_before_it_begins(tmp_path: Path) -> No
     assert path.read_bytes() == raw
 
 
-def test_a_log_forgets_its_first_edits_before_it_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edit_log, "LARGE", Limits(20_000, 1000))
+def edit(path: Path, letter: str, count: int = 3000) -> None:
+    edit_model(
+        editable(path), Patch({"a.b": Value.of(ValueType.STR, letter * count)}), copy_if_needed=True, command=letter
+    )
+
+
+def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = model(tmp_path / "m.gguf")
+    before = values(path)
+    monkeypatch.setattr(edit_log, "LARGE", Limits(20_000, 1000))
+    for letter in "ab":
+        edit(path, letter)
+    held = snapshot(tmp_path)
+
+    def never(*_: object) -> None:
+        raise AssertionError("something was written")
+
+    with monkeypatch.context() as patch:
+        for function in ("carry_out", "replace_by_copy"):
+            patch.setattr(f"ropetool.files.gguf.in_place.editing.{function}", never)
+        for count in (3000, 30_000):
+            with pytest.raises(
+                ConfigError, match="after 2 earlier edits, and can have 20,000: the edit could not"
+            ) as no:
+                edit(path, "c", count)
+            assert no.value.try_ == f"-o FILE to write a copy, or ropetool restore {path} to undo the last edit first"
+        for last in ((), ("--dry-run",)):
+            patch.setattr(edit_log, "LARGE", Limits(edit_log.place(path).stat().st_size + 200, 1000))
+            done = run("extend", "m.gguf", *YARN, "--in-place", *last)
+            assert (done.code, done.out) == (1, "")
+            assert "the edit could not be undone" in done.err
+    assert snapshot(tmp_path) == held
+    done = run("restore", "m.gguf", "--all")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"log +no edit is left\n", done.out)
+    assert {key: value for key, value in values(path).items() if key != "ropetool.filler"} == before
+    with pytest.raises(
+        ConfigError, match=r"would have [\d,]+ bytes, and can have 20,000: the edit could not be undone"
+    ) as no:
+        edit(path, "x", 30_000)
+    assert no.value.try_ == "-o FILE to write a copy"
+
+
+def test_a_log_that_may_lack_edits_never_says_that_all_are_undone(tmp_path: Path) -> None:
+    """Earlier versions dropped the first edits of a long log, and their logs do not say so."""
+    path = model(tmp_path / "m.gguf")
+    before = values(path)
     for letter in "abcd":
-        edit_model(editable(path), Patch({"a.b": Value.of(ValueType.STR, letter * 3000)}), command=letter)
-    assert [edit.command for edit in edit_log.read(path)] == ["c", "d"]
-    raw = path.read_bytes()
-    with pytest.raises(ConfigError, match="it could not be undone"):
-        edit_model(editable(path), Patch({"a.b": Value.of(ValueType.STR, "x" * 30_000)}), copy_if_needed=True)
-    assert path.read_bytes() == raw
-    assert not journal_of(path).exists()
+        edit(path, letter)
+    log = json.loads(edit_log.place(path).read_text())
+    assert log.pop("complete") is True
+    log["edits"] = log["edits"][2:]
+    edit_log.place(path).write_text(json.dumps(log))
+    edit(path, "e")
+    assert not edit_log.read(path).complete
+    assert json.loads(run("restore", "m.gguf", "--json").out)["complete"] is False
+    done = run("restore", "m.gguf", "--all")
+    assert done.code == 0
+    assert "no edit is left in the log, which may lack the first edits" in done.out
+    assert "dropped the first edits of a long log" in done.err
+    after = values(path)
+    assert after["a.b"] == ("STRING", "b" * 3000)
+    assert after.keys() != before.keys()
+
+
+@pytest.mark.parametrize("complete", [1, "true", None, []])
+def test_a_log_is_complete_only_if_it_says_so(complete: object, tmp_path: Path) -> None:
+    path = model(tmp_path / "m.gguf")
+    edit(path, "a")
+    log = json.loads(edit_log.place(path).read_text())
+    edit_log.place(path).write_text(json.dumps({**log, "complete": complete}))
+    assert not edit_log.read(path).complete
 
 
 def test_a_vector_that_is_added_is_logged_as_new(tmp_path: Path) -> None:
     path = model(tmp_path / "m.gguf")
     edit_model(editable(path), Patch(tensors={FREQS: np.ones(32, np.float32)}), command="x")
-    assert edit_log.read(path)[0].tensors == {FREQS: (None, np.ones(32, "<f4").tobytes())}
+    assert edit_log.read(path).edits[0].tensors == {FREQS: (None, np.ones(32, "<f4").tobytes())}
 
 
 def test_a_file_of_the_hubs_cache_is_left_to_the_hub(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_edits_are_undone_one_by_one_or_all_at_once(tmp_path: Path) -> None:
     for state in (states[3], states[2]):
         assert run("restore", "m.gguf").code == 0
         assert keys(path) == state
-    assert len(edit_log.read(path)) == 2
+    assert len(edit_log.read(path).edits) == 2
     found = json.loads(run("restore", "m.gguf", "--all", "--json").out)
     assert (found["left"], [list(entry["keys"]) for entry in found["undone"]]) == (
         0, [["llama.context_length"], ["general.name"]]
@@ -207,7 +207,7 @@ def test_the_same_edit_again_writes_nothing(tmp_path: Path) -> None:
     assert run("gguf", "set", "m.gguf", "general.name", "b", "--in-place").code == 0
     done = run("gguf", "set", "m.gguf", "general.name", "b", "--in-place")
     assert done.out == "general.name  str b already\nin place      nothing had to change; 0 bytes written\n"
-    assert len(edit_log.read(tmp_path / "m.gguf")) == 1
+    assert len(edit_log.read(tmp_path / "m.gguf").edits) == 1
 
 
 @pytest.mark.parametrize(
