@@ -26,15 +26,19 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from tune_demo_page import PLAN, RESULT, ROWS, known, named  # noqa: E402
 
+from ropetool import machine  # noqa: E402
 from ropetool.choosing.tuning.tuning import tune  # noqa: E402
 from ropetool.report.tuned import tune_json, tune_text  # noqa: E402
 
 SEED = 0
+CACHE = machine.cache() / "tune-demo"
 
 
 def measured(length: int, space: str, generations: int) -> dict[str, Any]:
     """Return what one search found: the result as `--json` has it, and as text."""
     begun = time.process_time()
+    # A cache of its own for each row: each is the first judgement on its documents.
+    os.environ["ROPETOOL_CACHE"] = str(CACHE / named(length, space))
     found = tune(
         ROOT / "ropetool/demo/model", length, space=space, generations=generations, seed=SEED, device="cpu", resume=True
     )

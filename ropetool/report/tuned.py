@@ -11,7 +11,7 @@ import numpy as np
 from ropetool import names
 from ropetool.choosing.tuning import spaces
 from ropetool.choosing.tuning.figures import ratio
-from ropetool.choosing.tuning.judging import LEAST, Judgement
+from ropetool.choosing.tuning.judging import ERROR, LEAST, Judgement
 from ropetool.choosing.tuning.results import TuneResult
 from ropetool.escaping import command, escaped
 from ropetool.report import drawing
@@ -176,9 +176,13 @@ def _judged(judgement: Judgement) -> Section:
     tones = {"better": GOOD, "worse": BAD}
     rows = tuple(row(*cells[:-1], Cell(cells[-1], tones.get(cells[-1], ""))) for cells in _rows(judgement))
     head = ("", "default", "tuned", "difference", "95 % interval", "verdict")
+    counted = "" if judgement.error == ERROR else f"; better at {100 * judgement.error:.2g} %"
     legend = (
         ("difference", "in nats a token; below 0 the tuned table is better"),
-        ("verdict", f"worse, or better by more than {LEAST:g} nats, by Holm's rule at 2.5 % over all parts"),
+        (
+            "verdict",
+            f"worse, or better by more than {LEAST:g} nats, by Holm's rule at {100 * ERROR:g} % over all parts{counted}",
+        ),
     )
     return Section("judgement", "Judged once on unseen text", Table(head, rows, words=(0, 5)), legend=legend)
 

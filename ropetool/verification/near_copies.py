@@ -1,6 +1,6 @@
-"""Texts that are not independent of each other: pieces of one text, and near copies. Each group counts as one document.
+"""Texts that depend on each other: pieces of one text, and near copies. Each group counts as one document.
 
-Knows words; nothing of tokens or models.
+Knows words, but neither tokens nor models.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Shingles = npt.NDArray[np.uint64]
 
 
 def independent(documents: Sequence[Document]) -> tuple[list[Document], list[str]]:
-    """Return the documents that count as independent, and notes on those that do not.
+    """Return the independent documents, and notes on the others.
 
-    The pieces that `split` makes of a text are joined, up to the limit of a document. Of near copies the longest one stays.
+    Join the pieces that `split` writes, up to the size limit of a document. Keep the longest of several near copies.
     """
     joined, notes = [], []
     for pieces in _runs(documents):
@@ -56,7 +56,7 @@ def independent(documents: Sequence[Document]) -> tuple[list[Document], list[str
 
 
 def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
-    """Yield the documents one by one, or together where their names are those of pieces in order, from the first one on."""
+    """Yield runs of documents: pieces in the order of their names, or a single document."""
     run: list[Document] = []
     for document in documents:
         if run and not _follows(run[-1].name, document.name):
@@ -84,7 +84,7 @@ def _number(letters: str) -> int:
 
 
 def _originals(documents: Sequence[Document]) -> list[int]:
-    """Return for each document the longest one of its group of near copies, itself where it has none."""
+    """Return the index of the longest near copy of each document, or the index of the document."""
     sets = _shingle_sets([document.text for document in documents])
     group = list(range(len(documents)))
 
@@ -106,13 +106,13 @@ def _originals(documents: Sequence[Document]) -> list[int]:
 
 
 def _shingle_sets(texts: Sequence[str]) -> list[Shingles]:
-    """Return hashes of the sequences of words of each text, all of them or the same even part of all texts."""
+    """Return hashes of the word sequences of each text. Long texts are sampled by the value of the hash."""
     step = np.uint64(1 + sum(map(len, texts)) // CHARACTERS // MOST_SHINGLES)
     return [np.unique(found[found % step == 0]) for found in map(_shingles, texts)]
 
 
 def _shingles(text: str) -> Shingles:
-    """Return a hash of each sequence of `SHINGLE` words, of all words for a shorter text."""
+    """Return a hash of each sequence of `SHINGLE` words, or of all words if the text is shorter."""
     words = (match[0] for match in WORD.finditer(text.lower()))
     total = np.fromiter((zlib.crc32(word.encode()) for word in words), dtype=np.uint64)
     count = len(total)
@@ -132,7 +132,7 @@ def _shingles(text: str) -> Shingles:
 def _pairs(sets: Sequence[Shingles]) -> Iterator[tuple[int, int, int]]:
     """Yield pairs of texts with the number of shingles that both have.
 
-    Of a shingle that many texts have, each text is paired with the `NEIGHBOURS` behind it, which joins all near copies.
+    If many texts have a shingle, each text is paired with the next `NEIGHBOURS`. That still joins all near copies.
     """
     if not sets:
         return

@@ -120,7 +120,7 @@ def test_the_record_is_of_this_code(monkeypatch: pytest.MonkeyPatch) -> None:
     def begun(self: Any, *_: object) -> Searched:
         return Searched(self.space.starts(self.ground)[1], 0, ())
 
-    def judged(self: Any, material: Material, _: object) -> None:
+    def judged(self: Any, material: Material, *_: object) -> None:
         view = self.planner.view(self.runner, self.planner.default, self.nested)
         losses = material._text(view, 512, 1.0, ignore)
         found.update(loss=float(np.mean(losses)), names=list(material.corpus.names))

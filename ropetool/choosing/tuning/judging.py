@@ -13,7 +13,7 @@ from ropetool.rope.tables import Array
 from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import chance_of_less, chance_of_more, paired_difference, rejected
 
-ERROR = 0.025  # the chance to claim a gain where there is none, all parts together
+ERROR = 0.025  # the chance to claim a gain where there is none, all parts together, in the first judgement on some documents
 LEAST = 0.001  # nats, a thousandth of perplexity: what is surely better by less, as a rounding may be, is no gain
 TEXT, COPIES, ANSWERS = "text", "key tokens", "answers"
 GAIN, NO_GAIN = "better", "no gain"
@@ -23,7 +23,7 @@ GAIN, NO_GAIN = "better", "no gain"
 class Part:
     """One part of what is judged: the mean losses of both, in nats a token, and the difference (below 0: the tuned one is better).
 
-    better, worse: sure at 97.5 % over all parts, by Holm's rule; better by more than LEAST.
+    better, worse: sure over all parts, by Holm's rule; better by more than LEAST, at the error of the judgement, worse at ERROR.
     """
 
     name: str
@@ -53,7 +53,8 @@ class Judgement:
     """What the unseen text says.
 
     lengths: the text, length by length. regression, default_regression: in nats a token, within the trained length.
-    retrieved: the shares of answers found by default and tuned; None without trials. reason: why there is no gain.
+    retrieved: the shares of answers found by default and tuned; None without trials. reason: why there is no gain. error: the
+    chance to claim a gain that is none.
     """
 
     parts: tuple[Part, ...]
@@ -64,9 +65,12 @@ class Judgement:
     retrieved: tuple[float, float] | None
     verdict: str
     reason: str
+    error: float = ERROR
 
 
-def judge(default: Figures, tuned: Figures, source: Array, documents: Documents, bounds: Bounds) -> Judgement:
+def judge(
+    default: Figures, tuned: Figures, source: Array, documents: Documents, bounds: Bounds, error: float = ERROR
+) -> Judgement:
     """Return the judgement. source: its losses within the trained length.
 
     A gain is claimed where a part is surely better, none is surely worse, and the bounds hold.
@@ -76,13 +80,13 @@ def judge(default: Figures, tuned: Figures, source: Array, documents: Documents,
         (COPIES, default.copies, tuned.copies, documents.copies),
         (ANSWERS, default.answers, tuned.answers, documents.answers),
     ]
-    parts = _parts([pair for pair in pairs if pair[1].size])
+    parts = _parts([pair for pair in pairs if pair[1].size], error)
     costs, own = (paired_difference(each.within, source, documents.within) for each in (tuned, default))
     limit = bounds.limit(own.mean)
     shares = None if default.retrieved is None or tuned.retrieved is None else (default.retrieved, tuned.retrieved)
     reason = _reason(parts, costs, limit, shares, bounds.lost)
     lengths = tuple(_at(length, default, tuned, source, documents.text) for length in default.text)
-    return Judgement(parts, lengths, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason)
+    return Judgement(parts, lengths, costs, own, limit, shares, NO_GAIN if reason else GAIN, reason, error)
 
 
 def _at(length: int, default: Figures, tuned: Figures, source: Array, documents: Sequence[int]) -> AtLength:
@@ -92,9 +96,10 @@ def _at(length: int, default: Figures, tuned: Figures, source: Array, documents:
     return AtLength(length, float(theirs.mean()), float(ours.mean()), difference, float(source[: len(ours)].mean()))
 
 
-def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]]) -> tuple[Part, ...]:
+def _parts(pairs: Sequence[tuple[str, Array, Array, Sequence[int]]], error: float) -> tuple[Part, ...]:
     differences = [paired_difference(tuned, default, documents) for _, default, tuned, documents in pairs]
-    better = rejected([chance_of_more(difference, -LEAST) for difference in differences], ERROR)
+    # Harm is looked for as in a first judgement: fewer chances to claim a gain must not hide it.
+    better = rejected([chance_of_more(difference, -LEAST) for difference in differences], error)
     worse = rejected([chance_of_less(difference, 0.0) for difference in differences], ERROR)
     return tuple(
         Part(name, float(default.mean()), float(tuned.mean()), difference, gained, lost)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ropetool.checkpoint import fingerprints
 from ropetool.checkpoint.certificate import USABLE
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
@@ -23,6 +24,7 @@ from ropetool.choosing.candidates import check_beyond
 from ropetool.choosing.tuning import spaces
 from ropetool.choosing.tuning.figures import Bounds, Figures
 from ropetool.choosing.tuning.judging import Judgement, judge
+from ropetool.choosing.tuning.looks import error_of
 from ropetool.choosing.tuning.material import SEARCHED, UNSEEN, Amounts, Material, prepare, split
 from ropetool.choosing.tuning.planning import DEFAULT, Planner, identity
 from ropetool.choosing.tuning.points import Ground
@@ -116,14 +118,20 @@ def tune(
             max_regression, reading, for_runtimes, generations, budget,
         )  # fmt: skip
         key = run_key({SOURCE: checkpoint}, documents, [*map(str, ways)])
-        with kept_journal(key, conditions({SOURCE: checkpoint}, documents, {}, device), resume, notes) as journal:
+        model = fingerprints.of(checkpoint)
+        decides = conditions({SOURCE: checkpoint}, documents, {SOURCE: model}, device)
+        with kept_journal(key, decides, resume, notes) as journal:
             count = generations or _generations(journal, runner, search_on, judge_on, budget or MINUTES)
             run = _Run(planner, chosen, ground, bounds, runner, checkpoint.family.nested, journal, tell, count)
             if say is not None:
                 say(f"{count * DRAWS} points of space {space}, {DRAWS} a generation, and the judgement")
             winner = run.search(search_on, seed)
             tuned = None if winner.best is None else planner.plan(chosen, ground, winner.best)
-            judgement = None if tuned is None else run.judged(judge_on, tuned)
+            judgement = None
+            if tuned is not None:
+                unseen = [tokens.tobytes() for tokens in judge_on.corpus.tokens]
+                judged = f"{identity(tuned)} {target_length} {seed} {amounts[1]}"
+                judgement = run.judged(judge_on, tuned, error_of(model, unseen, judged, notes))
     words = "" if winner.best is None else chosen.point(ground, winner.best).words
     if tuned is not None:
         tuned = replace(tuned, suffix=f"tuned-{target_length}", notes=(*tuned.notes, f"found by a search: {words}"))
@@ -180,8 +188,8 @@ class _Run:
             partial(self.planner.possible, space, ground), told,
         )  # fmt: skip
 
-    def judged(self, material: Material, tuned: Plan) -> Judgement:
-        """Return what text that the search never saw says of a plan."""
+    def judged(self, material: Material, tuned: Plan, error: float) -> Judgement:
+        """Return what text that the search never saw says of a plan, with this chance to claim a gain that is none."""
         total = 2 * _tokens(material.rows()) + material.segments * material.last.trained_length
         finished = 0
 
@@ -192,7 +200,7 @@ class _Run:
 
         source = material.within(self._journaled(self.runner, "source"), 1.0, done)
         default, best = (self._figures(material, plan, 1.0, done) for plan in (self.planner.default, tuned))
-        return judge(default, best, source, material.documents, self.bounds)
+        return judge(default, best, source, material.documents, self.bounds, error)
 
     def _figures(self, material: Material, plan: Plan, share: float, done: Done) -> Figures:
         view = self.planner.view(self.runner, plan, self.nested)

@@ -1,0 +1,55 @@
+"""The judgements of a model so far, recorded in the cache: each later one on the same documents allows a smaller error.
+
+Knows digests, but no figures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from ropetool import machine
+from ropetool.choosing.tuning.judging import ERROR
+
+DIGITS = 32  # of a digest
+
+
+def error_of(model: str, documents: Sequence[bytes], judged: str, notes: list[str]) -> float:
+    """Return the error that a judgement may have, and record the judgement.
+
+    The first judgement of a model has `ERROR`. Each later one that reads any of its documents has half of the error of the
+    judgement before, so all together have at most twice `ERROR`. The same plan is not counted twice.
+
+    model: fingerprint of the model. judged: identity of the plan and its rows. notes: gets a note on earlier judgements.
+    """
+    mine = _digest(judged.encode())
+    read = {_digest(document) for document in documents}
+    place = machine.cache() / "tune" / _digest(model.encode())
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with place.open("a+", encoding="ascii", errors="replace") as file:
+            file.seek(0)
+            lines = [line.split() for line in file]
+            known = [line[0] for line in lines if line]
+            if mine not in known:
+                file.write(" ".join([mine, *sorted(read)]) + "\n")
+    except OSError as error:
+        notes.append(
+            f"earlier judgements on these documents are not counted, and this one is not recorded: {place} cannot be "
+            f"written ({error.strerror})"
+        )
+        return ERROR
+    before = lines[: known.index(mine)] if mine in known else lines
+    earlier = len({line[0] for line in before if line and read & {*line[1:]}})
+    found: float = ERROR / 2**earlier
+    if earlier:
+        times = "1 earlier plan was" if earlier == 1 else f"{earlier} earlier plans were"
+        notes.append(
+            f"{times} judged on the same documents, so this judgement allows an error of {100 * found:.2g} % instead of "
+            f"{100 * ERROR:g} %; other documents, with --text, give {100 * ERROR:g} % again"
+        )
+    return found
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:DIGITS]
