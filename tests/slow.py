@@ -32,7 +32,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "test_docs.py::test_the_worked_example_prints_what_the_tutorial_shows", "test_docs.py::test_the_python_examples_run",
         "test_docs.py::test_the_json_of_export_is_documented", "test_docs.py::test_the_json_of_verify_is_documented",
         "cli/test_terminal.py::test_verify", "verification/test_second_model.py", "verification/test_remade.py",
-        "verification/test_yardstick_runner.py", "cli/test_compare_with.py",
+        "verification/test_yardstick_runner.py", "cli/test_compare_with.py", "verification/test_duration.py",
         "cli/test_terminal.py::test_the_demo_as_quickstart_runs_it",
         "conformance/test_conformance_kit.py", "lab/test_lab.py::test_a_run_that_was_cut_ends_in_the_same_weights",
         "choosing/test_tune.py", "choosing/test_tune_demo.py::test_the_record_is_of_this_code", "verification/test_scaled.py",

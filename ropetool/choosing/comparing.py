@@ -8,12 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.choosing.candidates import Asked, candidates_of, check_beyond
-from ropetool.choosing.measuring import Field, Raw, Trial, checked, foretell, measure, prepare, views, yardstick_trials
+from ropetool.choosing.measuring import (
+    Field,
+    Raw,
+    Trial,
+    checked,
+    foretell,
+    measure,
+    prepare,
+    views,
+    whole_work,
+    yardstick_trials,
+)
 from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.errors import ConfigError
@@ -21,10 +33,11 @@ from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.runtimes import inspection
-from ropetool.verification import catalogue, suites
+from ropetool.verification import catalogue, estimate, suites
 from ropetool.verification.checkpoints import Open, documents_of, kept_on_disk, lengths_of, yardsticks
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
+from ropetool.verification.duration import Run, check_budget, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.results import Estimate
@@ -65,6 +78,7 @@ def compare(
     segments: int | None = None,
     trials: int | None = None,
     limits: Limits | None = None,
+    budget: float | None = None,
     seed: int = 0,
     device: str = "auto",
     dtype: str = "auto",
@@ -80,10 +94,12 @@ def compare(
     lengths; no file holds them, so they stand beside the rankings. Without a suite and measures it is the quick one, with what
     the grade asks for as proof. reading, original_length, for_runtimes: as `plan` takes them. Candidates that cannot be written
     or measured stay in the result with the reason.
+    budget: minutes that the run may take. None allows an hour, `NO_BUDGET` any time.
 
-    Raises: ConfigError, CheckpointError, UnknownMethod; PlanMismatch for a plan of another source; the first refusal where no
-    candidate is left.
+    Raises: TooLong for a longer run; ConfigError, CheckpointError, UnknownMethod; PlanMismatch for a plan of another source;
+    the first refusal where no candidate is left.
     """
+    check_budget(budget)
     checkpoint = opened(source)
     found = inspection.inspect_checkpoint(checkpoint)
     context, trained = lengths_of(found, checkpoint)
@@ -93,7 +109,7 @@ def compare(
     candidates, refused = candidates_of(
         checkpoint, methods, factors=factors, target_lengths=target_lengths, plans=plans, asked=asked
     )
-    limits = limits or Limits()
+    free_grade, limits = limits is None, limits or Limits()
     chosen = suites.choose(suite or (None if measures else "quick"), measures, segments, trials)
     contexts = {each.target_length for each in candidates}
     wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
@@ -105,6 +121,7 @@ def compare(
         )
     notes: list[str] = []
     documents = documents_of(texts, max(wanted), notes)
+    asked_for = Run(chosen, tuple(wanted), limits.grade)
     chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
     runner = Open(False, {})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
     assert isinstance(runner, TorchRunner)
@@ -119,11 +136,29 @@ def compare(
         )  # fmt: skip
         able, unscaled = checked(able)
         beside, unfitting = yardstick_trials(runner, named, checkpoint, found.rope, max(wanted), trained)
+        measured = [*able, *beside]
+
+        @cache
+        def pace() -> estimate.Pace:
+            """Return the pace of the source, probed once."""
+            return estimate.pace(runner, corpus, whole_work(field, measured), chosen.most_scored or 1)
+
+        def rows(run: Run) -> Mapping[int, int]:
+            """Return the rows of this run, or of a smaller one, whose lengths all candidates are measured at."""
+            if run == asked_for:
+                return whole_work(field, measured)
+            grade, longest = replace(limits, grade=run.grade), run.lengths[-1]
+            suite = with_proofs(run.suite, grade, longest > trained, len(documents))
+            reach = None if baseline_beyond else trained
+            smaller = prepare(suite, corpus, runner, run.lengths, {longest}, trained, grade, seed, reach)
+            return whole_work(smaller, [replace(trial, reach=longest) for trial in measured])
+
+        check_duration(asked_for, rows, pace, budget, trained, free_grade=free_grade)
         if say is not None:
-            foretell(runner, field, [*able, *beside], say)
+            foretell(pace, field, measured, say)
         key = run_key({SOURCE: checkpoint}, documents, ("compare", device, dtype))
         with kept_on_disk(key, conditions({SOURCE: checkpoint}, documents, {}, device), resume, notes) as wrap:
-            raw, own = measure(runner, [*able, *beside], field, wrap, progress or nobody)
+            raw, own = measure(runner, measured, field, wrap, progress or nobody)
     name = hub.name_of(checkpoint.path)
     results = [_result(trial, field, raw[trial.name], own[trial.reach], name) for trial in (*able, *beside)]
     results += [

@@ -157,10 +157,17 @@ def up_to(measurement: LastSegment, reach: int) -> LastSegment:
     return replace(measurement, asked=asked, chosen={length: measurement.chosen[length] for length in sorted(needed)})
 
 
-def foretell(runner: Runner, field: Field, trials: Sequence[Trial], say: Callable[[str], None]) -> None:
+def whole_work(field: Field, trials: Sequence[Trial]) -> Counter[int]:
+    """Return how many rows of each length the trials and their baseline take."""
+    return work_of(field.by_reach[max(field.by_reach)], (BASELINE,)) + _work(field, trials)
+
+
+def foretell(
+    pace: Callable[[], estimate.Pace], field: Field, trials: Sequence[Trial], say: Callable[[str], None]
+) -> None:
     """Say how long measuring will take, if that is long; the model is probed for it."""
-    work = work_of(field.by_reach[max(field.by_reach)], (BASELINE,)) + _work(field, trials)
-    duration = estimate.pace(runner, field.corpus, work, field.suite.most_scored or 1)(work) if work else 0.0
+    work = whole_work(field, trials)
+    duration = pace()(work) if work else 0.0
     if duration > LONG_RUN:
         total = sum(length * count for length, count in work.items())
         say(f"about {estimate.in_words(duration)} for {total} tokens, {len(trials)} candidates and their baseline")

@@ -107,9 +107,9 @@ def _verified(output: Path, suite: str, grade: str | None, as_json: bool) -> Ver
     """Return the result of a verification, shown as `ropetool verify` shows it."""
     from ropetool.cli.verify import measured, run_verify
 
-    words = ["--grade", grade] if grade is not None else []
-    again = f"`{command('ropetool', 'verify', output, '--suite', suite, *words, '--resume')}`"
+    words = ["verify", str(output), "--suite", suite, *(["--grade", grade] if grade is not None else [])]
+    again = f"`{command('ropetool', *words, '--resume')}`"
     if as_json:
-        return measured(output, quiet=True, suite=suite, grade=grade, again=again)
+        return measured(output, quiet=True, suite=suite, grade=grade, again=again, words=words)
     click.echo()
-    return run_verify(output, suite=suite, grade=grade, again=again)
+    return run_verify(output, suite=suite, grade=grade, again=again, words=words)

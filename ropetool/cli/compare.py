@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import GRADE, WHOLE, Factor, Length, Lengths, check_new, for_runtimes, write_new
+from ropetool.cli.options import (
+    GRADE,
+    WHOLE,
+    Factor,
+    Length,
+    Lengths,
+    Minutes,
+    check_new,
+    for_runtimes,
+    naming_a_smaller_run,
+    write_new,
+)
 from ropetool.cli.wording import in_own_words
 
 if TYPE_CHECKING:
@@ -84,6 +95,9 @@ class Factors(Factor):
 @GRADE
 @click.option("--segments", type=WHOLE, help="How many passages are scored at each length, 8 or more.")
 @click.option("--trials", type=WHOLE, help="How many trials of retrieval there are at each depth.")
+@click.option(
+    "--budget", type=Minutes(), metavar="MINUTES|none", help="Let the run take longer than 60 minutes."
+)  # fmt: skip
 @click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
@@ -117,7 +131,8 @@ def compare_command(
         check_folder(Path(report), force=force)
     if csv_file is not None:
         check_new("--csv", Path(csv_file))
-    with in_own_words(AS_PLAN, {"--method": "--methods", "--factor": "--factors"}):
+    line = click.get_current_context().find_root().obj
+    with naming_a_smaller_run(line), in_own_words(AS_PLAN, {"--method": "--methods", "--factor": "--factors"}):
         found = compared(local_source(source), quiet=as_json, **options)
     if csv_file is not None:
         write_new("--csv", Path(csv_file), found.to_csv())
@@ -144,7 +159,7 @@ def compared(source: Path | Checkpoint, *, quiet: bool = False, **options: Any) 
     if not options["methods"] and (options["factors"] or options["target_lengths"]):
         options["methods"] = CLOSED_FORMS
     grade = options.pop("grade")
-    limits = Limits() if grade is None else Limits(grade=grade)
+    limits = None if grade is None else Limits(grade=grade)
     try:
         with bar() as progress:
             return compare(

@@ -24,6 +24,7 @@ from ropetool.cli.options import (
     for_runtimes,
     in_place,
     list_value,
+    naming_a_smaller_run,
     written_beside,
 )
 from ropetool.cli.wording import in_own_words
@@ -185,7 +186,9 @@ def extend_command(
         check_output(Path(output), path, force=options["force"], directory=True)
         chain.check_place(path, Path(output))
     measured = (
-        _measured(opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json)
+        _measured(
+            opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json
+        )
         if auto
         else None
     )
@@ -327,12 +330,14 @@ def _measured(
         raise click.UsageError(
             "--budget tunes from the length that the file states: leave out one of it and --original-length"
         )
-    with in_own_words():
+    unmeasured = {"--method": None, "--budget": None}
+    line = click.get_current_context().find_root().obj
+    with naming_a_smaller_run(line, unmeasured), in_own_words():
         found = compared(
             source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
             target_lengths=[] if target_length is None else [target_length], reading=reading,
             original_length=options["original_length"], for_runtimes=options["for_runtimes"], grade=options["grade"], quiet=quiet,
-            measures=["last-segment"],
+            measures=["last-segment"], budget=budget,
         )  # fmt: skip
     choice = choose(found)
     why = f"{choice.candidate.name}: {choice.why}"

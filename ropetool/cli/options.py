@@ -6,9 +6,10 @@ Names are completed without the modules that they stand for: those load numpy, a
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from click.shell_completion import CompletionItem
 from click.types import FloatParamType, IntParamType
 
 from ropetool.errors import ConfigError, OutputError
-from ropetool.escaping import read_number, read_whole
+from ropetool.escaping import command, read_number, read_whole
 
 LONGEST = 2**31  # tokens
 LIST_FILE_BYTES = 4 << 20
@@ -110,6 +111,49 @@ class Lengths(_Type):
             return value if isinstance(value, list) else [tokens(part) for part in value.split(",")]
         except ValueError:
             self.fail(f"{value!r} is not a list of lengths; write 256,512,1024 or 4k,8k,16k", param, ctx)
+
+
+class Minutes(_Type):
+    """Minutes that a run may take, or none for any number."""
+
+    name = "minutes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number, inf for none."""
+        try:
+            return math.inf if value == "none" else read_number(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number of minutes, or none", param, ctx)
+
+
+@contextmanager
+def naming_a_smaller_run(words: Sequence[str], instead: Mapping[str, str | None] | None = None) -> Iterator[None]:
+    """Give the refusal of a run that takes too long the command line of one that fits.
+
+    words: of the command that is refused. instead: the options of it to change, where it has none for a smaller run.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        changes = getattr(error, "changes", None)
+        if changes is None:
+            raise
+        if instead is not None:
+            changes, error.notes = instead, ()
+        error.try_ = command("ropetool", *with_options(words, changes or {"--budget": error.try_.split()[-1]}))
+        raise
+
+
+def with_options(words: Sequence[str], changes: Mapping[str, str | None]) -> list[str]:
+    """Return the words of a command line with options of one value each changed, added, or removed by None."""
+    kept: list[str] = []
+    following = iter(words)
+    for each in following:
+        if each in changes:
+            next(following, None)  # its value
+        elif each.partition("=")[0] not in changes:
+            kept.append(each)
+    return kept + [each for name, value in changes.items() if value is not None for each in (name, value)]
 
 
 class Factor(_Type):

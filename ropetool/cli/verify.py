@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.options import GRADE, NUMBER, WHOLE, Lengths
+from ropetool.cli.options import GRADE, NUMBER, WHOLE, Lengths, Minutes, naming_a_smaller_run
 from ropetool.escaping import command
 
 if TYPE_CHECKING:
@@ -101,8 +101,9 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     "--segments", type=WHOLE, help="How many passages are scored at each length, 8 or more. Default: the suite's."
 )
 @click.option(
-    "--budget", type=NUMBER, metavar="MINUTES",
-    help="Score more passages in a second stage where the first leaves the verdict undecided, for so long in all.",
+    "--budget", type=Minutes(), metavar="MINUTES|none",
+    help="Let the run take longer than 60 minutes. If the first stage leaves the verdict undecided, a second stage scores more "
+    "passages until then.",
 )  # fmt: skip
 @click.option(
     "--trials", type=WHOLE, help="How many trials of retrieval there are at each depth. Default: the suite's."
@@ -285,11 +286,13 @@ def _verify_served(target: Path, served: Served, **options: Any) -> VerifyResult
 
 
 def measured(
-    target: Path, *, quiet: bool = False, again: str = "the same command with --resume", **options: Any
-) -> VerifyResult:
+    target: Path, *, quiet: bool = False, again: str = "the same command with --resume",
+    words: Sequence[str] | None = None, **options: Any,
+) -> VerifyResult:  # fmt: skip
     """Return the result of a verification with these options of the command; show progress and the duration ahead.
 
-    again: what goes on after an interruption; empty where nothing does.
+    again: what goes on after an interruption; empty where nothing does. words: of the command line of this verification, None
+    for the one that is being carried out.
     """
     from ropetool.cli.progress import bar
     from ropetool.gguf_export.verifying import verify_checkpoint
@@ -306,7 +309,8 @@ def measured(
     if report is not None:
         check_folder(Path(report), force=force)
     asked = {name: options.pop(name, None) for name in ("grade", "max_kl", "require_useful")}
-    limits = {name: value for name, value in asked.items() if value is not None}
+    limits = {name: value for name, value in asked.items() if value not in (None, False)}
+    grade = Limits(**limits) if limits else None
     terms = Terms(
         stated=dict(options.pop("stated", ())),
         **{name: options.pop(name) for name in ("trained_length", "finetuned", "strict") if name in options},
@@ -315,12 +319,13 @@ def measured(
     certificate = options.pop("certificate", None)
     say = None if quiet or parallel.size() > 1 else lambda line: notes([line])
     try:
-        with bar(shown=parallel.rank() == 0) as progress:
+        line = words if words is not None else click.get_current_context().find_root().obj
+        with bar(shown=parallel.rank() == 0) as progress, naming_a_smaller_run(line):
             result = _verify_served(
-                target, served, limits=Limits(**limits), trained_length=terms.trained_length, progress=progress, say=say,
+                target, served, limits=grade, trained_length=terms.trained_length, progress=progress, say=say,
                 **{name: value for name, value in options.items() if name not in UNSERVED},
             ) if served is not None else verify_checkpoint(
-                target, limits=Limits(**limits), terms=terms, tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
+                target, limits=grade, terms=terms, tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
                 progress=progress, say=say, **options,
             )  # fmt: skip
     except KeyboardInterrupt as error:

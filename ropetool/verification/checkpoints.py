@@ -159,22 +159,23 @@ def verify_checkpoint(
         *read_back(checkpoint, original, terms, exporter), check_rotation(checkpoint),
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
     ]  # fmt: skip
-    limits = limits or Limits()
-    tasks = (
-        None
-        if lm_eval is None
-        else harness.compared(Path(lm_eval), target, _needed(original).path, limits.asked.max_lost)
-    )
+    grade = (limits or Limits()).asked
+    tasks = None if lm_eval is None else harness.compared(Path(lm_eval), target, _needed(original).path, grade.max_lost)
     if tasks is not None:
-        checks.append(harness_check(tasks, limits.asked))
+        checks.append(harness_check(tasks, grade))
     pair = None
     if other is not None:
         tables = same_tables(checkpoint, other)
         checks.append(tables)
         pair = replace(_pair(checkpoint, other, original, cache_type), inexact=tables.verdict == INEXACT)
-    elif found.made is None and original is not None and parallel.size() == 1:
+
+    def with_logits() -> Sequence[Check]:
+        """Return the checks with the comparison of logits, which runs models, where there is one."""
+        if pair is not None or found.made is not None or original is None or parallel.size() > 1:
+            return checks
         kinds, reach = _kinds(checkpoint, original), Lengths(trained, max(trained, context))
-        checks += kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)
+        return [*checks, *kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)]
+
     if parallel.size() > 1:
         around = _shared(tensor_parallel, resume)
     else:
@@ -199,7 +200,7 @@ def verify_checkpoint(
             budget=budget,
             against=pair,
             judge=None if judge is None else open_checkpoint(hub.local(judge)).path,
-            checks=checks,
+            checks=with_logits,
             bands=_bands(found, before or found, trained, context),
             seed=seed,
             device=device,

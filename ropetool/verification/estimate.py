@@ -13,6 +13,8 @@ from ropetool.verification.scoring import Corpus, Runner, ignore
 
 PROBE_TOKENS = 1024  # in each probe
 LONG_PROBE = 2048
+TINY_PROBE = 64
+PATIENCE = 20.0  # seconds that a probe may take; of a slow model the probes are shorter
 
 
 Pace = Callable[[Mapping[int, int]], float]
@@ -24,11 +26,12 @@ def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int =
 
     scored: tokens of a row that are asked about, where each of them takes a request. A row of n tokens costs a n + b n^2:
     matrices by the token, attention by the pair. Two lengths give a and b; the first call, which loads the model, does not
-    count. Each probe begins at another token of the text, as the rows do, so that no cache of prefixes answers for it.
+    count, and the second, of few tokens, tells how long the two may be. Each probe begins at another token of the text, as
+    the rows do, so that no cache of prefixes answers for it.
     """
     source: list[int] = max(corpus.tokens, key=len).tolist()
-    short = min(lengths)
-    long = max(short, min(max(lengths), LONG_PROBE, len(source)))
+    tiny = min(*lengths, TINY_PROBE)
+    reach = LONG_PROBE
     begins = count()
 
     def probe(length: int) -> list[int]:
@@ -36,12 +39,17 @@ def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int =
         return source[begin : begin + length]
 
     def per_token(length: int) -> float:
-        probes = [probe(length) for _ in range(max(1, PROBE_TOKENS // (length * scored)))]
+        probes = [probe(length) for _ in range(max(1, min(PROBE_TOKENS, reach) // (length * scored)))]
         start = time.perf_counter()
         runner.score(probes, min(scored, length - 1), ignore)
         return (time.perf_counter() - start) / (len(probes) * length)
 
-    runner.score([probe(short)], 1, ignore)
+    runner.score([probe(tiny)], 1, ignore)
+    start = time.perf_counter()
+    runner.score([probe(tiny)], 1, ignore)
+    reach = min(LONG_PROBE, int(PATIENCE * tiny / max(time.perf_counter() - start, 1e-3)))
+    short = max(tiny, min(*lengths, reach // 4))
+    long = max(short, min(max(lengths), reach, len(source)))
     first, second = per_token(short), per_token(long)
     growth = max(0.0, (second - first) / (long - short)) if long > short else 0.0
     return lambda rows: sum(

@@ -23,6 +23,7 @@ from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, reading, suites
 from ropetool.verification.beside import Beside, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
+from ropetool.verification.duration import NO_BUDGET, Run, check_budget, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks, with_inexact_tables
 from ropetool.verification.measures.answers import NAME as NEEDLE_ANSWERS
@@ -40,6 +41,7 @@ from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieva
 from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult, YardstickResult
+from ropetool.verification.runners import parallel
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes, ignore
 from ropetool.verification.shares import attainable_loss, paired_bounds
@@ -105,7 +107,7 @@ def verify(
     budget: float | None = None,
     against: Pair | None = None,
     judge: Path | None = None,
-    checks: Sequence[Check] = (),
+    checks: Sequence[Check] | Callable[[], Sequence[Check]] = (),
     bands: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str = "auto",
@@ -124,19 +126,21 @@ def verify(
     Without a baseline the target itself within its trained length is the baseline. Lengths beyond the trained
     length, and beyond the file's `context_length`, are measured like any other. The models are loaded one after
     the other, but for `against`, which is open beside the target. `judge` is a model that reads all lengths and chooses
-    the key tokens. `checks` are those made already; `wrap` may put something around each runner, told its role. budget:
-    minutes; a run whose losses its first stage leaves undecided goes on with more segments for so long, and each stage takes
-    a part of the chance of a wrong verdict. foretell: returns what else is said of the work before it begins. baseline_reach:
+    the key tokens. `checks` are those made already, or what makes them once the run is known to be short enough; `wrap` may put
+    something around each runner, told its role. budget: minutes; None allows an hour,
+    `NO_BUDGET` any time. A run whose losses its first stage leaves undecided goes on with more segments for so long, and each
+    stage takes a part of the chance of a wrong verdict. foretell: returns what else is said of the work before it begins. baseline_reach:
     the most tokens that the baseline can read, where that is bounded. target_runner: what opens the target, where that is not
     what opens the others. beside: yardsticks, put on the baseline, or on the target where there is none.
 
-    Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ;
-    CheckpointError if a checkpoint cannot be read or its logits are not finite.
+    Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ; TooLong for a
+    longer run than the budget allows; CheckpointError if a checkpoint cannot be read or its logits are not finite.
     """
+    free_grade = limits is None
     suite, limits = suite or suites.SUITES["quick"], limits or Limits()
-    if budget is not None and not (math.isfinite(budget) and budget > 0):
-        raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget")
+    check_budget(budget)
     check_amounts(lengths, trained_length, suite)
+    asked_for = Run(suite, tuple(lengths), limits.grade)
     suite = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
     paths = {TARGET: target}
     if baseline is not None and baseline.resolve() != target.resolve():
@@ -178,9 +182,25 @@ def verify(
             """Return the pace of the target, probed once: a second time a server would answer out of its cache."""
             return estimate.pace(runners[TARGET], corpus, work, suite.most_scored or 1)
 
+        def rows(run: Run) -> Mapping[int, int]:
+            """Return the rows of this run, or of a smaller one."""
+            if run == asked_for:
+                return work
+            grade, beyond = replace(limits, grade=run.grade), run.lengths[-1] > trained_length
+            made = prepared(
+                with_proofs(run.suite, grade, beyond, len(texts)), corpus, runners[TARGET], run.lengths, trained_length,
+                context_length, grade, seed, judge is not None, baseline_reach,
+            )  # fmt: skip
+            return work_of(made, asked) + work_of(told_by(made) * len(yardsticks), [TARGET])
+
+        if parallel.size() == 1:  # processes that estimate alone might not agree
+            check_duration(asked_for, rows, pace, budget, trained_length, free_grade=free_grade)
+        if callable(checks):  # they run both models
+            runners[TARGET].close()
+            checks = checks()
         more = (
             None
-            if budget is None
+            if budget in (None, NO_BUDGET)
             else _affordable(suite, corpus, pace, work, measurements, asked, budget, limits, seed)
         )
         if more is not None:
@@ -215,7 +235,7 @@ def verify(
                 trained_length=trained_length, context_length=max(lengths), grade=limits.grade, seed=seed,
             )  # fmt: skip
             held.append(yardstick_result(name, beside, of_yardstick, told, raw[TARGET], raw[name]))
-        error = ERROR if budget is None else SPENT[0]
+        error = ERROR if budget in (None, NO_BUDGET) else SPENT[0]
         decide = partial(
             checks_of, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
         )

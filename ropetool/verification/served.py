@@ -31,6 +31,7 @@ from ropetool.verification.checkpoints import (
     yardsticks,
 )
 from ropetool.verification.conditions import conditions, run_key
+from ropetool.verification.duration import NO_BUDGET
 from ropetool.verification.gate import Limits
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
@@ -127,7 +128,7 @@ def verify_served(
             measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type] # all that runs on a server asks for these
         more = (
             ""
-            if budget is None
+            if budget in (None, NO_BUDGET)
             else "; where that decides nothing, a second stage asks for more, as far as --budget goes"
         )
         return (

@@ -1,0 +1,153 @@
+"""How long a run may take: the refusal of a longer one, with a smaller run that fits.
+
+Knows suites and lengths, and is told how many rows they take and how fast the model is; knows no options of the command line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ropetool.errors import ConfigError
+from ropetool.verification import estimate, suites
+from ropetool.verification.measures.segments import MIN_SEGMENTS
+from ropetool.verification.suites import Suite
+
+LONGEST = 60.0  # minutes that a run may take without a budget
+FITTING = 20.0  # minutes of the smaller run that a refusal names; the next estimate may find the machine half as fast
+SPARE = 2.0  # times the estimate that a named budget allows, for the same reason
+SMALL = 16_384  # tokens of a run that is not estimated: the estimate itself would take a good part of them
+NO_BUDGET = math.inf  # allows any duration
+FEWEST_TRIALS = 5
+STEP = 64  # tokens; the lengths of a smaller run are multiples, where they are longer
+RESEARCH = "research"  # the grade that asks for no proof beyond losses
+
+
+@dataclass(frozen=True)
+class Run:
+    """What decides how many rows there are. lengths: tokens, increasing. grade: by name; a higher one adds proofs to a suite."""
+
+    suite: Suite
+    lengths: tuple[int, ...]
+    grade: str
+
+    def options(self, other: Run) -> dict[str, str | None]:
+        """Return the options of the command line that make the other run of this one; None removes an option."""
+        changed: dict[str, str | None] = {}
+        if other.suite.measures != self.suite.measures or other.suite.name != self.suite.name:
+            custom = other.suite.name == suites.CUSTOM
+            changed |= {"--suite": None if custom else other.suite.name}
+            changed |= {"--measure": ",".join(other.suite.measures) if custom else None}
+        if other.grade != self.grade:
+            changed["--grade"] = other.grade
+        usual = suites.SUITES.get(other.suite.name, self.suite)
+        if other.suite.segments != usual.segments:
+            changed["--segments"] = str(other.suite.segments)
+        if other.suite.trials != usual.trials:
+            changed["--trials"] = str(other.suite.trials)
+        if other.lengths != self.lengths:
+            changed["--lengths"] = ",".join(map(str, other.lengths))
+        return changed
+
+
+Rows = Callable[[Run], Mapping[int, int]]
+"""Returns how many rows of each length a run computes. Raises: ConfigError where the texts do not have them."""
+
+
+class TooLong(ConfigError):
+    """A run that takes longer than it may. changes: the options of a run that fits, empty without one."""
+
+    def __init__(self, message: str, changes: Mapping[str, str | None], notes: tuple[str, ...], try_: str) -> None:
+        super().__init__(message, where="--budget", try_=try_)
+        self.changes, self.notes = changes, notes
+
+
+def allowed(budget: float | None) -> float:
+    """Return how many minutes a run may take. budget: minutes as given, None without one."""
+    return max(LONGEST, budget or 0.0)
+
+
+def check_budget(budget: float | None) -> None:
+    """Raise ConfigError for a budget that is not a number of minutes above 0; `NO_BUDGET` is one."""
+    if budget is not None and not budget > 0:  # NaN too
+        raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget", try_="--budget none")
+
+
+def check_duration(
+    run: Run, rows: Rows, pace: Callable[[], estimate.Pace], budget: float | None, trained: int, *, free_grade: bool
+) -> None:
+    """Refuse a run that takes longer than its budget allows, or than an hour without one.
+
+    pace: estimates on first use. trained: tokens. free_grade: no grade was asked for, so that a smaller run may lower it.
+    Raises: TooLong.
+    """
+    work = rows(run)
+    if budget == NO_BUDGET or _tokens(work) <= SMALL:
+        return
+    minutes = pace()(work) / 60
+    if minutes <= allowed(budget):
+        return
+    fitting = smaller(run, lambda each: fits(each, rows, pace()), trained, free_grade)
+    message = f"the run takes about {estimate.in_words(60 * minutes)} on this machine; it may take {allowed(budget):g} minutes"
+    whole = f"--budget {math.ceil(SPARE * minutes)}"
+    notes = [f"`{whole}` allows the whole run, and `--budget none` any"]
+    if fitting is None:
+        raise TooLong(message, {}, tuple(notes), whole)
+    duration = estimate.in_words(pace()(rows(fitting)))
+    reached = f"measures up to {fitting.lengths[-1]} of {run.lengths[-1]} tokens and takes about {duration}"
+    raise TooLong(message, run.options(fitting), (f"the smaller run {reached}", *notes), whole)
+
+
+def fits(run: Run, rows: Rows, pace: estimate.Pace) -> bool:
+    """Return whether a smaller run ends within `FITTING` minutes."""
+    try:
+        return pace(rows(run)) <= 60 * FITTING
+    except ConfigError:  # the texts have no rows for it
+        return False
+
+
+def smaller(run: Run, fitting: Callable[[Run], bool], trained: int, free_grade: bool) -> Run | None:
+    """Return the largest smaller run that fits, which rather measures less than at fewer lengths; None without one.
+
+    To choose the rows of losses alone takes little, so they say first whether anything fits at these lengths.
+    """
+    longest = run.lengths[-1]
+    ends = tuple(length for length in run.lengths if length in (trained, longest))
+    *_, least = _less(run, free_grade)
+    for lengths in dict.fromkeys([run.lengths, ends, (longest,)]):
+        if fitting(replace(least, lengths=lengths)):
+            return next(less for less in _less(replace(run, lengths=lengths), free_grade) if fitting(less))
+    shorter = (replace(least, lengths=(length,)) for length in _shorter(longest))
+    return next((each for each in shorter if fitting(each)), None)
+
+
+def _less(run: Run, free_grade: bool) -> Iterator[Run]:
+    """Yield runs with less measured at each length: fewer trials, then the quick suite, then losses alone."""
+    suite = run.suite
+    few = replace(suite, segments=MIN_SEGMENTS, trials=min(suite.trials, FEWEST_TRIALS))
+    yield run
+    yield replace(run, suite=few)
+    if suite.name == suites.CUSTOM:
+        return
+    quick = replace(suites.SUITES["quick"], most_scored=suite.most_scored)
+    yield replace(run, suite=quick)
+    yield replace(run, suite=replace(quick, segments=MIN_SEGMENTS))
+    if free_grade:
+        yield replace(run, suite=quick, grade=RESEARCH)
+        yield replace(run, suite=replace(quick, segments=MIN_SEGMENTS), grade=RESEARCH)
+    else:
+        alone = replace(few, name=suites.CUSTOM, measures=(suites.LAST_SEGMENT,), trials=suite.trials)
+        yield replace(run, suite=alone)
+
+
+def _shorter(longest: int) -> Iterator[int]:
+    """Yield ever shorter lengths, each about seven eighths of the one before."""
+    length = longest
+    while length > 2 * MIN_SEGMENTS:
+        length = length * 7 // 8
+        yield length // STEP * STEP if length >= STEP else length
+
+
+def _tokens(rows: Mapping[int, int]) -> int:
+    return sum(length * count for length, count in rows.items())
