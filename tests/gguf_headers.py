@@ -36,6 +36,9 @@ OWN_KEYS = {
     "deepseek4": {"attention__compress_ratios": ("array", [0, 0, 0, 4] * (LAYERS // 4)),
                   "attention__compress_rope_freq_base": ("float32", THETA)},
     "dots3note": {"rope__freq_base_swa": ("float32", SLIDING_THETA)},
+    # Of 64 pairs, by time, height and width of an image; the fourth turns by nothing.
+    **{arch: {"rope__dimension_sections": ("array", [24, 20, 20, 0])}
+       for arch in ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen3tts", "qwen35", "qwen35moe", "qwen4exp")},
     "cohere2moe": {"leading_dense_block_count": ("uint32", 1)},
 }  # fmt: skip
 FIXED = {"cogvlm", "deepseek2-ocr"}  # by 10000, whatever the file says

@@ -17,15 +17,21 @@ from ropetool.files.hf import ABSENT
 from ropetool.rope.tables import is_number
 
 MAX_PLAIN_BYTES = 1024
+ARRAY_OF = "arr of "
 
 
 def plain_value(value: Value | None) -> Any:
-    """Return a value as JSON can hold it; an array or a long string, which is only ever removed, by its digest."""
+    """Return a value as JSON can hold it; an array or a long string by its digest."""
     if value is None:
         return ABSENT
     if value.type is ValueType.ARR or len(value.raw) > MAX_PLAIN_BYTES:
         return {"type": value.label, "sha256": hashlib.sha256(value.raw).hexdigest()}
     return {"type": value.label, "value": plain_number(value.decode())}
+
+
+def plain_array(value: Value) -> dict[str, Any]:
+    """Return a short array that an edit writes as JSON can hold it."""
+    return {"type": value.label, "value": [plain_number(number) for number in np.asarray(value.decode()).tolist()]}
 
 
 def plain_number(value: Any) -> Any:
@@ -39,7 +45,10 @@ def _value(data: Any, key: str) -> Value:
     Raises: ConfigError if it is none.
     """
     try:
-        return Value.of(ValueType[str(data["type"]).upper()], data["value"])
+        name = str(data["type"])
+        if name.startswith(ARRAY_OF):
+            return Value.array(ValueType[name.removeprefix(ARRAY_OF).upper()], data["value"])
+        return Value.of(ValueType[name.upper()], data["value"])
     except (KeyError, TypeError) as error:
         raise ConfigError(f"the plan states no value of a known type ({error})", where=key) from None
 

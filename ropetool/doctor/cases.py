@@ -22,6 +22,7 @@ from ropetool.runtimes.base import NotKnown
 from ropetool.runtimes.decoded import Decoded, decoded
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import key_rules
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,11 @@ class Case:
         with suppress(NotKnown, RopetoolError):
             return None if self.gguf is None else archs.get(self.gguf.name)
         return None
+
+    @cached_property
+    def refusals(self) -> Mapping[str, str]:
+        """The rules for which llama.cpp would not load a GGUF file, each with a sentence."""
+        return {} if self.gguf is None else key_rules.refusals(self.gguf)
 
     @property
     def readings(self) -> Sequence[Decoded]:

@@ -17,7 +17,8 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.doctor.cases import Case
 from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.examining import FOUND_ERRORS, NOT_READ, Diagnosis, Examined, examine
-from ropetool.doctor.findings import ERROR
+from ropetool.doctor.findings import ERROR, Finding
+from ropetool.doctor.gguf_loading import completing
 from ropetool.doctor.gguf_types import retyping
 from ropetool.doctor.opening import Place, opened
 from ropetool.doctor.remedies import ON_HUB
@@ -34,6 +35,7 @@ LENGTH, SUFFIX = "length", "fixed"  # the method that keeps every table, and wha
 EDITS: dict[str, Callable[[Case], tuple[FileEdit, ...]]] = {
     "number-as-text": numbers_as_text,
     "key-type": retyping,
+    "not-loaded": completing,
     "config-style": lambda case: case.edits_to_both if case.in_both_styles is not None else (),
 }  # one after the other: what stands behind the first is seen once that is mended
 
@@ -81,11 +83,10 @@ def exit_code(found: Diagnosis, repairs: Sequence[Repair]) -> int:
 
 def repair(examined: Examined, among: Diagnosis, place: Destination) -> Repair | None:
     """Write what is exact of one of a diagnosis; None where no finding is mended so."""
-    found = {finding.rule for finding in examined.findings}
-    rule = next((rule for rule in EDITS if rule in found), None)
-    if rule is None:
+    rules = [rule for rule in EDITS if rule in {finding.rule for finding in examined.findings if _is_mended(finding)}]
+    if not rules:
         return None
-    path = Path(examined.name)
+    path, rule = Path(examined.name), rules[0]
     if not path.exists():
         return Repair(examined.name, rule, None, refusal=ON_HUB)
     try:
@@ -100,6 +101,11 @@ def repair(examined: Examined, among: Diagnosis, place: Destination) -> Repair |
         for_runtimes=among.for_runtimes,
     )  # fmt: skip
     return Repair(examined.name, rule, written.output, plan.edits, errors_left=again.count(ERROR))
+
+
+def _is_mended(finding: Finding) -> bool:
+    """Return whether a repair may be exact; of a file that is not loaded, the finding knows."""
+    return finding.rule != "not-loaded" or finding.fix == ON_HUB or finding.is_command
 
 
 def _written(plan: Plan, path: Path, place: Destination) -> Applied:

@@ -17,7 +17,7 @@ from ropetool.doctor.remedies import again, baked, with_llama3, without
 from ropetool.files.gguf import Value, ValueType
 from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import key_types
+from ropetool.runtimes.llama_cpp import key_types, loading_rules
 
 NEAR = 0.85  # of difflib: one or two wrong letters
 POSITIONS = re.compile(r"(rope\.|attention\.temperature_|context_length$)")  # behind the name of an architecture
@@ -71,7 +71,7 @@ def unread_key(case: Case) -> Iterator[Finding]:
     arch = case.arch
     if checkpoint is None or arch is None or rope is None or not arch.layout:
         return
-    read = archs.reads(arch.name) | HARMLESS | {archs.YARN_ATTN_FACTOR}
+    read = archs.reads(arch.name) | HARMLESS | {archs.YARN_ATTN_FACTOR} | loading_rules.own(arch.name)
     for key, value in checkpoint.values.items():
         prefix, _, suffix = key.partition(".")
         if not POSITIONS.match(suffix) or prefix in ("general", "tokenizer", "ropetool"):

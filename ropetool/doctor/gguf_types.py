@@ -14,7 +14,6 @@ from ropetool.doctor.cases import Case
 from ropetool.doctor.findings import ERROR, WARNING, Finding
 from ropetool.doctor.remedies import fixed
 from ropetool.files.gguf import Value, ValueType
-from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_types
 
 WHOLE = {
@@ -48,12 +47,10 @@ def retyped(case: Case) -> dict[str, Retyped]:
     arch = case.arch
     if case.gguf is None or arch is None:
         return found
-    read = archs.reads(arch.name) | set(archs.ALWAYS_LOADED)
     for key, value in case.gguf.values.items():
         wanted = key_types.loaded(key, arch.name)
         if wanted and value.label not in wanted:
-            prefix, _, suffix = key.partition(".")
-            found[key] = Retyped(value, wanted[0], _in_type(value, wanted[0]), prefix != arch.name or suffix in read)
+            found[key] = Retyped(value, wanted[0], _in_type(value, wanted[0]), f"type {key}" in case.refusals)
     return found
 
 

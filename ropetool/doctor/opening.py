@@ -13,7 +13,7 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.doctor.cases import Case, rope_keys
 from ropetool.doctor.configs import numbers_as_text
 from ropetool.doctor.findings import ERROR, NOTE, Finding
-from ropetool.doctor.gguf_types import retyped
+from ropetool.doctor.gguf_loading import key_of, step
 from ropetool.doctor.sources import source_of
 from ropetool.errors import AmbiguousRope, ConfigError, NotACheckpoint, RopetoolError, UnknownFamily
 from ropetool.escaping import escaped
@@ -151,8 +151,14 @@ def _of_error(rule: str, problem: RopetoolError, case: Case) -> Finding:
 
 
 def stops(case: Case) -> Iterator[Finding]:
+    """Yield why the format's own runtime does not run the file; of llama.cpp, each rule of its loader that is broken."""
     own = case.own
-    if own is not None and own.rope is None and own.known and not retyped(case):
+    if own is None or not own.known:
+        return
+    broken = {rule: said for rule, said in case.refusals.items() if not rule.startswith("type ")}
+    for rule, said in broken.items():
+        yield Finding("not-loaded", ERROR, said, step(case, rule), key_of(case, rule), runtimes=(own.name,))
+    if own.rope is None and not case.refusals:
         said = f"{own.name} {'stops with' if own.stops else 'does not compute what is stated:'} {own.refuses}"
         yield Finding("not-loaded", ERROR, said, _newer_name(case), runtimes=(own.name,))
 

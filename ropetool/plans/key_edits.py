@@ -152,8 +152,9 @@ def _edit(files: tuple[GgufHeader, ...], key: str, value: Value | None, force: b
     after = source.after(patch)
     found = key_rules.objections(source, after)
     if found and not force:
+        instead = "--force" if value is None else "another value, or --force"
         error = ConfigError(
-            found[0], where=source.where, try_="another value, or --force, which writes it all the same"
+            f"after this edit, {found[0]}", where=source.where, try_=f"{instead}, which writes it all the same"
         )
         error.notes = tuple(found[1:4])
         raise error

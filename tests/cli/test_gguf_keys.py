@@ -135,16 +135,16 @@ def test_of_a_split_model_only_the_first_file_is_written_anew(tmp_path: Path) ->
 
 
 REFUSED = [
-    (("llama.context_length", "f32", "4096"), "llama.context_length would be f32; llama.cpp reads it as u32 and converts nothing"),
+    (("llama.context_length", "f32", "4096"), "llama.context_length is f32; llama.cpp reads it as u32 and converts nothing"),
     (("llama.context_length", "-1"), "-1 does not fit u32, which holds 0 to 4294967295"),
     (("llama.rope.scaling.type", "yarnx"), "llama.rope.scaling.type is 'yarnx': llama.cpp aborts the whole process unless"),
-    (("llama.rope.freq_base", "nan"), "llama.rope.freq_base would hold a number that is not finite"),
-    (("llama.attention.head_count", "[]"), "llama.attention.head_count would have 0 elements; llama.cpp wants a number for each"),
+    (("llama.rope.freq_base", "nan"), "llama.rope.freq_base is a number that is not finite"),
+    (("llama.attention.head_count", "[]"), "llama.attention.head_count has 0 elements; llama.cpp wants a number for each"),
     (("llama.contxt", "1"), "nothing says of which type it is"),
     (("x.y", "u33", "1"), "'u33' is not a type"),
     (("general.alignment", "64"), "must stay 32, by which the data is laid out"),
     (("general.name", "a\udcff"), "is not UTF-8 from character 1 on"),
-    (("general.architecture", "lama"), "general.architecture would be 'lama' (did you mean llama"),
+    (("general.architecture", "lama"), "general.architecture is 'lama' (did you mean llama"),
 ]  # fmt: skip
 
 
@@ -164,7 +164,7 @@ def test_force_writes_it_and_says_what_was_overridden(model: Path, tmp_path: Pat
     made = tmp_path / "made.gguf"
     done = run("gguf", "set", str(model), "llama.context_length", "f32", "4096", "-o", str(made), "--force")
     assert done.code == 0
-    assert "Note: against llama.cpp's rules: llama.context_length would be f32" in done.err
+    assert "Note: against llama.cpp's rules: llama.context_length is f32" in done.err
     assert contents(made)["llama.context_length"] == 4096.0
 
 

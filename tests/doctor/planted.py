@@ -122,7 +122,10 @@ def _llama_3(folder: Path) -> Path:
     }.items():
         writer.add_uint32(f"llama.{key}", number)
     writer.add_float32("llama.rope.freq_base", 500000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
     writer.add_token_list([f"t{number}" for number in range(128256)])
+    writer.add_token_merges(["t 1"])
     writer.add_tensor("output_norm.weight", np.ones(256, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.rope.tables import RopeSet
-from ropetool.runtimes.llama_cpp import decoding
+from ropetool.runtimes.base import Refuses
+from ropetool.runtimes.llama_cpp import architectures, decoding, key_rules
 from ropetool.runtimes.llama_cpp.exported import read_exported
 
 NAME = "llama.cpp"
@@ -17,6 +18,14 @@ SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and ignor
 def decode(checkpoint: Checkpoint) -> RopeSet:
     """Return what llama.cpp computes from a GGUF model, or from our export of a Hugging Face checkpoint.
 
-    Raises: Refuses.
+    Raises: Refuses, also for a model that llama.cpp would not load for another reason than its rotation.
     """
-    return read_exported(checkpoint) if isinstance(checkpoint, HfCheckpoint) else decoding.decode(checkpoint)
+    if isinstance(checkpoint, HfCheckpoint):
+        return read_exported(checkpoint)
+    architectures.get(checkpoint.name)
+    refusals = list(key_rules.of_keys(checkpoint, ()).values())
+    if refusals:
+        raise Refuses(
+            refusals[0] + (f" ({len(refusals) - 1} more: ropetool doctor shows them)" if refusals[1:] else "")
+        )
+    return decoding.decode(checkpoint)

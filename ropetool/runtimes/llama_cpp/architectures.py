@@ -343,7 +343,7 @@ FREQS_OF_HEADS = frozenset(
 FREQS_ON_FULL_LAYERS = frozenset({"gemma4", "step35"})  # and only there
 
 SLIDING = {
-    "afmoe": Sliding(pattern=4),
+    "afmoe": Sliding(required=True, pattern=4),
     "cohere2": Sliding(required=True, pattern=4, shares_base=True),
     "cohere2moe": Sliding(required=True, pattern=4, dense_first=True, shares_base=True),
     "deepseek4": Sliding(required=True, plain=True, uncompressed=True),

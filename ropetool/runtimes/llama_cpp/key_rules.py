@@ -1,197 +1,321 @@
-"""What llama.cpp cannot load, or reads as something else in silence, in the keys of a model: a sentence for each rule broken.
+"""Would llama.cpp load this file? One sentence for each rule that the keys of a model break.
 
-The rules are those of src/llama-model-loader.cpp, llama-model.cpp and llama-vocab.cpp, the sources within llama-cpp-python
-0.3.36; which key has which type is key_types.py's. Rotation is decoded, and refused where the decoder refuses.
+`refusals` answers for a file: llama.cpp loads it if there are none. `objections` answers for an edit, and also names values
+that llama.cpp reads as something else without a warning. The rules are those of src/llama-model-loader.cpp, llama-model.cpp
+and llama-vocab.cpp, the sources within llama-cpp-python 0.3.36. Which key has which type is key_types.py's, which
+architecture needs which key is loading_rules.py's. Rotation is decoded, and refused where the decoder refuses.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Any
 
 import numpy as np
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
-from ropetool.errors import RopetoolError, did_you_mean
+from ropetool.errors import NotACheckpoint, RopetoolError, did_you_mean
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.gguf.codec import shown
 from ropetool.files.gguf.shards import SPLIT_COUNT
-from ropetool.runtimes.base import Refuses
+from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
-from ropetool.runtimes.llama_cpp import decoding, key_types, vocabulary_rules
+from ropetool.runtimes.llama_cpp import decoding, key_types, layers, loading_rules, vocabulary_rules
+from ropetool.runtimes.llama_cpp.layers import Model
+from ropetool.runtimes.llama_cpp.loading_rules import ANY_LENGTH, Numbers, Read
 
 MAX_EXPERTS = 1024
 EXPERT_USED = "expert_used_count"
 EXPERT_GROUPS = "expert_group_count"
+EXPERT_GROUPS_USED = "expert_group_used_count"
+KV_LORA_RANK = "attention.kv_lora_rank"
 EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
+EITHER_EPSILON = "cohere2moe"  # the one architecture that takes either
+SINGLE_EXPERT = frozenset({"hunyuan-dense", "hunyuan_vl"})  # one expert or none is the same
 _FLOATS = (ValueType.F32, ValueType.F64)
 _DRAFTING = ".nextn."  # in the names of tensors
+_DRAFTS = "blk.*.nextn.eh_proj.weight"
 _BLOCK = re.compile(r"blk\.([0-9]{1,9})\.")
+_ROTATION = "rotation"
+# What layers that keep a state have instead of attention.
+_STATES = {
+    "minimax-01": "attn_norm_2.weight",
+    **dict.fromkeys(archs.RECURRENT_BY_INTERVAL.keys() - {"minimax-01"}, "ssm_conv1d.weight"),
+}
 
 
 def objections(before: GgufCheckpoint, after: GgufCheckpoint) -> list[str]:
     """Return what an edit of the keys would break, a sentence each; what was broken before it is not its fault."""
     both = before.values.keys() | after.values.keys()
     changed = {key for key in both if before.values.get(key) != after.values.get(key)}
-    known = problems(before, changed)
-    return [sentence for rule, sentence in problems(after, changed).items() if rule not in known]
+    known = _broken(before, changed)
+    return [sentence for rule, sentence in _broken(after, changed).items() if rule not in known]
 
 
-def problems(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
-    """Return the rules that a model breaks, each with a sentence; of long arrays only those among `changed` are read.
-
-    A file that loads may break one: sizes are those of plain tensors, and some architectures fuse two into one (phi3) or
-    have a gate among them (qwen35). So it is for `objections` to say what an edit breaks.
-    """
-    numbers = _Numbers(view)
-    found = dict(_architecture(numbers))
-    if "architecture" in found:
-        return found
-    for part in (_types(numbers, changed), _sizes(numbers), vocabulary_rules.broken(view, changed)):
-        found |= dict(part)
-    if not any(rule.startswith(f"type {numbers.name}.") for rule in found):
-        try:
-            decoding.decode(view)
-        except Refuses as refusal:
-            found["rotation"] = str(refusal)
-        except RopetoolError as error:
-            found["rotation"] = f"{error.where.rpartition(': ')[2]} {error.message}".strip()
+def _broken(view: GgufCheckpoint, changed: Collection[str]) -> dict[str, str]:
+    found = refusals(view, changed)
+    if "architecture" not in found:
+        found |= {rule: said for rule, said in _lost(Numbers(view), changed) if rule not in found}
     return found
 
 
-class _Numbers:
-    """The plain numbers among a model's keys, which are named without the architecture in front."""
+def refusals(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
+    """Return the rules for which llama.cpp would not load or run a model, each with a sentence; none if it would.
 
-    def __init__(self, view: GgufCheckpoint) -> None:
-        self.view = view
-        stated = view.values.get(archs.ARCHITECTURE)
-        self.name = str(stated.decode()) if stated is not None and stated.type is ValueType.STR else ""
+    A file without weights is a vocabulary or a header: llama.cpp loads its vocabulary alone. What stands in it is checked,
+    and of what it lacks only the rope keys. Missing tensors are not looked for.
 
-    def key(self, suffix: str) -> str:
-        return f"{self.name}.{suffix}"
-
-    def get(self, suffix: str) -> int:
-        """Return a count, of an array the first; 0 where there is none."""
-        value = self.view.values.get(self.key(suffix))
-        if value is None or value.type in (ValueType.STR, *_FLOATS):
-            return 0
-        decoded: Any = value.decode()
-        if value.element is None:
-            return int(decoded)
-        return int(decoded[0]) if value.element not in (ValueType.STR, *_FLOATS) and len(decoded) else 0
-
-    def length(self, name: str, at: int) -> int | None:
-        """Return a length of a tensor, None where there is no such tensor."""
-        info = self.view.tensors.get(name)
-        return info.shape[at] if info is not None and len(info.shape) > at else None
+    changed: the long arrays to read; None for all.
+    """
+    found = of_keys(view, changed)
+    if "architecture" in found or any(rule.startswith("type ") for rule in found):
+        return found
+    try:
+        decoding.decode(view)
+    except NotKnown:
+        pass
+    except Refuses as refusal:
+        if not any(str(refusal).endswith(rule.rpartition(" ")[2]) for rule in found):
+            found[_ROTATION] = str(refusal)
+    except RopetoolError:
+        pass
+    return found
 
 
-def _types(model: _Numbers, changed: Collection[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield keys of another type or length than the loader takes, and numbers and texts that it cannot use."""
-    lengths = {"n_layer_all": model.get(archs.BLOCK_COUNT), "4": 4}
-    lengths["n_layer"] = lengths["n_layer_all"] - model.get(archs.NEXTN_LAYERS)
-    for key, value in model.view.values.items():
-        types = key_types.loaded(key, model.name)
-        if types and value.label not in types:
-            yield (
-                f"type {key}",
-                f"{key} would be {value.label}; llama.cpp reads it as {' or '.join(types)} and converts nothing",
-            )
-            continue
-        asked = key_types.facts()["lengths"].get(key_types.template(key, model.name))
-        if asked is not None and value.element is not None and value.count != lengths[asked]:
-            what = "a number for each layer" if asked != "4" else "4 numbers"
-            yield (
-                f"length {key}",
-                f"{key} would have {value.count} elements; llama.cpp wants {what}, {lengths[asked]} here",
-            )
-        if changed is None or key in changed:
-            yield from _unusable(key, value)
+def of_keys(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
+    """Return the refusals that do not follow from decoding the rotation."""
+    model = Numbers(view)
+    found = dict(_architecture(model))
+    if "architecture" in found:
+        return found
+    try:
+        _ = view.name
+    except NotACheckpoint:  # a projector or an adapter: llama.cpp loads it beside a model, by other rules
+        return {}
+    for part in (_missing(model), _wrong(model), _unusable(model, changed), _counts(model)):
+        found |= dict(part)
+    if not any(rule.startswith(("required", "type", "length")) for rule in found):
+        found |= dict(_shapes(model))
+    if model.has_weights or vocabulary_rules.MODEL in view.values:
+        found |= dict(vocabulary_rules.broken(view, changed))
+    return found
 
 
-def _unusable(key: str, value: Value) -> Iterator[tuple[str, str]]:
-    if value.type in _FLOATS or value.element in _FLOATS:
-        finite = np.isfinite(np.asarray(value.decode()))
-        if not finite.all():
-            yield (
-                f"finite {key}",
-                f"{key} would hold a number that is not finite, and so would what is computed with it",
-            )
-        elif key.endswith(EPSILONS) and np.min(np.asarray(value.decode()), initial=0) < 0:
-            yield f"epsilon {key}", f"{key} would be below 0: llama.cpp aborts the whole process"
-    if value.type is ValueType.STR and "\0" in str(value.decode()):
-        yield f"text {key}", f"{key} would hold a character 0, where llama.cpp cuts every text off"
+# --- the container
 
 
-def _architecture(model: _Numbers) -> Iterator[tuple[str, str]]:
+def _architecture(model: Numbers) -> Iterator[tuple[str, str]]:
     known = key_types.facts()["architectures"]
     if not model.name:
-        yield "architecture", f"{archs.ARCHITECTURE} would name none, and llama.cpp loads no model without it"
+        yield "architecture", f"{archs.ARCHITECTURE} names none, and llama.cpp loads no model without it"
     elif model.name not in known:
         near = did_you_mean(model.name, known)
-        yield "architecture", f"{archs.ARCHITECTURE} would be {shown(model.name)}{near}, which llama.cpp does not know"
+        yield "architecture", f"{archs.ARCHITECTURE} is {shown(model.name)}{near}, which llama.cpp does not know"
     count = model.view.values.get(SPLIT_COUNT)
     announced = count.decode() if count is not None and count.type is ValueType.U16 else 0
     if len(model.view.files) == 1 and isinstance(announced, int) and announced > 1:
-        yield "split", f"{SPLIT_COUNT} would announce {announced} files, and this model is one"
+        yield "split", f"{SPLIT_COUNT} announces {announced} files, and this model is one"
 
 
-def _sizes(model: _Numbers) -> Iterator[tuple[str, str]]:
-    """Yield sizes that the loader misses, or that are not those of the tensors."""
-    values = model.view.values
-    epsilon = EPSILONS[0] if model.name in archs.LAYER_NORMS else EPSILONS[1]
-    for suffix in (archs.CONTEXT_LENGTH, archs.EMBEDDING_LENGTH, archs.BLOCK_COUNT, epsilon):
-        if model.key(suffix) not in values:
-            yield (
-                f"required {suffix}",
-                f"{model.key(suffix)} would be missing, and llama.cpp loads no {model.name} without it",
-            )
-    if model.key(archs.CONTEXT_LENGTH) in values and model.get(archs.CONTEXT_LENGTH) == 0:
-        yield "context", f"{model.key(archs.CONTEXT_LENGTH)} would be 0: llama.cpp makes no context of 0 tokens"
+# --- keys that are missing, of a wrong type or of a wrong length
+
+
+def _missing(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield the keys that the loader of this architecture needs and does not find."""
+    for read in loading_rules.needed(model.name):
+        key = model.key(read.suffix)
+        value = model.view.values.get(key)
+        judged = model.has_weights or read.suffix.startswith("rope.")
+        if value is None and judged and model.holds(read.condition):
+            yield f"required {read.suffix}", f"{key} is missing, and llama.cpp loads no {model.name} model without it"
+        elif value is not None and value.element is None and _as_array_alone(model, key):
+            yield f"required {read.suffix}", f"{key} is {value.label}; llama.cpp wants an array"
+    if model.name == EITHER_EPSILON and model.has_weights and not any(map(model.value, EPSILONS)):
+        keys = " and ".join(map(model.key, EPSILONS))
+        yield (
+            f"required {EPSILONS[0]}",
+            f"{keys} are missing, and llama.cpp loads no {model.name} model without one of them",
+        )
+
+
+def _as_array_alone(model: Numbers, key: str) -> bool:
+    return all(read.length == ANY_LENGTH for read in loading_rules.reads(model.name)[key])
+
+
+def _wrong(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield keys of another type or length than the loader takes, among those that it reads."""
+    for key, value in model.view.values.items():
+        types = key_types.loaded(key, model.name)
+        if not types or not _is_read(model, key, value):
+            continue
+        if value.label not in types:
+            yield f"type {key}", _of_type(key, value, types)
+        elif value.element is not None:
+            for read in loading_rules.reads(model.name).get(key, ()):
+                yield from _of_length(key, value, model.length(read.length), read)
+
+
+def _of_type(key: str, value: Value, types: Collection[str]) -> str:
+    return f"{key} is {value.label}; llama.cpp reads it as {' or '.join(types)} and converts nothing"
+
+
+def _of_length(key: str, value: Value, length: int | None, read: Read) -> Iterator[tuple[str, str]]:
+    if length is not None and value.count != length:
+        what = f"{length} numbers" if read.length.strip("[]").isdigit() else f"a number for each layer, {length} here"
+        yield f"length {key}", f"{key} has {value.count} elements; llama.cpp wants {what}"
+
+
+def _is_read(model: Numbers, key: str, value: Value) -> bool:
+    """Return whether the loader looks at a key of a model, and stops where its type is wrong."""
+    if key.startswith(vocabulary_rules.TOKENIZER):
+        return key in vocabulary_rules.ALWAYS_READ or not vocabulary_rules.is_without(model.view)
+    reads = loading_rules.reads(model.name).get(key)
+    if reads is None:
+        return not key.startswith(f"{model.name}.") and "%s" not in key_types.template(key, model.name)
+    return value.element is not None or any(read.length != ANY_LENGTH for read in reads)
+
+
+def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield numbers with which nothing can be computed."""
+    for key, value in model.view.values.items():
+        long = value.element is not None and changed is not None and key not in changed
+        if (
+            long
+            or not (value.type in _FLOATS or value.element in _FLOATS)
+            or key not in loading_rules.reads(model.name)
+        ):
+            continue
+        numbers = np.asarray(value.decode())
+        if not np.isfinite(numbers).all():
+            yield f"finite {key}", f"{key} is a number that is not finite, and so is what is computed with it"
+        elif key.endswith(EPSILONS) and np.min(numbers, initial=0) < 0:
+            yield f"epsilon {key}", f"{key} is below 0: llama.cpp aborts the whole process"
+
+
+# --- counts and shapes
+
+
+def _counts(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield counts at which the loader aborts, or that are not those of the tensors."""
+    view = model.view
+    if view.values.get(model.key(archs.CONTEXT_LENGTH)) is not None and model.get(archs.CONTEXT_LENGTH) == 0:
+        yield "context", f"{model.key(archs.CONTEXT_LENGTH)} is 0: llama.cpp makes no context of 0 tokens"
     yield from _experts(model)
-    for suffix, tensor, at, factor in _measured(model):
-        there, count = model.length(tensor, at), model.get(suffix)
-        if suffix == archs.HEAD_COUNT_KV and model.key(suffix) not in values:
-            count = model.get(archs.HEAD_COUNT)
-        if there is not None and there != count * factor:
-            of = f" heads of {factor}" if factor != 1 else ""
-            what = f"{model.key(suffix)} would be {count}{of}, and {tensor} is {there} wide"
-            yield f"size {suffix}", f"{what}: llama.cpp would not load it"
-    if bool(model.get(archs.NEXTN_LAYERS)) != any(_DRAFTING in name for name in model.view.tensors):
-        key = model.key(archs.NEXTN_LAYERS)
-        yield (
-            "drafting",
-            f"{key} would be {model.get(archs.NEXTN_LAYERS)}, which is not what the tensors of drafting layers say",
-        )
-    blocks = [int(found[1]) for found in map(_BLOCK.match, model.view.tensors) if found is not None]
-    if blocks and max(blocks) + 1 != model.get(archs.BLOCK_COUNT):
+    yield from _layers(model)
+    yield from _latent(model)
+    keys, values = (loading_rules.channels_of(model, suffix) for suffix in (archs.KEY_LENGTH, archs.VALUE_LENGTH))
+    if model.has_weights and loading_rules.has_equal_heads(model.name) and keys != values:
+        said = f"{model.key(archs.KEY_LENGTH)} makes {keys} channels and {model.key(archs.VALUE_LENGTH)} {values}"
+        yield "heads", f"{said}: llama.cpp aborts the whole process unless they are equal"
+    yield from _drafting(model)
+    blocks = [int(found[1]) for found in map(_BLOCK.match, view.tensors) if found is not None]
+    count = model.get(archs.BLOCK_COUNT)
+    if blocks and (max(blocks) + 1 > count or (max(blocks) + 1 < count and not model.get(archs.NEXTN_LAYERS))):
         key = model.key(archs.BLOCK_COUNT)
-        yield (
-            "blocks",
-            f"{key} would be {model.get(archs.BLOCK_COUNT)}, and there are tensors of {max(blocks) + 1} layers",
-        )
+        yield "blocks", f"{key} is {count}, and there are tensors of {max(blocks) + 1} layers"
 
 
-def _measured(model: _Numbers) -> tuple[tuple[str, str, int, int], ...]:
-    """Return what is as wide as a tensor: the key, the tensor, which of its lengths, and how many channels one counts for."""
-    heads = model.get(archs.HEAD_COUNT)
-    channels = model.get(archs.KEY_LENGTH) or (model.get(archs.EMBEDDING_LENGTH) // heads if heads else 0)
-    return (
-        (archs.EMBEDDING_LENGTH, "token_embd.weight", 0, 1),
-        (archs.FEED_FORWARD_LENGTH, "blk.0.ffn_up.weight", 1, 1),
-        (archs.HEAD_COUNT, "blk.0.attn_q.weight", 1, channels),
-        (archs.HEAD_COUNT_KV, "blk.0.attn_k.weight", 1, channels),
-    )
+def _drafting(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield a number of drafting layers that is not the one of the tensors; some loaders do without those tensors."""
+    stated, found = model.get(archs.NEXTN_LAYERS), any(_DRAFTING in name for name in model.view.tensors)
+    missing = stated and model.has_weights and not found and not loading_rules.has(model.name, _DRAFTS)
+    if missing or (found and not stated):
+        key = model.key(archs.NEXTN_LAYERS)
+        yield "drafting", f"{key} is {stated}, which is not what the tensors of drafting layers say"
 
 
-def _experts(model: _Numbers) -> Iterator[tuple[str, str]]:
-    """Yield counts of experts at which the loader aborts."""
-    count, used, groups = (model.get(suffix) for suffix in (archs.EXPERT_COUNT, EXPERT_USED, EXPERT_GROUPS))
+def _experts(model: Numbers) -> Iterator[tuple[str, str]]:
+    count, groups = (model.get(suffix) for suffix in (archs.EXPERT_COUNT, EXPERT_GROUPS))
+    if model.name in SINGLE_EXPERT and count <= 1:
+        return
+    value = model.value(EXPERT_USED)
+    listed = range(value.count if value is not None and value.element is not None else 1)
+    used = max((model.get(EXPERT_USED, layer) for layer in listed), default=0)
+    groups_used = model.get(EXPERT_GROUPS_USED)
     if count > MAX_EXPERTS:
-        yield "experts", f"{model.key(archs.EXPERT_COUNT)} would be {count}: llama.cpp aborts above {MAX_EXPERTS}"
+        yield "experts", f"{model.key(archs.EXPERT_COUNT)} is {count}: llama.cpp aborts above {MAX_EXPERTS}"
     elif used > count or (count and not used):
         key = model.key(EXPERT_USED)
-        yield "experts", f"{key} would be {used} of {count} experts: llama.cpp aborts unless it is 1 to that number"
-    elif groups and (groups >= count or (groups > 1 and count % groups)):
-        yield "experts", f"{model.key(EXPERT_GROUPS)} would be {groups} of {count} experts: llama.cpp aborts"
+        yield "experts", f"{key} is {used} of {count} experts: llama.cpp aborts unless it is 1 to that number"
+    elif groups and (groups >= count or (groups > 1 and (count % groups or not 0 < groups_used < groups))):
+        keys = (
+            f"{model.key(EXPERT_GROUPS)} is {groups} of {count} experts, {model.key(EXPERT_GROUPS_USED)} {groups_used}"
+        )
+        yield "experts", f"{keys}: llama.cpp aborts"
+
+
+def _latent(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield a size of keys that is not the one that latent attention keeps: the latent part and the rotating one."""
+    both = (archs.KEY_LENGTH_MLA, archs.VALUE_LENGTH_MLA)
+    if model.name not in archs.READS_MLA_LENGTHS or not model.has_weights or not all(map(model.get, both)):
+        return
+    kept = model.get(KV_LORA_RANK) + model.get(archs.DIMENSION_COUNT)
+    channels = loading_rules.channels_of(model)
+    if model.value(archs.DIMENSION_COUNT) is not None and channels != kept:
+        key = model.key(archs.KEY_LENGTH)
+        said = f"{model.key(KV_LORA_RANK)} and {model.key(archs.DIMENSION_COUNT)} make {kept}"
+        yield (
+            "latent",
+            f"a key has {channels} channels by {key} or without it, and {said}: llama.cpp aborts the whole process",
+        )
+
+
+def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield a key that says of a layer that it has experts, or keeps a state, and its tensors say otherwise."""
+    names, name = model.view.tensors, model.name
+    state = _STATES.get(name) if archs.ATTENTION_INTERVAL in loading_rules.own(name) else None
+    reader = Model.of(model.view) if state and model.has_weights else None
+    for layer in range(model.layers):
+        block = f"blk.{layer}."
+        if f"{block}attn_norm.weight" not in names:
+            continue
+        if loading_rules.leads_dense(name) and model.get(archs.EXPERT_COUNT):
+            dense = layer < model.get(archs.LEADING_DENSE)
+            if dense == (f"{block}ffn_gate_inp.weight" in names):
+                key, word = model.key(archs.LEADING_DENSE), "no experts" if dense else "experts"
+                yield (
+                    "dense",
+                    f"by {key}, which is {model.get(archs.LEADING_DENSE)}, layer {layer} has {word}, and its tensors say otherwise",
+                )
+                return
+        if reader is not None and layers.recurs(reader, layer) != (f"{block}{state}" in names):
+            key = model.key(archs.ATTENTION_INTERVAL)
+            yield "states", f"by {key} and the like, layer {layer} is of another type than its tensors"
+            return
+
+
+def _shapes(model: Numbers) -> Iterator[tuple[str, str]]:
+    """Yield one tensor of those whose shape contradicts the same keys."""
+    named: set[str] = set()
+    for tensor, there, asked in loading_rules.shapes(model):
+        keys = loading_rules.asked_by(model, tensor)
+        if keys not in named:
+            named.add(keys)
+            found, wanted = (" x ".join(map(str, shape)) for shape in (there, asked))
+            yield f"shape {tensor}", f"{tensor} is {found}; llama.cpp loads only {wanted}, by {keys}"
+
+
+# --- what loads and is read as something else
+
+
+def _lost(model: Numbers, changed: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield values that llama.cpp leaves out or takes for another without a warning."""
+    lengths = key_types.facts()["lengths"]
+    for key, value in model.view.values.items():
+        types = key_types.loaded(key, model.name)
+        if types and value.label not in types:
+            yield f"type {key}", _of_type(key, value, types)
+        elif value.element is not None and (asked := lengths.get(key_types.template(key, model.name))) is not None:
+            read = Read(key, f"[{asked}]", "")
+            yield from _of_length(key, value, model.length(read.length), read)
+        if key in changed and value.type is ValueType.STR and "\0" in str(value.decode()):
+            yield f"text {key}", f"{key} has a character 0 in it, where llama.cpp cuts every text off"
+    yield from vocabulary_rules.lost(model.view)
+    if model.get(archs.NEXTN_LAYERS) and not any(_DRAFTING in name for name in model.view.tensors):
+        yield "drafting", f"{model.key(archs.NEXTN_LAYERS)} is set, and there are no tensors of drafting layers"
+    try:
+        decoding.decode(model.view)
+    except Refuses:
+        pass
+    except RopetoolError as error:
+        yield _ROTATION, f"{error.where.rpartition(': ')[2]} {error.message}".strip()

@@ -108,7 +108,7 @@ class Model:
 def kinds(model: Model) -> dict[str, tuple[tuple[int, ...], bool]]:
     """Return the layers of each kind, and whether they rotate."""
     count = layer_count(model)
-    attending = [layer for layer in range(count) if not _recurs(model, layer)]
+    attending = [layer for layer in range(count) if not recurs(model, layer)]
     sliding = sliding_layers(model, count)
     if window_of(model) and not sliding and model.arch.name not in archs.WITHOUT_SLIDING_CACHE:
         raise Refuses(
@@ -136,7 +136,7 @@ def layer_count(model: Model) -> int:
     return blocks - drafts
 
 
-def _recurs(model: Model, layer: int) -> bool:
+def recurs(model: Model, layer: int) -> bool:
     """Return whether the layer keeps a state instead of attending."""
     name = model.arch.name
     if name in archs.RECURRENT_WITHOUT_HEADS:

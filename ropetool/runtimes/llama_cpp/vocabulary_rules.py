@@ -23,7 +23,14 @@ SIZE = "vocab_size"  # which counts only where there is no vocabulary
 WITHOUT = ("none", "no_vocab")
 BYTE_PAIRS = ("gpt2", "hybriddna", "whitespace")
 WITHOUT_MERGES = "kimi-k2"  # a pre-tokenizer whose files may have none
-_TOKEN_ID, _TOKENIZER = "_token_id", "tokenizer.ggml."
+TOKENIZER = "tokenizer.ggml."
+ALWAYS_READ = (MODEL, PRE, "tokenizer.ggml.token_type_count")  # where a file has no vocabulary too
+_TOKEN_ID = "_token_id"
+
+
+def is_without(view: GgufCheckpoint) -> bool:
+    """Return whether a model says that it has no vocabulary."""
+    return _text(view, MODEL) in WITHOUT
 
 
 def broken(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[tuple[str, str]]:
@@ -31,10 +38,10 @@ def broken(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[tu
     model, pre = _text(view, MODEL), _text(view, PRE)
     names, pretokenizers = key_types.facts()["tokenizers"], key_types.facts()["pretokenizers"]
     if not model:
-        yield "tokenizer", f"{MODEL} would be missing, and llama.cpp loads no model without it"
+        yield "tokenizer", f"{MODEL} is missing, and llama.cpp loads no model without it"
         return
     if model not in names:
-        yield "tokenizer", f"{MODEL} would be {shown(model)}{did_you_mean(model, names)}, which llama.cpp does not know"
+        yield "tokenizer", f"{MODEL} is {shown(model)}{did_you_mean(model, names)}, which llama.cpp does not know"
     if model in WITHOUT:
         key = f"{_text(view, ARCHITECTURE)}.{SIZE}"
         yield from _rows(view, key, _number(view, key) or 0)
@@ -42,24 +49,24 @@ def broken(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[tu
     if model in BYTE_PAIRS and pre and pre not in pretokenizers:
         yield (
             "pre-tokenizer",
-            f"{PRE} would be {shown(pre)}{did_you_mean(pre, pretokenizers)}, which llama.cpp does not know",
+            f"{PRE} is {shown(pre)}{did_you_mean(pre, pretokenizers)}, which llama.cpp does not know",
         )
     if model in BYTE_PAIRS and MERGES not in view.values and pre != WITHOUT_MERGES:
-        yield "merges", f"{MERGES} would be missing, and llama.cpp loads no {model} vocabulary without them"
+        yield "merges", f"{MERGES} is missing, and llama.cpp loads no {model} vocabulary without them"
     yield from _tokens(view, changed)
 
 
 def _tokens(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[tuple[str, str]]:
     tokens = view.values.get(TOKENS)
     if tokens is None:
-        yield "tokens", f"{TOKENS} would be missing, and llama.cpp loads no vocabulary without them"
+        yield "tokens", f"{TOKENS} is missing, and llama.cpp loads no vocabulary without them"
         return
     for key in BESIDE:
         value = view.values.get(key)
         if value is not None and value.element is not None and value.count < tokens.count:
             yield (
                 f"beside {key}",
-                f"{key} would have {value.count:,} entries for {tokens.count:,} tokens: llama.cpp wants one for each",
+                f"{key} has {value.count:,} entries for {tokens.count:,} tokens: llama.cpp wants one for each",
             )
     yield from _rows(view, TOKENS, tokens.count)
     if tokens.element is ValueType.STR and (changed is None or TOKENS in changed):
@@ -67,19 +74,24 @@ def _tokens(view: GgufCheckpoint, changed: Collection[str] | None) -> Iterator[t
         assert isinstance(listed, list)
         twice = _first_double(listed)
         if twice is not None:
-            yield "doubles", f"{TOKENS} would have {shown(twice)} twice: llama.cpp aborts the whole process"
-    for key in view.values:
-        if key.startswith(_TOKENIZER) and key.endswith(_TOKEN_ID):
+            yield "doubles", f"{TOKENS} has {shown(twice)} twice: llama.cpp aborts the whole process"
+
+
+def lost(view: GgufCheckpoint) -> Iterator[tuple[str, str]]:
+    """Yield token ids that llama.cpp leaves out without a warning."""
+    tokens = view.values.get(TOKENS)
+    for key in view.values if tokens is not None else ():
+        if key.startswith(TOKENIZER) and key.endswith(_TOKEN_ID):
             number = _number(view, key)
-            if number is not None and number >= tokens.count:
-                yield f"token {key}", f"{key} would be {number:,} of {tokens.count:,} tokens, which llama.cpp ignores"
+            if tokens is not None and number is not None and number >= tokens.count:
+                yield f"token {key}", f"{key} is {number:,} of {tokens.count:,} tokens, which llama.cpp ignores"
 
 
 def _rows(view: GgufCheckpoint, key: str, count: int) -> Iterator[tuple[str, str]]:
     embedding = view.tensors.get(EMBEDDING)
     if embedding is not None and len(embedding.shape) == 2 and embedding.shape[1] != count:
-        what = f"{key} would be {count:,} tokens, and {EMBEDDING} has {embedding.shape[1]:,} rows"
-        yield "vocabulary", f"{what}: llama.cpp would not load it"
+        what = f"{key} counts {count:,} tokens, and {EMBEDDING} has {embedding.shape[1]:,} rows"
+        yield "vocabulary", f"{what}: llama.cpp does not load it"
 
 
 def _first_double(tokens: list[str]) -> str | None:

@@ -1,0 +1,326 @@
+"""Which keys llama.cpp's loader needs and reads for each architecture, and what shape tensors have by them.
+
+The data is loading.json, read from llama.cpp's sources by scripts/gguf_loading.py. What a broken rule means is
+key_rules.py's concern.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ropetool.checkpoint.gguf import ARCHITECTURE, GgufCheckpoint
+from ropetool.files.gguf import Value, ValueType
+from ropetool.runtimes.llama_cpp import architectures as archs
+from ropetool.runtimes.llama_cpp import key_types
+
+TOKEN_TYPES = "tokenizer.ggml.token_type_count"
+EVERY = "*"  # what the loader reads for every architecture
+ANY_LENGTH = "[]"
+_ENTRY = re.compile(r"(?P<suffix>[^\[ ]+)(?P<length>\[\w*\])?(?: if (?P<condition>.+))?")
+_LAYER = re.compile(r"(?<=blk\.)([0-9]{1,9})(?=\.)")
+_FLOATS = (ValueType.F32, ValueType.F64)
+_LITE = (26, 27)  # layers of a DeepSeek without query compression; 48 too, with the vocabulary of Kanana 2
+_LITE_WITH = (48, 128256)
+
+
+class NotKnown(Exception):
+    """A number that the keys of a file do not give."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A key that the loader asks for. length: `[4]` or `[n_layer]` beside a scalar, `[]` for an array of any length, else empty.
+
+    condition: under which it is needed, empty for always.
+    """
+
+    suffix: str
+    length: str
+    condition: str
+
+
+@cache
+def facts() -> Mapping[str, Any]:
+    """Return the data: keys needed and taken by architecture, fields of the loader, and shapes."""
+    found: Mapping[str, Any] = json.loads(Path(__file__).with_name("loading.json").read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def needed(architecture: str) -> tuple[Read, ...]:
+    """Return the keys without which the loader stops."""
+    return _listed("needs", architecture)
+
+
+@cache
+def reads(architecture: str) -> Mapping[str, tuple[Read, ...]]:
+    """Return how the loader reads each key, by the key as a file of this architecture spells it."""
+    found: dict[str, tuple[Read, ...]] = {}
+    for each in (*needed(architecture), *_listed("takes", architecture)):
+        key = full(each.suffix, architecture)
+        found[key] = (*found.get(key, ()), each)
+    return found
+
+
+def own(architecture: str) -> frozenset[str]:
+    """Return the keys, without the architecture in front, that the loader reads for this architecture and not for all."""
+    data = facts()
+    entries = (*data["needs"].get(architecture, ()), *data["takes"].get(architecture, ()))
+    return frozenset(_entry(each).suffix for each in entries)
+
+
+def full(suffix: str, architecture: str) -> str:
+    """Return a key as a file spells it; a few have no architecture in front."""
+    return suffix if suffix in key_types.facts()["loaded"] else f"{architecture}.{suffix}"
+
+
+def _listed(part: str, architecture: str) -> tuple[Read, ...]:
+    data = facts()[part]
+    return tuple(_entry(each) for name in (EVERY, architecture) for each in data.get(name, ()))
+
+
+@cache
+def _entry(text: str) -> Read:
+    found = _ENTRY.fullmatch(text)
+    assert found is not None, text
+    return Read(found["suffix"], found["length"] or "", found["condition"] or "")
+
+
+def has(architecture: str, tensor: str) -> bool:
+    """Return whether the loader knows a tensor of this architecture; `*` stands for the layer."""
+    return tensor in _shapes(architecture)
+
+
+def leads_dense(architecture: str) -> bool:
+    """Return whether all layers behind leading_dense_block_count, and no others, have experts."""
+    return architecture in facts()["dense_lead"].split()
+
+
+def has_equal_heads(architecture: str) -> bool:
+    """Return whether the graph stops unless a head of keys has as many channels as one of values."""
+    return architecture in facts()["equal_heads"].split()
+
+
+# --- numbers of a model
+
+
+class Numbers:
+    """The plain numbers among a model's keys, which are named without the architecture in front."""
+
+    def __init__(self, view: GgufCheckpoint) -> None:
+        self.view = view
+        stated = view.values.get(ARCHITECTURE)
+        self.name = str(stated.decode()) if stated is not None and stated.type is ValueType.STR else ""
+
+    def key(self, suffix: str) -> str:
+        return full(suffix, self.name)
+
+    def value(self, suffix: str) -> Value | None:
+        return self.view.values.get(self.key(suffix))
+
+    def get(self, suffix: str, layer: int = 0) -> int:
+        """Return a count, of an array that of a layer; 0 where there is none."""
+        value = self.value(suffix)
+        if value is None or value.type in (ValueType.STR, *_FLOATS):
+            return 0
+        decoded: Any = value.decode()
+        if value.element is None:
+            return int(decoded)
+        return int(decoded[layer]) if value.element not in (ValueType.STR, *_FLOATS) and len(decoded) > layer else 0
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the file is a model and no header, with frequency vectors or without, or vocabulary."""
+        return any(name not in archs.VECTORS for name in self.view.tensors)
+
+    @property
+    def layers(self) -> int:
+        """How many layers there are, without those that draft tokens."""
+        return self.get(archs.BLOCK_COUNT) - self.get(archs.NEXTN_LAYERS)
+
+    def length(self, name: str) -> int | None:
+        """Return how many entries an array must have; None where any number will do."""
+        if name == ANY_LENGTH or not name:
+            return None
+        name = name.strip("[]")
+        return (
+            {"n_layer_all": self.get(archs.BLOCK_COUNT), "n_layer": self.layers}.get(name)
+            if not name.isdigit()
+            else int(name)
+        )
+
+    def holds(self, condition: str) -> bool:
+        """Return whether a condition of the data holds: a key is above 0, or an array has entries."""
+        if condition == "not lite":
+            return self.layers not in _LITE and (self.layers, self.tokens) != _LITE_WITH
+        value = self.value(condition) if condition else None
+        return not condition or (
+            value is not None and (value.count if value.element is not None else self.get(condition)) > 0
+        )
+
+    @property
+    def tokens(self) -> int:
+        tokens = self.view.values.get("tokenizer.ggml.tokens")
+        return tokens.count if tokens is not None and tokens.element is not None else self.get("vocab_size")
+
+
+# --- shapes
+
+
+def shapes(model: Numbers) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Yield each tensor whose shape is none of those that the loader asks for by the keys, with its shape and one of them."""
+    by_tensor = _shapes(model.name)
+    for name, info in model.view.tensors.items():
+        found = _LAYER.search(name)
+        texts = by_tensor.get(_LAYER.sub("*", name), ())
+        try:
+            sizes = [_evaluated(text, model, int(found[1]) if found else 0) for text in texts]
+        except (NotKnown, ZeroDivisionError):
+            continue
+        there = tuple(info.shape)
+        if sizes and not any(_same(there, size) for size in sizes):
+            yield name, there, sizes[0]
+
+
+def asked_by(model: Numbers, tensor: str) -> str:
+    """Return the keys that the shape of a tensor follows from, for a sentence."""
+    texts = _shapes(model.name).get(_LAYER.sub("*", tensor), ())
+    names = dict.fromkeys(name for text in texts for name in re.findall(r"[a-z]\w+", text))
+    fields = facts()["fields"]
+    suffixes = dict.fromkeys(each for name in names for each in _SUFFIXES.get(name, (fields.get(name, ""),)) if each)
+    return ", ".join(f"{model.key(each)}{'' if model.value(each) else ' (missing)'}" for each in suffixes)
+
+
+def _same(there: tuple[int, ...], size: tuple[int, ...]) -> bool:
+    """Return whether two shapes are the same but for lengths of 1 behind."""
+    longest = max(len(there), len(size))
+    return there + (1,) * (longest - len(there)) == size + (1,) * (longest - len(size))
+
+
+@cache
+def _shapes(architecture: str) -> Mapping[str, tuple[str, ...]]:
+    """Return the shapes that each tensor of an architecture may have, by its name with `*` for the layer."""
+    found: dict[str, tuple[str, ...]] = {}
+    for line, names in facts()["shapes"].items():
+        if architecture in names.split():
+            tensor, _, shape = line.partition(": ")
+            found[tensor] = (*found.get(tensor, ()), shape)
+    return found
+
+
+@cache
+def _tree(text: str) -> ast.expr:
+    return ast.parse(f"({text},)", mode="eval").body
+
+
+def _evaluated(text: str, model: Numbers, layer: int) -> tuple[int, ...]:
+    tree = _tree(text)
+    assert isinstance(tree, ast.Tuple)
+    return tuple(_number(each, model, layer) for each in tree.elts)
+
+
+_OPERATORS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+def _number(tree: ast.expr, model: Numbers, layer: int) -> int:
+    """Return what an expression comes to. Raises: NotKnown, ZeroDivisionError."""
+    if isinstance(tree, ast.BinOp):
+        return _OPERATORS[type(tree.op)](_number(tree.left, model, layer), _number(tree.right, model, layer))
+    if isinstance(tree, ast.IfExp):
+        return _number(tree.body if _number(tree.test, model, layer) else tree.orelse, model, layer)
+    if isinstance(tree, ast.Call):
+        assert isinstance(tree.func, ast.Name)
+        at = layer if isinstance(tree.args[0], ast.Name) else 0
+        return _LAYERED[tree.func.id](model, at)
+    if isinstance(tree, ast.Name):
+        return _PLAIN[tree.id](model) if tree.id in _PLAIN else model.get(facts()["fields"][tree.id])
+    assert isinstance(tree, ast.Constant)
+    assert isinstance(tree.value, int)
+    return tree.value
+
+
+def _heads(model: Numbers, layer: int) -> int:
+    return model.get(archs.HEAD_COUNT, layer)
+
+
+def _heads_kv(model: Numbers, layer: int) -> int:
+    return (
+        model.get(archs.HEAD_COUNT_KV, layer) if model.value(archs.HEAD_COUNT_KV) is not None else _heads(model, layer)
+    )
+
+
+def channels_of(model: Numbers, suffix: str = archs.KEY_LENGTH) -> int:
+    """Return the channels of a head of keys, or of values."""
+    heads = _heads(model, 0)
+    if not heads or model.value(suffix) is not None:
+        return model.get(suffix) if heads else 0
+    return model.get(archs.EMBEDDING_LENGTH) // heads
+
+
+def _head(model: Numbers, suffix: str, sliding: str) -> int:
+    """Return the channels of a head. Raises: NotKnown where those of sliding layers are others."""
+    channels = channels_of(model, suffix)
+    if model.value(sliding) is not None and model.get(sliding) != channels:
+        raise NotKnown
+    return channels
+
+
+def _keys(model: Numbers, layer: int) -> int:
+    return _head(model, archs.KEY_LENGTH, archs.KEY_LENGTH_SWA)
+
+
+def _values(model: Numbers, layer: int) -> int:
+    return _head(model, archs.VALUE_LENGTH, archs.VALUE_LENGTH_SWA)
+
+
+def _rotary(model: Numbers, layer: int) -> int:
+    """Return how many channels rotate. Raises: NotKnown where those of sliding layers are others."""
+    channels = (
+        model.get(archs.DIMENSION_COUNT) if model.value(archs.DIMENSION_COUNT) is not None else _keys(model, layer)
+    )
+    if model.value(archs.DIMENSION_COUNT_SWA) is not None and model.get(archs.DIMENSION_COUNT_SWA) != channels:
+        raise NotKnown
+    return channels
+
+
+def _latent(suffix: str, plain: Callable[[Numbers, int], int]) -> Callable[[Numbers, int], int]:
+    """Return how a head of latent attention is counted: by its own key if the file has both, else as any other."""
+    both = (archs.KEY_LENGTH_MLA, archs.VALUE_LENGTH_MLA)
+    return lambda model, layer: model.get(suffix) if all(map(model.get, both)) else plain(model, layer)
+
+
+_PLAIN: Mapping[str, Callable[[Numbers], int]] = {
+    "n_embd": lambda model: model.get(archs.EMBEDDING_LENGTH),
+    "n_vocab": lambda model: model.tokens,
+    "n_expert": lambda model: model.get(archs.EXPERT_COUNT),
+    "n_token_types": lambda model: model.get(TOKEN_TYPES),
+}
+_LAYERED: Mapping[str, Callable[[Numbers, int], int]] = {
+    "n_head": _heads, "n_head_kv": _heads_kv, "n_embd_head_k": _keys, "n_embd_head_v": _values,
+    "n_embd_k_gqa": lambda model, layer: _keys(model, layer) * _heads_kv(model, layer),
+    "n_embd_v_gqa": lambda model, layer: _values(model, layer) * _heads_kv(model, layer),
+    "n_ff": lambda model, layer: model.get(archs.FEED_FORWARD_LENGTH, layer),
+    "n_ff_exp": lambda model, layer: model.get("expert_feed_forward_length", layer), "n_rot": _rotary,
+    "n_embd_head_k_mla": _latent(archs.KEY_LENGTH_MLA, _keys),
+    "n_embd_head_v_mla": _latent(archs.VALUE_LENGTH_MLA, _values),
+    "n_expert_used": lambda model, layer: model.get("expert_used_count", layer),
+}  # fmt: skip
+_SUFFIXES: Mapping[str, tuple[str, ...]] = {
+    "n_embd": (archs.EMBEDDING_LENGTH,), "n_token_types": (TOKEN_TYPES,), "n_vocab": ("vocab_size",), "n_expert": (archs.EXPERT_COUNT,),
+    "n_head": (archs.HEAD_COUNT,), "n_head_kv": (archs.HEAD_COUNT_KV,), "n_embd_head_k": (archs.KEY_LENGTH,),
+    "n_embd_head_v": (archs.VALUE_LENGTH,), "n_embd_k_gqa": (archs.HEAD_COUNT_KV, archs.KEY_LENGTH),
+    "n_embd_v_gqa": (archs.HEAD_COUNT_KV, archs.VALUE_LENGTH), "n_ff": (archs.FEED_FORWARD_LENGTH,),
+    "n_ff_exp": ("expert_feed_forward_length",), "n_rot": (archs.DIMENSION_COUNT,),
+    "n_embd_head_k_mla": (archs.KEY_LENGTH_MLA, archs.KEY_LENGTH),
+    "n_embd_head_v_mla": (archs.VALUE_LENGTH_MLA, archs.VALUE_LENGTH), "n_expert_used": ("expert_used_count",),
+}  # fmt: skip
