@@ -7,7 +7,7 @@ from typing import Any
 
 from ropetool import names
 from ropetool.errors import InvalidRope
-from ropetool.families.family import Family
+from ropetool.families.family import Family, at
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import is_number
 
@@ -28,7 +28,8 @@ def check(part: Config, family: Family, where: str) -> None:
     if family.rotates == "no_rope_layers":
         rules[family.rotating_key] = _flags
     for key, rule in rules.items():
-        fault = rule(part[key], part, family) if key and part.get(key) is not None else ""
+        value = at(part, key)
+        fault = rule(value, part, family) if value is not None else ""
         if fault:
             raise InvalidRope(
                 fault, where=f"{where}: {key}", try_=f"take {key} from the config.json that was published"
@@ -77,7 +78,8 @@ def _indices(value: Any, part: Config, family: Family) -> str:
     count = part.get(names.NUM_HIDDEN_LAYERS)
     if not isinstance(value, list) or not all(_is_whole(index) for index in value):
         return f"{shown(value)} is not a list of layers by their numbers"
-    if not any(index >= 0 and (count is None or index < count) for index in value):
+    first = family.kind_indices_from
+    if not any(index >= first and (count is None or index < first + count) for index in value):
         return f"{shown(value)} names no layer of the model, so that none would attend"
     return ""
 

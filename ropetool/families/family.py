@@ -94,7 +94,8 @@ class Family:
     default_kinds: the kinds in order, over and over, instead of a pattern; with kinds_count they are those of so many layers,
     and of no other number. kinds_keys: where there may be a list with one word a layer, or a text
     with one letter, the first that is stated counts; kind_names: its words that are not these.
-    kind_indices_key: a list of the full-attention layers' numbers instead. kind_numbers_key: a list with a number a layer,
+    kind_indices_key: a list of the full-attention layers' numbers instead, dots lead into objects; kind_indices_from: the
+    number of the first layer in it. kind_numbers_key: a list with a number a layer,
     of which kind_names says the kinds; it may go on beyond the last layer. cache_known: whether a layer keeps whole keys and
     values of each token. rope_groups: under which words rope_parameters
     nests the kinds, where not under these. default_*: the values that the class assumes when the config is silent; None for
@@ -172,6 +173,7 @@ class Family:
     kinds_keys: tuple[str, ...] = ("layer_types",)
     kind_names: dict[str, str] = dataclasses.field(default_factory=dict)
     kind_indices_key: str = ""
+    kind_indices_from: int = 0
     kind_numbers_key: str = ""
     cache_known: bool = True
     rope_groups: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -278,9 +280,7 @@ class Family:
     def not_described(self, config: Mapping[str, Any]) -> str:
         """Return which key of a config is other than all that is said here takes for granted, in words; empty for none."""
         for place, needed in self.needed.items():
-            value: Any = config
-            for key in place.split("."):
-                value = value.get(key) if isinstance(value, Mapping) else None
+            value = at(config, place)
             if value not in needed.values:
                 return f"{place} is {shown(value)}: {needed.why}"
         return ""
@@ -310,6 +310,14 @@ class Family:
     def rope_entries(self) -> tuple[str, ...]:
         """The kinds of layer that have a table."""
         return self.layer_types or ("full_attention",)
+
+
+def at(config: Mapping[str, Any], place: str) -> Any:
+    """Return the value at a place of a config, keys with dots between them, or None."""
+    value: Any = config
+    for key in place.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:

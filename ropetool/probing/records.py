@@ -16,6 +16,8 @@ ORDER = (
     "model_type", "outcome", "reason", "transformers", "architecture", "config_class", "proven_on", "text_path", "text_type",
     "layout",
 )  # fmt: skip
+# Types without rotary code that have no learned positions either: only the stated context limits them.
+UNLIMITED = ("kimi_linear",)
 Record = dict[str, Any]
 
 
@@ -51,8 +53,8 @@ def is_registered(model_type: str) -> bool:
 
 @cache
 def model_types() -> list[str]:
-    """Return the model types that have a model of text whose code rotates something, or may."""
-    return sorted({*causal_types(), *multimodal_types()})
+    """Return the model types of text models to record: their code rotates something, or may, or nothing limits them."""
+    return sorted({*causal_types(), *multimodal_types(), *UNLIMITED})
 
 
 def causal_types() -> list[str]:

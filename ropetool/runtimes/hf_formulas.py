@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ropetool import names
-from ropetool.families.family import Family
+from ropetool.families.family import Family, at
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import (
     Source,
@@ -233,9 +233,10 @@ def kinds(part: Mapping[str, Any], family: Family, count: int) -> list[str]:
     numbers = part.get(family.kind_numbers_key)
     if numbers is not None:
         return [family.kind_names[f"{number:g}"] for number in numbers[:count]]
-    indices = part.get(family.kind_indices_key)
+    indices = at(part, family.kind_indices_key)
     if indices is not None:
-        return [names.FULL_ATTENTION if i in indices else family.pattern_other for i in range(count)]
+        first = family.kind_indices_from
+        return [names.FULL_ATTENTION if first + i in indices else family.pattern_other for i in range(count)]
     if family.unrotated_window_key:
         slides = part.get(family.unrotated_window_key) is True and part.get(family.window_key) is not None
         rotating = set(_rotating(part, family, count))

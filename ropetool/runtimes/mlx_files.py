@@ -13,6 +13,7 @@ from ropetool import names
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families import engines
 from ropetool.families.engines import MlxFile, MlxReading
+from ropetool.families.family import at
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.tables import Array, LayerRope, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
@@ -71,16 +72,6 @@ def _lacking(program: str, model_type: str, text_type: str) -> str:
         return f"{program} has no model of {model_type}"
     inside = f" around a {text_type}" if text_type != model_type else ""
     return f"{program} has a model file for {model_type}, which was not asked{inside}"
-
-
-def at(part: Keys, place: str) -> Any:
-    """Return what stands at a place of the config, None where nothing does."""
-    found: Any = part
-    for key in place.split("."):
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(key)
-    return found
 
 
 def _keys(part: Keys, reading: MlxReading, facts: MlxFile) -> dict[str, Any]:
