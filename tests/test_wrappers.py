@@ -295,3 +295,122 @@ def test_the_data_names_families_and_sources() -> None:
     for name, wrapper in WRAPPERS.items():
         assert wrapper.source, name
         assert name in wrapper.source or "/" in wrapper.source
+
+
+EXAONE = {  # as LGAI-EXAONE/EXAONE-4.5-33B was first published, with fewer layers
+    "model_type": "exaone4_5_text", "hidden_size": 5120, "num_hidden_layers": 8, "num_attention_heads": 40,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 262144, "rope_theta": 1000000,
+    "sliding_window": 4096, "sliding_window_pattern": "LLLG",
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
+
+
+def test_a_text_type_that_the_class_renames_is_read_as_the_other(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {"model_type": "exaone4_5", "text_config": EXAONE})
+    found = inspection.inspect(source)
+    assert found.family is not None
+    assert found.rope is not None
+    entry = found.rope.entries["full_attention"]
+    assert (found.family.model_type, entry.factor, entry.layers) == ("exaone4", 16.0, (0, 1, 2, 4, 5, 6))
+    assert entry.table is not None
+    inv_freq = entry.table.at(262144).inv_freq
+    assert (len(inv_freq), entry.attention_factor) == (64, 1.0)
+    assert float(inv_freq[-1]) == pytest.approx(7.75586e-08, rel=1e-5)  # transformers' class on that config
+    after = config_of(
+        ropetool.apply(ropetool.plan(source, "yarn", factor=2, reading="current"), source, tmp_path / "out").output
+    )
+    assert after["text_config"]["model_type"] == "exaone4_5_text"
+
+
+UNKNOWN = "ropetool does not know the code of foo_vl: it reads text_config as the class of qwen2 does"
+
+
+def test_an_unknown_wrapper_hands_over_to_a_known_text_model_and_says_so(tmp_path: Path) -> None:
+    inner = configs.config("qwen2", "v4")
+    bare = write_config(tmp_path / "bare", inner)
+    source = write_config(tmp_path / "m", {"model_type": "foo_vl", "auto_map": {}, "text_config": inner})
+    plan = ropetool.plan(source, "ntk", factor=4)
+    assert plan.tables == ropetool.plan(bare, "ntk", factor=4).tables
+    assert {edit.path[0] for edit in plan.edits} == {"text_config"}
+    output = ropetool.apply(plan, source, tmp_path / "out").output
+    for notes in (plan.notes, inspection.inspect(source).notes, inspection.inspect(output).notes):
+        assert sum(UNKNOWN in note for note in notes) == 1
+    as_named = ropetool.plan(source, "ntk", factor=4, as_type="qwen2")
+    assert (as_named.tables, as_named.edits) == (plan.tables, plan.edits)
+    known = {reading.name for reading in inspection.inspect(source).readings if reading.known}
+    assert known <= {"transformers", "llama.cpp"}  # what another program does with the wrapper is not known
+
+
+def test_as_names_the_class_of_an_unknown_text_model(tmp_path: Path) -> None:
+    inner = {**configs.config("qwen2", "v4"), "model_type": "foo_text", "architectures": ["FooForCausalLM"]}
+    for number, wrapper in enumerate(("foo_vl", "llava")):
+        source = write_config(tmp_path / str(number), {"model_type": wrapper, "text_config": inner})
+        with pytest.raises(UnknownFamily):
+            ropetool.plan(source, "ntk", factor=4)
+        plan = ropetool.plan(source, "ntk", factor=4, as_type="qwen2")
+        after = config_of(ropetool.apply(plan, source, tmp_path / f"out{number}").output)
+        assert (after["model_type"], after["text_config"]["model_type"]) == (wrapper, "qwen2")
+        assert after["text_config"]["architectures"] == ["Qwen2ForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("more", "inner", "says"),
+    [
+        ({}, {"model_type": "bar"}, "'foo_vl' is not known"),
+        ({}, {}, "'foo_vl' is not known"),
+        ({"rope_theta": 7.0}, {"model_type": "qwen2"}, "'foo_vl' is not known"),
+        ({"num_hidden_layers": 7}, {"model_type": "qwen2"}, "'foo_vl' is not known"),
+    ],
+)
+def test_an_unknown_wrapper_of_which_too_little_is_told_stays_refused(
+    more: dict[str, Any], inner: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    text = {key: value for key, value in configs.config("qwen2", "v4").items() if key != "model_type"}
+    source = write_config(tmp_path / "m", {"model_type": "foo_vl", **more, "text_config": {**text, **inner}})
+    with pytest.raises(UnknownFamily, match=says):
+        ropetool.plan(source, "yarn", factor=4)
+    assert inspection.inspect(source).rope is None
+
+
+def test_as_another_class_than_the_text_model_names_is_refused(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "m", {"model_type": "foo_vl", "text_config": configs.config("qwen2", "v4")})
+    with pytest.raises(InvalidRope, match='"qwen2" is a type of its own'):
+        ropetool.plan(source, "ntk", factor=4, as_type="llama")
+
+
+KIMI = {
+    "model_type": "kimi_linear", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "qk_rope_head_dim": 32,
+    "mla_use_nope": True, "linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "place"),
+    [
+        ({**KIMI, "model_max_length": 1048576}, ["model_max_length"]),
+        (
+            {"model_type": "kimi_k3", "text_config": {**KIMI, "max_position_embeddings": 1048576}},
+            ["text_config", "max_position_embeddings"],
+        ),
+    ],
+)
+def test_a_model_without_rotation_gets_a_longer_stated_context(
+    config: dict[str, Any], place: list[str], tmp_path: Path
+) -> None:
+    source = write_config(tmp_path / "m", config)
+    rope = inspection.inspect(source).rope
+    assert rope is not None
+    entry = rope.entries["full_attention"]
+    assert (entry.table, entry.layers, rope.max_position_embeddings) == (None, (3,), 1048576)
+    plan = ropetool.plan(source, "length", target_length=2097152)
+    assert [(list(edit.path), edit.new) for edit in plan.edits] == [(place, 2097152)]
+    with pytest.raises(InvalidRope, match="none of its layers rotates") as refusal:
+        ropetool.plan(source, "yarn", factor=2)
+    assert "--method length" in refusal.value.try_
+    off = write_config(tmp_path / "off", {**KIMI, "mla_use_nope": False, "model_max_length": 4096})
+    reading = next(each for each in inspection.inspect(off).readings if each.name == "transformers")
+    assert (reading.known, "mla_use_nope is false" in reading.refuses) == (False, True)

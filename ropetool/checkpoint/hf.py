@@ -134,7 +134,7 @@ class HfCheckpoint:
             text = apply_edits(self.text, changes, self.where)
             config = parse_object(text, self.where)
             family = families.of_config(config, self.where)
-            renamed = config.get(names.MODEL_TYPE) != self.config.get(names.MODEL_TYPE)
+            renamed = _types(config) != _types(self.config)
             self._edited[key] = replace(self, config=config, text=text, given=family if renamed else self.family)
         return self._edited[key] if changes else self
 
@@ -162,6 +162,11 @@ class HfCheckpoint:
         return () if self.files is None or self.files.config_only else tuple(self.stored)
 
 
+def _types(config: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the model_type of a config and that of the text model inside."""
+    return config.get(names.MODEL_TYPE), families.text_type(config)
+
+
 def stored_in(header: Header) -> dict[str, StoredTensor]:
     """Return the tensors of one weight file by name."""
     return {
@@ -186,19 +191,21 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
     if inner in records.unrotated():
         within = "" if inner == model_type else f"the {inner} inside this "
         raise InvalidRope(f"{within}{model_type} has no rotary positions: there is nothing to extend", where=where)
-    try:
-        return families.of_config(config, where)
-    except UnknownFamily as unknown:
-        if families.unread(model_type):
-            raise
-        if not _has_transformers():
-            raise UnknownFamily(
-                unknown.message,
-                where=where,
-                try_="pip install 'ropetool[verify]', with which a type that transformers has is read from its model",
-            ) from None
-        if families.read_live(model_type) is None:
-            raise
+    for _ in ("the config", "the text model inside"):
+        try:
+            return families.of_config(config, where)
+        except UnknownFamily as unknown:
+            missing = families.unread_type(config)
+            if families.unread(missing):
+                raise
+            if not _has_transformers():
+                raise UnknownFamily(
+                    unknown.message,
+                    where=where,
+                    try_="pip install 'ropetool[verify]', with which a type that transformers has is read from its model",
+                ) from None
+            if not families.read_live(missing):
+                raise
     return families.of_config(config, where)
 
 

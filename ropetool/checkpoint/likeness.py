@@ -68,10 +68,25 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
     place = f"{where}: {names.MODEL_TYPE}"
     own = config.get(names.MODEL_TYPE, ABSENT)
     served = families.find(own) if is_text(own) else None
+    inside = _text_path(config, own)
+    if inside:
+        return _inner_edits(config, inside, model_type, where)
     if is_text(own) and (own in records.unrotated() or families.wrapper_of(own) or (served and served.own_name)):
         raise InvalidRope(
             f"{shown(own)} is a type of its own, and is read as what it is", where=place, try_="leave out --as"
         )
+    family = _asked(config, model_type, where)
+    objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
+    if objection:
+        raise LossyExport(f"this is not a {model_type}: {objection}", where=place)
+    return _retyped(config, (), family)
+
+
+def _asked(config: Mapping[str, Any], model_type: str, where: str) -> Family:
+    """Return the family that a config is to be read as.
+
+    Raises: UnknownFamily, InvalidRope.
+    """
     wrapper = families.wrapper_of(model_type)
     if wrapper is not None:
         known = families.find(wrapper.default) is not None
@@ -79,11 +94,6 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
             f"{model_type} is a config around that of a text model, and --as names the class of the text model itself",
             where="--as", try_=f"--as {wrapper.default}" if known else "ropetool families",
         )  # fmt: skip
-    inside = next((key for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)), None)
-    if inside is not None:
-        raise InvalidRope(
-            f"--as reads the keys at the top of a config, and those of this one lie in {inside}", where=place
-        )
     family = families.get(model_type, where)
     unstated = next((key for key in (*SIZES, family.context_key) if config.get(key) is None), None)
     if unstated is not None:
@@ -91,19 +101,50 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
             f"{unstated} is not stated, so a {model_type} would take its class's own", where=where,
             try_=f"state {unstated} in config.json, where the model has it under another name",
         )  # fmt: skip
-    objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
-    if objection:
-        raise LossyExport(f"this is not a {model_type}: {objection}", where=place)
+    return family
+
+
+def _retyped(config: Mapping[str, Any], path: tuple[str, ...], family: Family) -> list[FileEdit]:
+    """Return the edits that make the object at a path the config of a built-in class."""
     wanted = {
-        names.MODEL_TYPE: model_type,
+        names.MODEL_TYPE: family.model_type,
         **({names.ARCHITECTURES: [family.architecture]} if names.ARCHITECTURES in config else {}),
         **({AUTO_MAP: ABSENT} if AUTO_MAP in config else {}),
     }
     return [
-        FileEdit(names.CONFIG_JSON, (key,), config.get(key, ABSENT), new)
+        FileEdit(names.CONFIG_JSON, (*path, key), config.get(key, ABSENT), new)
         for key, new in wanted.items()
         if config.get(key, ABSENT) != new
     ]
+
+
+def _text_path(config: Mapping[str, Any], own: Any) -> tuple[str, ...]:
+    """Return the keys that lead to the text model inside a config that is around one, empty if it is not."""
+    wrapper = families.wrapper_of(own) if is_text(own) else None
+    if wrapper is not None:
+        return wrapper.path if not wrapper.fixed and wrapper.inner(config) else ()
+    if not is_text(own) or families.find(own) is not None or families.unread(own):
+        return ()
+    return next(((key,) for key in names.TEXT_CONFIGS if isinstance(config.get(key), Mapping)), ())
+
+
+def _inner_edits(config: Mapping[str, Any], path: tuple[str, ...], model_type: str, where: str) -> list[FileEdit]:
+    """Return the edits that make the text model inside a config one of a built-in class; none if it is one already.
+
+    Raises: UnknownFamily, InvalidRope.
+    """
+    inner: Any = config
+    for key in path:
+        inner = inner[key]
+    stated, place = inner.get(names.MODEL_TYPE), f"{where}: {'.'.join(path)}"
+    if stated == model_type and families.find(model_type) is not None:
+        return []
+    if families.find(families.text_type(config)) is not None or (is_text(stated) and stated in records.unrotated()):
+        raise InvalidRope(
+            f"{shown(stated)} is a type of its own, and is read as what it is", where=f"{place}.{names.MODEL_TYPE}",
+            try_="leave out --as",
+        )  # fmt: skip
+    return _retyped(inner, path, _asked(inner, model_type, place))
 
 
 def untyped(config: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
+from ropetool import names
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
@@ -46,10 +47,13 @@ def opened_as(
     if isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("a GGUF file states its architecture, and llama.cpp goes by that", where="--as")
     edits = checkpoint.edits_as(model_type)
-    note = (
-        f"read as {model_type}: the output's config.json names that built-in class and no remote code. Whether that code "
-        f"computes the same was not asked; `ropetool verify` measures the output"
+    inside = not any(edit.path == (names.MODEL_TYPE,) for edit in edits)
+    what = (
+        f"the text model is read as {model_type}"
+        if inside
+        else f"read as {model_type}: the output's config.json names that built-in class and no remote code"
     )
+    note = f"{what}. Whether the remote code computes the same was not asked; `ropetool verify` measures the output"
     return checkpoint.edited(edits), tuple(edits), (note,)
 
 

@@ -16,7 +16,8 @@ from ropetool.escaping import command
 from ropetool.families import records
 from ropetool.families.family import REMOTE, Family, read, stated_architecture
 from ropetool.families.loading import parsed, record, wrong
-from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNREAD, WRAPPERS, Wrapper
+from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNKNOWN, UNREAD, WRAPPERS, Wrapper
+from ropetool.names import TEXT_CONFIGS
 
 
 @cache
@@ -49,29 +50,46 @@ def _one(model_type: str) -> Family | None:
 
 
 _LIVE: dict[str, Family] = {}  # by model_type, of this process
+_LIVE_WRAPPERS: dict[str, Wrapper] = {}
 
 
-def read_live(model_type: str) -> Family | None:
-    """Return the family of a type that no data describes, as the installed transformers computes it; None if it has none.
+def read_live(model_type: str) -> bool:
+    """Read a type that no data describes from the installed transformers; return whether transformers has it.
 
-    A tiny random model of it is built and probed, which takes seconds; the family is known from then on.
+    A tiny random model of it is built and probed, which takes seconds. From then on its family is known, and of a config
+    around that of a text model what it hands over to.
     Raises: UnknownFamily for a type that transformers has, with what is particular to it or why it cannot be read.
     """
     from ropetool.probing import records as probed
 
     if not probed.is_registered(model_type):
-        return None
+        return False
     try:
-        found: Family = record(
-            Family, records.described(probed.record(model_type), model_type), f"{model_type}, read live"
-        )
+        facts = probed.record(model_type)
+        inner = facts.get("text_type", model_type)
+        wrapper = records.wrapper_in(facts) if inner != model_type else None
+        if wrapper is not None:
+            _LIVE_WRAPPERS[model_type] = wrapper
+            if facts["outcome"] == records.HANDS_OVER or find(inner) is not None:
+                return True
+        found: Family = record(Family, records.described(facts, inner), f"{inner}, read live")
     except (records.Undescribed, ImportError, MemoryError) as reason:
         raise UnknownFamily(
             f"the model family {model_type!r} is not served: read from the installed transformers, {reason}",
             try_="ropetool families",
         ) from None
-    _LIVE[model_type] = dataclasses.replace(found, live=True)
-    return _LIVE[model_type]
+    _LIVE[inner] = dataclasses.replace(found, live=True)
+    return True
+
+
+def is_live(model_type: str) -> bool:
+    """Return whether a type was read from the installed transformers in this process, as a family or as a wrapper."""
+    return model_type in _LIVE or model_type in _LIVE_WRAPPERS
+
+
+def unread_type(config: Mapping[str, Any]) -> str:
+    """Return the model_type without which a config has no family: its own, or that of the text model inside."""
+    return text_type(config) or str(config.get("model_type"))
 
 
 @cache
@@ -122,9 +140,49 @@ def exported() -> tuple[str, ...]:
 
 def wrapper_of(model_type: str) -> Wrapper | None:
     """Return what a config of this type is around another one, None for one that is not."""
-    if model_type in WRAPPERS or _one(model_type) is not None:
-        return WRAPPERS.get(model_type)
-    return records.handing_over(model_type)
+    if model_type in WRAPPERS:
+        return dataclasses.replace(WRAPPERS[model_type], renames=records.renames(model_type))
+    if _one(model_type) is not None:
+        return None
+    return _LIVE_WRAPPERS.get(model_type) or records.handing_over(model_type)
+
+
+def around(config: Mapping[str, Any]) -> Wrapper | None:
+    """Return what a config.json is around the config of a text model, None if it is not around one.
+
+    Of a type that nothing describes, and that the installed transformers does not have, it is the text model that it names.
+    """
+    model_type = config.get("model_type")
+    stated = model_type if isinstance(model_type, str) else ""
+    found = wrapper_of(stated)
+    if found is not None or not stated or _is_known(stated):
+        return found
+    for key in TEXT_CONFIGS:
+        wrapper = Wrapper(key, source=UNKNOWN.format(stated))
+        inner = wrapper.inner(config)
+        inside = inner.get("model_type")
+        known = isinstance(inside, str) and (find(inside) is not None or inside in records.unrotated())
+        if known and not _contradicts(config, inner) and not _is_registered(stated):
+            return wrapper
+    return None
+
+
+def _is_known(model_type: str) -> bool:
+    """Return whether anything is known of a type: a family, or why it has none."""
+    known = find(model_type) is not None or model_type in TOLD_APART or model_type in records.unrotated()
+    return known or bool(unread(model_type))
+
+
+def _contradicts(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
+    """Return whether a config states another value of a key about positions or layers than the text model inside."""
+    keys = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "num_hidden_layers", "head_dim")
+    return any(outer.get(key) is not None and outer[key] != inner.get(key) for key in keys)
+
+
+def _is_registered(model_type: str) -> bool:
+    from ropetool.probing import records as probed
+
+    return probed.is_registered(model_type)
 
 
 def find(model_type: str) -> Family | None:
@@ -140,7 +198,7 @@ def of_config(config: Mapping[str, Any], where: str = "") -> Family:
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
-    wrapper = wrapper_of(stated)
+    wrapper = around(config)
     if wrapper is None:
         key, other = TOLD_APART.get(stated, ("", ""))
         return dataclasses.replace(get(other, where), stated=stated) if config.get(key) else get(stated, where)
@@ -179,11 +237,12 @@ def text_type(config: Mapping[str, Any]) -> str:
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
-    wrapper = wrapper_of(stated)
+    wrapper = around(config)
     if wrapper is None:
         return stated
     inner = wrapper.inner(config)
     within = wrapper.default if wrapper.fixed else inner.get("model_type") or wrapper.default
+    within = wrapper.renames.get(within, within) if isinstance(within, str) else within
     if wrapper.switch and not inner.get(wrapper.switch, True):
         return wrapper.off or f"{within} without {wrapper.switch}"
     return within if isinstance(within, str) else ""

@@ -101,16 +101,22 @@ def described(record: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 def handing_over(model_type: str) -> Wrapper | None:
     """Return what a config of this type is around that of a text model, None where it is not around one."""
     record = _record(model_type)
-    if (
-        model_type in ELSEWHERE
-        or record is None
-        or record["outcome"] not in (PROVEN, HANDS_OVER)
-        or not record.get("text_path")
-    ):
+    return None if model_type in ELSEWHERE or record is None else wrapper_in(record)
+
+
+def wrapper_in(record: Mapping[str, Any]) -> Wrapper | None:
+    """Return what a record says of a config around that of a text model, None if its type is not around one."""
+    if record["outcome"] not in (PROVEN, HANDS_OVER) or not record.get("text_path"):
         return None
-    needs = tuple(record.get("text_fills", ()))
-    fixed = not record.get("takes_text_types", True)
-    return Wrapper(".".join(record["text_path"]), record["text_type"], fixed=fixed, needs=needs, source=_source(record))
+    return Wrapper(
+        ".".join(record["text_path"]), record["text_type"], fixed=not record.get("takes_text_types", True),
+        needs=tuple(record.get("text_fills", ())), renames=record.get("text_renames", {}), source=_source(record),
+    )  # fmt: skip
+
+
+def renames(model_type: str) -> dict[str, str]:
+    """Return the model types of a text model that a wrapper's class builds as another one, each with that one."""
+    return dict((_record(model_type) or {}).get("text_renames", {}))
 
 
 def rest(model_type: str) -> dict[str, Any]:
@@ -308,6 +314,9 @@ def _rotates(record: Mapping[str, Any], layers: Sequence[Mapping[str, Any]]) -> 
         return str(record["rotates"])
     if record["layer_types"] and not still:
         return "all"
+    attending = [layer for layer in layers if layer["attends"]]
+    if attending and not still and all(layer.get("window") == "sliding" for layer in attending):
+        return "sliding"
     if still or any(layer["attends"] and layer.get("window") == "sliding" for _, layer in record["layers"]):
         raise Undescribed("some of its layers keep a state, and others slide or do not rotate")
     return "full"

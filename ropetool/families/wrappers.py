@@ -6,12 +6,13 @@ Data alone; families.of_config follows it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 IN_BOTH = "transformers 5.23.0 and 4.57.6, models/{}/configuration_*.py"
 IN_V5 = "transformers 5.23.0, models/{}/configuration_*.py"
 ON_HUB = "config.json of {}, whose class is remote code"
+UNKNOWN = "nothing: the code of {} is not known"
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class Wrapper:
     assumes where the inner config states no model_type; empty where it stops. fixed: the class builds that one whatever
     model_type is stated. switch: the boolean key of the inner config that makes another model of it when it is off, and off: the
     family of that. needs:
-    keys that the inner config must state, for the class fills in numbers of its own; of several words one. in_v4: whether
-    transformers 4.57 has it, with the same rule. source: where it says so.
+    keys that the inner config must state, for the class fills in numbers of its own; of several words one. renames: model
+    types of the inner config that the class builds as another one. in_v4: whether transformers 4.57 has it, with the same
+    rule. source: where it says so.
     """
 
     text: str = "text_config"
@@ -32,6 +34,7 @@ class Wrapper:
     switch: str = ""
     off: str = ""
     needs: tuple[str, ...] = ()
+    renames: Mapping[str, str] = field(default_factory=dict)
     in_v4: bool = False
     source: str = IN_V5
 

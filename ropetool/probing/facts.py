@@ -77,6 +77,8 @@ def causal() -> dict[str, str]:
 def _wrapping(config: Any, path: list[str], text: Any) -> dict[str, Any]:
     """Return what a wrapper does with the config of its text model: which it takes, and what it fills in."""
     found: dict[str, Any] = {"takes_text_types": _takes_any(config, path, text)}
+    if found["takes_text_types"] and (renamed := _renamed(config, path, text)):
+        found["text_renames"] = renamed
     plain = {key: value for key, value in type(text)().to_dict().items() if re.fullmatch(FILLED, key)}
     for name, stated in (("text_defaults", {}), ("text_fills", {"model_type": text.model_type})):
         try:
@@ -108,6 +110,33 @@ def _takes_any(config: Any, path: list[str], text: Any) -> bool:
         except Exception:  # noqa: BLE001 - a wrapper may want keys that this text model lacks
             continue
     return False
+
+
+def _renamed(config: Any, path: list[str], text: Any) -> dict[str, str]:
+    """Return the model types of a text model that a wrapper's class builds as another one, each with that one.
+
+    Each word in the code of the class is tried as a model type.
+    """
+    import ast
+    import inspect
+    import textwrap
+
+    from transformers import PreTrainedConfig
+
+    classes = [one for one in type(config).__mro__ if issubclass(one, PreTrainedConfig) and one is not PreTrainedConfig]
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(one))) for one in classes]
+    nodes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    words = {node.value for node in nodes if isinstance(node.value, str) and re.fullmatch(r"[\w.-]+", node.value)}
+    found = {}
+    for word in sorted(words):
+        stated = {"model_type": word, "hidden_size": getattr(text, "hidden_size", 64)}
+        try:
+            built = _inside(config, path, stated).model_type
+        except Exception:  # noqa: BLE001 - most words are no model types
+            continue
+        if built != word:
+            found[word] = built
+    return found
 
 
 def _path(config: Any, inner: Any) -> list[str] | None:

@@ -13,7 +13,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint, known_family
 from ropetool.checkpoint.likeness import untyped
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint, opened_as
-from ropetool.errors import InvalidRope, UnknownFamily
+from ropetool.errors import InvalidRope, RopetoolError, UnknownFamily
 from ropetool.escaping import command
 from ropetool.families import records
 from ropetool.families.family import Family, TrainedLength
@@ -29,6 +29,7 @@ from ropetool.runtimes.kv_cache import KvCache
 from ropetool.runtimes.llama_cpp.architectures import WITHOUT_ROTATION
 from ropetool.runtimes.llama_cpp.layers import learned_positions
 
+NOT_SERVED = "is not served"  # in refusals that say what is particular to a type
 MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 
 
@@ -175,7 +176,7 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     config, where, files = checkpoint.config, checkpoint.where, checkpoint.directory
     stated_type = config.get(names.MODEL_TYPE)
     model_type = stated_type if isinstance(stated_type, str) else ""
-    family = _family_of(config, where)
+    family, refusal = _family_of(config, where)
     notes = ["only config.json, no weights"] if files.config_only else []
     if files.pickle_only:
         base = origin(files.path)
@@ -185,7 +186,7 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     if family is None:
         return Inspection(
             files.path, "hf", model_type, None, None, None, stated, (), {},
-            (*notes, _why_as_written(model_type, families.text_type(config), untyped(config)), *_as_built_in(checkpoint)),
+            (*notes, _why_as_written(config, model_type, refusal), *_as_built_in(checkpoint)),
         )  # fmt: skip
     notes += [*read_live(family), *remote_code(config, family)]
     style.read(config, family, where)
@@ -202,27 +203,36 @@ def _of_hf(checkpoint: HfCheckpoint) -> Inspection:
     )  # fmt: skip
 
 
-def _family_of(config: Mapping[str, Any], where: str) -> Family | None:
-    """Return the family whose reading is shown, None where the keys are shown as written."""
+def _family_of(config: Mapping[str, Any], where: str) -> tuple[Family | None, RopetoolError | None]:
+    """Return the family whose reading is shown, or None and the refusal of a command that needs one."""
     try:
-        return families.of_config(config)
+        return families.of_config(config), None
     except UnknownFamily:
         pass
     try:
-        return known_family(config, where)
-    except (UnknownFamily, InvalidRope):
-        return None
+        return known_family(config, where), None
+    except (UnknownFamily, InvalidRope) as refusal:
+        return None, refusal
 
 
 def read_live(family: Family) -> tuple[str, ...]:
-    """Say that a family's facts come from its model and not from ropetool's data."""
-    said = f"no data describes {family.model_type}: what is said of it was read from the installed transformers, on a tiny model"
-    return (said,) if family.live else ()
+    """Say that a family's facts, or those of the config around it, come from a model and not from ropetool's data."""
+    names_read = [family.stated] if families.is_live(family.stated) else []
+    names_read += [family.model_type] if family.live else []
+    return tuple(
+        f"no data describes {name}: what is said of it was read from the installed transformers, on a tiny model"
+        for name in names_read
+    )
 
 
 def remote_code(config: Mapping[str, Any], family: Family) -> tuple[str, ...]:
     """Say of a model that names code of its own for which class the readings hold; nothing of any other."""
     wrapper = WRAPPERS.get(family.stated)
+    if family.wrapped and family.stated and families.wrapper_of(family.stated) is None:
+        return (
+            f"ropetool does not know the code of {family.stated}: it reads {'.'.join(family.text_path)} as the class of "
+            f"{family.model_type} does. Check that the code of {family.stated} changes none of these keys",
+        )
     if family.remote:
         return (
             f"transformers has no class for {family.name}, only the remote code of its repository, which ropetool never runs: "
@@ -255,22 +265,25 @@ def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
     return (f"{why}: `{line}` reads it so",) if why else ()
 
 
-def _why_as_written(model_type: str, inner: str, told: str = "") -> str:
+def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: RopetoolError | None) -> str:
     """Return why the keys of a config are shown as they stand, and what to do about it.
 
-    told: what its class says of a config without model_type.
+    refusal: what a command says that needs the family.
     """
+    inner = families.text_type(config)
     if inner in records.unrotated():
         return without_positions(inner if inner == model_type else f"the {inner} inside this {model_type}")
     if particular := records.reason(inner):
         return f"{shown(inner)} is not served: {particular}; the keys are shown as written"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
-        return (
-            f"config.json states no model_type, so nothing says how its keys are read: they are shown as written{told}"
-        )
+        return f"config.json states no model_type, so nothing says how its keys are read: they are shown as written{untyped(config)}"
     if reason := families.unread(inner):
         return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
+    if refusal is not None and refusal.try_.startswith("pip "):
+        return f"{refusal.message}; the keys are shown as written; {refusal.try_}"
+    if isinstance(refusal, UnknownFamily) and NOT_SERVED in refusal.message:
+        return f"{refusal.message}; the keys are shown as written"
     return (
         f"the family {shown(inner)}{within} is unknown{families.nearest(inner)}: the keys are shown as written, not as runtimes "
         "read them; `ropetool families` lists those that are known"

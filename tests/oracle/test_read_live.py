@@ -74,3 +74,71 @@ def test_without_torch_it_says_what_to_install(source: Path, monkeypatch: pytest
     with pytest.raises(UnknownFamily) as refused:
         ropetool.plan(source, "yarn", factor=4)
     assert refused.value.try_.startswith("pip install 'ropetool[verify]'")
+
+
+class AroundConfig(transformers.LlavaConfig):
+    model_type = "tomorrow_vl"
+
+
+@pytest.fixture
+def around() -> Iterator[None]:
+    transformers.AutoConfig.register("tomorrow_vl", AroundConfig)
+    yield
+    transformers.CONFIG_MAPPING._extra_content.pop("tomorrow_vl")
+    families._LIVE_WRAPPERS.pop("tomorrow_vl", None)
+
+
+@pytest.mark.usefixtures("registered", "around")
+@pytest.mark.parametrize("wrapper", ["tomorrow_vl", "llava"])
+def test_an_unknown_wrapper_and_an_unknown_text_model_are_read_one_after_the_other(
+    wrapper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.auto import modeling_auto as auto
+
+    monkeypatch.setitem(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, "tomorrow", "TomorrowForCausalLM")
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text(json.dumps({"model_type": wrapper, "text_config": CONFIG}))
+    plan = ropetool.plan(source, "yarn", factor=4)
+    assert {edit.path[0] for edit in plan.edits} == {"text_config"}
+    noted = [note for note in inspection.inspect(source).notes if "no data describes" in note]
+    assert [note.split(":")[0] for note in noted] == [
+        *(["no data describes tomorrow_vl"] if wrapper == "tomorrow_vl" else []), "no data describes tomorrow",
+    ]  # fmt: skip
+
+
+def test_inspect_gives_the_reason_that_extend_gives(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ropetool.probing import records as probed
+
+    monkeypatch.setattr(probed, "is_registered", lambda model_type: True)
+    monkeypatch.setattr(probed, "record", lambda model_type: {"outcome": "not probed", "reason": "it wants a GPU"})
+    with pytest.raises(UnknownFamily) as refused:
+        ropetool.plan(source, "yarn", factor=4)
+    assert "it wants a GPU" in refused.value.message
+    assert f"{refused.value.message}; the keys are shown as written" in inspection.inspect(source).notes
+
+
+def test_layers_that_keep_a_state_beside_layers_that_slide_and_rotate_get_a_longer_context(tmp_path: Path) -> None:
+    """lara_mini of transformers 5.24, made of the record of a type whose full-attention layers do not rotate."""
+    record = families.records._record("cohere2")
+    assert record is not None
+    state = {"attends": False, "kind": "linear_attention", "rotates": False}
+    layers = [[count, layer if layer["rotates"] else state] for count, layer in record["layers"]]
+    kinds = [[count, kind.replace("full", "linear")] for count, kind in record["default_layer_types"]]
+    more = {"layers_with_window": layers} if "layers_with_window" in record else {}
+    made = {**record, "model_type": "tomorrow", "layers": layers, "default_layer_types": kinds, **more}
+    family = families.record(families.Family, families.records.described(made, "tomorrow"), "tomorrow, read live")
+    families._LIVE["tomorrow"] = family
+    try:
+        assert family.rotates == "sliding"
+        listed = ["sliding_attention", "linear_attention"] * 2
+        (tmp_path / "config.json").write_text(
+            json.dumps({**CONFIG, "head_dim": 128, "layer_types": listed, "sliding_window": 512})
+        )
+        rope = inspection.inspect(tmp_path).rope
+        assert rope is not None
+        assert (rope.entries["full_attention"].layers, rope.entries["full_attention"].sliding_window) == ((0, 2), 512)
+        plan = ropetool.plan(tmp_path, "length", target_length=8192)
+        assert [edit.path for edit in plan.edits] == [("max_position_embeddings",)]
+    finally:
+        families._LIVE.pop("tomorrow")

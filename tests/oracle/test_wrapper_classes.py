@@ -20,7 +20,9 @@ from making import write_config
 
 import ropetool
 from ropetool import families
+from ropetool.families import records
 from ropetool.families.wrappers import ALIASES, FLAT, WRAPPERS
+from ropetool.probing import facts
 from ropetool.runtimes import inspection
 from ropetool.verification.measures.rotary import TORCH_TOLERANCE, check_rotation, largest_difference
 from ropetool.verification.readback.comparing import read_back
@@ -186,3 +188,22 @@ def test_a_flat_config_is_extended_where_the_class_looks_without_a_text_config(w
     theirs = rotary.inv_freq.double().numpy()
     np.testing.assert_allclose(table.regimes[0].inv_freq, theirs, rtol=3e-6)
     assert table.regimes[0].attention_factor == pytest.approx(rotary.attention_scaling, rel=3e-6)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in records.names() if families.wrapper_of(n) and n in transformers.CONFIG_MAPPING]
+)
+def test_the_text_types_that_a_class_renames_are_those_of_the_record(name: str) -> None:
+    config = transformers.AutoConfig.for_model(name)
+    path, text = facts.text_config(config)
+    renamed = facts._renamed(config, path, text) if facts._takes_any(config, path, text) else {}
+    wrapper = families.wrapper_of(name)
+    assert wrapper is not None
+    assert dict(wrapper.renames) == renamed
+    for stated, built in renamed.items():
+        assert families.text_type({"model_type": name, wrapper.text: {"model_type": stated}}) == built
+
+
+def test_both_classes_of_transformers_5_23_that_rename_a_text_type_are_recorded() -> None:
+    found = {name: records.renames(name) for name in records.names() if records.renames(name)}
+    assert found == {"exaone4_5": {"exaone4_5_text": "exaone4"}, "kimi_k25": {"kimi_k2": "deepseek_v3"}}
