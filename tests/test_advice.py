@@ -85,7 +85,12 @@ def test_every_family_gets_a_method_and_a_reason(name: str, tmp_path: Path) -> N
     assert found.rope is not None
     target = 4 * found.rope.max_position_embeddings
     said = advise(found, target)
+    if name == "export/gemma4_text":  # of a tiny size, whose pairs do not turn in training: only a base can be written
+        assert said.chosen is None
+        assert said.shorter is not None
+        return
     assert said.chosen is not None, said.why
+    assert said.chosen.method != "linear"
     plan = ropetool.plan(
         source, said.chosen.method, target_length=target, reading=said.chosen.proposal.step.reading or None
     )
@@ -145,6 +150,55 @@ def test_where_nothing_says_what_was_trained_no_reach_is_claimed(tmp_path: Path)
     assert said.chosen is not None
     assert said.chosen.reach is None
     assert said.why == "the first that is not refused; how far it reaches was not worked out"
+
+
+INTERNLM2 = {
+    "model_type": "internlm2", "hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 64,
+    "vocab_size": 64, "max_position_embeddings": 32768, "rope_theta": 1000000,
+}  # fmt: skip
+
+
+def test_linear_is_never_chosen_and_the_longest_context_has_a_command(tmp_path: Path) -> None:
+    """Its remote code reads linear and dynamic alone; linear costs more than twice the perplexity."""
+    source = write_config(tmp_path / "model", INTERNLM2)
+    told = run("advise", source, "--target-length", "131072", "--json").json
+    assert (told["method"], told["command"]) == (None, None)
+    assert "linear" not in {way["method"] for way in told["ways"]}
+    longest, line = told["longest"]["target_length"], told["longest"]["command"]
+    assert 32768 < longest < 131072
+    refused = run("extend", source, "--factor", "4", "--dry-run")
+    assert refused.code == 1
+    assert line in refused.err
+    made = run(*words(line)[1:], "--json", "--dry-run").json["plan"]
+    assert (made["method"], made["max_position_embeddings"]) == ("abf", longest)
+    table = np.array(made["tables"]["full_attention"][0]["inv_freq"])
+    slow = (trained := base_inv_freq(1e6, 64)) * 32768 < 2 * math.pi
+    assert (table[slow] * longest <= trained[slow] * 32768).all()
+    assert (table[slow] * (longest + 2) > trained[slow] * 32768).any()
+    assert line in " ".join(run("inspect", source, "--target-length", "131072").out.split())
+
+
+def test_a_refusal_never_names_linear(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "model", INTERNLM2)
+    for method in ("yarn", "llama3", "ntk-by-parts", "mixed-ntk"):
+        refused = run("extend", source, "--method", method, "--factor", "4")
+        assert "Try: ropetool extend" in refused.err
+        assert "linear" not in refused.err.partition("Try: ")[2]
+
+
+def test_length_is_advised_where_every_pair_has_seen_all_angles(tmp_path: Path) -> None:
+    """Gemma 4: a quarter of 512 channels rotates in full attention, the slowest pair once in 188 tokens."""
+    rope = {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    sizes = {"max_position_embeddings": 131072, "head_dim": 256, "global_head_dim": 512, "rope_parameters": rope}
+    source = write_config(tmp_path / "model", {**CONFIGS["export/gemma4_text"], **sizes})
+    said = advise(inspect(source), 262144)
+    assert said.chosen is not None
+    assert (said.chosen.method, said.chosen.reach) == ("length", 262144)
+    assert said.why.startswith("every rotating pair turned at least once within the trained length")
+    assert run("extend", source, "--target-length", "262144", "--dry-run").code == 0
 
 
 def test_chunks_bound_every_distance(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ropetool import names
 from ropetool.errors import RopetoolError
+from ropetool.escaping import number
 from ropetool.plans.basis import CURRENT, Request, Step, steps
 from ropetool.plans.plan import Plan
 from ropetool.plans.search import make_plan
@@ -68,9 +70,22 @@ def proposals(found: Inspection, target: int, method: str = METHOD, for_runtimes
     return list(distinct.values())
 
 
+def proposed(
+    found: Inspection, request: Request, params: Mapping[str, Any], for_runtimes: Sequence[str] = ()
+) -> Proposal | None:
+    """Return the way of a request whose method has parameters, None if no file holds it."""
+    reading = () if request.reading is None else ("--from", request.reading)
+    words = [word for name, value in params.items() for word in ("-p", name, number(value))]
+    line = request.command(found.source, *reading, *words)
+    step = Step(request.reading or "", found.trained_length, request.target_length, line)
+    way = _tried(found, request, step, for_runtimes=for_runtimes, params=params)
+    return way if way.plan else None
+
+
 def _tried(
-    found: Inspection, request: Request, step: Step, attention_factor: str = "auto", for_runtimes: Sequence[str] = ()
-) -> Proposal:
+    found: Inspection, request: Request, step: Step, attention_factor: str = "auto", for_runtimes: Sequence[str] = (),
+    params: Mapping[str, Any] | None = None,
+) -> Proposal:  # fmt: skip
     said = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
     line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes)])
     if step.start is None or found.checkpoint is None:
@@ -78,7 +93,7 @@ def _tried(
     try:
         plan = make_plan(
             found.checkpoint, request.method, target_length=request.target_length, reading=step.reading or None,
-            attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes,
+            attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes, params=params,
         )  # fmt: skip
     except RopetoolError as refused:
         instead = refused.try_ or ""

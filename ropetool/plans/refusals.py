@@ -48,11 +48,19 @@ class Alternative:
         return [*source, *params, *factor, *counted, *wanted, *(["--config-style", self.style] if self.style else [])]
 
 
+@dataclass(frozen=True)
+class Outset:
+    """What a request starts from. new_base: a base and the tokens that it reaches, None if it does not extend the context."""
+
+    goal: Goal
+    reading: str
+    new_base: tuple[int, int] | None = None
+
+
 def lossy(
     form: Format,
     asked: Alternative,
-    goal: Goal,
-    reading: str,
+    outset: Outset,
     rope_type: str,
     tried: Sequence[Tried],
     conflict: Sequence[str],
@@ -62,7 +70,7 @@ def lossy(
     """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
 
     asked: what was, with all its runtimes. conflict: the runtime that no file serves, or the two. rest: those of the
-    runtimes that one file serves. reading: that of the start. rope_type: of the table that is there.
+    runtimes that one file serves. rope_type: of the table that is there.
     """
     wanted, request = asked.runtimes, asked.request
     unsaid = "no rope keys can say it" + (f" of a table of rope type {rope_type}" if rope_type != "default" else "")
@@ -72,10 +80,10 @@ def lossy(
         why = f"{who}: {why}"
     others = [replace(asked, style=names.BOTH)] if form.style == names.V5 and "transformers-v4" in wanted else []
     if request.method == "dynamic":
-        others.append(replace(asked, params={**asked.params, "freeze": goal.target_length}))
+        others.append(replace(asked, params={**asked.params, "freeze": outset.goal.target_length}))
     if rest:
         others.append(replace(asked, runtimes=tuple(rest)))
-    others += [replace(other, runtimes=wanted) for other in _alternatives(request, goal, reading, asked.params)]
+    others += [replace(other, runtimes=wanted) for other in _alternatives(request, outset, asked.params)]
     chosen = next(filter(serves, others), None)
     if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # which is the default
         chosen = replace(chosen, runtimes=())
@@ -88,15 +96,14 @@ def lossy(
 def lossy_gguf(
     form: Format,
     request: Request,
-    goal: Goal,
-    reading: str,
+    outset: Outset,
     changed: Mapping[str, Any],
     tried: Sequence[Tried],
     serves: Callable[[Alternative], bool],
 ) -> LossyExport:
     """Return the refusal that names what stands against it in llama.cpp, and a command that works.
 
-    reading: that of the start. changed: the parameters that are not the method's own.
+    changed: the parameters that are not the method's own.
     """
     arch = archs.get(form.checkpoint.name)
     what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method
@@ -108,27 +115,29 @@ def lossy_gguf(
         why = "; ".join(filter(None, [reasons(tried) or "llama.cpp reads nothing that could say it", arch.limit]))
     else:
         why = f"llama.cpp {_unread(arch, changed)} for this architecture"
-    if reading == CURRENT and request.method != "dynamic":
+    if outset.reading == CURRENT and request.method != "dynamic":
         what += " on top of the present table"
-    others = list(_alternatives(request, goal, reading, changed))
-    chosen = next(filter(serves, others), others[0])
+    others = list(_alternatives(request, outset, changed))
+    chosen = next(filter(serves, others), None)
     return LossyExport(
         f"{arch.name} files cannot hold {what}: {why}", where=form.checkpoint.where,
-        try_=chosen.request.command(form.checkpoint.path, *chosen.options),
+        try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
 
 
-def _alternatives(request: Request, goal: Goal, reading: str, changed: Mapping[str, Any]) -> Iterator[Alternative]:
-    """Yield what to try instead, the nearest first."""
+def _alternatives(request: Request, outset: Outset, changed: Mapping[str, Any]) -> Iterator[Alternative]:
+    """Yield what to try instead, the nearest first; never `linear`, which costs more than it extends."""
+    goal = outset.goal
     if request.method == "dynamic":
         yield Alternative(request, {**changed, "freeze": goal.target_length})
-    elif reading == CURRENT:
+    elif outset.reading == CURRENT:
         request = replace(request, factor=None, target_length=goal.target_length, reading=ORIGINAL)
     first = request.method if request.method in BY_YARN_KEYS else "yarn"
     yield Alternative(replace(request, method=first), {})
     yield Alternative(replace(request, method="yarn"), {}, "none")
-    for method in ("linear", "ntk"):
-        yield Alternative(replace(request, method=method), {})
+    if outset.new_base is not None:
+        base, reached = outset.new_base
+        yield Alternative(replace(request, method="abf", factor=None, target_length=reached), {names.ROPE_THETA: base})
     yield Alternative(replace(request, method="length", reading=None, original_length=None), {})
 
 

@@ -19,10 +19,11 @@ from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
 from ropetool.plans.formats import Baking, Format, format_of
 from ropetool.plans.plan import Plan, Tried
-from ropetool.plans.refusals import Alternative, lossy, lossy_gguf, reasons
+from ropetool.plans.refusals import Alternative, Outset, lossy, lossy_gguf, reasons
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
+from ropetool.rope.reach import reach_of_new_base
 from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.encoding import Candidate
@@ -160,16 +161,23 @@ class _Search:
     def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
         """Return the error that says why no candidate serves, and a command that does."""
         form, wanted = self.form, self.wanted
+        outset = Outset(self.goal, self.reading, self._new_base())
         if form.checkpoint.format == "gguf":
-            return lossy_gguf(form, self.request, self.goal, self.reading, self.changed(), tried, self.would_serve)
+            return lossy_gguf(form, self.request, outset, self.changed(), tried, self.would_serve)
         conflict = _conflict(form, candidates, self.target, wanted)
         if conflict:
             tried = [Tried(each.name, _attempt(form, each, self.target, conflict)[1]) for each in candidates]
         rest = _agreeing(form, candidates, self.target, wanted) if conflict else ()
         asked = Alternative(self.request, self.changed(), self.attention_factor, tuple(wanted))
-        return lossy(
-            form, asked, self.goal, self.reading, self.entry.rope_type, tried, conflict, rest, self.would_serve
-        )
+        return lossy(form, asked, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
+
+    def _new_base(self) -> tuple[int, int] | None:
+        """Return the base of `ntk` for the goal and the tokens that it reaches, None if it does not extend the context."""
+        source = self.start.source
+        if source.rope_theta is None or self.reading == CURRENT or source.inv_freq.size < 2:
+            return None
+        found = reach_of_new_base(source.inv_freq, source.rope_theta, source.length, self.goal.target_length)
+        return found if found[1] > self.decoded.max_position_embeddings else None
 
     def would_serve(self, other: Alternative) -> bool:
         """Return whether another request could be written, for its runtimes or the same ones."""

@@ -41,7 +41,8 @@ def ways_text(found: Advice, width: int | None = None, title: str = "methods") -
     if found.ways:
         text += f"\n{title}\n" + columns([way_row(way) for way in found.ways], width=width)
     if found.chosen is None:
-        return f"{text}\n{escaped(found.why)}\n"
+        text = f"{text}\n{escaped(found.reason)}\n"
+        return text if found.shorter is None else text + columns([(found.shorter.line,)])
     text += "\nadvised\n" + columns([(found.command,)]) + columns([(f"{found.why}.",)], indent=4, width=width)
     if found.readers:
         text += columns(
@@ -67,6 +68,7 @@ def advice_json(found: Advice) -> dict[str, Any]:
         "schema": SCHEMA, "source": str(found.found.source), "trained_length": found.found.trained_length,
         "target_length": found.target_length, "command": found.command or None,
         "method": found.chosen.method if found.chosen else None, "why": found.why,
+        "longest": {"target_length": found.shorter.step.reach, "command": found.shorter.line} if found.shorter else None,
         "ways": [
             {
                 "method": way.method, "from": way.proposal.step.reading or None, "reach": way.reach,

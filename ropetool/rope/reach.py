@@ -35,6 +35,18 @@ def reach(trained: Array, table: Array, length: int) -> tuple[float, int]:
     return float(reached[first]), int(slow[first])
 
 
+def reach_of_new_base(inv_freq: Array, base: float, length: int, target: int) -> tuple[int, int]:
+    """Return the base that `ntk` derives for a target, and the tokens that a table of this base reaches.
+
+    A file of `ntk` states the target, which its table does not reach. A file of `abf` can state the tokens that it reaches.
+    Shapes: inv_freq (rotary_dim // 2,), the trained table. Units: tokens.
+    """
+    dim = 2 * inv_freq.size
+    new = math.ceil(base * (target / length) ** (dim / (dim - 2)))
+    reached, _ = reach(inv_freq, np.where(inv_freq > 0, arithmetic.base_inv_freq(new, dim), 0.0), length)
+    return new, target if math.isinf(reached) else min(target, math.floor(reached))
+
+
 def critical_dimension(inv_freq: Array, length: int) -> int:
     """Return the channels whose pairs turn once and more within the trained length: the others have seen an arc.
 

@@ -49,7 +49,6 @@ to extend it to 4096 tokens
   yarn          reaches 4096 tokens
   llama3        reaches 4096 tokens
   ntk-by-parts  reaches 4096 tokens
-  linear        reaches 4096 tokens
   mixed-ntk     reaches 2185 tokens
   ntk           reaches 1552 tokens
 
