@@ -48,7 +48,7 @@ def test_the_card_says_what_the_certificate_does_not_bind() -> None:
     data = {**CERTIFICATE, "full_hash": False, "unbound": 14_900_000_000}
     assert "could change" not in with_verification(made(""), CERTIFICATE)
     card = with_verification(made(""), data)
-    assert "The fingerprint reads samples of the weights, and 14.9 GB of them could change unseen" in card
+    assert "The fingerprint reads samples of the weights, and 13.88 GiB of them could change unseen" in card
 
 
 def test_a_hostile_check_is_letters_in_the_table() -> None:
@@ -284,11 +284,15 @@ def test_sidecars_are_announced_and_can_be_left_out(model: Path) -> None:
     assert "  sidecars     README.md\n" in done.out
     done = run("export", "model-yarn-4x", "-o", "x.gguf", "--allow-unverified", "--no-check")
     assert "  sidecars      x.gguf.README.md, x.gguf.Modelfile\n" in done.out
-    assert "\n  Ollama: ollama create x -f x.gguf.Modelfile\n" in done.out
+    assert "\n  Ollama: ollama create x -f x.gguf.Modelfile  # Ollama 0.30 and later, which run llama.cpp\n" in done.out
     found = run("extend", "x.gguf", "-m", "yarn", "--factor", "8", "--from", "original", "-o", "y.gguf", "--json").json
     assert found["sidecars"] == ["y.gguf.README.md", "y.gguf.Modelfile"]
-    assert "Ollama: ollama create y -f y.gguf.Modelfile" in found["serving"]
-    assert "\nollama create y -f y.gguf.Modelfile\n" in text("y.gguf.README.md")
+    assert (
+        "Ollama: ollama create y -f y.gguf.Modelfile  # Ollama 0.30 and later, which run llama.cpp" in found["serving"]
+    )
+    assert "\nollama create y -f y.gguf.Modelfile  # Ollama 0.30 and later, which run llama.cpp\n" in text(
+        "y.gguf.README.md"
+    )
 
     before = text("model/README.md")
     assert run("extend", "model", "-m", "yarn", "--factor", "2", "--no-sidecars", "--plan-out", "p.json").code == 0
@@ -447,7 +451,7 @@ def test_a_model_in_shards_has_a_card_and_no_modelfile(tmp_path: Path, monkeypat
 )  # fmt: skip
 def test_ollama_gets_a_name_that_it_takes(shown: str, name: str) -> None:
     line = gguf_lines(shown, 8, Path("Modelfile"))[-1]
-    assert line == f"Ollama: ollama create {name} -f Modelfile"
+    assert line == f"Ollama: ollama create {name} -f Modelfile  # Ollama 0.30 and later, which run llama.cpp"
 
 
 def test_programs_that_hold_llama_cpp_are_told_the_context(tmp_path: Path) -> None:

@@ -336,7 +336,8 @@ def modelfile(file: str, context: int) -> str:
 
     Without num_ctx Ollama takes a few thousand tokens, whatever the file states.
     """
-    return f"{MODELFILE_HEAD}: ollama create NAME -f THIS-FILE\nFROM ./{file}\nPARAMETER num_ctx {context}\n"
+    head = f"{MODELFILE_HEAD}: ollama create NAME -f THIS-FILE (Ollama 0.30 and later, which run llama.cpp)"
+    return f"{head}\nFROM ./{file}\nPARAMETER num_ctx {context}\n"
 
 
 def _may_replace_modelfile(place: Path) -> bool:

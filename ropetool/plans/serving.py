@@ -36,7 +36,7 @@ BY_TWO_NUMBERS = {
     "LM Studio": "Context Length {1}, RoPE Frequency Scale {2}, RoPE Frequency Base {3} in its window",
 }
 NO_FLAG = "no flag reaches it"
-OLLAMA = "ollama create {} -f {}"
+OLLAMA = "ollama create {} -f {}  # Ollama 0.30 and later, which run llama.cpp"
 
 
 def serving_lines(found: Inspection, shown: str) -> list[str]:

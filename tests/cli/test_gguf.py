@@ -82,7 +82,7 @@ served by
   llama.cpp: llama-server -m {here}/model-yarn-8x.gguf -c 4096
   KoboldCpp: koboldcpp --model {here}/model-yarn-8x.gguf --contextsize 4096  # Context Size in its window, without custom RoPE
   LM Studio: lms load --context-length 4096  # Context Length in its window, RoPE frequency base and scale left alone
-  Ollama: ollama create model-yarn-8x -f {here}/model-yarn-8x.gguf.Modelfile
+  Ollama: ollama create model-yarn-8x -f {here}/model-yarn-8x.gguf.Modelfile  # Ollama 0.30 and later, which run llama.cpp
 """
 
 
