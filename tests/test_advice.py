@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,13 @@ def test_the_least_base_as_published(length: int, published: float, within: floa
     assert sums.min() >= 0
     smaller = np.cos(np.outer(np.arange(1, length + 1), base_inv_freq(0.7 * found, 128))).sum(axis=1)
     assert smaller.min() < 0
+
+
+def test_the_docstring_of_the_least_base_has_its_values() -> None:
+    told = re.findall(r"([0-9.]+e[0-9]) for ([0-9,]+)", least_base.__doc__ or "")
+    assert len(told) == 2
+    for base, length in told:
+        assert float(base) == float(f"{least_base(128, int(length.replace(',', ''))):.1e}")
 
 
 def test_how_far_attention_holds_by_a_sum_of_its_own() -> None:

@@ -67,7 +67,7 @@ def attention_holds(inv_freq: Array, length: int) -> int:
 def least_base(rotary_dim: int, length: int) -> float:
     """Return the smallest base whose table holds attention up to a length, within 0.2 %.
 
-    2.9e4 for 4,096 tokens and 6.3e5 for 32,768, with 128 channels. Source: arXiv:2405.14591, section 4.
+    2.7e4 for 4,096 tokens and 6.3e5 for 32,768, with 128 channels. Source: arXiv:2405.14591, table 2.
     Raises: InvalidRope for a length that no runtime counts to, or for which no base up to 1e15 serves.
     """
     if not 1 <= length <= MAX_LENGTH:
