@@ -225,7 +225,7 @@ def test_what_is_only_sampled_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
     assert missing == size - 66 * 65536
     sampled = made(source, full_hash=False, unbound=missing)
     assert certificate.reach({**sampled.to_json(), "unbound": 14_900_000_000}) == (
-        "the fingerprint reads samples of the weights, and 14.9 GB of them could change unseen; --full-hash reads all"
+        "the fingerprint reads samples of the weights, and 13.88 GiB of them could change unseen; --full-hash reads all"
     )
     assert "and most of them could" in certificate.reach({**sampled.to_json(), "unbound": None})
 

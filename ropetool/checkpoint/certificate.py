@@ -18,6 +18,7 @@ from ropetool import escaping, names
 from ropetool.checkpoint import fingerprints, provenance
 from ropetool.checkpoint.opening import first_file
 from ropetool.errors import CheckpointError, CorruptFile, OutputError
+from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT, Edit, apply_edits, read_optional_object
 from ropetool.files.hf.jsontext import shown
 from ropetool.files.output import Rule, check_output
@@ -102,7 +103,7 @@ def reach(certificate: Mapping[str, Any]) -> str:
     missing = certificate.get("unbound")
     if certificate.get("full_hash", True):
         return ""
-    much = "most" if missing is None else f"{missing / 1e9:.1f} GB"
+    much = "most" if missing is None else byte_size(missing)
     return (
         f"the fingerprint reads samples of the weights, and {much} of them could change unseen; --full-hash reads all"
     )

@@ -33,3 +33,11 @@ def counted(listener: Moved) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+def byte_size(count: float) -> str:
+    """Return a number of bytes in words, in the largest unit of which there is one: 4096.00 GiB are 4.00 TiB."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if round(count / size, 2) >= 1:
+            return f"{count / size:,.2f} {unit}"
+    return f"{count:,.0f} bytes"

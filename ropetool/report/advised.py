@@ -6,6 +6,7 @@ from typing import Any
 
 from ropetool import runtimes
 from ropetool.escaping import escaped
+from ropetool.files.counting import byte_size
 from ropetool.plans.advice import Advice, Way
 from ropetool.report.layout import columns
 
@@ -28,9 +29,7 @@ def advice_text(found: Advice, width: int | None = None) -> str:
         more = " and beyond" if found.holds >= found.target_length else ""
         head.append(("attention holds", f"up to {found.holds} tokens{more}, by the present table"))
     if inspected.kv_bytes:
-        head.append(
-            ("KV cache", f"{inspected.cache_bytes(found.target_length) / 2**20:.1f} MiB a sequence, in 16 bits")
-        )
+        head.append(("KV cache", f"{byte_size(inspected.cache_bytes(found.target_length))} a sequence, in 16 bits"))
     text = f"{escaped(inspected.source)}: {escaped(inspected.model_type)}\n" + columns(head, width=width)
     return text + ways_text(found, width)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ropetool.costs.lines import BYTES, FLOPS, NUMBERS, Cost, CostLine
+from ropetool.files.counting import byte_size
 from ropetool.report.layout import columns
 
 _POWERS = {
-    BYTES: (1024, ("KiB", "MiB", "GiB", "TiB")),
     FLOPS: (1000, ("kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")),
 }
 
@@ -24,6 +24,8 @@ def _figure(line: CostLine) -> str:
         return "not known:"
     if line.unit == NUMBERS:
         return f"{line.value:,}"
+    if line.unit == BYTES:
+        return byte_size(line.value)
     base, units = _POWERS.get(line.unit, (1000, ()))
     power = next((p for p in range(len(units), 0, -1) if line.value >= base**p), 0)
     return f"{line.value / base**power:.2f} {units[power - 1]}" if power else f"{line.value:,} {line.unit}"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ropetool.escaping import escaped
+from ropetool.files.counting import byte_size
 from ropetool.report.layout import columns, serving_text, sidecar_rows
 from ropetool.verification.results import INEXACT, NOT_RUN, UNDECIDED, Check
 
@@ -60,7 +61,7 @@ def exported_text(written: Exported) -> str:
     rows = [
         ("architecture", written.arch),
         ("context", f"{written.context_length} tokens, {written.encoding}"),
-        ("tensors", f"{written.tensors}, matrices in {written.outtype}, {written.nbytes / 1e6:.1f} MB"),
+        ("tensors", f"{written.tensors}, matrices in {written.outtype}, {byte_size(written.nbytes)}"),
         *(("weights", words) for words in written.bakes),
         *_check_rows(written.checks),
         *sidecar_rows(written.sidecars),
@@ -89,7 +90,7 @@ def imported_text(written: Imported) -> str:
     rows = [
         ("model_type", f"{written.model_type}, of a {written.arch} file"),
         ("context", f"{written.context_length} tokens, {written.encoding}"),
-        ("tensors", f"{written.tensors} in {written.dtype}, {written.nbytes / 1e6:.1f} MB"),
+        ("tensors", f"{written.tensors} in {written.dtype}, {byte_size(written.nbytes)}"),
         *_check_rows(written.checks),
     ]
     return f"{escaped(written.output)}\n{columns(rows)}"

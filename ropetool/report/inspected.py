@@ -12,6 +12,7 @@ import numpy as np
 
 from ropetool import runtimes
 from ropetool.escaping import escaped
+from ropetool.files.counting import byte_size
 from ropetool.plans.advice import Advice
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
@@ -46,8 +47,8 @@ def inspection_text(
     target = target_length or found.rope.max_position_embeddings
     parts = [head, *(_entry_text(t, e, found, found.rope, target, width) for t, e in found.rope.entries.items())]
     sizes = [
-        ("per token", size(sum(k.per_token for k in found.kv_bytes.values()))),
-        (f"at {target} tokens", size(found.cache_bytes(target))),
+        ("per token", byte_size(sum(k.per_token for k in found.kv_bytes.values()))),
+        (f"at {target} tokens", byte_size(found.cache_bytes(target))),
     ]
     parts.append("\nKV cache, one sequence\n" + columns(sizes if found.kv_bytes else [("not known", "")]))
     parts.append(_runtimes_text(found, width))
@@ -250,14 +251,6 @@ def _ranges(layers: tuple[int, ...]) -> str:
         return f"{layers[0]}-{layers[-1]}"
     shown = ", ".join(str(i) for i in layers[:6])
     return f"{shown}, ... ({len(layers)} layers)" if len(layers) > 6 else shown or "none"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in words."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.2f} {unit}"
-    return f"{count} bytes"
 
 
 # --- as JSON

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ropetool import names, runtimes
+from ropetool.files.counting import byte_size
 from ropetool.plans.advice import Advice
 from ropetool.report.advised import way_row
 from ropetool.report.charts import bands_chart
 from ropetool.report.grids import bands_section
-from ropetool.report.inspected import AGREES, made_of, named, size
+from ropetool.report.inspected import AGREES, made_of, named
 from ropetool.report.page import Page
 from ropetool.report.tables import BAD, GOOD, WARN, Cell, Section, Table, row
 from ropetool.rope.tables import LayerRope
@@ -111,7 +112,10 @@ def _facts(found: Inspection, advice: Advice, command: str) -> list[tuple[str, s
         ("family", named(found)),
         ("trained length", f"{found.trained_length} tokens" if found.trained_length else "not stored in the file"),
         ("context stated", f"{found.rope.max_position_embeddings} tokens"),
-        ("KV cache", f"{size(found.cache_bytes(advice.target_length))} a sequence at {advice.target_length} tokens"),
+        (
+            "KV cache",
+            f"{byte_size(found.cache_bytes(advice.target_length))} a sequence at {advice.target_length} tokens",
+        ),
         ("advised", advice.command),
         ("can be written for", ", ".join(runtimes.display_ranges(advice.readers)) if advice.readers else ""),
         ("made by", command),

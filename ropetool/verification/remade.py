@@ -17,6 +17,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import RopetoolError
+from ropetool.files.counting import byte_size
 from ropetool.plans.applying import apply
 from ropetool.plans.claims import Claim, claim_of
 from ropetool.verification import floors
@@ -93,7 +94,7 @@ def _made(claim: Claim, source: Checkpoint, folder: Path) -> Checkpoint | str:
     size = sum(tensor.nbytes for tensor in source.stored.values())
     links = source.path.is_dir() and os.stat(folder).st_dev == os.stat(source.path).st_dev
     if size > ALL_BELOW and not links:
-        return f"{size / 1e9:.1f} GB of weights would have to be copied"
+        return f"{byte_size(size)} of weights would have to be copied"
     plan = dataclasses.replace(claim.plan, edits=claim.edits)
     place = folder / ("model" if source.path.is_dir() else source.path.name)
     return open_checkpoint(apply(plan, source.path, place, sidecars=False).output)

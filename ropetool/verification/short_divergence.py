@@ -18,6 +18,7 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import CheckpointError, RopetoolError, lacking
+from ropetool.files.counting import byte_size
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.results import DivergenceResult
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -129,4 +130,4 @@ def _too_large(need: int) -> str:
     has = MEMORY_UNKNOWN
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         has = int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return f"both models take {need / 1e9:.0f} GB of memory, {has / 1e9:.0f} can be had" if need > has else ""
+    return f"both models take {byte_size(need)} of memory, {byte_size(has)} can be had" if need > has else ""

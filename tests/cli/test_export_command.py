@@ -65,14 +65,14 @@ def test_the_file_goes_beside_the_source(model: Path) -> None:
     done = run("export", "model")
     output = model.with_name("model-BF16.gguf")
     assert (done.code, done.err) == (0, f"Note: {AS_IT_CAME}\n")
-    tensors, size = len(gguf.GGUFReader(output).tensors), output.stat().st_size / 1e6
+    tensors, size = len(gguf.GGUFReader(output).tensors), output.stat().st_size / 2**20
     figures = re.compile(r"(?<=: )\S+(?= of at)|(?<=most )[^\s,]+|(?<=from )\d+|\d+(?= tokens that the texts)")
     lines = [figures.sub("#", line) if "  KL" in line else line for line in done.out.splitlines()]
     assert lines == [
         str(output),
         "  architecture  llama",
         "  context       256 tokens, base frequency",
-        f"  tensors       {tensors}, matrices in bf16, {size:.1f} MB",
+        f"  tensors       {tensors}, matrices in bf16, {size:.2f} MiB",
         *CHECKED,
         "  sidecars      model-BF16.gguf.README.md, model-BF16.gguf.Modelfile",
         "",

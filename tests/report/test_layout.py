@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+from making import run
+
+import ropetool
+from ropetool.files.counting import byte_size
 from ropetool.report.layout import columns, wrapped
 
 ROWS = [("config.json", "rope_scaling", "null -> " + " ".join(f"{i}.5," for i in range(60))), ("a", "b", "short")]
@@ -53,3 +58,17 @@ def test_a_command_in_backquotes_stays_on_one_line(width: int) -> None:
     assert "\0" not in "".join(lines)
     (cell,) = (one for one in columns([("reason", f"see {command}")], width=40).splitlines() if "`" in one)
     assert command in cell
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0 bytes"), (1000, "1,000 bytes"), (1024, "1.00 KiB"), (2**20 - 1, "1.00 MiB"), (2**30, "1.00 GiB"),
+     (2**42, "4.00 TiB"), (2**52, "4,096.00 TiB")],
+)  # fmt: skip
+def test_a_size_is_told_in_its_largest_unit(count: int, words: str) -> None:
+    assert byte_size(count) == words
+
+
+def test_the_cache_of_a_long_context_is_told_in_gib() -> None:
+    done = run("advise", str(Path(ropetool.__file__).parent / "demo" / "model"), "--target-length", "2147483648")
+    assert "KV cache            4.00 TiB a sequence" in done.out
