@@ -152,7 +152,7 @@ def _split(path: Path, packed: str, limit: int) -> str:
     split = unpack + command("split", f"--line-bytes={limit // 2}", f"--additional-suffix={plain.suffix}", plain)
     if plain.suffix.lower() == ".jsonl":
         return split
-    return f"{split}, and give {word(f'xaa{plain.suffix}')} only: all pieces of a text count as one document"
+    return f"{split} # and give {word(f'xaa{plain.suffix}')} only, because all pieces of a text count as one document"
 
 
 def _unpacked(file: BinaryIO, packed: str) -> BinaryIO:

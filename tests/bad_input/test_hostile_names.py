@@ -262,7 +262,7 @@ def test_the_commands_that_cut_a_text() -> None:
     done = clean(run("verify", DEMO, "--text", text, "--suite", "quick"))
     assert done.code == 1
     assert words(tries(done))[:4] == ["gunzip", "--keep", str(text), "split"]
-    assert words(tries(done))[-1] == f"{EVIL}.txt"
+    assert f"{EVIL}.txt" in words(tries(done))
 
 
 def test_a_folder_like_the_hubs_cache_with_a_hostile_name_adds_no_line_to_the_card() -> None:
