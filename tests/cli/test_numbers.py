@@ -35,7 +35,11 @@ def test_every_number_option_has_a_type_that_reads_ascii_digits_alone() -> None:
     assert [each for each in found if not isinstance(each[2], (Whole, WholeRange, Number))] == []
 
 
-@pytest.mark.parametrize("kind", [Whole(), WholeRange(1, 4096), Number(), Factor(), Length(), Lengths()], ids=repr)
+@pytest.mark.parametrize(
+    "kind",
+    [Whole(), WholeRange(1, 4096), Number(), Factor(), Length(), Lengths()],
+    ids=lambda kind: type(kind).__name__,
+)
 def test_a_type_takes_no_other_spelling(kind: click.ParamType) -> None:
     for text in ODD:
         with pytest.raises(click.BadParameter):
