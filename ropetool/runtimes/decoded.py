@@ -10,8 +10,10 @@ from weakref import WeakKeyDictionary
 from ropetool import runtimes
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import InvalidRope
+from ropetool.escaping import command
 from ropetool.rope.tables import RopeSet, in_words
 
+GGUF_FILE = "file"  # how a GGUF checkpoint calls what its keys stand in
 C = TypeVar("C")
 T = TypeVar("T")
 
@@ -40,7 +42,8 @@ class Decoded:
                 does = f"reads this {what} in a way that is not known"
             else:
                 does = f"cannot load this {what}" if self.stops else f"would not compute what this {what} says"
-            raise InvalidRope(f"{self.name} {does}: {self.refuses}", where=where)
+            step = command("ropetool", "doctor", where) if self.known and self.stops and what == GGUF_FILE else ""
+            raise InvalidRope(f"{self.name} {does}: {self.refuses}", where=where, try_=step)
         return self.rope
 
     def objection(self, target: RopeSet) -> str:

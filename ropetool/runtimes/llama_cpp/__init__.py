@@ -6,7 +6,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes.base import Refuses
-from ropetool.runtimes.llama_cpp import architectures, decoding, key_rules
+from ropetool.runtimes.llama_cpp import decoding, key_rules
 from ropetool.runtimes.llama_cpp.exported import read_exported
 
 NAME = "llama.cpp"
@@ -22,10 +22,10 @@ def decode(checkpoint: Checkpoint) -> RopeSet:
     """
     if isinstance(checkpoint, HfCheckpoint):
         return read_exported(checkpoint)
-    architectures.get(checkpoint.name)
+    found = decoding.decode(checkpoint)
     refusals = list(key_rules.of_keys(checkpoint, ()).values())
     if refusals:
         raise Refuses(
             refusals[0] + (f" ({len(refusals) - 1} more: ropetool doctor shows them)" if refusals[1:] else "")
         )
-    return decoding.decode(checkpoint)
+    return found

@@ -30,6 +30,8 @@ EXPERT_GROUPS = "expert_group_count"
 EXPERT_GROUPS_USED = "expert_group_used_count"
 KV_LORA_RANK = "attention.kv_lora_rank"
 EPSILONS = ("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon")
+GATING = "expert_gating_func"
+GRAPH_NEEDS_GATING = frozenset({"dots1", "hy_v4", "minimax-m2", "smallthinker"})  # the loader does not
 EITHER_EPSILON = "cohere2moe"  # the one architecture that takes either
 SINGLE_EXPERT = frozenset({"hunyuan-dense", "hunyuan_vl"})  # one expert or none is the same
 _FLOATS = (ValueType.F32, ValueType.F64)
@@ -130,6 +132,8 @@ def _missing(model: Numbers) -> Iterator[tuple[str, str]]:
             yield f"required {read.suffix}", f"{key} is missing, and llama.cpp loads no {model.name} model without it"
         elif value is not None and value.element is None and _as_array_alone(model, key):
             yield f"required {read.suffix}", f"{key} is {value.label}; llama.cpp wants an array"
+    if model.name in GRAPH_NEEDS_GATING and model.has_weights and model.value(GATING) is None:
+        yield f"required {GATING}", f"{model.key(GATING)} is missing: llama.cpp aborts the whole process"
     if model.name == EITHER_EPSILON and model.has_weights and not any(map(model.value, EPSILONS)):
         keys = " and ".join(map(model.key, EPSILONS))
         yield (
@@ -229,7 +233,7 @@ def _experts(model: Numbers) -> Iterator[tuple[str, str]]:
     if model.name in SINGLE_EXPERT and count <= 1:
         return
     value = model.value(EXPERT_USED)
-    listed = range(value.count if value is not None and value.element is not None else 1)
+    listed = range(min(value.count, archs.MAX_LAYERS) if value is not None and value.element is not None else 1)
     used = max((model.get(EXPERT_USED, layer) for layer in listed), default=0)
     groups_used = model.get(EXPERT_GROUPS_USED)
     if count > MAX_EXPERTS:
@@ -265,7 +269,7 @@ def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
     names, name = model.view.tensors, model.name
     state = _STATES.get(name) if archs.ATTENTION_INTERVAL in loading_rules.own(name) else None
     reader = Model.of(model.view) if state and model.has_weights else None
-    for layer in range(model.layers):
+    for layer in range(min(model.layers, archs.MAX_LAYERS)):
         block = f"blk.{layer}."
         if f"{block}attn_norm.weight" not in names:
             continue

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ropetool.checkpoint.gguf import ARCHITECTURE, GgufCheckpoint
 from ropetool.files.gguf import Value, ValueType
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -117,6 +119,7 @@ class Numbers:
 
     def __init__(self, view: GgufCheckpoint) -> None:
         self.view = view
+        self._listed: dict[str, list[int]] = {}
         stated = view.values.get(ARCHITECTURE)
         self.name = str(stated.decode()) if stated is not None and stated.type is ValueType.STR else ""
 
@@ -127,14 +130,17 @@ class Numbers:
         return self.view.values.get(self.key(suffix))
 
     def get(self, suffix: str, layer: int = 0) -> int:
-        """Return a count, of an array that of a layer; 0 where there is none."""
+        """Return a count, of an array that of a layer; 0 if there is none, or the array is longer than any model is deep."""
         value = self.value(suffix)
         if value is None or value.type in (ValueType.STR, *_FLOATS):
             return 0
-        decoded: Any = value.decode()
         if value.element is None:
-            return int(decoded)
-        return int(decoded[layer]) if value.element not in (ValueType.STR, *_FLOATS) and len(decoded) > layer else 0
+            return int(value.number)
+        if suffix not in self._listed:
+            whole = value.element not in (ValueType.STR, *_FLOATS) and value.count <= archs.MAX_LAYERS
+            self._listed[suffix] = np.asarray(value.decode()).tolist() if whole else []
+        listed = self._listed[suffix]
+        return int(listed[layer]) if layer < len(listed) else 0
 
     @property
     def has_weights(self) -> bool:
