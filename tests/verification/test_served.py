@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import socket
 import subprocess
@@ -389,9 +390,8 @@ def test_a_key_comes_from_the_environment_and_is_kept_nowhere(
 
 
 def verified(tiny: Path, url: str, **options: Any) -> Any:
-    words = [
-        "the rope turns a pair of the token near the context, far angle of length. " * (20 + one) for one in range(5)
-    ]
+    vocabulary = ["the", "rope", "turns", "a", "pair", "of", "token", "near", "context,", "far", "angle", "length."]
+    words = [" ".join(random.Random(one).choices(vocabulary, k=15 * (20 + one))) for one in range(5)]
     folder = Path(str(tiny) + "-texts")
     folder.mkdir(exist_ok=True)
     for number, text in enumerate(words):
