@@ -236,7 +236,10 @@ class RowFit:
         counted = rows[self.ratio_low[rows] <= self.ratio_high[rows]]
         least, most = self.ratio_low[counted].min(initial=value), self.ratio_high[counted].max(initial=value)
         return Scale(
-            value, *bounds, float(max(most - value, value - least) / value) if value else 0.0, stretches(marked)
+            value,
+            *bounds,
+            float(max(most - value, value - least) / value) if value and np.isfinite(value) else 0.0,
+            stretches(marked),
         )
 
 
