@@ -12,7 +12,8 @@ LONG: dict[str, tuple[str, ...]] = {
         "verification/test_texts.py::test_with_the_tokenizers_of_real_models_too",
     ),
     "gate": (
-        "exporting/test_comparing.py", "exporting/test_inexact.py", "cli/test_export_command.py", "cli/test_hub_command.py",
+        "exporting/test_comparing.py", "exporting/test_export_gate.py", "exporting/test_inexact.py", "cli/test_export_command.py",
+        "cli/test_hub_command.py",
         "cli/test_terminal.py::test_export_shows_the_check_after_writing",
     ),
     "kill": (

@@ -34,6 +34,7 @@ from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
 from ropetool.gguf_export.outtypes import AUTO, check_outtype
 from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
+from ropetool.gguf_export.verifying import exported_tensors
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL
@@ -189,7 +190,7 @@ def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: 
         if ready.converter:
             check_runs(file)
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
-        checks = compare(ready.source.path, file, (outtype,), lengths, tell)
+        checks = compare(ready.source.path, file, (outtype,), lengths, tell, exported_tensors)
         measured = next((check.figure for check in checks if check.name == KL), None)
         if ready.deviation is not None and measured is not None:
             overwrite_value(file, INEXACT_KL, Value.of(ValueType.F32, measured))

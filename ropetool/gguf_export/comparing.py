@@ -10,36 +10,62 @@ from pathlib import Path
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.comparison.exported import Export
 from ropetool.errors import VerificationFailed
 from ropetool.gguf_export.container import Progress
 from ropetool.verification import floors
-from ropetool.verification.kl_gate import KL, kl_checks, with_inexact_tables
+from ropetool.verification.kl_gate import KL, kl_checks, passes, with_inexact_tables
+from ropetool.verification.readback.claimed import WEIGHTS
 from ropetool.verification.readback.comparing import same_tables
-from ropetool.verification.results import FAIL, INEXACT, NOT_RUN, Check
+from ropetool.verification.readback.weights import compare_weights
+from ropetool.verification.results import FAIL, INEXACT, NOT_RUN, PASS, Check
 from ropetool.verification.short_divergence import Lengths, short_divergence
+
+QUERY_NORM = "attn_q_norm."  # in the names of GGUF's tensors
 
 
 def compare(
-    source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress
-) -> tuple[Check, ...]:  # fmt: skip
+    source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress, export: Export | None = None
+) -> tuple[Check, ...]:
     """Return how the file compares with the checkpoint that it was exported from, or imported to, in tables and in logits.
 
-    kinds: of the numbers between the two, as floors.limit has them.
+    kinds: of the numbers between the two, as floors.limit has them. export: returns the exported tensors of the checkpoint,
+    to compare the tensors that norms hide from the logits. None: do not compare tensors.
     Raises: VerificationFailed where it computes something else; CheckpointError where llama.cpp does not load it.
     """
     progress("comparing the tables", 0, 0)
     tables = same_tables(file, source, windows=lengths.window is None)
     _judge([tables], file)
     reference, target = HfCheckpoint.open(source), GgufCheckpoint.open(file)
-    found = short_divergence(reference, target, lengths, progress)
-    if isinstance(found, str):
-        return (tables, Check(KL, None, None, NOT_RUN, found))
+    exact = [tables, *_hidden_weights(reference, target, kinds, export)]
+    _judge(exact, file)
     # transformers computes with what stands for the numbers of a quantised checkpoint in a type of its own choice.
     own = ("bfloat16",) if "quantization_config" in reference.config else ()
-    checks = kl_checks(found, None, floors.limit((*kinds, *own), floors.layers_of(target.stored)))
+    allowed = floors.limit((*kinds, *own), floors.layers_of(target.stored))
+    compared = short_divergence(reference, target, lengths, progress, lambda found: passes(found, allowed))
+    if isinstance(compared, str):
+        return (*exact, Check(KL, None, None, NOT_RUN, compared))
+    found, noise = compared
+    checks = kl_checks(found, None, allowed, noise=noise)
     checks = with_inexact_tables(checks) if tables.verdict == INEXACT else checks
     _judge(checks, file)
-    return (tables, *checks)
+    return (*exact, *checks)
+
+
+def _hidden_weights(
+    reference: HfCheckpoint, target: GgufCheckpoint, kinds: Sequence[str], export: Export | None
+) -> list[Check]:
+    """Return the check on tensors that norms hide from the logits, or nothing for a model without norms of queries.
+
+    Such a norm removes a factor on q_proj: the tensor differs, and the logits do not.
+    """
+    if export is None or not set(kinds) <= {"f32", "f16", "bf16"} or reference.family.export is None:
+        return []
+    if not any(QUERY_NORM in name for name in target.stored):
+        return []
+    found = compare_weights(target, reference, None, export)
+    verdict = FAIL if found.differences else PASS
+    return [Check(WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence("tensors match the checkpoint"))]
 
 
 def _judge(checks: Sequence[Check], file: Path) -> None:

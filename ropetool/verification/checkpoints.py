@@ -527,7 +527,8 @@ def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None, ca
         original = _unchanged_source(other.path, [])
         if baseline is not None and original is not None and _weights(baseline) == _weights(target):
             before = (original, baseline.path)
-    return Pair(other.path, _kinds(target, other), floors.layers_of(target.stored), before)
+    routed = floors.has_experts(target.stored)
+    return Pair(other.path, _kinds(target, other), floors.layers_of(target.stored), before, routed=routed)
 
 
 def _kinds(target: Checkpoint, other: Checkpoint) -> tuple[str, ...]:

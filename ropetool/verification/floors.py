@@ -25,6 +25,9 @@ INPUTS_BY_256 = "inputs of 256"
 TIMES_OF = {"q8_0": 10.0, INPUTS_BY_256: 20.0}
 # Nats: what another processor may add to float32 by the order in which it sums; 40 times what was measured.
 ROUNDING = 1e-8
+# Nats a token: the most that a checkpoint's own noise may raise a limit to. A query matrix 1 % too large is ten times as far
+# in a tiny random model (docs/export.md).
+MOST_OF_NOISE = 2e-6
 # ggml's type, and the mean for Llama 3 8B in the table of tools/perplexity/README.md of llama.cpp: of types that need an
 # importance matrix, and of experts stored in MXFP4, whose inputs are rounded as for q8_0.
 PUBLISHED = {
@@ -35,6 +38,7 @@ PUBLISHED = {
 }  # fmt: skip
 GPU = "llama.cpp on a GPU"
 ALIKE = "q2_k"  # the tail and the windows that a published mean is taken to have
+ROUTER = "ffn_gate_inp."
 _BLOCK = re.compile(r"\.(\d+)\.")
 
 
@@ -71,6 +75,13 @@ def limit(kinds: Iterable[str], layers: int) -> Floor | None:
     return _each(lambda values: sum(map(mul, times, values)) + TIMES * ROUNDING, [floor for _, floor in allowed])
 
 
+def with_noise(floor: Floor, own: Iterable[Floor]) -> Floor:
+    """Return a floor that allows `TIMES` the noise of the checkpoint itself, of several the largest, up to `MOST_OF_NOISE`."""
+    largest = _each(max, list(own))
+    times = min(TIMES, MOST_OF_NOISE / max(largest.text.mean, MOST_OF_NOISE / TIMES))
+    return _each(max, [floor, _each(lambda values: times * values[0], [largest])])
+
+
 def of_dtype(dtype: str) -> str:
     """Return the type of a file whose numbers are mostly of this type of ggml's; of several, the least exact."""
     named = {name: str(entry["dtype"]) for name, entry in table()["floors"].items()}
@@ -82,6 +93,11 @@ def of_dtype(dtype: str) -> str:
 def layers_of(tensors: Iterable[str]) -> int:
     """Return how many layers there are by the names of tensors, at least 1."""
     return max(1, len({match[1] for match in map(_BLOCK.search, tensors) if match}))
+
+
+def has_experts(tensors: Iterable[str]) -> bool:
+    """Return whether a router chooses experts, by the names of a GGUF file's tensors."""
+    return any(ROUTER in name for name in tensors)
 
 
 @cache

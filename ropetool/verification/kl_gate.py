@@ -8,24 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ropetool.verification import floors
 from ropetool.verification.floors import Figures, Floor
 from ropetool.verification.measures.divergence import WINDOW
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, DivergenceResult, DivergenceSpan
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, DivergenceResult, DivergenceSpan, Noise
 
 KL, TAIL, WORST, RARE, BEYOND = "KL", "KL p99", "KL window", "KL rare tokens", "KL beyond"
 NAMES = (KL, TAIL, WORST, RARE, BEYOND)
 EXTENDING_TIMES = 2.0  # what an extension may add to the mean divergence of a quantisation, and again beyond
+GELU = "ggml's table of GELU, which rounds to float16,"
+SUMS = "rounding in sums"
 TAIL_TIMES = 4.0  # and to what a few tokens decide
 
 
 def kl_checks(
-    found: DivergenceResult, own: DivergenceResult | None, allowed: Floor | None, max_kl: float | None = None
+    found: DivergenceResult,
+    own: DivergenceResult | None,
+    allowed: Floor | None,
+    max_kl: float | None = None,
+    noise: Noise | None = None,
 ) -> list[Check]:
     """Return the checks on two files against each other.
 
     own: the same pair of types before the extension, whose figures are better known than `allowed`, those of sound files
     of these types; None where either is not known. max_kl: a limit on the mean instead, in nats a token; the others
-    are `allowed` in the same proportion.
+    are `allowed` in the same proportion. noise: of the reference itself, which may raise what is `allowed`.
     """
     if max_kl is not None:
         return _against(found, None if allowed is None else _times(allowed, max_kl / allowed.text.mean), max_kl)
@@ -37,7 +44,36 @@ def kl_checks(
             "give the unextended GGUF file of the same type as --baseline, or --max-kl"
         )
         return [Check(KL, found.within.mean.mean, None, NOT_RUN, told)]
-    return _against(found, allowed, allowed.text.mean)
+    if noise is None:
+        return _against(found, allowed, allowed.text.mean)
+    runs = [_floor_of(run) for run in noise.runs]
+    allowed = floors.with_noise(allowed, runs)
+    mean, *others = _against(found, allowed, allowed.text.mean)
+    causes = _causes(noise, max(run.text.mean for run in runs))
+    return [replace(mean, detail=f"{mean.detail}; {causes}"), *others]
+
+
+def passes(found: DivergenceResult, allowed: Floor | None) -> bool:
+    """Return whether nothing is beyond its limit."""
+    return all(check.verdict != FAIL for check in kl_checks(found, None, allowed))
+
+
+def _floor_of(run: DivergenceResult) -> Floor:
+    spans = _spans(run)
+    text = Figures(
+        max(span.mean.mean for span in spans), max(span.p99 for span in spans), max(span.window for span in spans)
+    )
+    rare = text if run.rare is None else Figures(run.rare.mean.mean, run.rare.p99, run.rare.window)
+    return Floor(text, rare)
+
+
+def _causes(noise: Noise, own: float) -> str:
+    """Return a sentence that names the size of the noise and its causes."""
+    told = f"{GELU if noise.gelu else SUMS} moves the checkpoint itself by {own:.2g}"
+    if not noise.tied:
+        return told
+    left_out = "left out" if noise.left_out else "too many to leave out"
+    return f"{told}; rounding changes the routing of {noise.tied} of {noise.tokens} tokens to experts, {left_out}"
 
 
 def with_inexact_tables(checks: Sequence[Check]) -> list[Check]:

@@ -21,10 +21,10 @@ from ropetool.files.counting import byte_size
 from ropetool.plans.applying import apply
 from ropetool.plans.claims import Claim, claim_of
 from ropetool.verification import floors
-from ropetool.verification.kl_gate import KL, kl_checks, with_inexact_tables
+from ropetool.verification.kl_gate import KL, kl_checks, passes, with_inexact_tables
 from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import same_tables
-from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, PASS, Check, DivergenceResult
+from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, PASS, Check, DivergenceResult, Noise
 from ropetool.verification.short_divergence import Lengths, Progress, short_divergence
 
 
@@ -44,34 +44,35 @@ def kl_to_claim(
         return []
     inexact = any(check.verdict == INEXACT for check in readback)
     words = "the baseline" if inexact else "the extension made of the baseline again"
-    found: DivergenceResult | str
+    allowed = floors.limit(kinds, floors.layers_of(target.stored))
+    found: tuple[DivergenceResult, Noise | None] | str
     try:
         if inexact:  # an export without an extension, whose tables are the nearest that its format holds
-            found = short_divergence(source, target, lengths, progress)
+            found = short_divergence(source, target, lengths, progress, lambda found: passes(found, allowed))
         else:
             claim = claim_of(target, source, stated=terms.stated, trained_length=terms.trained_length)
             words = f"the baseline with {claim.words}"
             with tempfile.TemporaryDirectory(prefix="ropetool-remade-") as folder:
-                found = _compared(target, _made(claim, source, Path(folder)), lengths, progress)
+                found = _compared(target, _made(claim, source, Path(folder)), lengths, progress, allowed)
     except RopetoolError as error:
         found = error.without_folders()
     if isinstance(found, str):
         return [Check(KL, None, None, NOT_ASKED, f"not compared with {words}: {found}")]
-    checks = kl_checks(found, None, floors.limit(kinds, floors.layers_of(target.stored)))
+    checks = kl_checks(found[0], None, allowed, noise=found[1])
     checks = with_inexact_tables(checks) if inexact else checks
     return [dataclasses.replace(check, detail=f"{check.detail}, against {words}") for check in checks]
 
 
 def _compared(
-    target: Checkpoint, made: Checkpoint | str, lengths: Lengths, progress: Progress
-) -> DivergenceResult | str:
+    target: Checkpoint, made: Checkpoint | str, lengths: Lengths, progress: Progress, allowed: floors.Floor | None
+) -> tuple[DivergenceResult, Noise | None] | str:
     """Return how far apart the two are; a sentence where that would say nothing, or was not to be had."""
     if isinstance(made, str):
         return made
     tables = same_tables(target, made)
     if tables.verdict != PASS:
         return f"{made.runtime} computes other tables of it than {target.runtime}: {tables.detail}"
-    return short_divergence(made, target, lengths, progress)
+    return short_divergence(made, target, lengths, progress, lambda found: passes(found, allowed))
 
 
 def _same_types(target: Checkpoint, source: Checkpoint) -> bool:

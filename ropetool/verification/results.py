@@ -444,6 +444,22 @@ class DivergenceResult:
 
 
 @dataclass(frozen=True)
+class Noise:
+    """The divergence of a checkpoint from itself when torch rounds as ggml does.
+
+    runs: the figures of each run. tied: the number of tokens for which rounding chooses other experts.
+    tokens: the number of compared tokens. left_out: whether tied tokens count as equal.
+    gelu: whether ggml looks the activation up in a table of float16 numbers.
+    """
+
+    runs: tuple[DivergenceResult, ...]
+    tied: int
+    tokens: int
+    left_out: bool
+    gelu: bool = False
+
+
+@dataclass(frozen=True)
 class YardstickResult:
     """What another way to attend, which no file can hold, gave on the tokens of the target.
 

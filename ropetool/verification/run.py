@@ -25,7 +25,7 @@ from ropetool.verification.beside import Beside, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.duration import NO_BUDGET, Run, check_budget, check_duration
 from ropetool.verification.gate import Limits
-from ropetool.verification.kl_gate import kl_checks, with_inexact_tables
+from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.measures.answers import NAME as NEEDLE_ANSWERS
 from ropetool.verification.measures.answers import needle_answers
 from ropetool.verification.measures.divergence import diverge, divergence_rows
@@ -40,11 +40,12 @@ from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
 from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
-from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, VerifyResult, YardstickResult
+from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, Noise, VerifyResult, YardstickResult
 from ropetool.verification.runners import parallel
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes, ignore
 from ropetool.verification.shares import attainable_loss, paired_bounds
+from ropetool.verification.short_divergence import with_own_noise
 from ropetool.verification.statistics import ERROR, attainable
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
@@ -74,7 +75,7 @@ class Pair:
     """The file to compare the target's logits with, and the same pair before the extension, where that is to be measured.
 
     kinds: what rounds their numbers differently, as `floors` names it. layers: of the model. inexact: their tables are
-    known to differ.
+    known to differ. routed: the target has experts.
     """
 
     other: Path
@@ -82,6 +83,7 @@ class Pair:
     layers: int
     before: tuple[Path, Path] | None = None
     inexact: bool = False
+    routed: bool = False
 
 
 def default_lengths(trained_length: int, target_length: int) -> list[int]:
@@ -250,14 +252,22 @@ def verify(
             notes.append(
                 f"the first {suite.segments} segments decided nothing at {100 * SPENT[0]:g} %, so there was a second stage"
             )
-        divergence, own = None, None
+        divergence, own, noise = None, None, None
         if against is not None:
             rounding = (runners[role].arithmetic for role in (TARGET, AGAINST))
             against = replace(against, kinds=(*against.kinds, *(kind for kind in rounding if kind)))
-            divergence = _diverge(around[AGAINST], around[TARGET], corpus, max(lengths), trained_length, seed, tell)
-            divergence = replace(divergence, reference=hub.name_of(against.other))
+            measure = partial(
+                _diverge, corpus=corpus, longest=max(lengths), trained_length=trained_length, seed=seed, tell=tell
+            )
+            divergence = measure(around[AGAINST], around[TARGET])
             own = _own_divergence(against, make, corpus, trained_length, seed, tell)
-    checked = (*checks, *decide(found, divergence, own, against, error=error))
+            allowed = floors.limit(against.kinds, against.layers)
+            if own is None and limits.max_kl is None and not passes(divergence, allowed):
+                divergence, noise = with_own_noise(
+                    divergence, runners[AGAINST], runners[TARGET], measure, against.routed
+                )
+            divergence = replace(divergence, reference=hub.name_of(against.other))
+    checked = (*checks, *decide(found, divergence, own, against, noise, error=error))
     result = result_of(
         found, measurements, corpus, checked, suite=suite, trained_length=trained_length, grade=limits.grade, seed=seed,
         context_length=max(lengths) if context_length is None else context_length,
@@ -594,6 +604,7 @@ def checks_of(
     divergence: DivergenceResult | None = None,
     own: DivergenceResult | None = None,
     against: Pair | None = None,
+    noise: Noise | None = None,
     *,
     trained_length: int,
     context_length: int,
@@ -628,7 +639,7 @@ def checks_of(
     if suites.MANY_SHOT in found:
         checks.append(reading.many_shot_check(found[suites.MANY_SHOT]))
     if divergence is not None and against is not None:
-        apart = kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl)
+        apart = kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl, noise)
         checks += with_inexact_tables(apart) if against.inexact else apart
     return checks
 

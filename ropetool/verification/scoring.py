@@ -160,6 +160,16 @@ class Wrapped:
         """Return how many bytes of the text each of its tokens stands for."""
         return self._runner.byte_lengths(text)
 
+    def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
+        """Return what the last tokens of every row cost."""
+        return self._runner.score(rows, scored, done)
+
+    def predict(
+        self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+    ) -> Predictions:
+        """Return what comes after every row."""
+        return self._runner.predict(rows, candidates, done)
+
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         """Yield the logits of a row."""
         return self._runner.logits(ids)

@@ -9,7 +9,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,15 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import CheckpointError, RopetoolError, lacking
 from ropetool.files.counting import byte_size
+from ropetool.verification.floors import has_experts
 from ropetool.verification.measures.divergence import diverge, divergence_rows
-from ropetool.verification.results import DivergenceResult
+from ropetool.verification.measures.noise import with_noise
+from ropetool.verification.results import DivergenceResult, Noise
 from ropetool.verification.runners.llama_runner import LlamaRunner
+from ropetool.verification.runners.noisy import View, views
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import Corpus, Runner
+from ropetool.verification.scoring import Corpus, Runner, ignore
 from ropetool.verification.texts import embedded_documents
 
 OPERATIONS = 2e12  # multiplications and additions of each model: about a minute on two cores
@@ -38,7 +42,10 @@ PACKAGES = {"hf": ("torch", "transformers"), "gguf": ("llama_cpp",)}  # by forma
 MEMORY_SHARE = 0.8  # of what the machine has, for both models
 MEMORY_UNKNOWN = 8 << 30  # bytes, where the system does not say what it has
 
+
 Progress = Callable[[str, int, int], None]
+Enough = Callable[[DivergenceResult], bool]
+Measure = Callable[[Runner, Runner], DivergenceResult]
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,11 @@ class Lengths:
 
 
 def short_divergence(
-    reference: Checkpoint, target: Checkpoint, lengths: Lengths, progress: Progress
-) -> DivergenceResult | str:
-    """Return how far the target's logits are from the reference's, or in a sentence why they were not compared.
+    reference: Checkpoint, target: Checkpoint, lengths: Lengths, progress: Progress, enough: Enough
+) -> tuple[DivergenceResult, Noise | None] | str:
+    """Return the divergence of the target and the noise of the reference, or the reason why nothing was compared.
 
+    The noise takes two more passes. It is None if the figures are `enough`, or unless a directory is compared with a GGUF file.
     Raises: CheckpointError where the target is not loaded, or gives a logit that is not finite.
     """
     elements = max(
@@ -84,11 +92,34 @@ def short_divergence(
 
         theirs = stack.enter_context(closing(_runner(target.path)))
         try:
-            return diverge(ours, theirs, rows, lengths.trained, documents, done, SEED)
+            found = diverge(ours, theirs, rows, lengths.trained, documents, done, SEED)
+            if enough(found):
+                return found, None
+            progress("comparing the checkpoint with itself, rounded", 0, 0)
+            again = partial(
+                diverge, rows=rows, trained_length=lengths.trained, documents=documents, done=ignore, seed=SEED
+            )
+            return with_own_noise(found, ours, theirs, again, has_experts(target.stored))
         except CheckpointError as error:
             if error.where != ours.description:
                 raise
             return error.message  # its logits are NaN, as its weights may be
+
+
+def with_own_noise(
+    found: DivergenceResult, reference: Runner, target: Runner, measure: Measure, routed: bool
+) -> tuple[DivergenceResult, Noise | None]:
+    """Return the divergence, and the noise of the reference; None unless llama.cpp is compared with torch.
+
+    measure: returns the divergence of its second runner from its first. routed: the model has experts. The divergence then
+    leaves out the tokens that rounding sends to other experts.
+    """
+    noisy = views(reference, target)
+    if noisy is None or not isinstance(reference, TorchRunner):
+        return found, None
+    kept = View(reference)
+    found, noise = with_noise(partial(measure, kept), found, kept, target, noisy, routed)
+    return found, replace(noise, gelu=reference.model.has_gelu)
 
 
 def rows_of(tokens: int, lengths: Lengths) -> tuple[int, int]:

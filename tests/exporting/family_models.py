@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,8 @@ GRANITE = {
 
 MIXED = {"n_routed_experts", "n_shared_experts", "moe_intermediate_size", "num_experts_per_tok", "first_k_dense_replace",
          "routed_scaling_factor"}  # fmt: skip
+
+Drawn = Callable[[str, Any, str, Any], Any]
 
 # By family: its config, which says what the class would otherwise assume.
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -202,12 +204,17 @@ PLACES = (5, 300, 511, 512, 700, 1023, 1500, 2046, 2047)
 
 
 def write(
-    path: Path, family: str, changes: Mapping[str, Any] | None = None, seed: int = 7, wrapper: str | None = None
+    path: Path,
+    family: str,
+    changes: Mapping[str, Any] | None = None,
+    seed: int = 7,
+    wrapper: str | None = None,
+    drawn: Drawn | None = None,
 ) -> Path:
     """Write a random checkpoint by which every logit depends on every position, with a tokenizer.
 
     changes: to its config, which is silent where they are SILENT. wrapper: the type of the config around it; None: that
-    of the families which have no class alone.
+    of the families which have no class alone. drawn: returns the numbers of a tensor; None: those of `_drawn`.
     """
     import torch
     from safetensors.torch import load_file, save_file
@@ -225,7 +232,7 @@ def write(
         for name, weight in model.state_dict().items():
             tied = config["tie_word_embeddings"] and name.startswith("lm_head")
             if weight.is_floating_point() and "rotary" not in name and not tied:
-                weight.copy_(_drawn(name, weight, family, generator))
+                weight.copy_((drawn or _drawn)(name, weight, family, generator))
     model.save_pretrained(path)
     if wrapper:
         config["architectures"] = [type(model).__name__]

@@ -14,11 +14,12 @@ from ropetool.verification import floors
 from ropetool.verification.floors import Figures, Floor
 from ropetool.verification.kl_gate import KL, RARE, TAIL, WORST, kl_checks
 from ropetool.verification.measures.divergence import WINDOW
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, DivergenceResult, DivergenceSpan, Estimate
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, DivergenceResult, DivergenceSpan, Estimate, Noise
 from ropetool.verification.scoring import Logits
 
 CACHE = machine.cache()  # the user's, before the tests get one of their own
 AGAIN = "run scripts/kl_floors.py"
+FLOAT32 = Floor(Figures(4e-8, 6e-8, 5e-8), Figures(4e-8, 6e-8, 5e-8))
 ALLOWED = Floor(Figures(1e-6, 1e-5, 3e-6), Figures(2e-6, 2e-5, 4e-6))
 
 
@@ -91,6 +92,44 @@ def test_an_unextended_pair_says_what_its_types_cost() -> None:
     assert verdicts(result(span(0.06), span(0.1, p99=1.3)), own) == {**good, TAIL: FAIL}
     assert verdicts(result(span(0.06), span(0.1, window=0.41)), own) == {**good, WORST: FAIL}
     assert verdicts(result(span(0.06), span(0.1), span(0.21)), own) == {**good, RARE: FAIL}
+
+
+# --- the checkpoint's own noise
+
+
+def test_the_noise_of_the_checkpoint_raises_the_limits_four_times() -> None:
+    own = result(span(1e-7, p99=3e-6, window=2e-7), span(2e-7), span(3e-7))
+    checks = kl_checks(
+        result(span(7e-7)), None, FLOAT32, noise=Noise((own, result(span(1e-8))), 0, 100, False, gelu=True)
+    )
+    limits = {check.name: check.limit for check in checks}
+    assert limits[KL] == pytest.approx(8e-7)
+    assert limits[TAIL] == pytest.approx(1.2e-5)
+    assert limits[WORST] == pytest.approx(8e-7)
+    assert {check.verdict for check in checks} == {PASS}
+    assert "ggml's table of GELU, which rounds to float16, moves the checkpoint itself by 2e-07" in checks[0].detail
+
+
+def test_noise_lowers_no_limit_and_raises_none_beyond_its_bound() -> None:
+    def limits(mean: float) -> dict[str, float | None]:
+        own = result(span(mean, p99=10 * mean), rare=span(mean))
+        found = kl_checks(result(span(1e-9), rare=span(1e-9)), None, FLOAT32, noise=Noise((own,), 0, 100, False))
+        return {check.name: check.limit for check in found}
+
+    text, rare = FLOAT32.text, FLOAT32.rare
+    assert limits(1e-12) == {KL: text.mean, TAIL: text.p99, WORST: text.window, RARE: rare.mean}
+    assert limits(5e-7)[KL] == pytest.approx(2e-6)
+    assert limits(5e-3)[KL] == pytest.approx(2e-6)
+    assert limits(5e-3)[TAIL] == pytest.approx(2e-5)
+    assert floors.with_noise(ALLOWED, [Floor(Figures(1e-3, 1e-3, 1e-3), Figures(1e-3, 1e-3, 1e-3))]).text.p99 == 1e-5
+
+
+@pytest.mark.parametrize(("left_out", "words"), [(True, "left out"), (False, "too many to leave out")])
+def test_routing_is_named(left_out: bool, words: str) -> None:
+    noise = Noise((result(span(1e-9)),), 12, 400, left_out)
+    check = kl_checks(result(span(1e-3)), None, FLOAT32, noise=noise)[0]
+    assert check.verdict == FAIL
+    assert f"rounding changes the routing of 12 of 400 tokens to experts, {words}" in check.detail
 
 
 # --- the floors

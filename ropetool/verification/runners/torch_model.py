@@ -13,6 +13,7 @@ from typing import Any
 
 from ropetool.rope.tables import Regime
 from ropetool.verification.runners.torch_attention import Attend, attending
+from ropetool.verification.runners.torch_noise import is_gelu, noisy
 from ropetool.verification.runners.torch_rotation import (
     RopeState,
     SoftmaxScales,
@@ -75,6 +76,15 @@ class TorchModel:
                 yield reached
         finally:
             self.fixed_table = fixed
+
+    def noisy(self, amount: float) -> AbstractContextManager[None]:
+        """Round as ggml does, as long as the context lasts; see `torch_noise.noisy`. The head is left alone."""
+        return noisy(self._body, amount)
+
+    @property
+    def has_gelu(self) -> bool:
+        """Whether ggml looks its activation up in a table of float16 numbers."""
+        return any(map(is_gelu, self._body.modules()))
 
     def swapped(self, widths: Mapping[int, int], layout: str) -> AbstractContextManager[None]:
         """Pair channels as the other layout does, as long as the context lasts."""

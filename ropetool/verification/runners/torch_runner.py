@@ -24,7 +24,7 @@ from ropetool.verification.runners.torch_library import (
     torch_device,
     torch_dtype,
 )
-from ropetool.verification.runners.torch_model import TorchModel
+from ropetool.verification.runners.torch_model import Hidden, TorchModel
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer, reading
 from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
 
@@ -127,13 +127,21 @@ class TorchRunner:
 
         Shapes: (tokens of the piece, vocabulary). Raises: as `score`.
         """
+        yield from self.pieces(self.hidden(ids), len(ids))
+
+    def hidden(self, ids: Sequence[int]) -> Hidden:
+        """Return the last hidden states of a row. Raises: as `score`."""
         model = self._model()
         row = np.array([ids], dtype=np.int64)
         hidden = self._fitting(lambda: model.hidden(self._on_device(row), 0, self._chunk_tokens), row)
         assert hidden is not None  # only batches of several rows are halved
-        for start in range(0, len(ids), PIECE_TOKENS):
+        return hidden
+
+    def pieces(self, hidden: Hidden, count: int) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits of the hidden states of a row of `count` tokens, as `logits` does."""
+        for start in range(0, count, PIECE_TOKENS):
             with self._torch.inference_mode(), quiet(self._transformers):
-                piece = model.logits(hidden, start, min(start + PIECE_TOKENS, len(ids)))[0]
+                piece = self._model().logits(hidden, start, min(start + PIECE_TOKENS, count))[0]
                 wide = piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
             yield start, wide  # out here: the mode is of the whole thread, and whoever takes a piece may go elsewhere
 

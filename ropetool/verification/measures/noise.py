@@ -1,0 +1,98 @@
+"""Compare a checkpoint with itself, rounded as a different runtime rounds, and find the tokens whose experts are tied.
+
+Does not know the limits, nor the operations that are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.rope.tables import Array
+from ropetool.verification.results import DivergenceResult, Noise
+from ropetool.verification.scoring import Logits, Runner, Wrapped
+
+# Times the median by which rounding moves a probability. Rounding alone moves the worst token by some ten times the median,
+# another expert by thousands.
+JUMP = 30.0
+FAR = 0.01  # of a probability: so far nothing but another expert moves it, be it at most tokens
+MOST_TIED = 0.1  # of all tokens; where rounding decides the routing of more, the rest says little
+
+Compare = Callable[[Runner], DivergenceResult]
+
+
+def with_noise(
+    compare: Compare, found: DivergenceResult, reference: Runner, target: Runner, noisy: Sequence[Runner], routed: bool
+) -> tuple[DivergenceResult, Noise]:
+    """Return the divergence of the target, and the noise of the reference.
+
+    compare: returns the divergence of a runner from the reference. found: the divergence of the target.
+    noisy: the reference with noise. If two experts are nearly tied, one of these runners chooses the second one.
+    routed: the model has experts. Tokens that noise sends to other experts count as equal, up to a share of `MOST_TIED`.
+    """
+    ties = Ties(reference, noisy)
+    if routed:
+        own = tuple(compare(LeavingOut(each, reference, ties)) for each in noisy)
+        if ties.count <= MOST_TIED * ties.tokens:
+            found = compare(LeavingOut(target, reference, ties)) if ties.count else found
+            return found, Noise(own, ties.count, ties.tokens, left_out=True)
+    return found, Noise(tuple(map(compare, noisy)), ties.count, ties.tokens, left_out=False)
+
+
+class Ties:
+    """The tokens that noise moves much more than most. It remembers the rows that it was asked about."""
+
+    def __init__(self, reference: Runner, noisy: Sequence[Runner]) -> None:
+        self._reference, self._noisy = reference, noisy
+        self._rows: dict[tuple[int, ...], npt.NDArray[np.bool_]] = {}
+
+    def of(self, ids: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Return which tokens of a row are tied. Shapes: -> (tokens,)."""
+        row = tuple(ids)
+        if row not in self._rows:
+            moved = np.max([self._moved(ids, each) for each in self._noisy], axis=0)
+            self._rows[row] = moved > min(JUMP * float(np.median(moved)), FAR)
+        return self._rows[row]
+
+    @property
+    def count(self) -> int:
+        """The number of tied tokens."""
+        return sum(int(row.sum()) for row in self._rows.values())
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens."""
+        return sum(row.size for row in self._rows.values())
+
+    def _moved(self, ids: Sequence[int], noisy: Runner) -> Array:
+        """Return by how much the probability moves most, of each token of a row. Shapes: -> (tokens,)."""
+        pieces = zip(self._reference.logits(ids), noisy.logits(ids), strict=True)
+        return np.concatenate(
+            [np.abs(_probabilities(ours) - _probabilities(theirs)).max(axis=1) for (_, ours), (_, theirs) in pieces]
+        )
+
+
+class LeavingOut(Wrapped):
+    """A runner that gives the logits of the reference for tokens that are tied."""
+
+    def __init__(self, runner: Runner, reference: Runner, ties: Ties) -> None:
+        super().__init__(runner)
+        self._reference, self._ties = reference, ties
+
+    def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
+        """Yield the logits of a row."""
+        tied = self._ties.of(ids)
+        for (start, piece), (_, reference) in zip(super().logits(ids), self._reference.logits(ids), strict=True):
+            common = min(piece.shape[1], reference.shape[1])
+            places = tied[start : start + len(piece)]
+            changed = piece.copy()
+            changed[places, :common] = reference[places, :common]
+            yield start, changed
+
+
+def _probabilities(logits: Logits) -> Array:
+    weights = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    probabilities: Array = weights / weights.sum(axis=1, keepdims=True)
+    return probabilities
