@@ -34,7 +34,8 @@ class RopetoolError(Exception):
     """An error that the user can act on.
 
     `where` is the file, key or option at fault, `try_` a command or step that would work; both may be empty. `notes` are
-    what else was done or seen before. A sentence or a place that quotes more of a file than anybody reads is cut.
+    what else was done or seen before. `brief` is a shorter sentence for a terminal, empty if there is none.
+    A sentence or a place that quotes more of a file than anybody reads is cut.
     """
 
     exit_code = 1
@@ -45,9 +46,14 @@ class RopetoolError(Exception):
         self.where = _cut(where)
         self.try_ = try_
         self.notes: tuple[str, ...] = ()
+        self.brief = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message
+
+    def in_brief(self) -> str:
+        """Return the error with its shorter sentence, if it has one."""
+        return str(self) if not self.brief else f"{self.where}: {self.brief}" if self.where else self.brief
 
     def without_folders(self) -> str:
         """Return the error with only the file name of its place, for texts that leave this machine."""

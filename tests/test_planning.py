@@ -77,7 +77,7 @@ def test_two_readings_of_a_target_length(tmp_path: Path) -> None:
     source = scaled(tmp_path, LLAMA3)
     with pytest.raises(AmbiguousRope, match=r"512 -> 8192 \(--from original: .*\) or 4096 -> 8192 \(") as beyond:
         ropetool.plan(source, "yarn", target_length=8192)
-    assert beyond.value.try_.endswith("--target-length 8192 --from current")
+    assert beyond.value.try_.endswith("--target-length 8192 --from original")
     with pytest.raises(AmbiguousRope, match=r"no extension \(--from current starts at 4096\)") as inside:
         ropetool.plan(source, "yarn", target_length=2048)
     assert inside.value.try_.endswith("--target-length 2048 --from original")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ropetool.cli import notes, print_json, show, terminal_width
-from ropetool.cli.options import AS, Length, for_runtimes
+from ropetool.cli.options import AS, EXPLAIN, Length, for_runtimes
 
 
 @click.command("advise")
@@ -15,9 +15,10 @@ from ropetool.cli.options import AS, Length, for_runtimes
     "A runtime that must read the output; repeat for several. Default: transformers, llama.cpp for GGUF files."
 )
 @AS
+@EXPLAIN
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def advise_command(
-    source: str, target_length: int, for_runtimes: tuple[str, ...], as_type: str | None, as_json: bool
+    source: str, target_length: int, for_runtimes: tuple[str, ...], as_type: str | None, explain: bool, as_json: bool
 ) -> None:
     """Recommend a method for a target length, and say why.
 
@@ -37,5 +38,5 @@ def advise_command(
     if as_json:
         print_json(advice_json(advice))
     else:
-        show(advice_text(advice, terminal_width()))
+        show(advice_text(advice, terminal_width(), explain=explain))
         notes(found.notes)

@@ -14,6 +14,7 @@ from ropetool.cli.chain import Chain
 from ropetool.cli.companion import Companion
 from ropetool.cli.options import (
     AS,
+    EXPLAIN,
     GRADE,
     METHOD,
     NUMBER,
@@ -23,13 +24,12 @@ from ropetool.cli.options import (
     check_new,
     for_runtimes,
     in_place,
-    list_value,
     naming_a_smaller_run,
     written_beside,
 )
+from ropetool.cli.retrying import OPENED, collected, completed_tries, number_or_name
 from ropetool.cli.wording import in_own_words
-from ropetool.errors import UnknownParameter
-from ropetool.escaping import command, read_number, word
+from ropetool.escaping import command, word
 
 if TYPE_CHECKING:
     from ropetool.checkpoint.opening import Checkpoint
@@ -116,7 +116,9 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
     help="Implies --verify: write the output as a GGUF file too, if it passes.",
 )
 @click.option("--allow-unverified", is_flag=True, help="With --export: do not verify.")
+@EXPLAIN
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@completed_tries()
 def extend_command(
     source: str,
     method: str | None,
@@ -179,6 +181,7 @@ def extend_command(
     peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
     path = peeked or local_source(source)
     opened = cache(open_checkpoint)
+    click.get_current_context().meta[OPENED] = opened
     chain.check_source(opened(path))
     if auto and plan_out is not None:
         check_new("--plan-out", Path(plan_out))
@@ -206,7 +209,7 @@ def extend_command(
         stated = options["original_length"]
         return make_plan(
             opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
-            params=_collected(params, options), attention_factor=_number_or_name(attention_factor),
+            params=collected(params, options), attention_factor=number_or_name(attention_factor),
             temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
             for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
         )  # fmt: skip
@@ -364,25 +367,3 @@ def _for_servers(source: str) -> str:
     """Return a checkpoint on the hub as vLLM and SGLang name it."""
     repo, _, revision = source.partition("@")
     return command(repo, "--revision", revision) if revision else repo
-
-
-def _collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> dict[str, Any]:
-    """Return the method's parameters from -p and from the options of the everyday ones."""
-    values: dict[str, Any] = {}
-    for name, value in params:
-        if name in values:
-            raise UnknownParameter("given twice", where=f"-p {name}")
-        values[name] = list_value(name, value) if name in ("long_factor", "short_factor") else value
-    for name in ("beta_fast", "beta_slow", "rope_theta"):
-        if options[name] is not None:
-            if name in values:
-                raise UnknownParameter("given twice", where=f"-p {name}")
-            values[name] = options[name]
-    return values
-
-
-def _number_or_name(value: str) -> str | float:
-    try:
-        return read_number(value)
-    except ValueError:
-        return value

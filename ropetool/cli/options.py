@@ -221,6 +221,9 @@ AS = click.option(
 )
 
 
+EXPLAIN = click.option("--explain", is_flag=True, help="Print why each encoding is refused, not only the first reason.")
+
+
 def for_runtimes(help: str) -> Callable[..., Any]:
     """Return --for, whose help says what it is for."""
     return click.option("--for", "for_runtimes", type=RUNTIME, multiple=True, metavar="RUNTIME", help=help)

@@ -13,7 +13,8 @@ from ropetool.errors import ConfigError, InvalidRope, RopetoolError
 from ropetool.escaping import command
 from ropetool.plans.basis import CURRENT, Request
 from ropetool.plans.proposals import LENGTH, Proposal, proposals, proposed
-from ropetool.plans.search import make_plan
+from ropetool.plans.refusals import LONGEST
+from ropetool.plans.search import make_plan, runtime_names
 from ropetool.rope import arithmetic
 from ropetool.rope.methods import Goal
 from ropetool.rope.reach import attention_holds, critical_dimension, least_base, reach, reach_of_new_base
@@ -88,7 +89,7 @@ class Advice:
         """Why the method is chosen, or why none is, with the longest context that one reaches."""
         if self.shorter is None:
             return self.why
-        return f"{self.why}; the longest context that a method reaches here is {self.shorter.step.reach} tokens"
+        return f"{self.why}{LONGEST}{self.shorter.step.reach} tokens"
 
 
 def advise(
@@ -100,7 +101,7 @@ def advise(
     Raises: ConfigError where the checkpoint's rotation is not known, UnknownRuntime for a name that is none.
     """
     for name in for_runtimes:
-        runtimes.all_of(name)
+        _ = runtimes.all_of(name) if found.checkpoint is None else runtime_names(name, found.checkpoint)
     if found.rope is None:
         raise ConfigError(
             "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)
@@ -228,9 +229,9 @@ def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
     falling = [way for way in ways if way.reach is not None and not way.serves and not way.proposal.refusal]
     short = ", ".join(f"{way.name} {way.reach}" for way in falling) + (" tokens" if falling else "")
     if chosen is None:
-        refused = next((way.proposal.refusal for way in ways if way.proposal.refusal), "")
+        refused = next((way.proposal.brief or way.proposal.refusal for way in ways if way.proposal.refusal), "")
         reasons = [*([refused] if refused else []), *([f"short of it: {short}"] if short else [])]
-        return ": ".join(["no method leads there", *(["; ".join(reasons)] if reasons else [])])
+        return ": ".join(["no method reaches the target in this file", *(["; ".join(reasons)] if reasons else [])])
     if chosen.method == LENGTH:
         return "only its stated context limits it: no distance that its layers rotate by is longer"
     if chosen.reach is None:

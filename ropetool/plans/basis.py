@@ -200,9 +200,12 @@ class _Scaled:
 
         For a target inside the context, a table by a rule, and where keys say what to do with one base alone.
         """
-        target = self.request.target_length
         assert self.entry.table is not None
-        if self.form.builds_on_tables and (target is None or target >= self.context) and self.entry.table.rule is None:
+        extends = self.original is not None and self.request.reach(self.original) > self.context
+        replaced = extends and _has_original(self.made, self.entry)  # `advise` names it first too
+        target = self.request.target_length
+        onward = (target is None or target >= self.context) and self.entry.table.rule is None
+        if self.form.builds_on_tables and onward and not replaced:
             return self.request.command(self.form.checkpoint.path, "--from", CURRENT)
         request = self.request
         if not self.form.builds_on_tables:

@@ -11,6 +11,7 @@ from ropetool.errors import RopetoolError
 from ropetool.escaping import number
 from ropetool.plans.basis import CURRENT, Request, Step, steps
 from ropetool.plans.plan import Plan
+from ropetool.plans.refusals import LONGEST
 from ropetool.plans.search import make_plan
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -24,6 +25,7 @@ EXTEND = "ropetool extend "
 class Proposal:
     """A way to a longer context. line: the command for it, empty where none serves. refusal: why its own method does not.
 
+    brief: the refusal in a shorter sentence, empty if there is none.
     plan: what its own method would do; None where that is refused or was not tried. attention_factor: as --attention-factor takes it.
     """
 
@@ -33,6 +35,7 @@ class Proposal:
     refusal: str = ""
     plan: Plan | None = None
     attention_factor: str = "auto"
+    brief: str = ""
 
 
 def proposals(found: Inspection, target: int, method: str = METHOD, for_runtimes: Sequence[str] = ()) -> list[Proposal]:
@@ -97,5 +100,11 @@ def _tried(
         )  # fmt: skip
     except RopetoolError as refused:
         instead = refused.try_ or ""
-        return Proposal(step, request.method, instead if instead.startswith(EXTEND) else "", refused.message)
+        return Proposal(
+            step,
+            request.method,
+            instead if instead.startswith(EXTEND) else "",
+            refused.message,
+            brief=refused.brief.partition(LONGEST)[0],
+        )
     return Proposal(step, request.method, line, plan=plan, attention_factor=attention_factor)

@@ -20,6 +20,7 @@ from ropetool.runtimes.config_encodings import IN_WEIGHTS
 from ropetool.runtimes.llama_cpp import architectures as archs
 
 BY_YARN_KEYS = ("yarn", "ntk-by-parts")  # with their own parameters nearly any GGUF file holds them
+LONGEST = "; the longest context that works is "
 PARAMETER_KEYS = {"beta_fast": archs.YARN_BETA_FAST, "beta_slow": archs.YARN_BETA_SLOW}
 
 
@@ -50,11 +51,16 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Outset:
-    """What a request starts from. new_base: a base and the tokens that it reaches, None if it does not extend the context."""
+    """What a request starts from.
+
+    new_base: a base and the tokens that it reaches, None if it does not extend the context. ignored: which key of the first
+    encoding a runtime ignores, in words; empty if it ignores none.
+    """
 
     goal: Goal
     reading: str
     new_base: tuple[int, int] | None = None
+    ignored: str = ""
 
 
 def lossy(
@@ -87,10 +93,19 @@ def lossy(
     chosen = next(filter(serves, others), None)
     if chosen is not None and chosen.runtimes == (form.checkpoint.runtime,):  # which is the default
         chosen = replace(chosen, runtimes=())
-    return LossyExport(
-        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(wanted))}: {why}",
-        where=form.checkpoint.where, try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
+    what = (
+        f"{request.method} cannot be written in {form.style} style for {', '.join(runtimes.collapse_releases(wanted))}"
+    )
+    error = LossyExport(
+        f"{what}: {why}", where=form.checkpoint.where,
+        try_="" if chosen is None else chosen.request.command(form.checkpoint.path, *chosen.options),
     )  # fmt: skip
+    if tried:
+        reason = outset.ignored or tried[0].rejected.removeprefix(f"{wanted[0]}: " if len(wanted) == 1 else "")
+        reached = None if chosen is None else chosen.request.target_length
+        shorter = reached is not None and reached < outset.goal.target_length
+        error.brief = f"{what}: {reason}" + (f"{LONGEST}{reached} tokens" if shorter else "")
+    return error
 
 
 def lossy_gguf(

@@ -13,8 +13,9 @@ from ropetool import names, runtimes
 from ropetool.checkpoint.edits import FileEdit
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
-from ropetool.errors import InvalidRope, LossyExport, RopetoolError
-from ropetool.escaping import command
+from ropetool.errors import InvalidRope, LossyExport, RopetoolError, UnknownRuntime
+from ropetool.escaping import command, word
+from ropetool.files.gguf import model_name
 from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
 from ropetool.plans.formats import Baking, Format, format_of
@@ -24,11 +25,12 @@ from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
 from ropetool.rope.reach import reach_of_new_base
-from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.rope.tables import LayerRope, RopeSet, RopeTable
 from ropetool.runtimes.decoded import first_that_serves
 from ropetool.runtimes.encoding import Candidate
 from ropetool.weights import residual_of, without_residual
 
+ROPE_OBJECTS = (names.ROPE_SCALING, names.ROPE_PARAMETERS)
 ROTARY, SCORE = SCOPES = ("rotary", "score")
 
 
@@ -58,7 +60,7 @@ def make_plan(
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
     checkpoint, retyped, notes_as = opened_as(open_source(source), as_type)
-    wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in _names(asked, checkpoint.format)))
+    wanted = tuple(dict.fromkeys(name for asked in for_runtimes for name in runtime_names(asked, checkpoint)))
     if config_style is not None and isinstance(checkpoint, GgufCheckpoint):
         raise InvalidRope("GGUF files have no config style", where="--config-style")
     form = format_of(checkpoint, config_style)
@@ -161,7 +163,7 @@ class _Search:
     def refusal(self, candidates: Sequence[Candidate], tried: list[Tried]) -> LossyExport:
         """Return the error that says why no candidate serves, and a command that does."""
         form, wanted = self.form, self.wanted
-        outset = Outset(self.goal, self.reading, self._new_base())
+        outset = Outset(self.goal, self.reading, self._new_base(), self._ignored(candidates))
         if form.checkpoint.format == "gguf":
             return lossy_gguf(form, self.request, outset, self.changed(), tried, self.would_serve)
         conflict = _conflict(form, candidates, self.target, wanted)
@@ -170,6 +172,17 @@ class _Search:
         rest = _agreeing(form, candidates, self.target, wanted) if conflict else ()
         asked = Alternative(self.request, self.changed(), self.attention_factor, tuple(wanted))
         return lossy(form, asked, outset, self.entry.rope_type, tried, conflict, rest, self.would_serve)
+
+    def _ignored(self, candidates: Sequence[Candidate]) -> str:
+        """Return which key of the first encoding a runtime ignores: it computes the table of the source."""
+        first: list[FileEdit] = next((list(candidate.edits) for candidate in candidates if candidate.edits), [])
+        for runtime in self.wanted if first else ():
+            before, after = (_full_table(self.form.read(runtime, edits).rope) for edits in ([], first))
+            if before is not None and after is not None and before.agrees(after):
+                parts = [part for edit in first for part in edit.path]
+                key = next((part for part in parts if part in ROPE_OBJECTS), first[0].path[-1])
+                return f"{runtime} ignores {key}"
+        return ""
 
     def _new_base(self) -> tuple[int, int] | None:
         """Return the base of `ntk` for the goal and the tokens that it reaches, None if it does not extend the context."""
@@ -229,6 +242,10 @@ class _LengthSearch(_Search):
         )
 
 
+def _full_table(rope: RopeSet | None) -> RopeTable | None:
+    return None if rope is None else rope.entries[names.FULL_ATTENTION].table
+
+
 def _search_for(request: Request) -> type[_Search]:
     return _LengthSearch if methods.get(request.method).keeps_tables else _Search
 
@@ -257,11 +274,21 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
     )  # fmt: skip
 
 
-def _names(asked: str, file_format: str) -> list[str]:
-    """Return the runtimes that an option names; llama.cpp reads a Hugging Face checkpoint by candidate of our export."""
+def runtime_names(asked: str, checkpoint: Checkpoint) -> list[str]:
+    """Return the runtimes that an option names; llama.cpp reads a Hugging Face checkpoint by candidate of our export.
+
+    Raises: UnknownRuntime; for a GGUF file with the import after which the runtime reads the model.
+    """
     if asked == GgufCheckpoint.runtime:
         return [asked]
-    return [runtime.name for runtime in runtimes.all_of(asked, file_format)]
+    known = runtimes.all_of(asked)
+    if checkpoint.format == "gguf" and "gguf" not in known[0].formats:
+        folder = checkpoint.path.with_name(model_name(checkpoint.path))
+        raise UnknownRuntime(
+            f"{known[0].program} does not read GGUF files; it reads the Hugging Face checkpoint that `ropetool import` writes",
+            where=f"--for {asked}", try_=f"{command('ropetool', 'import', checkpoint.path, '-o', folder)}, and extend {word(folder)}",
+        )  # fmt: skip
+    return [runtime.name for runtime in runtimes.all_of(asked, checkpoint.format)]
 
 
 def _decoded_source(

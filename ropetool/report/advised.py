@@ -13,8 +13,8 @@ from ropetool.report.layout import columns
 SCHEMA = 1
 
 
-def advice_text(found: Advice, width: int | None = None) -> str:
-    """Return what `ropetool advise` prints."""
+def advice_text(found: Advice, width: int | None = None, *, explain: bool = False) -> str:
+    """Return what `ropetool advise` prints. explain: with all reasons of a refusal, not only the first."""
     inspected = found.found
     trained = f"{inspected.trained_length} tokens" if inspected.trained_length else "not stored in the file"
     head = [("trained length", trained), ("target", f"{found.target_length} tokens")]
@@ -31,14 +31,14 @@ def advice_text(found: Advice, width: int | None = None) -> str:
     if inspected.kv_bytes:
         head.append(("KV cache", f"{byte_size(inspected.cache_bytes(found.target_length))} a sequence, in 16 bits"))
     text = f"{escaped(inspected.source)}: {escaped(inspected.model_type)}\n" + columns(head, width=width)
-    return text + ways_text(found, width)
+    return text + ways_text(found, width, explain=explain)
 
 
-def ways_text(found: Advice, width: int | None = None, title: str = "methods") -> str:
+def ways_text(found: Advice, width: int | None = None, title: str = "methods", *, explain: bool = False) -> str:
     """Return what each method does, and which command is advised; `inspect` ends with it."""
     text = ""
     if found.ways:
-        text += f"\n{title}\n" + columns([way_row(way) for way in found.ways], width=width)
+        text += f"\n{title}\n" + columns([way_row(way, explain) for way in found.ways], width=width)
     if found.chosen is None:
         text = f"{text}\n{escaped(found.reason)}\n"
         return text if found.shorter is None else text + columns([(found.shorter.line,)])
@@ -52,10 +52,11 @@ def ways_text(found: Advice, width: int | None = None, title: str = "methods") -
     return text
 
 
-def way_row(way: Way) -> tuple[str, str]:
+def way_row(way: Way, explain: bool = False) -> tuple[str, str]:
     """Return a method and where it leads."""
     if way.proposal.refusal:
-        return way.name, f"refused: {way.proposal.refusal}"
+        reason = way.proposal.refusal if explain or not way.proposal.brief else way.proposal.brief
+        return way.name, f"refused: {reason}"
     if way.reach is None:
         return way.name, "leads there, as far as the file says"
     return way.name, f"reaches {way.reach} tokens"

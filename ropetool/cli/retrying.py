@@ -1,0 +1,124 @@
+"""`Try:` lines of `ropetool extend`: they keep the options of the user, and are planned before they are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ropetool.cli.options import list_value
+from ropetool.errors import RopetoolError, UnknownParameter
+from ropetool.escaping import command, number, read_number, words
+
+EXTEND = ["ropetool", "extend"]
+OPENED = "ropetool.opened"  # in the meta of a context: what opens a source once
+# Options of a method: another method may not have them.
+OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
+# What a try decides itself, and an option that only explains.
+DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "budget", "explain")
+PLANNED = (
+    "factor", "target_length", "reading", "temperature_scope", "original_length", "for_runtimes", "config_style", "as_type",
+    "force_factor",
+)  # fmt: skip
+
+
+@contextmanager
+def completed_tries() -> Iterator[None]:
+    """Complete the next step of an error with the options that the user gave."""
+    try:
+        yield
+    except RopetoolError as error:
+        error.try_ = completed(error.try_, click.get_current_context())
+        raise
+
+
+def completed(line: str, context: click.Context) -> str:
+    """Return a command line of `extend` with the options of this call that it lacks, as far as a plan holds them.
+
+    Empty if no plan can be made of it. Any other text is returned unchanged.
+    """
+    try:
+        asked = words(line)
+        given = _parsed(asked, context)
+    except (ValueError, click.ClickException, click.exceptions.Exit):
+        return line
+    if given is None:
+        return line
+    for left_out in ((), OF_METHODS, (*OF_METHODS, "for_runtimes"), (*OF_METHODS, "for_runtimes", "config_style")):
+        tried = [*asked, *_missing(context, given, left_out)]
+        again = _parsed(tried, context)
+        if again is not None and _is_planned(again, context):
+            return command(*tried)
+    return ""
+
+
+def _parsed(line: Sequence[str], context: click.Context) -> dict[str, Any] | None:
+    """Return the values of a command line of `extend`, None for one of another command."""
+    if list(line[:2]) != EXTEND or context.command.name != EXTEND[1]:
+        return None
+    return context.command.make_context(EXTEND[1], list(line[2:])).params
+
+
+def _missing(context: click.Context, given: dict[str, Any], left_out: Sequence[str]) -> list[str]:
+    """Return the options of this call that a try does not have, in words."""
+    found = []
+    for option in context.command.params:
+        name = option.name or ""
+        typed = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        absent = given.get(name) in (None, ()) or given.get(name) == option.get_default(context)
+        if not typed or not absent or name in DECIDED or name in left_out:
+            continue
+        value = context.params[name]
+        for each in value if option.multiple else [value]:
+            found += [option.opts[0], *_as_words(option, each)]
+    return found
+
+
+def _as_words(option: click.Parameter, value: Any) -> list[str]:
+    if getattr(option, "is_flag", False):
+        return []
+    return [number(part) if isinstance(part, float) else str(part) for part in (value if option.nargs > 1 else [value])]
+
+
+def _is_planned(given: dict[str, Any], context: click.Context) -> bool:
+    """Return whether a plan can be made of these values; nothing is written."""
+    from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
+    from ropetool.plans.search import make_plan
+
+    opened: Callable[[Path], Checkpoint] = context.meta.get(OPENED, open_checkpoint)
+    try:
+        make_plan(
+            opened(Path(given["source"])), given["method"], params=collected(given["params"], given),
+            attention_factor=number_or_name(given["attention_factor"]),
+            **{name: given[name] for name in PLANNED if name in given},
+        )  # fmt: skip
+    except RopetoolError:
+        return False
+    return True
+
+
+def collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the method's parameters from -p and from the options of the everyday ones."""
+    values: dict[str, Any] = {}
+    for name, value in params:
+        if name in values:
+            raise UnknownParameter("given twice", where=f"-p {name}")
+        values[name] = list_value(name, value) if name in ("long_factor", "short_factor") else value
+    for name in ("beta_fast", "beta_slow", "rope_theta"):
+        if options[name] is not None:
+            if name in values:
+                raise UnknownParameter("given twice", where=f"-p {name}")
+            values[name] = options[name]
+    return values
+
+
+def number_or_name(value: str) -> str | float:
+    """Return an attention factor as a number, or the name of one."""
+    try:
+        return read_number(value)
+    except ValueError:
+        return value
