@@ -429,7 +429,9 @@ def test_remote_code_and_pickles_are_noted(tmp_path: Path) -> None:
     assert "pickles are left behind: pytorch_model.bin" in found
     assert [n for n in found if n.startswith("auto_map names remote code, which ropetool never runs")]
     assert not [n for n in found if "config.json" in n]
-    assert notes(llama(tmp_path / "plain")) == ("only config.json is here: the output has no weights either",)
+    plain, cost = notes(llama(tmp_path / "plain"))
+    assert plain == "only config.json is here: the output has no weights either"
+    assert cost.startswith("4 times the trained length. Measured cost: ")
 
 
 def test_a_runtime_that_was_not_asked_and_would_not_agree_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ropetool.cli.companion import Companion
 from ropetool.cli.options import (
     AS,
     EXPLAIN,
+    FORCE,
     GRADE,
     METHOD,
     NUMBER,
@@ -25,6 +26,7 @@ from ropetool.cli.options import (
     for_runtimes,
     in_place,
     naming_a_smaller_run,
+    naming_the_force,
     written_beside,
 )
 from ropetool.cli.retrying import OPENED, collected, completed_tries, number_or_name
@@ -55,6 +57,7 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
 @click.option(
     "--target-length", type=Length(), help="The new context in tokens, instead of --factor: 131072, 128k or 1M."
 )
+@click.option(FORCE, is_flag=True, help="Extend without training beyond 32 times the trained length.")
 @click.option(
     "--from",
     "reading",
@@ -188,18 +191,20 @@ def extend_command(
     if auto and output is not None and not dry_run:
         check_output(Path(output), path, force=options["force"], directory=True)
         chain.check_place(path, Path(output))
-    measured = (
-        _measured(
-            opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json
+    line = click.get_current_context().find_root().obj
+    with naming_the_force(line):
+        measured = (
+            _measured(
+                opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json
+            )
+            if auto
+            else None
         )
-        if auto
-        else None
-    )
-    chosen, advised_factor, why = (
-        (measured.plan.method, "auto", measured.why) if measured
-        else (method, "auto", "") if method is not None
-        else _advised(opened(path), factor, target_length, reading, params, options)
-    )  # fmt: skip
+        chosen, advised_factor, why = (
+            (measured.plan.method, "auto", measured.why) if measured
+            else (method, "auto", "") if method is not None
+            else _advised(opened(path), factor, target_length, reading, params, options)
+        )  # fmt: skip
     if attention_factor == "auto":
         attention_factor = advised_factor
 
@@ -207,12 +212,14 @@ def extend_command(
         for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None, instead: str | None = None
     ) -> Plan:
         stated = options["original_length"]
-        return make_plan(
-            opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
-            params=collected(params, options), attention_factor=number_or_name(attention_factor),
-            temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
-            for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
-        )  # fmt: skip
+        with naming_the_force(line):
+            return make_plan(
+                opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
+                params=collected(params, options), attention_factor=number_or_name(attention_factor),
+                temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
+                for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
+                force_factor=options["force_factor"],
+            )  # fmt: skip
 
     def unbaked(plan: Plan) -> Plan:
         """Return the same extension with its factor in the config, where one runtime alone reads it there: for flags."""
@@ -271,7 +278,9 @@ def extend_command(
         show(applied_text(plan, written))
         notes((*plan.notes, *written.notes))
         if drafting and drafted:
-            show(f"\nthe companion, by the same table: {applied_text(drafting.plan, replace(drafted, serving=()))}")
+            show(
+                f"\nthe companion, by the same table: {applied_text(drafting.plan, replace(drafted, serving=(), following=None))}"
+            )
             notes((*drafting.plan.notes, *drafted.notes))
     code, found = chain.run(written.output, as_json)
     if as_json:
@@ -295,7 +304,14 @@ def _advised(
     if given:
         raise click.UsageError(f"{given[0]} is a parameter of a method: name it with --method")
     method, attention_factor, why = advised_method(
-        source, factor, target_length, reading, options["original_length"], options["as_type"], options["for_runtimes"]
+        source,
+        factor,
+        target_length,
+        reading,
+        options["original_length"],
+        options["as_type"],
+        options["for_runtimes"],
+        options["force_factor"],
     )
     beside = "" if attention_factor == "auto" else f", --attention-factor {attention_factor}"
     return method, attention_factor, f"method {method}{beside}: {why}"
@@ -333,6 +349,7 @@ def _measured(
         raise click.UsageError(
             "--budget tunes from the length that the file states: leave out one of it and --original-length"
         )
+    _check_reach(source, factor, target_length, reading, options)
     unmeasured = {"--method": None, "--budget": None}
     line = click.get_current_context().find_root().obj
     with naming_a_smaller_run(line, unmeasured), in_own_words():
@@ -361,6 +378,20 @@ def _measured(
     if not tuned.is_better:
         return _Found(choice.plan, f"{why}; tuning found nothing that is surely better than the default", tuned=False)
     return _Found(tuned.plan, f"tuned, {tuned.winner}: surely better than the default on unseen text", tuned=True)
+
+
+def _check_reach(
+    source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None, options: dict[str, Any]
+) -> None:
+    """Refuse to measure methods for a context that has to be forced. Raises: TooFar."""
+    from ropetool.plans.advice import CLOSED_FORMS, asked_context
+    from ropetool.plans.proposals import extent_of
+    from ropetool.runtimes.inspection import inspect
+
+    found = inspect(source)
+    if found.rope is not None:
+        target = asked_context(found, factor, target_length, reading, options["original_length"])
+        extent_of(found, CLOSED_FORMS[0], target).check(options["force_factor"])
 
 
 def _for_servers(source: str) -> str:

@@ -15,6 +15,7 @@ from ropetool.errors import RopetoolError, UnknownParameter
 from ropetool.escaping import command, number, read_number, words
 
 EXTEND = ["ropetool", "extend"]
+AUTO = "auto"  # as --method: the methods are measured before one is planned
 OPENED = "ropetool.opened"  # in the meta of a context: what opens a source once
 # Options of a method: another method may not have them.
 OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
@@ -46,7 +47,7 @@ def completed(line: str, context: click.Context) -> str:
         given = _parsed(asked, context)
     except (ValueError, click.ClickException, click.exceptions.Exit):
         return line
-    if given is None:
+    if given is None or given["method"] in (None, AUTO):  # the user's own line, with one option more
         return line
     for left_out in ((), OF_METHODS, (*OF_METHODS, "for_runtimes"), (*OF_METHODS, "for_runtimes", "config_style")):
         tried = [*asked, *_missing(context, given, left_out)]

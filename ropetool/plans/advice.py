@@ -12,8 +12,9 @@ from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError, InvalidRope, RopetoolError
 from ropetool.escaping import command
 from ropetool.plans.basis import CURRENT, Request
-from ropetool.plans.proposals import LENGTH, Proposal, proposals, proposed
+from ropetool.plans.proposals import LENGTH, Proposal, extent_of, proposals, proposed
 from ropetool.plans.refusals import LONGEST
+from ropetool.plans.scope import FORCE, NECESSARY, Extent
 from ropetool.plans.search import make_plan, runtime_names
 from ropetool.rope import arithmetic
 from ropetool.rope.methods import Goal
@@ -91,13 +92,20 @@ class Advice:
             return self.why
         return f"{self.why}{LONGEST}{self.shorter.step.reach} tokens"
 
+    @property
+    def extent(self) -> Extent | None:
+        """How far the chosen method goes beyond what was trained, None where nothing is chosen."""
+        return extent_of(self.found, self.chosen.method, self.target_length) if self.chosen else None
+
 
 def advise(
-    found: Inspection, target_length: int, for_runtimes: Sequence[str] = (), reading: str | None = None
-) -> Advice:
+    found: Inspection, target_length: int, for_runtimes: Sequence[str] = (), reading: str | None = None,
+    force_factor: bool = False,
+) -> Advice:  # fmt: skip
     """Return which method leads a checkpoint to a context, and why; plans are made, nothing is written.
 
     for_runtimes: those that have to read the output. reading: original or current, for one of the two ways from a scaled source.
+    force_factor: advise a method without training beyond 32 times the trained length too.
     Raises: ConfigError where the checkpoint's rotation is not known, UnknownRuntime for a name that is none.
     """
     for name in for_runtimes:
@@ -130,7 +138,17 @@ def advise(
     chosen = next((way for way in ways if way.serves), None)
     why = SEEN_ALL if chosen and seen_all else _why(chosen, ways)
     advice = Advice(found, target_length, tuple(ways), chosen, why)
-    return advice if chosen else replace(advice, shorter=_shorter(advice, trained, for_runtimes))
+    if chosen is None:
+        return replace(advice, shorter=_shorter(advice, trained, for_runtimes))
+    return _in_scope(advice, force_factor)
+
+
+def _in_scope(advice: Advice, forced: bool) -> Advice:
+    """Return the advice without its choice, if that has to be forced and is not."""
+    extent = advice.extent
+    if extent is None or not extent.refused or forced:
+        return advice
+    return replace(advice, chosen=None, why=f"{extent.refusal}, or pass {FORCE} to `extend`")
 
 
 def with_bounds(said: Advice) -> Advice:
@@ -154,10 +172,11 @@ def with_bounds(said: Advice) -> Advice:
 def advised_method(
     source: str | Path | Checkpoint, factor: float | None, target_length: int | None, reading: str | None = None,
     original_length: int | None = None, as_type: str | None = None, for_runtimes: Sequence[str] = (),
+    force_factor: bool = True,
 ) -> tuple[str, str, str]:  # fmt: skip
     """Return the method that is advised for what `extend` was asked for, its attention factor, and why.
 
-    Raises: ConfigError where none leads there; InvalidRope for a goal that is none; what `inspect` raises.
+    Raises: ConfigError if none leads there, TooFar if it has to be forced; InvalidRope for a goal that is none; as `inspect`.
     """
     Goal.make(1, factor, target_length)
     found = inspect(source, as_type)
@@ -165,16 +184,29 @@ def advised_method(
         raise ConfigError(
             "its rotation is not known", where=str(found.source), try_=command("ropetool", "inspect", found.source)
         )
-    context = found.rope.max_position_embeddings
-    start = context if reading == CURRENT else original_length or found.trained_length or context
-    target = target_length or round(start * (factor or 1))
+    target, context = (
+        asked_context(found, factor, target_length, reading, original_length),
+        found.rope.max_position_embeddings,
+    )
     if target <= context:  # what is within the file's own length is for the plan to refuse, or to do
         return CLOSED_FORMS[0], "auto", f"{target} tokens are within the {context} that the file states"
-    advice = advise(found, target, for_runtimes, reading)
+    advice = advise(found, target, for_runtimes, reading, force_factor=True)
+    if advice.extent is not None:
+        advice.extent.check(force_factor)
     if advice.chosen is None:
         shown = command("ropetool", "advise", found.source, "--target-length", str(target))
         raise ConfigError(advice.reason, where=str(found.source), try_=advice.shorter.line if advice.shorter else shown)
     return advice.chosen.method, advice.chosen.proposal.attention_factor, advice.why
+
+
+def asked_context(
+    found: Inspection, factor: float | None, target_length: int | None, reading: str | None, original_length: int | None
+) -> int:
+    """Return the context in tokens that `extend` was asked for, by a factor or by itself."""
+    assert found.rope is not None
+    context = found.rope.max_position_embeddings
+    start = context if reading == CURRENT else original_length or found.trained_length or context
+    return target_length or round(start * (factor or 1))
 
 
 def _trained_table(found: Inspection) -> Array | None:
@@ -238,7 +270,10 @@ def _why(chosen: Way | None, ways: Sequence[Way]) -> str:
         return "the first that is not refused; how far it reaches was not worked out"
     less = f"; short of it: {short}" if short else ""
     if chosen.method == CLOSED_FORMS[0]:
-        return f"every pair stays within the angles that training showed up to the target, and the fast ones stay as they are{less}"
+        return (
+            "every pair stays within the angles that training showed up to the target, and the fast ones stay as they are "
+            f"({NECESSARY}){less}"
+        )
     unwritten = any(way.method == CLOSED_FORMS[0] and way.proposal.refusal for way in ways)
     reason = (
         f"{CLOSED_FORMS[0]} cannot be written into this file"

@@ -29,6 +29,7 @@ from ropetool.files.hf.jsontext import shown
 from ropetool.files.output import check_output
 from ropetool.files.transaction import transaction
 from ropetool.plans import model_card
+from ropetool.plans.following import Following, following, following_gguf
 from ropetool.plans.gguf_output import check as check_gguf
 from ropetool.plans.gguf_output import gguf_output
 from ropetool.plans.plan import BAKE, Plan
@@ -51,7 +52,8 @@ class Applied:
     in_place: how a file was changed where it lies, None where an output was written.
     left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
     serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file. notes: what
-    became of files of others, and of those of dead processes.
+    became of files of others, and of those of dead processes. following: the memory of the new context and how to measure it,
+    None for a bake.
     """
 
     output: Path
@@ -63,6 +65,7 @@ class Applied:
     sidecars: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     in_place: Edited | None = None
+    following: Following | None = None
 
 
 def check_target(plan: Plan, source: Path, target: Path, *, force: bool) -> None:
@@ -139,8 +142,9 @@ def apply(
     lines = serving_lines(found, str(target))
     beside, notes = () if card is None else (target / model_card.CARD,), tuple(made.notes)
     return Applied(
-        target, Counter(placed.values()), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes
-    )
+        target, Counter(placed.values()), tuple(sorted(written)), left, done.tensors, tuple(lines), beside, notes,
+        following=following(plan, target, found.kv_bytes),
+    )  # fmt: skip
 
 
 class _Steps:
@@ -231,15 +235,9 @@ def _apply_gguf(
         made.finish(_record(plan, source), beside, placed)
     lines = gguf_lines(str(made.files[0]), plan.max_position_embeddings, made.modelfile)
     return Applied(
-        made.files[0],
-        Counter(placed.values()),
-        tuple(edited),
-        (),
-        done.tensors,
-        tuple(lines),
-        tuple(made.sidecars),
-        made.notes,
-    )
+        made.files[0], Counter(placed.values()), tuple(edited), (), done.tensors, tuple(lines), tuple(made.sidecars),
+        made.notes, following=following_gguf(plan, source, made.files[0]),
+    )  # fmt: skip
 
 
 def checked_texts(plan: Plan, source: HfCheckpoint) -> dict[str, str]:

@@ -24,6 +24,7 @@ from ropetool.files.gguf.in_place import Edited, edit_in_place, way_in_place
 from ropetool.files.gguf.in_place.editing import edited_part
 from ropetool.files.hf import read_optional_object
 from ropetool.plans.applying import Applied, checked_gguf
+from ropetool.plans.following import following_gguf
 from ropetool.plans.plan import Plan
 from ropetool.plans.serving import gguf_lines
 
@@ -41,12 +42,15 @@ def apply_in_place(plan: Plan, source: str | Path, *, copy_if_needed: bool = Fal
     made = Provenance(
         str(hub.absolute(checkpoint.path)), provenance.fingerprint(checkpoint.path), plan.trained_length, plan.to_json()
     )
+    follows = following_gguf(plan, checkpoint, checkpoint.path)
     edited = edit_model(
         checkpoint.files, patch_of(plan.edits), copy_if_needed=copy_if_needed, command=command, made=made
     )
     lines = gguf_lines(str(checkpoint.path), plan.max_position_embeddings, None)
     changed = () if edited.way == "nothing" else (edited.path.name,)
-    return Applied(checkpoint.path, {}, changed, (), serving=tuple(lines), notes=edited.notes, in_place=edited)
+    return Applied(
+        checkpoint.path, {}, changed, (), serving=tuple(lines), notes=edited.notes, in_place=edited, following=follows
+    )
 
 
 def way_of(plan: Plan, source: str | Path, *, copy_if_needed: bool = False) -> Edited:

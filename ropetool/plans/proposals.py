@@ -12,6 +12,7 @@ from ropetool.escaping import number
 from ropetool.plans.basis import CURRENT, Request, Step, steps
 from ropetool.plans.plan import Plan
 from ropetool.plans.refusals import LONGEST
+from ropetool.plans.scope import FORCE, Extent, extent
 from ropetool.plans.search import make_plan
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
@@ -85,12 +86,21 @@ def proposed(
     return way if way.plan else None
 
 
+def extent_of(found: Inspection, method: str, target: int) -> Extent:
+    """Return how far an extension of this source to a target goes."""
+    assert found.rope is not None
+    entry = found.rope.entries.get(names.FULL_ATTENTION)
+    shipped = found.made is None and entry is not None and not entry.unscaled
+    return extent(method, target, found.trained_length, found.rope.max_position_embeddings if shipped else None)
+
+
 def _tried(
     found: Inspection, request: Request, step: Step, attention_factor: str = "auto", for_runtimes: Sequence[str] = (),
     params: Mapping[str, Any] | None = None,
 ) -> Proposal:  # fmt: skip
     said = [] if attention_factor == "auto" else ["--attention-factor", attention_factor]
-    line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes)])
+    forced = [FORCE] if extent_of(found, request.method, request.target_length or 0).refused else []
+    line = " ".join([step.command, *said, *(f"--for {name}" for name in for_runtimes), *forced])
     if step.start is None or found.checkpoint is None:
         return Proposal(step, request.method, line, attention_factor=attention_factor)
     try:
@@ -99,12 +109,6 @@ def _tried(
             attention_factor=attention_factor, as_type=request.as_type, for_runtimes=for_runtimes, params=params,
         )  # fmt: skip
     except RopetoolError as refused:
-        instead = refused.try_ or ""
-        return Proposal(
-            step,
-            request.method,
-            instead if instead.startswith(EXTEND) else "",
-            refused.message,
-            brief=refused.brief.partition(LONGEST)[0],
-        )
+        instead = " ".join([refused.try_, *forced]) if (refused.try_ or "").startswith(EXTEND) else ""
+        return Proposal(step, request.method, instead, refused.message, brief=refused.brief.partition(LONGEST)[0])
     return Proposal(step, request.method, line, plan=plan, attention_factor=attention_factor)

@@ -21,6 +21,7 @@ from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_star
 from ropetool.plans.formats import Baking, Format, format_of
 from ropetool.plans.plan import Plan, Tried
 from ropetool.plans.refusals import Alternative, Outset, lossy, lossy_gguf, reasons
+from ropetool.plans.scope import Extent, extent
 from ropetool.plans.targets import tables_of
 from ropetool.rope import methods
 from ropetool.rope.methods import Derived, Goal, Method, Source
@@ -48,6 +49,7 @@ def make_plan(
     for_runtimes: Sequence[str] = (),
     config_style: str | None = None,
     as_type: str | None = None,
+    force_factor: bool = True,
 ) -> Plan:
     """Return the plan that extends a checkpoint; nothing is written.
 
@@ -55,7 +57,8 @@ def make_plan(
     reading: original or current, required where the source already carries scaling. temperature_scope: rotary or score,
     what part of the score the method's factor multiplies; by default the whole under MLA, else the rotary part.
     as_type: the built-in model_type that the output is to be, of a source whose own type only remote code knows.
-    Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError.
+    force_factor: False refuses a method without training beyond 32 times the trained length, as the command does.
+    Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError; TooFar.
     """
     chosen = methods.get(method)
     Goal.make(1, factor, target_length, attention_factor)  # what is wrong at any length is said before readings are
@@ -71,6 +74,7 @@ def make_plan(
         form, decoded, wanted, request, dict(params or {}), attention_factor, temperature_scope
     )
     goal, target = search.goal, search.target
+    search.extent.check(force_factor)
     candidates = search.candidates()
     kept, attempts = first_that_serves(candidates, lambda candidate: _attempt(form, candidate, target, wanted))
     tried = [Tried(candidate.name, objection) for candidate, objection in attempts]
@@ -84,7 +88,7 @@ def make_plan(
         return _serves(wider, search.candidates(wider), target, several)
 
     said = (
-        *notes_as, *form.notes(), *search.notes, *notes.of_windows(target),
+        *notes_as, *form.notes(), *search.extent.notes, *search.notes, *notes.of_windows(target),
         *notes.of_baking(form, kept.baking), *notes.of_other_readers(form, edits, kept.read, wanted, serves),
     )  # fmt: skip
     return Plan(
@@ -127,6 +131,8 @@ class _Search:
         self.derived = _scoped(method.derive(start.source, goal, self.typed), start.source, entry, temperature_scope)
         self.target = _target(decoded, form.changed_layer_types(decoded), self.derived, start.trained_length)
         self.reading, self.trained_length = start.reading, start.trained_length
+        shipped = None if entry.unscaled or form.checkpoint.record is not None else decoded.max_position_embeddings
+        self.extent = extent(method.name, self.target.max_position_embeddings, start.trained_length, shipped)
         self.notes = (*start.notes, *notes.of_shorter_context(decoded, self.target), *self.derived.notes)
 
     def _own_values(self, method: Method) -> dict[str, Any]:
@@ -228,6 +234,7 @@ class _LengthSearch(_Search):
         made = form.checkpoint.record
         self.reading = UNSCALED if entry.unscaled and made is None else CURRENT
         self.trained_length = (made.trained_length if made else decoded.original_max_position_embeddings) or context
+        self.extent = Extent(method.name, 0.0)
         self.notes = notes.of_kept_tables(decoded, self.target)
         if form.absent_context(self.goal.target_length):
             self.notes = (f"the file stated no context and was not loaded: it states {self.goal.target_length} now",)

@@ -43,6 +43,8 @@ def ways_text(found: Advice, width: int | None = None, title: str = "methods", *
         text = f"{text}\n{escaped(found.reason)}\n"
         return text if found.shorter is None else text + columns([(found.shorter.line,)])
     text += "\nadvised\n" + columns([(found.command,)]) + columns([(f"{found.why}.",)], indent=4, width=width)
+    for sentence in found.extent.notes if found.extent else ():
+        text += columns([(f"{sentence}.",)], indent=4, width=width)
     if found.readers:
         text += columns(
             [("can be written for", ", ".join(runtimes.display_ranges(found.readers)))], indent=4, width=width
@@ -69,6 +71,7 @@ def advice_json(found: Advice) -> dict[str, Any]:
         "target_length": found.target_length, "command": found.command or None,
         "method": found.chosen.method if found.chosen else None, "why": found.why,
         "longest": {"target_length": found.shorter.step.reach, "command": found.shorter.line} if found.shorter else None,
+        "cost": list(found.extent.notes) if found.extent else [],
         "ways": [
             {
                 "method": way.method, "from": way.proposal.step.reading or None, "reach": way.reach,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ropetool.checkpoint.edits import METADATA, TENSORS, FileEdit
 from ropetool.escaping import escaped, number
+from ropetool.files.counting import byte_size
 from ropetool.files.hf import ABSENT
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED
 from ropetool.plans.plan import BAKE, Plan
@@ -94,7 +95,17 @@ def applied_text(plan: Plan, written: Applied) -> str:
         *([("left behind", ", ".join(written.left))] if written.left else []),
         *sidecar_rows(written.sidecars),
     ]
-    return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}"
+    return f"{escaped(written.output)}\n{columns(rows)}{serving_text(written.serving)}{_following_text(plan, written)}"
+
+
+def _following_text(plan: Plan, written: Applied) -> str:
+    """Return the memory of the new context and the command that measures it; empty for a bake."""
+    follows = written.following
+    if follows is None:
+        return ""
+    known = "not known" if follows.kv_cache_bytes is None else byte_size(follows.kv_cache_bytes)
+    cache = f"{known} for one sequence of {plan.max_position_embeddings} tokens"
+    return f"\nnext\n{columns([('KV cache', cache), ('measure it', follows.verify)])}"
 
 
 def in_place_text(edited: Edited) -> str:
@@ -126,8 +137,13 @@ def applied_json(plan: Plan, written: Applied) -> dict[str, Any]:
         "placed": dict(written.placed), "edited": list(written.edited), "left": list(written.left),
         "baked": [{**vars(tensor), "reasons": list(tensor.reasons)} for tensor in written.baked],
         "serving": list(written.serving), "sidecars": [str(path) for path in written.sidecars],
-        "notes": list(written.notes), **({"in_place": in_place_json(written.in_place)} if written.in_place else {}),
+        "notes": list(written.notes),
+        **_following_json(written), **({"in_place": in_place_json(written.in_place)} if written.in_place else {}),
     }  # fmt: skip
+
+
+def _following_json(written: Applied) -> dict[str, Any]:
+    return {} if written.following is None else vars(written.following)
 
 
 def _no_edits(plan: Plan) -> str:

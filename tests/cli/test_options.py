@@ -48,7 +48,7 @@ def test_what_is_no_length(text: str) -> None:
     ("arguments", "context"),
     [
         (["--factor", "4x"], 2048), (["--factor", "4X"], 2048), (["--factor", "2.5"], 1280), (["--target-length", "2k"], 2048),
-        (["--target-length", "0.5M"], 524288), (["--factor", "2", "--original-length", "1k"], 2048),
+        (["--target-length", "0.5M", "--force-factor"], 524288), (["--factor", "2", "--original-length", "1k"], 2048),
     ],
 )  # fmt: skip
 def test_an_extension_by_them(model: Path, arguments: list[str], context: int) -> None:

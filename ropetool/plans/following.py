@@ -1,0 +1,44 @@
+"""What to know and to do after an extension: the memory that its context takes, and the command that measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.errors import RopetoolError
+from ropetool.escaping import command
+from ropetool.plans.plan import BAKE, Plan
+from ropetool.runtimes import kv_cache
+from ropetool.runtimes.kv_cache import KvCache
+
+# The least that reaches the new context and carries a verdict: a real model takes hours for the default on a CPU.
+LITTLE = ("--suite", "quick", "--grade", "research", "--segments", "8")
+
+
+@dataclass(frozen=True)
+class Following:
+    """What follows an extension. kv_cache_bytes: of one sequence at the new context, None if not known. verify: a command line."""
+
+    kv_cache_bytes: int | None
+    verify: str
+
+
+def following(plan: Plan, output: Path, kinds: Mapping[str, KvCache]) -> Following | None:
+    """Return what follows a plan that was carried out, None for a bake. kinds: the cache of each kind of layer."""
+    if plan.method == BAKE:
+        return None
+    context = plan.max_position_embeddings
+    lengths = sorted({min(plan.trained_length, context), context})
+    line = command("ropetool", "verify", output, *LITTLE, "--lengths", ",".join(map(str, lengths)))
+    return Following(sum(kind.bytes_at(context) for kind in kinds.values()) if kinds else None, line)
+
+
+def following_gguf(plan: Plan, source: GgufCheckpoint, output: Path) -> Following | None:
+    """Return what follows a plan for a GGUF file; the cache is that of the source at the new context."""
+    try:
+        kinds = {} if plan.target is None else kv_cache.of_gguf(source, plan.target)
+    except RopetoolError:  # keys that llama.cpp does not load
+        kinds = {}
+    return following(plan, output, kinds)
