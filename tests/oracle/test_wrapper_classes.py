@@ -191,7 +191,7 @@ def test_a_flat_config_is_extended_where_the_class_looks_without_a_text_config(w
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in records.names() if families.wrapper_of(n) and n in transformers.CONFIG_MAPPING]
+    "name", [n for n in sorted(records.names()) if families.wrapper_of(n) and n in transformers.CONFIG_MAPPING]
 )
 def test_the_text_types_that_a_class_renames_are_those_of_the_record(name: str) -> None:
     config = transformers.AutoConfig.for_model(name)
