@@ -43,7 +43,6 @@ def inspect_command(
     ropetool inspect model --target-length 131072 --cost
     ropetool inspect model.gguf --target-length 128k --html model.html
     """
-    from ropetool.plans.advice import advise, with_bounds
     from ropetool.plans.proposals import proposals
     from ropetool.report.inspected import extension_target, inspection_json, inspection_text
     from ropetool.runtimes import inspection
@@ -59,8 +58,13 @@ def inspect_command(
 
         costing = cost_of(found, checkpoint, target_length)
     asked = found.rope is not None and (target_length is not None or html is not None)
-    advice = advise(found, extension_target(found.rope, target_length)) if found.rope and asked else None
+    advice = None
+    if found.rope is not None and asked:
+        from ropetool.plans.advice import advise
+
+        advice = advise(found, extension_target(found.rope, target_length))
     if html is not None:
+        from ropetool.plans.advice import with_bounds
         from ropetool.report.inspected_page import inspection_page
         from ropetool.report.page import write_file
 

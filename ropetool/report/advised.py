@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ropetool import runtimes
 from ropetool.escaping import escaped
 from ropetool.files.counting import byte_size
-from ropetool.plans.advice import Advice, Way
 from ropetool.report.layout import columns
+
+if TYPE_CHECKING:
+    from ropetool.plans.advice import Advice, Way
 
 SCHEMA = 1
 

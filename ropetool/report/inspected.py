@@ -6,14 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ropetool import runtimes
 from ropetool.escaping import escaped
 from ropetool.files.counting import byte_size
-from ropetool.plans.advice import Advice
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Step
 from ropetool.plans.plan import BAKE
 from ropetool.plans.proposals import LENGTH, Proposal
@@ -24,6 +23,9 @@ from ropetool.rope.tables import MAX_LENGTH, Array, LayerRope, RopeSet, RopeTabl
 from ropetool.runtimes.decoded import Decoded
 from ropetool.runtimes.inspection import Inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
+
+if TYPE_CHECKING:
+    from ropetool.plans.advice import Advice
 
 SCHEMA = 1
 AGREES = "as above"

@@ -61,8 +61,9 @@ class Verifier:
 
     def measured(self, target: Path, *, quiet: bool = False, suite: str = "", **options: Any) -> Result:
         asked = [] if self.grade is None else ["--grade", self.grade]
-        again = shlex.join(["ropetool", "verify", str(target), "--suite", suite, *asked, "--resume"])
-        assert options == {"again": f"`{again}`", "grade": self.grade}
+        words = ["verify", str(target), "--suite", suite, *asked]
+        again = shlex.join(["ropetool", *words, "--resume"])
+        assert options == {"again": f"`{again}`", "grade": self.grade, "words": words}
         self.asked.append((target, suite))
         if self.error is not None:
             raise self.error

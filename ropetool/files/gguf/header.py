@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint, UnsupportedDtype
-from ropetool.files import lfs
 from ropetool.files.gguf.codec import ARRAY_HEAD, Buffer, Value, shown
 from ropetool.files.gguf.cursor import AGAIN, I64, U32, Cursor
 from ropetool.files.gguf.journal import check_settled
@@ -168,8 +167,11 @@ def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
 
 
 def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHeader:
-    if lfs.is_pointer(bytes(cursor.view[: len(lfs.START)]), file_size):
-        raise lfs.refusal(str(path))
+    if cursor.view[:8] == b"version ":
+        from ropetool.files import lfs
+
+        if lfs.is_pointer(bytes(cursor.view[: len(lfs.START)]), file_size):
+            raise lfs.refusal(str(path))
     version = _version(cursor)
     n_tensors = _count(cursor, "tensors", MAX_TENSORS)
     n_keys = _count(cursor, "keys", MAX_KEYS)

@@ -28,7 +28,6 @@ from ropetool.files.gguf import (
 from ropetool.files.hf import Directory, open_directory, read_object
 from ropetool.files.hf.directory import SUFFIX
 from ropetool.files.hf.jsontext import SMALL
-from ropetool.files.hub.bounds import within
 from ropetool.files.hub.ids import HubId
 from ropetool.files.hub.snapshots import (
     Listing,
@@ -140,6 +139,8 @@ def _small_file(asked: HubId, held: Listing, name: str) -> Path:
     """Return where the cache has a JSON file, which is fetched unless it is too long to be read."""
     from huggingface_hub import hf_hub_download
 
+    from ropetool.files.hub.bounds import within
+
     size = held.sizes[name]
     if size is not None and size > SMALL.chars:
         raise CorruptFile(f"is {size:,} bytes long; at most {SMALL.chars:,} are read", where=f"{asked}: {name}")
@@ -179,6 +180,8 @@ class _Remote:
         return np.frombuffer(self._range(name, begin, begin + info.nbytes), "<f4")
 
     def _range(self, name: str, begin: int, end: int) -> bytes:
+        from ropetool.files.hub.bounds import within
+
         with asking(self._asked):
             found = within(end - begin, lambda: self._read(name, begin, end))
         if len(found) != end - begin:

@@ -26,7 +26,6 @@ from ropetool.escaping import command
 from ropetool.files import parts
 from ropetool.files.gguf import shard_paths
 from ropetool.files.hf.directory import SUFFIX
-from ropetool.files.hub.bounds import MAX_SIZE, guarded, within
 from ropetool.files.hub.ids import HubId, hub_id
 
 # Beside the weights: configs, tokenizers, templates, the card, and the terms, which must go with the weights.
@@ -63,6 +62,8 @@ def local(source: str | Path, *, bars: bool = False) -> Path:
     chosen = [name for name in files_of(asked) if name in held.sizes] if asked.file else _checkpoint_files(asked, held)
     from huggingface_hub import snapshot_download
 
+    from ropetool.files.hub.bounds import MAX_SIZE, guarded
+
     largest = max((held.sizes[name] or MAX_SIZE for name in chosen), default=0)
     with asking(asked), guarded(largest), nullcontext() if bars else quiet():
         folder = snapshot_download(
@@ -94,6 +95,8 @@ def listing(asked: HubId) -> Listing:
     """
     with asking(asked):
         from huggingface_hub import HfApi
+
+        from ropetool.files.hub.bounds import within
 
         found = within(0, lambda: HfApi().model_info(
             asked.repo, revision=asked.revision or None, files_metadata=True, timeout=_TIMEOUT
