@@ -31,7 +31,10 @@ Compute = Callable[[Sequence[Sequence[int]]], Scores]
 def fingerprint() -> str:
     """Return the sha256 of the code that computes losses, without what a runner says of itself, yields, or is turned by."""
     paths = [Path(str(module.__file__)) for module in (torch_runner, torch_model)]
-    said = ("description", "arithmetic", "dtype", "generated", "grown", "whole", "TorchRunner.logits")
+    said = (
+        "description", "arithmetic", "dtype", "generated", "grown", "whole", "noisy", "has_gelu",
+        "TorchRunner.logits", "TorchRunner.hidden", "TorchRunner.pieces",
+    )  # fmt: skip
     turned = (
         "model",
         "rotate",
