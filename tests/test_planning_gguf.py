@@ -247,8 +247,11 @@ def test_options_of_the_other_format_are_refused_by_name() -> None:
     with pytest.raises(InvalidRope, match="GGUF files have no config style") as style:
         ropetool.plan(source, "yarn", factor=4, config_style="v4")
     assert style.value.where == "--config-style"
-    with pytest.raises(UnknownRuntime, match=r"transformers does not read gguf files; these do: llama\.cpp"):
+    with pytest.raises(
+        UnknownRuntime, match="transformers does not read GGUF files; it reads the Hugging Face"
+    ) as reader:
         ropetool.plan(source, "yarn", factor=4, for_runtimes=["transformers"])
+    assert reader.value.try_ == "ropetool import m.gguf -o m, and extend m"
 
 
 def test_an_architecture_that_no_family_is_named_after_is_extended() -> None:
