@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ropetool import machine, names
+from ropetool import names
 from ropetool.errors import CheckpointError, CorruptFile, NotACheckpoint
 from ropetool.files import hub
 from ropetool.files.hf import ABSENT, read_optional_object
@@ -272,6 +272,8 @@ def write(made: Provenance, destination: Path, final: Path | None = None) -> Non
     place = final or destination
     named = _name_in(place, Path(made.source))
     if _located(named, place, "") != made.source:
+        from ropetool import machine
+
         machine.remember(made.source_fingerprint, Path(made.source))
     destination.write_text(json.dumps({**made.to_json(), "source": named}, indent=2) + "\n", encoding="ascii")
 
@@ -311,7 +313,11 @@ def _located(named: str, record: Path, digest: str) -> str:
     if os.path.isabs(named) or os.path.lexists(expected):
         return named if os.path.isabs(named) else str(expected)
     asked = _hub_id(named)
-    place = (hub.on_disk(asked) if asked is not None else None) or (machine.recall(digest) if digest else None)
+    place = hub.on_disk(asked) if asked is not None else None
+    if not place and digest:
+        from ropetool import machine  # few sources are found by what is kept here
+
+        place = machine.recall(digest)
     return str(place or asked or expected)
 
 

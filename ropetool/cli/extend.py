@@ -258,7 +258,7 @@ def extend_command(
                 notes(plan.notes)
                 if drafting:
                     show("\n" + plan_text(drafting.plan, str(drafting.output), (), terminal_width()))
-                    notes(drafting.plan.notes)
+                    notes([note for note in drafting.plan.notes if note not in plan.notes])
             return 0
         if not edits_itself:
             chain.check_place(path, target)
@@ -281,7 +281,7 @@ def extend_command(
             show(
                 f"\nthe companion, by the same table: {applied_text(drafting.plan, replace(drafted, serving=(), following=None))}"
             )
-            notes((*drafting.plan.notes, *drafted.notes))
+            notes([note for note in (*drafting.plan.notes, *drafted.notes) if note not in plan.notes])
     code, found = chain.run(written.output, as_json)
     if as_json:
         beside = {"companion": applied_json(drafting.plan, drafted)} if drafting and drafted else {}

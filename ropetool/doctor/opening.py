@@ -126,7 +126,7 @@ def opened(place: Place, source: Case | None = None, wanted: frozenset[str] = fr
 def pointers(case: Case) -> Iterator[Finding]:
     """Yield the files of a checkpoint whose content a clone without Git LFS did not fetch."""
     if case.hf is not None and case.hf.files is not None and case.hf.path.is_dir():
-        for name in lfs.pointers(case.hf.path):
+        for name in lfs.pointers(case.hf.path, known=(names.CONFIG_JSON,)):  # which was read as JSON
             yield Finding(UNREADABLE, ERROR, f"{escaped(name)} {lfs.refusal('', 'file itself').message}", lfs.TRY)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,11 +25,11 @@ def refusal(where: str, what: str = "weights") -> CorruptFile:
     return CorruptFile(f"is a Git LFS pointer, not the {what}", where=where, try_=TRY)
 
 
-def pointers(folder: Path) -> Iterator[str]:
-    """Yield the names of the files directly in a folder that are Git LFS pointers, sorted."""
+def pointers(folder: Path, known: Container[str] = ()) -> Iterator[str]:
+    """Yield the names of the files directly in a folder that are Git LFS pointers, sorted; known: names of files that are none."""
     for path in sorted(folder.iterdir()):
         with suppress(CheckpointError, OSError):
-            if path.is_file() and path.stat().st_size <= MAX_BYTES:
+            if path.name not in known and path.is_file() and path.stat().st_size <= MAX_BYTES:
                 with open_regular(path) as file:
                     start = file.read(len(START))
                 if is_pointer(start, len(start)):

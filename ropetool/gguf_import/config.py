@@ -69,11 +69,10 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
         except RopetoolError as error:
             objections[family.model_type] = error
     first = next(iter(objections.values()))
-    told = {
-        error.message.replace(f" {name} ", " "): f"{name}: {error.message}"
-        for name, error in reversed(objections.items())
-    }
-    others = list(reversed(told.values()))[1:]  # each sentence once, whichever class it names
+    told: dict[str, str] = {}
+    for name, error in objections.items():
+        told.setdefault(error.message.replace(f" {name} ", " "), f"{name}: {error.message}")
+    others = list(told.values())[1:]  # each sentence once, whichever class it names
     if others:
         first.message = f"{first.message}; as {'; '.join(others)}"
     raise first

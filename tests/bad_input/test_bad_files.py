@@ -135,22 +135,23 @@ def test_a_source_that_is_none(command: str, model: Path, tmp_path: Path) -> Non
 
 
 OTHER = "give another -o"
+MOVED = f"{OTHER}, or move the existing output away"
 OUTPUTS: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "a folder of others": (
         "theirs", (), "{r}/theirs: exists already and is a directory that ropetool did not write (it holds no "
-        "ropetool.json)", OTHER,
+        "ropetool.json)", MOVED,
     ),
     "a folder of others by force": (
         "theirs", ("--force",), "{r}/theirs: exists already and is a directory that ropetool did not write (it holds no "
-        "ropetool.json); --force does not replace it", OTHER,
+        "ropetool.json); --force does not replace it", MOVED,
     ),
     "a link by force": (
-        "link", ("--force",), "{r}/link: exists already and is a symbolic link; --force does not replace it", OTHER,
+        "link", ("--force",), "{r}/link: exists already and is a symbolic link; --force does not replace it", MOVED,
     ),
-    "a file": ("file", (), "{r}/file: exists already and is a file, where a directory is to be written", OTHER),
+    "a file": ("file", (), "{r}/file: exists already and is a file, where a directory is to be written", MOVED),
     "a file by force": (
         "file", ("--force",), "{r}/file: exists already and is a file, where a directory is to be written; --force does not "
-        "replace it", OTHER,
+        "replace it", MOVED,
     ),
     "below a file": ("file/out", (), "{r}/file/out: {r}/file is a file where a directory is needed", OTHER),
     "in a folder that is not there": ("no/out", (), "{r}/no/out: the directory {r}/no does not exist", "mkdir -p {r}/no"),

@@ -19,6 +19,7 @@ from making import refused, run, snapshot
 from test_limits import bounded
 
 EXTEND = ("--method", "yarn", "--factor", "4")
+ELSEWHERE = "give another -o, or move the existing output away"
 M = "{m}.gguf"
 AGAIN = "download or convert the file again"
 ARCH = kv("general.architecture", STR, string("llama"))
@@ -265,14 +266,14 @@ def test_outputs_that_are_in_the_way(tmp_path: Path) -> None:
     (output / "ropetool.json").write_text("{}")
     for options, more in (((), ""), (("--force",), "; --force does not replace it")):
         error = f"{output}: exists already and is a directory, where a file is to be written{more}"
-        refused(tmp_path, error, "give another -o", "extend", source, *EXTEND, *options)
+        refused(tmp_path, error, ELSEWHERE, "extend", source, *EXTEND, *options)
     error = f"{source}: is the source, {source}; the source is never written"
     refused(tmp_path, error, "give another -o", "extend", source, *EXTEND, "-o", source, "--force")
     (tmp_path / "mine.gguf").write_text("mine")
     for options, more in (((), ""), (("--force",), "; --force does not replace it")):
         error = f"{tmp_path}/mine.gguf: exists already and no record of ropetool lists it{more}"
         arguments = ("extend", source, *EXTEND, "-o", tmp_path / "mine.gguf", *options)
-        refused(tmp_path, error, "give another -o", *arguments)
+        refused(tmp_path, error, ELSEWHERE, *arguments)
 
 
 def test_a_shard_in_the_way_stops_all(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_a_shard_in_the_way_stops_all(tmp_path: Path) -> None:
     second = tmp_path / "model-yarn-4x-00002-of-00002.gguf"
     second.write_text("mine")
     error = f"{second}: exists already and no record of ropetool lists it"
-    refused(tmp_path, error, "give another -o", "extend", first, *EXTEND)
+    refused(tmp_path, error, ELSEWHERE, "extend", first, *EXTEND)
 
 
 def test_no_space_left(tmp_path: Path) -> None:

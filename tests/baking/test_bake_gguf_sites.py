@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,9 +27,12 @@ def raw_rows(rows: int, nbytes: int) -> np.ndarray:
     return np.random.default_rng(2).integers(0, 256, (rows, nbytes), dtype=np.uint8)
 
 
-def of_architecture(arch: str, folder: Path, **keys: float) -> Path:
-    """Write a llama model under another architecture's name."""
-    header = read_header(write(folder / "l.gguf", "llama", {**YARN, **keys}))
+def of_architecture(
+    arch: str, folder: Path, tensors: Mapping[str, np.ndarray] | None = None, **keys: float | list[int]
+) -> Path:
+    """Write a llama model under another architecture's name, with both kinds of epsilon."""
+    both = {**YARN, "attention.layer_norm_epsilon": 1e-6, **keys}
+    header = read_header(write(folder / "l.gguf", "llama", both, tensors=tensors))
     values = {key.replace("llama.", f"{arch}."): value for key, value in header.values.items()}
     path = folder / f"{arch}{len(keys)}.gguf"
     write_patched(header, Patch({**values, "general.architecture": Value.of(ValueType.STR, arch)}), path)
@@ -79,14 +83,19 @@ def test_a_plain_architecture_may_be_described_by_its_family(tmp_path: Path, mon
 
 
 def test_layers_of_different_sizes_are_each_taken_by_their_own(tmp_path: Path) -> None:
-    narrow = {"blk.1.attn_k.weight": np.ones((64, HIDDEN), np.float32), "blk.1.attn_k.bias": np.ones(64, np.float32)}
-    keys = {**YARN, "attention.head_count_kv": [2, 1]}
-    found = bakes.attention_factor(opened(write(tmp_path / "m.gguf", "llama", keys, tensors=narrow))).tensors
+    """Of llama, llama.cpp loads none; deci is the architecture that has such layers."""
+    narrow = {
+        **{f"blk.1.attn_{name}.weight": np.ones((64, HIDDEN), np.float32) for name in "kv"},
+        **{f"blk.1.attn_{name}.bias": np.ones(64, np.float32) for name in "kv"},
+    }
+    heads: dict[str, list[int]] = {"attention.head_count_kv": [2, 1]}
+    found = bakes.attention_factor(opened(of_architecture("deci", tmp_path, narrow, **heads))).tensors
     weights = {edit.tensor: (edit.height, edit.starts) for edit in found if edit.tensor.endswith("weight")}
     assert weights == {"blk.0.attn_k.weight": (128, (0, 64)), "blk.1.attn_k.weight": (64, (0,))}
-    wide = opened(write(tmp_path / "w.gguf", "llama", keys))
-    with pytest.raises(LossyExport, match=r"has the shape \[128, 256\]; by the sizes stated it has 64 rows"):
-        bakes.attention_factor(wide)
+    (tmp_path / "wide").mkdir()
+    wide = of_architecture("deci", tmp_path / "wide", **heads)
+    with pytest.raises(LossyExport, match=r"blk\.1\.attn_k\.weight is 256 x 128; llama\.cpp loads only 256 x 64"):
+        opened(wide)
 
 
 def test_a_tensor_that_the_metadata_speaks_of_and_the_file_lacks(tmp_path: Path) -> None:
@@ -107,8 +116,14 @@ def test_layers_that_draft_tokens_are_baked_like_the_others(tmp_path: Path) -> N
     ("keys", "said"),
     [
         ({"attention.clamp_kqv": 1}, r"clamp_kqv has wrong type u32 but expected type f32"),
-        ({"attention.head_count_kv": 0}, r"head_count_kv: is 0 where layers rotate: there are no keys"),
-        ({"attention.head_count_kv": [1.5, 1.5]}, r"head_count_kv has wrong array element type f32"),
+        (
+            {"attention.head_count_kv": 0},
+            r"attn_k\.weight is 256 x 128; llama\.cpp loads only 256 x 0, by .*head_count_kv",
+        ),
+        (
+            {"attention.head_count_kv": [1.5, 1.5]},
+            r"head_count_kv is arr of f32; llama\.cpp reads it as u32 or arr of ",
+        ),
         ({"embedding_length": 0}, r"a head has 0 channels by llama.embedding_length"),
         ({"rope.dimension_count": 2**31}, r"invalid n_rot"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -135,7 +136,7 @@ def test_no_row_is_computed_twice_and_an_interrupted_run_goes_on(
     folder: Path, found: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "STEP_TOKENS", 1024)
-    whole = compared(folder)
+    whole = compared(folder, budget=math.inf)
     asked: Counter[tuple[Any, ...]] = Counter()
     own, most = TorchRunner.score, 10**9
 
@@ -154,10 +155,10 @@ def test_no_row_is_computed_twice_and_an_interrupted_run_goes_on(
     monkeypatch.setattr(TorchRunner, "score", score)
     most = 50
     with pytest.raises(KeyboardInterrupt) as interrupted:
-        compared(folder)
+        compared(folder, budget=math.inf)
     assert 0 < interrupted.value.rows <= 50  # type: ignore[attr-defined]
     most = 10**9
-    again = compared(folder, resume=True)
+    again = compared(folder, resume=True, budget=math.inf)
     assert max(asked.values()) == 1  # neither the baseline's rows nor those of a table that two candidates have
     assert again.to_json() == {**whole.to_json(), "notes": list(again.notes)}
     assert again.notes[0].endswith("rows were kept")

@@ -27,6 +27,10 @@ from ropetool.report import verdict
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("extend", "model", "--method", "yarn", "--factor", "4")
 OUTPUT = Path("model-yarn-4x")
+COST = (
+    "Note: 4 times the trained length. Measured cost: SmolLM2 135M at 4 times has 1.08 times the perplexity at 2,048 tokens "
+    "and 1.16 times at 32,768. `ropetool verify` measures this model\n"
+)
 VOUCHED = "certificate: it passed the quick suite up to 1024 tokens at grade research"
 EXIT = {"pass": 0, "fail": 3, "partial": 1, "undecided": 1}
 CHECK = {"pass": "pass", "fail": "fail", "partial": "not run", "undecided": "undecided"}
@@ -108,11 +112,13 @@ def test_the_grade_is_passed_on(verifier: Verifier) -> None:
 
 def test_a_pass_goes_all_the_way(tmp_path: Path, verifier: Verifier) -> None:
     done = run(*YARN, "--copy", "--verify", "--export", "x.gguf")
-    assert (done.code, done.err) == (0, f"Note: {VOUCHED}\n")
+    assert (done.code, done.err) == (0, f"{COST}Note: {VOUCHED}\n")
     lines = done.out.splitlines()
-    assert (lines[0], lines[9:13], lines[13]) == (
-        str(tmp_path / OUTPUT), ["", "THE TABLES", "", "x.gguf"], "  architecture  llama",
+    line = f"ropetool verify {tmp_path / OUTPUT} --suite quick --grade research --segments 8 --lengths 256,1024"
+    assert (lines[0], lines[9:13]) == (
+        str(tmp_path / OUTPUT), ["", "next", "  KV cache    2.00 MiB for one sequence of 1024 tokens", f"  measure it  {line}"],
     )  # fmt: skip
+    assert lines[13:18] == ["", "THE TABLES", "", "x.gguf", "  architecture  llama"]
     assert verifier.asked == [(tmp_path / OUTPUT, "quick")]
     assert state(OUTPUT) == "passed"
     stated = gguf.GGUFReader("x.gguf").fields
@@ -133,6 +139,7 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     exported = found.pop("export")
     assert (exported["output"], exported["context_length"], exported["notes"]) == ("x.gguf", 1024, [VOUCHED])
     assert found.pop("serving") == [line.replace(" plain ", " out ") for line in plain.pop("serving")]
+    assert found.pop("verify") == plain.pop("verify").replace(" plain ", " out ")
     assert (found.pop("sidecars"), plain.pop("sidecars")) == (["out/README.md"], ["plain/README.md"])
     assert found == {**plain, "output": "out"}
 
@@ -142,9 +149,10 @@ def test_json_is_one_object(tmp_path: Path) -> None:
 def test_what_does_not_pass_stays_and_is_not_exported(verdict: str, as_json: bool, verifier: Verifier) -> None:
     verifier.verdict = verdict
     done = run(*YARN, "--verify", "--export", "x.gguf", *(["--json"] if as_json else []))
+    cost = "" if as_json else COST  # which the plan of the JSON carries
     assert (done.code, done.err) == (
         EXIT[verdict],
-        "Note: x.gguf is not written: the output did not pass its verification\n",
+        f"{cost}Note: x.gguf is not written: the output did not pass its verification\n",
     )
     assert names() == ["model", "model-yarn-4x"]
     assert config_of(OUTPUT)["max_position_embeddings"] == 1024
@@ -185,7 +193,7 @@ def test_to_export_is_to_verify(verifier: Verifier) -> None:
 def test_unless_that_is_waived(verifier: Verifier) -> None:
     done = run(*YARN, "--export", "x.gguf", "--allow-unverified")
     assert (done.code, verifier.asked) == (0, [])
-    assert done.err == "Note: exported without asking for a certificate, as --allow-unverified says\n"
+    assert done.err == f"{COST}Note: exported without asking for a certificate, as --allow-unverified says\n"
     assert Path("x.gguf").is_file()
     assert state(OUTPUT) == "none"
 
@@ -253,7 +261,7 @@ def test_what_cannot_be_exported_is_told_before_the_verification(verifier: Verif
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("mine.gguf", "exists already and no record of ropetool lists it\nTry: give another FILE"),
+        ("mine.gguf", "exists already and no record of ropetool lists it\nTry: give another FILE, or move the existing output away"),
         ("model/x.gguf", "is inside the source, model; the source is never written\nTry: give another FILE"),
         ("model-yarn-4x/x.gguf", "it lies in the output, {output}\nTry: give another FILE"),
         ("model-yarn-4x", "it lies in the output, {output}\nTry: give another FILE"),

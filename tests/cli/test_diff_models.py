@@ -222,6 +222,8 @@ def test_a_quantised_export_against_its_source() -> None:
                        "attention.head_count": 4, "attention.head_count_kv": 2}.items():  # fmt: skip
         writer.add_uint32(f"llama.{key}", value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
+    writer.add_tokenizer_model("no_vocab")
+    writer.add_vocab_size(config["vocab_size"])
     for name, value in tensors.items():
         moved = value.reshape(-1, 2, 16, 128).swapaxes(1, 2).reshape(value.shape) if "v_proj" not in name else value
         kind = gguf.GGMLQuantizationType.Q8_0

@@ -44,6 +44,7 @@ WITHOUT = {
     "gpt_oss": "refused: transformers reads this config in a way that is not known",
     "ministral3": "refused: transformers reads this config in a way that is not known",
     "mistral4": "is not known", "nemotron_h": "not known",
+    "kimi_linear": "which of the 8 layers are of which kind, where the config does not list layer_types",
     # Of which only the sizes are described that are published.
     "baichuan": "the 7B alone rotates", "codeshell": "its code rotates with rope alone",
     "xverse": "the base stands in the code of each release",

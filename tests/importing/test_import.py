@@ -382,7 +382,11 @@ def test_a_split_that_does_not_belong_together_is_refused(
     ("key", "value", "sentence"),
     [
         ("tokenizer.ggml.model", "rwkv", 'tokenizer.ggml.model is "rwkv", which is not written as tokenizer.json'),
-        ("tokenizer.ggml.pre", "nobodys", 'tokenizer.ggml.pre is "nobodys"'),
+        (
+            "tokenizer.ggml.pre",
+            "nobodys",
+            r"llama.cpp cannot load this file: tokenizer.ggml.pre is 'nobodys', which llama.cpp does not know",
+        ),
     ],
 )
 def test_a_tokenizer_that_cannot_be_said_is_named(
