@@ -70,8 +70,8 @@ def described(source: GgufCheckpoint, as_type: str = "") -> Described:
             objections[family.model_type] = error
     first = next(iter(objections.values()))
     told: dict[str, str] = {}
-    for name, error in objections.items():
-        told.setdefault(error.message.replace(f" {name} ", " "), f"{name}: {error.message}")
+    for name, objection in objections.items():
+        told.setdefault(objection.message.replace(f" {name} ", " "), f"{name}: {objection.message}")
     others = list(told.values())[1:]  # each sentence once, whichever class it names
     if others:
         first.message = f"{first.message}; as {'; '.join(others)}"

@@ -167,7 +167,7 @@ def _map(file: FileIO, nbytes: int, path: Path) -> memoryview:
 
 
 def _parse(cursor: Cursor, path: Path, file_size: int, mtime_ns: int) -> GgufHeader:
-    if cursor.view[:8] == b"version ":
+    if bytes(cursor.view[:8]) == b"version ":
         from ropetool.files import lfs
 
         if lfs.is_pointer(bytes(cursor.view[: len(lfs.START)]), file_size):
