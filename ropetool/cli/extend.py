@@ -230,6 +230,7 @@ def extend_command(
         notes((why,))
     if peeked is not None and plan.bakes:  # it names tensors, and whether they can hold it
         peeked, path = None, local_source(source)
+        opened.cache_clear()  # the same folder, with its weights now
         plan = planned(options["for_runtimes"])
     if peeked is not None:
         plan = replace(plan, notes=tuple(note for note in plan.notes if note != CONFIG_ONLY))

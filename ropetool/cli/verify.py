@@ -309,7 +309,7 @@ def measured(
     if report is not None:
         check_folder(Path(report), force=force)
     asked = {name: options.pop(name, None) for name in ("grade", "max_kl", "require_useful")}
-    limits = {name: value for name, value in asked.items() if value not in (None, False)}
+    limits = {name: value for name, value in asked.items() if value is not None and value is not False}
     grade = Limits(**limits) if limits else None
     terms = Terms(
         stated=dict(options.pop("stated", ())),
