@@ -49,15 +49,23 @@ def tokens(text: str) -> int:
     return int(length)
 
 
-class Whole(IntParamType):
-    """A whole number in ASCII digits: Python's own reader takes 1_024, and the digits of any script."""
+class _InAscii(_Type):
+    """A number in ASCII digits: Python's own readers take 1_024, and the digits of any script."""
+
+    read: Callable[[str], float]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the number."""
         try:
-            return read_whole(value) if isinstance(value, str) else super().convert(value, param, ctx)
+            return self.read(value) if isinstance(value, str) else super().convert(value, param, ctx)
         except ValueError:
-            self.fail(f"{value!r} is not a valid integer.", param, ctx)
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+
+
+class Whole(_InAscii, IntParamType):
+    """A whole number, as 1024."""
+
+    read = staticmethod(read_whole)
 
 
 class WholeRange(click.IntRange):
@@ -68,15 +76,10 @@ class WholeRange(click.IntRange):
         return super().convert(WHOLE.convert(value, param, ctx), param, ctx)
 
 
-class Number(FloatParamType):
-    """A number in ASCII digits, as 4, 0.5 or 1e6."""
+class Number(_InAscii, FloatParamType):
+    """A number, as 4, 0.5 or 1e6."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number."""
-        try:
-            return read_number(value) if isinstance(value, str) else super().convert(value, param, ctx)
-        except ValueError:
-            self.fail(f"{value!r} is not a valid float.", param, ctx)
+    read = staticmethod(read_number)
 
 
 WHOLE, NUMBER = Whole(), Number()
