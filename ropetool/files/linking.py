@@ -19,6 +19,7 @@ from ropetool.errors import CheckpointError, OutputError
 from ropetool.files import hub
 from ropetool.files.counting import moved
 from ropetool.files.digests import new_file, wrote
+from ropetool.files.gguf.copying import write_all
 from ropetool.files.output import output_error
 
 if sys.platform == "linux":
@@ -153,13 +154,9 @@ def _copy(reader: BinaryIO, destination: Path) -> None:
         done = _copy_in_kernel(reader.fileno(), writer, size)
         if done < size:
             reader.seek(done)
-            writer.seek(done)
-            while rest := memoryview(reader.read(_BUFFER)):
-                while rest:
-                    step = writer.write(rest)
-                    wrote(writer, done, step)
-                    done, rest = done + step, rest[step:]
-                    moved(step)
+            while data := reader.read(_BUFFER):
+                write_all(writer, done, data)
+                done += len(data)
         if os.fstat(writer.fileno()).st_size != size:
             raise CheckpointError(
                 f"is no longer {size:,} bytes long: it changed while it was copied", where=reader.name
