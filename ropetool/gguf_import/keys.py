@@ -75,17 +75,17 @@ def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
     for key, value in source.values.items():
         if key.startswith(front) and key not in stated:
             _check_other(source, model, key, plain(value))
+    elsewhere = _OF_LAYERS.union(_BY_TENSORS.get(model.arch, ()))
+    missing = [key for key in stated if key not in source.values and key.removeprefix(front) not in elsewhere]
+    following = _following(model, stated) if missing else {}
     absent = []
-    for key, value in stated.items():
-        of_arch = key.removeprefix(front)
-        if key in source.values or of_arch in _OF_LAYERS or of_arch in _BY_TENSORS.get(model.arch, ()):
-            continue
-        follows = _following(model, stated).get(of_arch, ABSENT)
+    for key in missing:
+        value, follows = plain(stated[key]), following.get(key.removeprefix(front), ABSENT)
         if follows is ABSENT:
-            _check_assumed(source, model, key, plain(value))
-            absent.append(f"{key} ({shown(plain(value))})")
-        elif follows != plain(value):
-            raise _missing(source, model, key, f"llama.cpp then takes {shown(follows)}", plain(value))
+            _check_assumed(source, model, key, value)
+            absent.append(f"{key} ({shown(value)})")
+        elif follows != value:
+            raise _missing(source, model, key, f"llama.cpp then takes {shown(follows)}", value)
     listed = ", ".join(absent)
     return (f"the file does not set {listed}: the config has what llama.cpp assumes",) if listed else ()
 
