@@ -169,7 +169,7 @@ def foretell(
     work = whole_work(field, trials)
     duration = pace()(work) if work else 0.0
     if duration > LONG_RUN:
-        total = sum(length * count for length, count in work.items())
+        total = estimate.tokens(work)
         say(f"about {estimate.in_words(duration)} for {total} tokens, {len(trials)} candidates and their baseline")
 
 
@@ -181,7 +181,7 @@ def measure(
     wrap: keeps rows by table, so that those that two measurements or two candidates have in common are computed once.
     """
     work = _work(field, trials) + sum((work_of(made, (BASELINE,)) for made in field.by_reach.values()), Counter[int]())
-    total, finished = sum(length * count for length, count in work.items()), 0
+    total, finished = estimate.tokens(work), 0
 
     def run(asked: Runner, kept_as: str, role: str, measurements: Sequence[Measurement], said: str) -> Raw:
         kept, found = wrap(asked, kept_as), {}

@@ -83,7 +83,7 @@ def check_duration(
     Raises: TooLong.
     """
     work = rows(run)
-    if budget == NO_BUDGET or _tokens(work) <= SMALL:
+    if budget == NO_BUDGET or estimate.tokens(work) <= SMALL:
         return
     minutes = pace()(work) / 60
     if minutes <= allowed(budget):
@@ -147,7 +147,3 @@ def _shorter(longest: int) -> Iterator[int]:
     while length > 2 * MIN_SEGMENTS:
         length = length * 7 // 8
         yield length // STEP * STEP if length >= STEP else length
-
-
-def _tokens(rows: Mapping[int, int]) -> int:
-    return sum(length * count for length, count in rows.items())

@@ -57,6 +57,11 @@ def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int =
     )
 
 
+def tokens(rows: Mapping[int, int]) -> int:
+    """Return the tokens of some rows: how many there are of each length."""
+    return sum(length * number for length, number in rows.items())
+
+
 def in_words(duration: float) -> str:
     """Return a duration as people say it."""
     if duration < 90:

@@ -530,8 +530,7 @@ def _estimate(pace: Callable[[], estimate.Pace], work: Mapping[int, int], say: C
     """Say how long the run will take, if that is long."""
     duration = pace()(work) if work else 0.0
     if duration > LONG_RUN:
-        total = sum(length * count for length, count in work.items())
-        say(f"about {estimate.in_words(duration)} for {total} tokens")
+        say(f"about {estimate.in_words(duration)} for {estimate.tokens(work)} tokens")
 
 
 def _measure_each(
@@ -552,7 +551,7 @@ def _measure_each(
     ]
     asked = {name: measurements if name == role else told_by(measurements) for role, name, _ in steps}
     as_role = {name: name if name == role else TARGET for role, name, _ in steps}
-    total = sum(length * count for name in asked for length, count in work_of(asked[name], [as_role[name]]).items())
+    total = sum(estimate.tokens(work_of(asked[name], [as_role[name]])) for name in asked)
     finished = 0
     raw: dict[str, dict[str, Any]] = {}
     for index, (role, name, runner) in enumerate(steps):

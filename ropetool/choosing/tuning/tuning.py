@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -162,7 +162,11 @@ class _Run:
 
     def search(self, material: Material, seed: int) -> Searched:
         """Return what the search finds on its part of the text."""
-        space, ground, total = self.space, self.ground, int(self.generations * work() * _tokens(material.rows()))
+        space, ground, total = (
+            self.space,
+            self.ground,
+            int(self.generations * work() * estimate.tokens(material.rows())),
+        )
         finished, generation = 0, 0
 
         def done(tokens: int) -> None:
@@ -190,7 +194,7 @@ class _Run:
 
     def judged(self, material: Material, tuned: Plan, error: float) -> Judgement:
         """Return what text that the search never saw says of a plan, with this chance to claim a gain that is none."""
-        total = 2 * _tokens(material.rows()) + material.segments * material.last.trained_length
+        total = 2 * estimate.tokens(material.rows()) + material.segments * material.last.trained_length
         finished = 0
 
         def done(tokens: int) -> None:
@@ -245,7 +249,3 @@ def _generations(journal: Journal, runner: TorchRunner, search_on: Material, jud
         )  # fmt: skip
     journal.put([SCHEDULE], np.array([[float(count)]]))
     return count
-
-
-def _tokens(rows: Mapping[int, int]) -> int:
-    return sum(length * count for length, count in rows.items())
