@@ -169,12 +169,13 @@ def verify_checkpoint(
         checks.append(tables)
         pair = replace(_pair(checkpoint, other, original, cache_type), inexact=tables.verdict == INEXACT)
 
+    extended = original if pair is None and found.made is None and parallel.size() == 1 else None
+
     def with_logits() -> Sequence[Check]:
-        """Return the checks with the comparison of logits, which runs models, where there is one."""
-        if pair is not None or found.made is not None or original is None or parallel.size() > 1:
-            return checks
-        kinds, reach = _kinds(checkpoint, original), Lengths(trained, max(trained, context))
-        return [*checks, *kl_to_claim(checkpoint, original, terms, checks, kinds, reach, progress or nobody)]
+        """Return the checks with the comparison of logits, which runs both models."""
+        assert extended is not None
+        kinds, reach = _kinds(checkpoint, extended), Lengths(trained, max(trained, context))
+        return [*checks, *kl_to_claim(checkpoint, extended, terms, checks, kinds, reach, progress or nobody)]
 
     if parallel.size() > 1:
         around = _shared(tensor_parallel, resume)
@@ -200,7 +201,7 @@ def verify_checkpoint(
             budget=budget,
             against=pair,
             judge=None if judge is None else open_checkpoint(hub.local(judge)).path,
-            checks=with_logits,
+            checks=checks if extended is None else with_logits,
             bands=_bands(found, before or found, trained, context),
             seed=seed,
             device=device,
