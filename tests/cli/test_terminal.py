@@ -48,7 +48,7 @@ class Sizeless(io.StringIO):
 def test_a_terminal_without_a_size_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, Sizeless())
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((0, 0)))
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((0, 0)))
     assert terminal_width() == 80
     notes(["a word " * 40])
     lines = str(sys.stderr.getvalue()).splitlines()  # type: ignore[attr-defined]
