@@ -15,7 +15,6 @@ from ropetool.cli.companion import Companion
 from ropetool.cli.options import (
     AS,
     EXPLAIN,
-    FORCE,
     GRADE,
     METHOD,
     NUMBER,
@@ -26,7 +25,6 @@ from ropetool.cli.options import (
     for_runtimes,
     in_place,
     naming_a_smaller_run,
-    naming_the_force,
     written_beside,
 )
 from ropetool.cli.retrying import OPENED, collected, completed_tries, number_or_name
@@ -57,7 +55,7 @@ OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
 @click.option(
     "--target-length", type=Length(), help="The new context in tokens, instead of --factor: 131072, 128k or 1M."
 )
-@click.option(FORCE, is_flag=True, help="Extend without training beyond 32 times the trained length.")
+@click.option("--force-factor", is_flag=True, help="Extend without training beyond 32 times the trained length.")
 @click.option(
     "--from",
     "reading",
@@ -191,20 +189,18 @@ def extend_command(
     if auto and output is not None and not dry_run:
         check_output(Path(output), path, force=options["force"], directory=True)
         chain.check_place(path, Path(output))
-    line = click.get_current_context().find_root().obj
-    with naming_the_force(line):
-        measured = (
-            _measured(
-                opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json
-            )
-            if auto
-            else None
+    measured = (
+        _measured(
+            opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json
         )
-        chosen, advised_factor, why = (
-            (measured.plan.method, "auto", measured.why) if measured
-            else (method, "auto", "") if method is not None
-            else _advised(opened(path), factor, target_length, reading, params, options)
-        )  # fmt: skip
+        if auto
+        else None
+    )
+    chosen, advised_factor, why = (
+        (measured.plan.method, "auto", measured.why) if measured
+        else (method, "auto", "") if method is not None
+        else _advised(opened(path), factor, target_length, reading, params, options)
+    )  # fmt: skip
     if attention_factor == "auto":
         attention_factor = advised_factor
 
@@ -212,14 +208,13 @@ def extend_command(
         for_runtimes: tuple[str, ...], of: Path | None = None, trained: int | None = None, instead: str | None = None
     ) -> Plan:
         stated = options["original_length"]
-        with naming_the_force(line):
-            return make_plan(
-                opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
-                params=collected(params, options), attention_factor=number_or_name(attention_factor),
-                temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
-                for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
-                force_factor=options["force_factor"],
-            )  # fmt: skip
+        return make_plan(
+            opened(of or path), chosen, factor=factor, target_length=target_length, reading=instead or reading,
+            params=collected(params, options), attention_factor=number_or_name(attention_factor),
+            temperature_scope=options["temperature_scope"], original_length=trained if stated is None else stated,
+            for_runtimes=for_runtimes, config_style=options["config_style"], as_type=options["as_type"],
+            force_factor=options["force_factor"],
+        )  # fmt: skip
 
     def unbaked(plan: Plan) -> Plan:
         """Return the same extension with its factor in the config, where one runtime alone reads it there: for flags."""

@@ -22,7 +22,6 @@ from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command, read_number, read_whole
 
 LONGEST = 2**31  # tokens
-FORCE = "--force-factor"
 LIST_FILE_BYTES = 4 << 20
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
 _LENGTH = re.compile(r"([+-]?[0-9]{1,15}(?:\.[0-9]{1,15})?)([kKmM]?)")
@@ -145,17 +144,6 @@ def naming_a_smaller_run(words: Sequence[str], instead: Mapping[str, str | None]
         if instead is not None:
             changes, error.notes = instead, ()
         error.try_ = command("ropetool", *with_options(words, changes or {"--budget": error.try_.split()[-1]}))
-        raise
-
-
-@contextmanager
-def naming_the_force(words: Sequence[str]) -> Iterator[None]:
-    """Give the refusal of an extension that has to be forced the command line that forces it; words: of the one refused."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.where == FORCE:
-            error.try_ = command("ropetool", *words, FORCE)
         raise
 
 

@@ -29,11 +29,16 @@ PLANNED = (
 
 @contextmanager
 def completed_tries() -> Iterator[None]:
-    """Complete the next step of an error with the options that the user gave."""
+    """Complete the next step of an error with the options that the user gave; what has to be forced gets the user's own line."""
     try:
         yield
     except RopetoolError as error:
-        error.try_ = completed(error.try_, click.get_current_context())
+        from ropetool.plans.scope import FORCE, TooFar
+
+        context = click.get_current_context()
+        if isinstance(error, TooFar):
+            error.try_ = command("ropetool", *context.find_root().obj, FORCE)
+        error.try_ = completed(error.try_, context)
         raise
 
 
