@@ -9,17 +9,13 @@ from typing import Any
 
 import configs
 import pytest
-from making import config_of, run, snapshot, write_config, write_model
+from making import COST_AT_4, config_of, run, snapshot, write_config, write_model
 from terminals import on_terminal
 
 import ropetool
 from ropetool.plans.plan import Plan
 
 YARN = ("--method", "yarn", "--factor", "4")
-COST = (
-    "4 times the trained length. Measured cost: SmolLM2 135M at 4 times has 1.08 times the perplexity at 2,048 tokens and "
-    "1.16 times at 32,768. `ropetool verify` measures this model"
-)
 VERIFY = "--suite quick --grade research --segments 8 --lengths 512,2048"
 
 
@@ -60,7 +56,7 @@ OVERRIDE = (
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     before = snapshot(tmp_path)
     done = run("extend", "model", *YARN, "--dry-run")
-    assert (done.code, done.err) == (0, f"Note: {COST}\n")
+    assert (done.code, done.err) == (0, f"Note: {COST_AT_4}\n")
     assert done.out == PLAN.format(here=tmp_path, override=OVERRIDE)
     assert snapshot(tmp_path) == before
 
@@ -121,7 +117,7 @@ def test_on_a_terminal_lines_keep_its_width_but_for_what_is_copied() -> None:
 
 def test_extend_says_what_it_wrote(tmp_path: Path) -> None:
     done = run("extend", "model", *YARN, "--copy")
-    assert (done.code, done.err) == (0, f"Note: {COST}\n")
+    assert (done.code, done.err) == (0, f"Note: {COST_AT_4}\n")
     assert done.out == (
         f"{tmp_path}/model-yarn-4x\n  context      512 -> 2048 tokens, yarn factor 4\n"
         "  edited       config.json, tokenizer_config.json\n  other files  5 copied\n  sidecars     README.md\n\nserved by\n"
@@ -146,7 +142,7 @@ def test_what_stays_behind_is_named(source: Path) -> None:
     (source / "pytorch_model.bin").write_bytes(b"pickle")
     done = run("extend", "model", *YARN, "--copy")
     assert "  other files  5 copied\n  left behind  pytorch_model.bin\n" in done.out
-    assert done.err == f"Note: pickles are left behind: pytorch_model.bin\nNote: {COST}\n"
+    assert done.err == f"Note: pickles are left behind: pytorch_model.bin\nNote: {COST_AT_4}\n"
 
 
 def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -> None:
@@ -169,14 +165,14 @@ def test_json_carries_the_plan_and_what_happened(tmp_path: Path, source: Path) -
         "notes": [],
         "kv_cache_bytes": 2 << 20, "verify": f"ropetool verify out {VERIFY}",
     }  # fmt: skip
-    assert COST in planned.json["plan"]["notes"]
+    assert COST_AT_4 in planned.json["plan"]["notes"]
 
 
 def test_a_plan_file_is_carried_out_by_apply(tmp_path: Path, source: Path) -> None:
     run("extend", "model", *YARN, "--dry-run", "--plan-out", "plan.json")
     before = snapshot(source)
     done = run("apply", "model", "plan.json", "--copy")
-    assert (done.code, done.err) == (0, f"Note: {COST}\n")
+    assert (done.code, done.err) == (0, f"Note: {COST_AT_4}\n")
     assert done.out == run("extend", "model", *YARN, "--copy", "--force").out
     run("apply", "model", "plan.json", "-o", "again", "--json")
     for name in ("config.json", "tokenizer_config.json"):
@@ -195,7 +191,7 @@ def test_apply_prints_the_notes_of_the_plan(tmp_path: Path) -> None:
     planned = run("extend", "alone", *YARN, "--plan-out", "plan.json", "-o", "first")
     applied = run("apply", "alone", "plan.json", "-o", "second")
     alone = "Note: only config.json is here: the output has no weights either\n"
-    assert planned.err == applied.err == f"{alone}Note: {COST}\n"
+    assert planned.err == applied.err == f"{alone}Note: {COST_AT_4}\n"
 
 
 def test_the_options_reach_the_method(source: Path) -> None:
@@ -321,7 +317,7 @@ def test_a_companion_of_another_table_is_refused_and_nothing_written(
 def test_a_companion_of_the_same_length_needs_no_word(tmp_path: Path) -> None:
     draft(tmp_path / "eagle", max_position_embeddings=512)
     done = run("extend", "model", *YARN, "--companion", "eagle")
-    assert (done.code, done.err) == (0, f"Note: {COST}\n")  # once for both
+    assert (done.code, done.err) == (0, f"Note: {COST_AT_4}\n")  # once for both
 
 
 def test_a_scaled_companion_is_refused_with_the_answer_that_serves_both(tmp_path: Path) -> None:
