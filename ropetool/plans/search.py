@@ -16,6 +16,7 @@ from ropetool.checkpoint.opening import Checkpoint, open_source, opened_as
 from ropetool.errors import InvalidRope, LossyExport, RopetoolError, UnknownRuntime
 from ropetool.escaping import command, word
 from ropetool.files.gguf import model_name
+from ropetool.files.hf import ABSENT
 from ropetool.plans import notes
 from ropetool.plans.basis import CURRENT, ORIGINAL, UNSCALED, Request, find_start
 from ropetool.plans.formats import Baking, Format, format_of
@@ -185,8 +186,9 @@ class _Search:
         for runtime in self.wanted if first else ():
             before, after = (_full_table(self.form.read(runtime, edits).rope) for edits in ([], first))
             if before is not None and after is not None and before.agrees(after):
-                parts = [part for edit in first for part in edit.path]
-                key = next((part for part in parts if part in ROPE_OBJECTS), first[0].path[-1])
+                written = [edit for edit in first if edit.new is not ABSENT] or first
+                parts = [part for edit in written for part in edit.path]
+                key = next((part for part in parts if part in ROPE_OBJECTS), written[0].path[-1])
                 return f"{runtime} ignores {key}"
         return ""
 

@@ -119,6 +119,11 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     ),
     "a style that the runtime does not read": (
         ("--factor", "4", "--config-style", "v5", "--for", "transformers-v4"),
+        f"{C}: yarn cannot be written in v5 style for transformers-v4: transformers-v4 ignores rope_parameters",
+        "ropetool extend {m} --method yarn --factor 4 --for transformers-v4 --config-style both", 1,
+    ),
+    "a style that the runtime does not read, explained": (
+        ("--factor", "4", "--config-style", "v5", "--for", "transformers-v4", "--explain"),
         f"{C}: yarn cannot be written in v5 style for transformers-v4: yarn keys, yarn keys in full, a full table as "
         "longrope lists: transformers-v4: table: 14 of 16 pairs differ: distances look up to 4x longer; attention factor 1 "
         "instead of 1.13863: scores of the rotated channels times 0.771321; with the rest in the weights: transformers-v4: "
