@@ -64,6 +64,17 @@ def holds(line: str, path: str | Path) -> None:
     assert {str(path), os.path.abspath(path)} & set(words(line)), (words(line), str(path))
 
 
+def served_by(out: str) -> list[str]:
+    """Return the command lines that serve an output, each behind the server's name."""
+    return [line.strip() for line in out.partition("\nserved by\n")[2].partition("\n\n")[0].splitlines()]
+
+
+def measuring(out: str) -> str:
+    """Return the command line that measures an output."""
+    (line,) = [line.strip() for line in out.splitlines() if line.startswith("  measure it  ")]
+    return line.removeprefix("measure it").strip()
+
+
 def tries(done: Done) -> str:
     (line,) = [line for line in done.err.splitlines() if line.startswith("Try: ")]
     return line.removeprefix("Try: ")
@@ -100,8 +111,9 @@ def test_every_command_shows_a_hostile_folder_and_file_and_quotes_it() -> None:
     assert done.code == 0, done
     assert done.out.splitlines()[0].endswith(f"/{SHOWN}-yarn-4x")
     assert f"{SHOWN}.bin" in done.out  # left behind
-    for line in done.out.partition("\nserved by\n")[2].splitlines():
-        holds(line.strip().partition(": ")[2], output)
+    for line in served_by(done.out):
+        holds(line.partition(": ")[2], output)
+    holds(measuring(done.out), output)
     card = (output / CARD).read_text()
     for line in card.partition("### Serving")[2].splitlines():
         if line.startswith(("vllm", "python")):
@@ -204,9 +216,10 @@ def test_every_command_shows_a_hostile_gguf_file_and_quotes_it() -> None:
     done = clean(run("extend", source, "--method", "yarn", "--factor", "4"))
     output = Path(f"{EVIL}-yarn-4x.gguf")
     assert output.is_file()
-    server, kobold, _ = done.out.partition("\nserved by\n")[2].splitlines()
-    holds(server.strip().partition(": ")[2], output)
-    holds(kobold.strip().partition(": ")[2].partition("  #")[0], output)
+    server, kobold, _ = served_by(done.out)
+    holds(server.partition(": ")[2], output)
+    holds(kobold.partition(": ")[2].partition("  #")[0], output)
+    holds(measuring(done.out), output)
     card = output.with_name(f"{output.name}.{CARD}").read_text()
     (line,) = [line for line in card.splitlines() if line.startswith("llama-server")]
     holds(line, output.name)
@@ -288,6 +301,6 @@ def test_a_hostile_argument_in_a_usage_error() -> None:
 def test_serving_lines_of_an_odd_but_printable_name_suit_every_shell() -> None:
     source = demo(Path("$(touch x) ;a 'b'"))
     done = clean(run("extend", source, "--method", "yarn", "--factor", "4"))
-    for line in done.out.partition("\nserved by\n")[2].splitlines():
+    for line in [*served_by(done.out), measuring(done.out)]:
         assert os.path.abspath("$(touch x) ;a 'b'-yarn-4x") in shlex.split(line)
     assert word(source) in clean(run("extend", source, "--method", "yarn", "--factor", "4", "--dry-run")).out
