@@ -29,6 +29,7 @@ OWN = {
     "Qwen2.5-7B": "qwen2", "Qwen3-8B": "qwen3", "Qwen3-30B-A3B": "qwen3_moe", "Meta-Llama-3-8B": "llama", "Llama-2-7b": "llama",
     "Qwen3-8B-draft": "qwen3", "gemma-2-2b": "gemma2", "DeepSeek-V3": "deepseek_v3", "Phi-3-mini-128k": "phi3",
 }  # fmt: skip
+TRAINED = {"Meta-Llama-3-8B": 8192, "gemma-2-2b": 8192}  # positions, where a row names a factor by its lengths
 INSIDE = {  # the class that the published config names, and the text model inside
     "Qwen3.5-9B": ("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "Qwen3.8-27B": ("qwen3_5", "Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
@@ -58,7 +59,7 @@ def stand_in(name: str, folder: Path) -> Path:
 
 def _config(name: str) -> dict[str, Any]:
     if name in OWN:
-        return configs.config(OWN[name], "v4")
+        return {**configs.config(OWN[name], "v4"), "max_position_embeddings": TRAINED.get(name, 512)}
     if name == "marin":
         return configs.config("llama", "v5")
     if name == "LFM2-1.2B":

@@ -145,7 +145,8 @@ class Stage:
         return found[0]
 
 
-_VARYING = re.compile(rb'("(?:mtime_ns|device|inode)":) \d+')
+# Of each file a record states times and digests, or a device and an inode where it was linked. The disk decides which.
+_VARYING = re.compile(rb',\s+"(?:mtime_ns|device|inode|sha256)": (?:\d+|"\w+")')
 
 
 def contents(folder: Path, *, times: bool = False) -> Files:
@@ -162,7 +163,7 @@ def contents(folder: Path, *, times: bool = False) -> Files:
             if stat.S_ISREG(status.st_mode):
                 with open(path, "rb") as file:
                     raw = file.read()
-                kept += _VARYING.sub(rb"\1 0", raw) if name.endswith("ropetool.json") else raw
+                kept += _VARYING.sub(b"", raw) if name.endswith("ropetool.json") else raw
             elif stat.S_ISLNK(status.st_mode):
                 kept += os.fsencode(os.readlink(path))
             relative = os.path.relpath(path, folder)

@@ -14,7 +14,7 @@ from ropetool.files.hf.safetensors import MAX_HEADER, MAX_TENSORS
 EXTEND = ("--method", "yarn", "--factor", "4")
 INDEX = "model.safetensors.index.json"
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-BUSY = 4  # seconds: two where nothing else runs, and more where two processes share a core
+BUSY = 8  # seconds: two where nothing else runs on a fast machine
 TOO_MANY = "a checkpoint has at most 250,000 tensors, and with this file it has more"
 
 
