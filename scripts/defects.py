@@ -6,8 +6,8 @@ alone, with `--against` the unquantised extension, and with nothing. With the re
 otherwise into an extension that was made by hand. What counts as found is a check that fails and does not fail on the same
 files without the defect, or a refusal. Readback comes first; losses are measured only where it finds nothing. With nothing
 at hand some rows are run in whole; of the others the files alone say that the verdict cannot be a pass. Honest extensions of
-others' making are verified likewise, and none may fail. The result carries the sha256 of the code that it rests on;
-scripts/docs.py writes the tables of docs/verify.md from it.
+others' making are verified likewise, and none may fail. The result carries, for each model, the sha256 of the code that its
+rows rest on; scripts/docs.py writes the tables of docs/verify.md from it.
 
     scripts/defects.py                      everything: some 25 minutes of a core; writes tests/verification/defects.json
     scripts/defects.py --model demo         one model, keep the rest
@@ -455,15 +455,15 @@ def main() -> int:
     result: Result = json.loads(options.result.read_text(encoding="utf-8")) if options.result.exists() else {}
     words, modes = tuple(options.only or [""]), tuple(options.mode or MODES)
     wanted = Wanted(words, modes, options.losses, options.read)
+    result["twins"] = twins()
     for name in options.model or MODELS:
         cells, cases = measured(name, wanted, result)
         result.setdefault("defects", {})[name], result.setdefault("honest", {})[name] = cells, cases
+        if not (options.only or options.mode):
+            marks = {"measured": (MEASURED, options.read), "readback": (READBACK, options.losses)}
+            made_by = {part: fingerprint(code) for part, (code, kept) in marks.items() if not kept}
+            result.setdefault("made_by", {}).setdefault(name, {}).update(made_by)
         _write(options.result, result)
-    result["twins"] = twins()
-    if not (options.only or options.model or options.mode):
-        marks = {"measured": (MEASURED, options.read), "readback": (READBACK, options.losses)}
-        result |= {name: fingerprint(code) for name, (code, kept) in marks.items() if not kept}
-    _write(options.result, result)
     return 0
 
 

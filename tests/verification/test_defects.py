@@ -28,13 +28,13 @@ page = script("defects_page")
 defects = script("defects")
 KNOWN: dict[str, Any] = page.known()
 HF, F16, RECORD, BASELINE, NOTHING = defects.HF, defects.F16, page.RECORD, page.BASELINE, page.NOTHING
-# Whether the rows were made by this code. Where they were not and some differ, scripts/defects.py measures them: --only WORD.
-IS_READ, IS_MEASURED = (
-    KNOWN.get(name) == defects.fingerprint(code)
-    for name, code in (("readback", defects.READBACK), ("measured", defects.MEASURED))
-)
 SEED = defects.fingerprint([*defects.READBACK, *defects.MEASURED])
 MODELS = [defects.DEMO, *([defects.SECOND] if defects.second_place(defects.CACHE).is_dir() else [])]
+# Whether the rows were made by this code. Where they were not and some differ, scripts/defects.py measures them: --only WORD.
+IS_READ, IS_MEASURED = (
+    all(KNOWN["made_by"][model][part] == defects.fingerprint(code) for model in MODELS)
+    for part, code in (("readback", defects.READBACK), ("measured", defects.MEASURED))
+)
 # What is not found, with the reason. With the record there is nothing of the kind.
 ESCAPES: dict[str, dict[str, str]] = {
     RECORD: {},
