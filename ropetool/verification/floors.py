@@ -76,10 +76,14 @@ def limit(kinds: Iterable[str], layers: int) -> Floor | None:
 
 
 def with_noise(floor: Floor, own: Iterable[Floor]) -> Floor:
-    """Return a floor that allows `TIMES` the noise of the checkpoint itself, of several the largest, up to `MOST_OF_NOISE`."""
+    """Return a floor that allows `TIMES` the noise of the checkpoint itself, of several the largest.
+
+    The noise raises the mean to at most `MOST_OF_NOISE`, and no other figure by a larger factor than it may raise the mean.
+    """
     largest = _each(max, list(own))
     times = min(TIMES, MOST_OF_NOISE / max(largest.text.mean, MOST_OF_NOISE / TIMES))
-    return _each(max, [floor, _each(lambda values: times * values[0], [largest])])
+    most = max(1.0, MOST_OF_NOISE / floor.text.mean)
+    return _each(lambda values: max(values[0], min(times * values[1], most * values[0])), [floor, largest])
 
 
 def of_dtype(dtype: str) -> str:

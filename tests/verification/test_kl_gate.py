@@ -98,13 +98,13 @@ def test_an_unextended_pair_says_what_its_types_cost() -> None:
 
 
 def test_the_noise_of_the_checkpoint_raises_the_limits_four_times() -> None:
-    own = result(span(1e-7, p99=3e-6, window=2e-7), span(2e-7), span(3e-7))
+    own = result(span(1e-7, p99=5e-7, window=2e-7), span(2e-7), span(3e-7))
     checks = kl_checks(
         result(span(7e-7)), None, FLOAT32, noise=Noise((own, result(span(1e-8))), 0, 100, False, gelu=True)
     )
     limits = {check.name: check.limit for check in checks}
     assert limits[KL] == pytest.approx(8e-7)
-    assert limits[TAIL] == pytest.approx(1.2e-5)
+    assert limits[TAIL] == pytest.approx(2e-6)
     assert limits[WORST] == pytest.approx(8e-7)
     assert {check.verdict for check in checks} == {PASS}
     assert "ggml's table of GELU, which rounds to float16, moves the checkpoint itself by 2e-07" in checks[0].detail
@@ -120,7 +120,10 @@ def test_noise_lowers_no_limit_and_raises_none_beyond_its_bound() -> None:
     assert limits(1e-12) == {KL: text.mean, TAIL: text.p99, WORST: text.window, RARE: rare.mean}
     assert limits(5e-7)[KL] == pytest.approx(2e-6)
     assert limits(5e-3)[KL] == pytest.approx(2e-6)
-    assert limits(5e-3)[TAIL] == pytest.approx(2e-5)
+    assert limits(5e-3)[TAIL] == pytest.approx(text.p99 * 2e-6 / text.mean)
+    rare_alone = floors.with_noise(FLOAT32, [Floor(Figures(1e-8, 1e-8, 1e-8), Figures(5e-2, 1.0, 1.0))])
+    assert rare_alone.text == FLOAT32.text
+    assert rare_alone.rare.mean == pytest.approx(rare.mean * 2e-6 / text.mean)
     assert floors.with_noise(ALLOWED, [Floor(Figures(1e-3, 1e-3, 1e-3), Figures(1e-3, 1e-3, 1e-3))]).text.p99 == 1e-5
 
 
