@@ -23,8 +23,10 @@ NEIGHBOURS = 8  # texts with the same shingle that are paired with each other
 FACTOR = 0x9E3779B97F4A7C15  # an odd number, of the hash
 MOST_NAMED = 3
 WORD = re.compile(r"\w+")
-PIECE = re.compile(r"(.*?)([a-z]{2}|(?<=^x)\d{2})((?:\.[^.]*)*)", re.DOTALL)  # as `split` names its output
-FIRST = ("aa", "00")
+# A name as `split` gives it: prefix, letters or digits that count, and suffix. Without options the prefix is x.
+PIECE = re.compile(r"(.*?)([a-z]+|\d+)((?:\.[^.]*)*)", re.DOTALL)
+FIRST = re.compile(r"[a-z]*aa|xa|00+")
+SURE = 3  # pieces whose letters count from aa, without another sign that they are pieces
 Shingles = npt.NDArray[np.uint64]
 
 
@@ -60,27 +62,53 @@ def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
     run: list[Document] = []
     for document in documents:
         if run and not _follows(run[-1].name, document.name):
-            yield run
+            yield from _joined_or_not(run)
             run = []
         run.append(document)
         first = PIECE.fullmatch(run[0].name)
-        if first is None or first[2] not in FIRST:
+        if first is None or FIRST.fullmatch(first[2]) is None:
             yield run
             run = []
-    if run:
+    yield from _joined_or_not(run)
+
+
+def _joined_or_not(run: list[Document]) -> Iterator[list[Document]]:
+    """Yield documents whose names count as one run if they are pieces of a text, else one by one.
+
+    Numbered files may be independent. They are pieces if the names have no suffix, or if one ends in the middle of a line.
+    """
+    named = PIECE.fullmatch(run[0].name) if run else None
+    cut = any(not document.text.endswith("\n") for document in run[:-1])
+    if named is not None and (cut or not named[3] or (named[2].isalpha() and len(run) >= SURE)):
         yield run
+    else:
+        yield from ([document] for document in run)
 
 
 def _follows(earlier: str, later: str) -> bool:
     """Return whether a name is the next one that `split` gives."""
     one, other = PIECE.fullmatch(earlier), PIECE.fullmatch(later)
-    if one is None or other is None or (one[1], one[3]) != (other[1], other[3]) or len(one[2]) != len(other[2]):
+    if one is None or other is None or (one[1], one[3]) != (other[1], other[3]):
         return False
-    return _number(other[2]) == _number(one[2]) + 1
+    if one[2].isdecimal() != other[2].isdecimal():
+        return False
+    if len(one[2]) == len(other[2]):
+        return _number(other[2]) == _number(one[2]) + 1
+    # GNU split makes the names longer before they run out: xyz is followed by xzaaa, x89 by x9000.
+    low, nearly, high = ("0", "8", "9") if one[2].isdecimal() else ("a", "y", "z")
+    highs = len(one[2]) - len(one[2].rstrip(high))
+    start = one[2][: -highs - 1]
+    return one[2] == start + nearly + high * highs and other[2] == start + high + low * (highs + 2)
 
 
-def _number(letters: str) -> int:
-    return int(letters) if letters.isdecimal() else 26 * ord(letters[0]) + ord(letters[1])
+def _number(counted: str) -> int:
+    """Return the value of digits, or of letters as digits of base 26."""
+    if counted.isdecimal():
+        return int(counted)
+    total = 0
+    for letter in counted:
+        total = 26 * total + ord(letter) - ord("a")
+    return total
 
 
 def _originals(documents: Sequence[Document]) -> list[int]:

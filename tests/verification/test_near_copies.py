@@ -94,15 +94,22 @@ def test_the_texts_of_the_package_are_independent() -> None:
 
 @pytest.mark.skipif(shutil.which("split") is None, reason="needs split")
 @pytest.mark.parametrize(
-    "options", [["--lines=40"], ["--line-bytes=2000", "--additional-suffix=.txt"], ["--lines=40", "-d"]]
-)
+    "options",
+    [
+        ["--lines=40"], ["--line-bytes=2000", "--additional-suffix=.txt"], ["--lines=40", "-d"], ["--lines=40", "-a1"],
+        ["--lines=40", "-d", "-a3"], ["--bytes=2000", "-d", "--additional-suffix=.txt"], ["--number=12", "-d", "PREFIX"],
+        ["--lines=2", "PREFIX"], ["--lines=3", "-d", "PREFIX"],
+    ],
+)  # fmt: skip
 def test_pieces_of_one_text_are_joined_again(tmp_path: Path, options: list[str]) -> None:
     """The text is cut by the program whose names are read."""
     lines = words(22, 3000)
     whole = "".join(" ".join(lines[at : at + 10]) + "\n" for at in range(0, 3000, 10))
     (tmp_path / "whole.txt").write_text(whole)
     (tmp_path / "cut").mkdir()
-    subprocess.run(["split", *options, tmp_path / "whole.txt"], cwd=tmp_path / "cut", check=True)
+    prefix = ["a book, part-"] if options[-1] == "PREFIX" else []
+    words_ = [word for word in options if word != "PREFIX"]
+    subprocess.run(["split", *words_, tmp_path / "whole.txt", *prefix], cwd=tmp_path / "cut", check=True)
     assert len(list((tmp_path / "cut").iterdir())) > 4
     (tmp_path / "cut" / "other.txt").write_text(" ".join(words(23)))
     notes: list[str] = []
@@ -121,6 +128,7 @@ def test_pieces_are_joined_up_to_the_limit_of_a_document(monkeypatch: pytest.Mon
 
 def test_other_names_are_not_those_of_pieces() -> None:
     for names in (["text-0", "text-1"], ["chapter01", "chapter02"], ["xab", "xac"], ["xaa", "xac"], ["xaa", "yab"],
-                  ["xaa.txt", "xab.md"], ["a", "b"]):  # fmt: skip
-        texts = [document(name, words(30 + i)) for i, name in enumerate(names)]
+                  ["xaa.txt", "xab.md"], ["a", "b"], ["aa.txt", "ab.txt", "af.txt"],
+                  ["text00.txt", "text01.txt", "text02.txt"], ["x08", "x09", "x010"]):  # fmt: skip
+        texts = [Document(name, " ".join(words(30 + i)) + "\n") for i, name in enumerate(names)]
         assert independent(texts) == (texts, [])
