@@ -147,16 +147,27 @@ def naming_a_smaller_run(words: Sequence[str], instead: Mapping[str, str | None]
         raise
 
 
+END = "--"  # ends the options of a command line
+
+
 def with_options(words: Sequence[str], changes: Mapping[str, str | None]) -> list[str]:
     """Return the words of a command line with options of one value each changed, added, or removed by None."""
     kept: list[str] = []
-    following = iter(words)
+    end = words.index(END) if END in words else len(words)
+    following = iter(words[:end])
     for each in following:
         if each in changes:
             next(following, None)  # its value
         elif each.partition("=")[0] not in changes:
             kept.append(each)
-    return kept + [each for name, value in changes.items() if value is not None for each in (name, value)]
+    added = [each for name, value in changes.items() if value is not None for each in (name, value)]
+    return [*kept, *added, *words[end:]]
+
+
+def with_flag(words: Sequence[str], flag: str) -> list[str]:
+    """Return the words of a command line with one more flag, in front of `--`."""
+    end = words.index(END) if END in words else len(words)
+    return [*words[:end], flag, *words[end:]]
 
 
 class Factor(_Type):

@@ -42,10 +42,14 @@ class Run:
         if other.grade != self.grade:
             changed["--grade"] = other.grade
         usual = suites.SUITES.get(other.suite.name, self.suite)
-        if other.suite.segments != usual.segments:
-            changed["--segments"] = str(other.suite.segments)
-        if other.suite.trials != usual.trials:
-            changed["--trials"] = str(other.suite.trials)
+        for option, amount, own, default in (
+            ("--segments", other.suite.segments, self.suite.segments, usual.segments),
+            ("--trials", other.suite.trials, self.suite.trials, usual.trials),
+        ):
+            if amount != default:
+                changed[option] = str(amount)
+            elif amount != own:
+                changed[option] = None
         if other.lengths != self.lengths:
             changed["--lengths"] = ",".join(map(str, other.lengths))
         return changed

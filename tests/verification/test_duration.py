@@ -89,7 +89,7 @@ def test_a_smaller_run_keeps_the_lengths_where_it_can() -> None:
     quick = sum(length * count for length, count in rows(Run(suite("quick"), asked.lengths, "research")).items())
     with pytest.raises(TooLong) as refused:
         check_duration(asked, rows, pace(60 * FITTING / quick * 0.99, 0), None, TRAINED, free_grade=True)
-    assert refused.value.changes == {"--suite": "quick", "--measure": None}
+    assert refused.value.changes == {"--suite": "quick", "--measure": None, "--segments": None, "--trials": None}
 
 
 def test_nothing_fits_and_the_budget_is_named() -> None:
@@ -143,6 +143,24 @@ def test_verify_names_a_line_that_runs(slow: Path, options: list[str]) -> None:
     assert done.code in (0, 1, 3), done.err
     assert "takes about" not in done.err.replace("the smaller run", "")
     assert (slow / "extended" / "ropetool.json").exists()
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["extended", "--suite", "standard", "--segments", "900"],
+        ["extended", "--suite", "standard", "--trials=400"],
+        ["--suite", "standard", "--", "extended"],
+        ["--segments", "900", "--", "extended"],
+    ],
+)
+def test_the_smaller_run_fits_whatever_was_typed(slow: Path, typed: list[str]) -> None:
+    extended()
+    refused = run("verify", *typed)
+    assert refused.code == 1
+    done = run(*suggested(refused.err))
+    assert done.code in (0, 1, 3), done.err
+    assert "the run takes about" not in done.err
 
 
 def test_a_budget_lets_a_long_run_begin(slow: Path) -> None:
