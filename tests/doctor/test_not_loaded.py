@@ -10,7 +10,8 @@ import gguf_making
 import pytest
 from making import run, snapshot
 
-from ropetool.files.gguf import Patch, read_header, write_patched
+from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
+from ropetool.runtimes.llama_cpp import key_rules
 
 SECTIONS = "rope.dimension_sections"
 ARCHITECTURES = ("qwen2vl", "qwen3vl", "qwen35")
@@ -99,3 +100,32 @@ def test_a_repair_that_leaves_the_file_unloadable_is_not_offered(tmp_path: Path)
     assert "qwen35.ssm.conv_kernel is missing" in done.out
     assert "fix: add a fourth entry, 0" in done.out
     assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize("arch", sorted(key_rules._STATES))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("context_length", Value.of(ValueType.U64, 2048)),
+        ("block_count", Value.of(ValueType.STR, "two")),
+        ("attention.recurrent_layers", Value.array(ValueType.F32, [-1.0, -1.0])),
+        ("full_attention_interval", Value.of(ValueType.F32, 2.0)),
+    ],
+)
+def test_keys_of_another_type_are_findings_of_every_command(arch: str, key: str, value: Value, tmp_path: Path) -> None:
+    """Of architectures whose keys decide which layers keep a state."""
+    source = gguf_making.model(tmp_path / "llama.gguf")
+    path = tmp_path / "model.gguf"
+    header = read_header(source)
+    renamed = {k.replace("llama.", f"{arch}.", 1): v for k, v in header.values.items() if k.startswith("llama.")}
+    stated = {**renamed, "general.architecture": Value.of(ValueType.STR, arch), f"{arch}.{key}": value}
+    write_patched(header, Patch(stated, frozenset(k for k in header.values if k.startswith("llama."))), path)
+    for command in (
+        ["doctor", path],
+        ["inspect", path],
+        ["gguf", "set", path, "general.name", "x", "-o", tmp_path / "o.gguf"],
+    ):
+        done = run(*command)
+        assert "a bug in ropetool" not in done.err
+        assert done.code in (0, 1, 3)
+    assert f"{arch}.{key}" in run("doctor", path).out

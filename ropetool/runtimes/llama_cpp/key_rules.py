@@ -267,8 +267,8 @@ def _latent(model: Numbers) -> Iterator[tuple[str, str]]:
 def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
     """Yield a key that says of a layer that it has experts, or keeps a state, and its tensors say otherwise."""
     names, name = model.view.tensors, model.name
-    state = _STATES.get(name) if archs.ATTENTION_INTERVAL in loading_rules.own(name) else None
-    reader = Model.of(model.view) if state and model.has_weights else None
+    state = _STATES.get(name, "") if archs.ATTENTION_INTERVAL in loading_rules.own(name) else ""
+    recurrent = _recurrent(model) if state and model.has_weights else None
     for layer in range(min(model.layers, archs.MAX_LAYERS)):
         block = f"blk.{layer}."
         if f"{block}attn_norm.weight" not in names:
@@ -282,10 +282,19 @@ def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
                     f"by {key}, which is {model.get(archs.LEADING_DENSE)}, layer {layer} has {word}, and its tensors say otherwise",
                 )
                 return
-        if reader is not None and layers.recurs(reader, layer) != (f"{block}{state}" in names):
+        if recurrent is not None and (layer in recurrent) != (f"{block}{state}" in names):
             key = model.key(archs.ATTENTION_INTERVAL)
             yield "states", f"by {key} and the like, layer {layer} is of another type than its tensors"
             return
+
+
+def _recurrent(model: Numbers) -> frozenset[int] | None:
+    """Return the layers that keep a state, None if a key is unreadable, which another rule reports."""
+    try:
+        reader = Model.of(model.view)
+        return frozenset(layer for layer in range(min(model.layers, archs.MAX_LAYERS)) if layers.recurs(reader, layer))
+    except Refuses:
+        return None
 
 
 def _shapes(model: Numbers) -> Iterator[tuple[str, str]]:
