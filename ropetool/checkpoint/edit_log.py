@@ -19,7 +19,7 @@ from ropetool.errors import ConfigError, CorruptFile
 from ropetool.escaping import command
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_vector
 from ropetool.files.hf import ABSENT, read_optional_object
-from ropetool.files.hf.jsontext import LARGE
+from ropetool.files.hf.jsontext import LARGE, check_size
 
 SCHEMA = 1
 
@@ -130,15 +130,15 @@ def check_room(log: EditLog, edit: LoggedEdit, file: Path) -> None:
     Raises: ConfigError: an edit that the log cannot keep could not be undone, nor could those before it.
     """
     longest = replace(edit, way="x" * 20, size=2**63)
-    nbytes = len(text(log.and_then(longest)))
-    if nbytes <= LARGE.chars:
-        return
-    before = f" after {len(log.edits)} earlier edits" if log.edits else ""
-    undo = f", or {command('ropetool', 'restore', file)} to undo the last edit first" if log.edits else ""
-    raise ConfigError(
-        f"the log of edits would have {nbytes:,} bytes{before}, and can have {LARGE.chars:,}: the edit could not be undone",
-        where=str(file), try_=f"-o FILE to write a copy{undo}",
-    )  # fmt: skip
+    try:
+        check_size(text(log.and_then(longest)).decode("ascii"), str(file), LARGE)
+    except CorruptFile as error:
+        before = f" after {len(log.edits)} earlier edits" if log.edits else ""
+        undo = f", or {command('ropetool', 'restore', file)} to undo the last edit first" if log.edits else ""
+        raise ConfigError(
+            f"the edit could not be undone: its log has no room for it{before}; the log {error.message}",
+            where=str(file), try_=f"-o FILE to write a copy{undo}",
+        ) from None  # fmt: skip
 
 
 def _value_json(value: Value | None) -> dict[str, Any] | None:

@@ -248,7 +248,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
             patch.setattr(f"ropetool.files.gguf.in_place.editing.{function}", never)
         for count in (3000, 30_000):
             with pytest.raises(
-                ConfigError, match="after 2 earlier edits, and can have 20,000: the edit could not"
+                ConfigError, match="no room for it after 2 earlier edits; the log has .* at most 20,000 are read"
             ) as no:
                 edit(path, "c", count)
             assert no.value.try_ == f"-o FILE to write a copy, or ropetool restore {path} to undo the last edit first"
@@ -263,10 +263,23 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
     assert re.search(r"log +no edit is left\n", done.out)
     assert {key: value for key, value in values(path).items() if key != "ropetool.filler"} == before
     with pytest.raises(
-        ConfigError, match=r"would have [\d,]+ bytes, and can have 20,000: the edit could not be undone"
+        ConfigError, match="the edit could not be undone: its log has no room for it; the log has .* at most 20,000"
     ) as no:
         edit(path, "x", 30_000)
     assert no.value.try_ == "-o FILE to write a copy"
+
+
+def test_an_edit_of_more_values_than_a_log_is_read_with_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commas within texts count too when a log is read."""
+    path = model(tmp_path / "m.gguf")
+    edit(path, "a")
+    monkeypatch.setattr(edit_log, "LARGE", Limits(10**6, 500))
+    done = run("gguf", "set", "m.gguf", "general.description", "," * 600, "--in-place")
+    assert done.code == 1
+    assert "the log holds more than 500 values" in done.err
+    assert run("restore", "m.gguf").code == 0
 
 
 def test_a_log_that_may_lack_edits_never_says_that_all_are_undone(tmp_path: Path) -> None:

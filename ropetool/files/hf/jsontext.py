@@ -72,12 +72,7 @@ def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any
 
     Raises: CorruptFile if it is malformed, names a key twice, is not an object or breaks a limit.
     """
-    if len(text) > limits.chars:
-        raise CorruptFile(f"has {len(text):,} characters; at most {limits.chars:,} are read", where=where)
-    # Each comma and bracket starts at most one value; those inside strings count too, which the limit has room for.
-    openers = text.count("{") + text.count("[")
-    if openers + text.count(",") > limits.values:
-        raise CorruptFile(f"holds more than {limits.values:,} values", where=where)
+    openers = check_size(text, where, limits)
     try:
         value = json.loads(text.removeprefix(BOM), object_pairs_hook=lambda pairs: unique(pairs, where))
     except json.JSONDecodeError as error:
@@ -92,6 +87,17 @@ def parse_object(text: str, where: str, limits: Limits = SMALL) -> dict[str, Any
     if openers > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
         raise _too_deep(where)
     return value
+
+
+def check_size(text: str, where: str, limits: Limits) -> int:
+    """Return the number of brackets in a text that is not too large to be read. Raises: CorruptFile for a larger one."""
+    if len(text) > limits.chars:
+        raise CorruptFile(f"has {len(text):,} characters; at most {limits.chars:,} are read", where=where)
+    # Each comma and bracket starts at most one value; those inside strings count too, which the limit has room for.
+    openers = text.count("{") + text.count("[")
+    if openers + text.count(",") > limits.values:
+        raise CorruptFile(f"holds more than {limits.values:,} values", where=where)
+    return openers
 
 
 @contextmanager
