@@ -248,6 +248,28 @@ def test_a_changed_config_is_work_as_well(linked: Path) -> None:
     assert '"mine"' in config.read_text()
 
 
+def test_force_keeps_a_changed_modelfile(here: Path) -> None:
+    forced = ("extend", "in/m.gguf", *YARN, "-o", "out.gguf", "--force")
+    assert run(*forced).code == 0
+    place = Path("out.gguf.Modelfile")
+    assert run(*forced).code == 0
+    mine = place.read_text() + "SYSTEM be brief\n"
+    place.write_text(mine)
+    done = run(*forced)
+    assert done.code == 0
+    assert f"Note: {place} is left as it is: not as its record lists it: it has {len(mine)} bytes, and " in done.err
+    assert place.read_text() == mine
+
+
+def test_force_replaces_no_card_that_is_not_a_file(linked: Path) -> None:
+    Path("out/README.md").unlink()
+    os.mkfifo("out/README.md")
+    done = run(*FORCED)
+    assert done.code == 1
+    assert "README.md (it is not a regular file any more)" in done.err
+    assert run("restore", "out").code == 1
+
+
 def test_of_a_changed_card_restore_says_so(here: Path) -> None:
     assert run("extend", "in/m.gguf", *YARN, "-o", "out.gguf").code == 0
     card = Path("out.gguf.README.md")

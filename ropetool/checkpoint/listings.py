@@ -157,7 +157,8 @@ def _objection(directory: Path, output: Path) -> str:
     others = sorted(held - {each["name"] for each in made.files})
     if others:
         return f"holds what its record does not list: {_shown(others)}"
-    files = {name: directory / name for name in sorted(held - _REWRITTEN)}
+    rewritten = {name for name in held & _REWRITTEN if stat.S_ISREG(os.lstat(directory / name).st_mode)}
+    files = {name: directory / name for name in sorted(held - rewritten)}
     changed = _Output(made, files).changes(files)
     return f"holds files that are not as its record lists them: {_reasons(changed)}" if changed else ""
 
@@ -173,7 +174,7 @@ def _reasons(changed: Mapping[str, str]) -> str:
 def files_rule(files: Sequence[Path]) -> Rule:
     """Return the rule for a GGUF model and its sidecars: the record next to the first file must list each of them.
 
-    The files of the model must be unchanged.
+    The files must be unchanged, except the model card, into which `verify` writes.
     """
 
     def rule(path: Path) -> str:
@@ -183,7 +184,9 @@ def files_rule(files: Sequence[Path]) -> Rule:
             return NOT_LISTED if path != record or not os.path.lexists(record) else "is not a record of ropetool"
         if path != record and path.name not in {each["name"] for each in made.files}:
             return NOT_LISTED
-        reason = _Output(made, {file.name: file for file in files}).change(path.name) if path in files else ""
+        if path == record or (path not in files and path.name.endswith(names.CARD)):
+            return ""
+        reason = _Output(made, {file.name: file for file in (*files, path)}).change(path.name)
         return f"is not as its record lists it: {reason}" if reason else ""
 
     return rule

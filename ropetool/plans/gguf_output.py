@@ -119,8 +119,9 @@ class GgufOutput:
         free = self.force or not self.files[0].exists()
         listed = list(self.staged)
         for place, text in beside.items():
-            if self._is_of_others(place):
-                self._notes.append(f"{place} is left as it is: no record of ropetool lists it")
+            objection = self._objection(place)
+            if objection:
+                self._notes.append(f"{place} is left as it is: {objection.removeprefix('is ')}")
                 continue
             stage = self.transaction.stage(place, force=free)
             model_card.write_card(stage, text)
@@ -133,9 +134,11 @@ class GgufOutput:
             for path in listings.leftovers(self.files[0], [record, *self.files, *beside]):
                 self.transaction.withdraw(path)
 
-    def _is_of_others(self, place: Path) -> bool:
-        regular = place.is_file() and not place.is_symlink()
-        return (place.exists() or place.is_symlink()) and not (regular and rule(self.files)(place) == "")
+    def _objection(self, place: Path) -> str:
+        """Return why a file in the place of a sidecar may not be replaced, empty if it may or if there is none."""
+        if place.is_file() and not place.is_symlink():
+            return rule(self.files)(place)
+        return listings.NOT_LISTED if place.exists() or place.is_symlink() else ""
 
 
 def copied_record(source: GgufCheckpoint, stated: Mapping[str, Any], *, same_table: bool = True) -> Provenance:
