@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ropetool.cli.options import list_value
+from ropetool.cli.options import list_value, with_flag
 from ropetool.errors import RopetoolError, UnknownParameter
 from ropetool.escaping import command, number, read_number, words
 
@@ -37,7 +37,7 @@ def completed_tries() -> Iterator[None]:
 
         context = click.get_current_context()
         if isinstance(error, TooFar):
-            error.try_ = command("ropetool", *context.find_root().obj, FORCE)
+            error.try_ = command("ropetool", *with_flag(context.find_root().obj, FORCE))
         error.try_ = completed(error.try_, context)
         raise
 
@@ -47,6 +47,8 @@ def completed(line: str, context: click.Context) -> str:
 
     Empty if no plan can be made of it. Any other text is returned unchanged.
     """
+    from ropetool.plans.scope import FORCE, TooFar
+
     try:
         asked = words(line)
         given = _parsed(asked, context)
@@ -56,8 +58,11 @@ def completed(line: str, context: click.Context) -> str:
         return line
     for left_out in ((), OF_METHODS, (*OF_METHODS, "for_runtimes"), (*OF_METHODS, "for_runtimes", "config_style")):
         tried = [*asked, *_missing(context, given, left_out)]
-        again = _parsed(tried, context)
-        if again is not None and _is_planned(again, context):
+        problem = _problem(tried, context)
+        if isinstance(problem, TooFar):
+            tried = with_flag(tried, FORCE)
+            problem = _problem(tried, context)
+        if problem is None:
             return command(*tried)
     return ""
 
@@ -90,11 +95,13 @@ def _as_words(option: click.Parameter, value: Any) -> list[str]:
     return [number(part) if isinstance(part, float) else str(part) for part in (value if option.nargs > 1 else [value])]
 
 
-def _is_planned(given: dict[str, Any], context: click.Context) -> bool:
-    """Return whether a plan can be made of these values; nothing is written."""
+def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | None:
+    """Return why no plan can be made of a command line of `extend`, None if one can. Nothing is written."""
     from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
     from ropetool.plans.search import make_plan
 
+    given = _parsed(line, context)
+    assert given is not None  # the words in front are those of `extend`
     opened: Callable[[Path], Checkpoint] = context.meta.get(OPENED, open_checkpoint)
     try:
         make_plan(
@@ -102,9 +109,9 @@ def _is_planned(given: dict[str, Any], context: click.Context) -> bool:
             attention_factor=number_or_name(given["attention_factor"]),
             **{name: given[name] for name in PLANNED if name in given},
         )  # fmt: skip
-    except RopetoolError:
-        return False
-    return True
+    except RopetoolError as error:
+        return error
+    return None
 
 
 def collected(params: tuple[tuple[str, str], ...], options: dict[str, Any]) -> dict[str, Any]:

@@ -123,3 +123,17 @@ def test_a_runtime_that_reads_no_gguf_file_needs_an_import(asked: str) -> None:
         "Error: --for vllm: vllm does not read GGUF files; it reads the Hugging Face checkpoint that `ropetool import` writes",
         "Try: ropetool import m.gguf -o m, and extend m",
     ]
+
+
+def test_a_forced_line_stays_a_line_where_options_end() -> None:
+    write_model(Path("model"), LLAMA)
+    line = next_step(run("extend", "--method", "yarn", "--factor", "64", "--dry-run", "--", "model"))
+    assert line == "ropetool extend --method yarn --factor 64 --dry-run --force-factor -- model"
+    assert run(*words(line)[1:]).code == 0
+
+
+@pytest.mark.parametrize("factor", ["4", "64"])
+def test_a_scaled_source_gets_a_next_step_at_any_factor(factor: str) -> None:
+    write_model(Path("model"), SCALED)
+    line = next_step(run("extend", "model", "--method", "yarn", "--factor", factor, "--dry-run"))
+    assert run(*words(line)[1:]).code == 0
