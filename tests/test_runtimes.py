@@ -178,6 +178,7 @@ REFUSED = {
     "a type of another family": ({"rope_scaling": {"rope_type": "axial"}}, "'axial' is not a rope type"),
     "a type of null": ({"rope_scaling": {"rope_type": None}}, "None is not a rope type"),
     "a base of null": ({"rope_theta": None}, "TypeError: the base is null"),
+    "a base of an object": ({"rope_theta": {"type": 5}}, "TypeError: the base is"),
     "a ramp of null": (
         {"rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": None, "high_freq_factor": 4.0,
                           "original_max_position_embeddings": 512}}, "llama3 with a null",

@@ -14,7 +14,7 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import MlxLm
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.formulas import dynamic_table, with_share
-from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_files
 from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
@@ -70,8 +70,8 @@ def _stated(part: Mapping[str, Any], model: MlxLm, first: str) -> tuple[float, M
     if missing:
         raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top of the config")
     theta = found.get(THETA, model.base)
-    if theta is None:
-        raise Refuses("TypeError: the base is null")
+    if not is_number(theta):
+        raise Refuses(f"TypeError: the base is {shown(theta)}")
     scaling = found.get(SCALING) if model.scaling else None
     if model.formula == "phi3":
         scaling = scaling or None

@@ -13,7 +13,7 @@ from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
-from ropetool.rope.tables import RopeSet
+from ropetool.rope.tables import RopeSet, is_number
 from ropetool.runtimes import hf_formulas as formulas
 from ropetool.runtimes.base import NotHeld, NotKnown, Refuses
 
@@ -51,8 +51,8 @@ def decode(view: HfCheckpoint) -> RopeSet:
         if family.rope_types and rope_type not in family.rope_types:
             raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
         formulas.need_keys(rope_type, keys)
-        if keys[names.ROPE_THETA] is None:
-            raise Refuses("TypeError: the base is null")
+        if not is_number(keys[names.ROPE_THETA]):
+            raise Refuses(f"TypeError: the base is {shown(keys[names.ROPE_THETA])}")
         length = original_length(part, keys, family, context)
         factor = keys.get(names.FACTOR)
         if factor is None and rope_type in ("yarn", "longrope"):

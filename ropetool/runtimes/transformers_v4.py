@@ -13,7 +13,7 @@ from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
-from ropetool.rope.tables import LayerRope, RopeSet
+from ropetool.rope.tables import LayerRope, RopeSet, is_number
 from ropetool.runtimes import hf_formulas as formulas
 from ropetool.runtimes.base import NotKnown, Refuses
 
@@ -60,8 +60,8 @@ def _entry(
     if rope_type not in (*formulas.NEEDS, "default"):
         raise Refuses(f"KeyError: {rope_type!r} is not a rope type of transformers 4.57")
     formulas.need_keys(rope_type, scaling)
-    if theta is None:
-        raise Refuses("TypeError: the base is null")
+    if not is_number(theta):
+        raise Refuses(f"TypeError: the base is {shown(theta)}")
     if rope_type == "llama3" and names.ORIGINAL_MAX_POSITION_EMBEDDINGS not in scaling:
         raise Refuses("KeyError: llama3 needs original_max_position_embeddings")
     length = scaling.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context
