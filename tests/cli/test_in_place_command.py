@@ -248,7 +248,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
             patch.setattr(f"ropetool.files.gguf.in_place.editing.{function}", never)
         for count in (3000, 30_000):
             with pytest.raises(
-                ConfigError, match="no room for it after 2 earlier edits; the log has .* at most 20,000 are read"
+                ConfigError, match=r"no room for it after 2 earlier edits; the log has .* at most 20,000 are read"
             ) as no:
                 edit(path, "c", count)
             assert no.value.try_ == f"-o FILE to write a copy, or ropetool restore {path} to undo the last edit first"
@@ -263,7 +263,7 @@ def test_an_edit_for_which_the_log_has_no_room_is_refused_before_anything_is_wri
     assert re.search(r"log +no edit is left\n", done.out)
     assert {key: value for key, value in values(path).items() if key != "ropetool.filler"} == before
     with pytest.raises(
-        ConfigError, match="the edit could not be undone: its log has no room for it; the log has .* at most 20,000"
+        ConfigError, match=r"the edit could not be undone: its log has no room for it; the log has .* at most 20,000"
     ) as no:
         edit(path, "x", 30_000)
     assert no.value.try_ == "-o FILE to write a copy"
