@@ -180,7 +180,7 @@ class Family:
     gguf_architecture: the architecture that `export` writes.
     gguf_architectures: architectures whose GGUF files have this family's weights and lengths. Each has one family.
     fixed: config keys of remote code, each with the values that llama.cpp or its converter assumes. With any other
-      value, the converter would write a different model. null allows a missing key. Dots lead into objects, and into all
+      value, the converter would write a different model. null allows a missing key. Dots lead into objects and into all
       entries of lists.
     not_computed: how llama.cpp computes every such model incorrectly; `export` then refuses to run the converter.
     llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each engine treats the family; None if this is unknown.
