@@ -83,7 +83,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
 
 
 def _asked(config: Mapping[str, Any], model_type: str, where: str) -> Family:
-    """Return the family that a config is to be read as.
+    """Return the family that the user chose with --as.
 
     Raises: UnknownFamily, InvalidRope.
     """

@@ -1,7 +1,7 @@
-"""The files that a record lists, and whether they are unchanged: only then may --force replace them.
+"""The files that a record lists, and a check that they are unchanged. Only then may --force replace them.
 
-Every byte counts, because a replaced or deleted file is gone. A written file is recognised by its SHA-256, a linked one by
-its inode or by the bytes of the source.
+Every byte counts, because a replaced or deleted file is gone. The check compares the SHA-256 of a written file, and the
+inode or the source's bytes of a linked file.
 """
 
 from __future__ import annotations

@@ -289,10 +289,10 @@ def measured(
     target: Path, *, quiet: bool = False, again: str = "the same command with --resume",
     words: Sequence[str] | None = None, **options: Any,
 ) -> VerifyResult:  # fmt: skip
-    """Return the result of a verification with these options of the command; show progress and the duration ahead.
+    """Run a verification with these options of the command; show the progress and the estimated duration.
 
-    again: what goes on after an interruption; empty where nothing does. words: of the command line of this verification, None
-    for the one that is being carried out.
+    again: the next step after an interruption; empty for none.
+    words: the command line of this verification; None for the running command.
     """
     from ropetool.cli.progress import bar
     from ropetool.gguf_export.verifying import verify_checkpoint

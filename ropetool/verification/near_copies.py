@@ -72,7 +72,7 @@ def _runs(documents: Sequence[Document]) -> Iterator[list[Document]]:
 
 
 def _follows(earlier: str, later: str) -> bool:
-    """Return whether a name is the next one that `split` gives."""
+    """Return whether `split` would create this name next."""
     one, other = PIECE.fullmatch(earlier), PIECE.fullmatch(later)
     if one is None or other is None or (one[1], one[3]) != (other[1], other[3]) or len(one[2]) != len(other[2]):
         return False
