@@ -149,14 +149,14 @@ def directory_rule(output: Path) -> Rule:
 def _objection(directory: Path, output: Path) -> str:
     """Return why a directory may not be replaced, empty if it may. output: its final path, if it was moved meanwhile."""
     if not (directory / names.PROVENANCE_JSON).is_file():
-        return f"is a directory that ropetool did not write (it holds no {names.PROVENANCE_JSON})"
+        return f"is a directory that ropetool did not write (it does not contain {names.PROVENANCE_JSON})"
     made = _valid(directory, output)
     if made is None:
-        return f"is a directory that ropetool did not write (its {names.PROVENANCE_JSON} is another program's)"
+        return f"is a directory that ropetool did not write (a different program wrote its {names.PROVENANCE_JSON})"
     held = _files(directory)
     others = sorted(held - {each["name"] for each in made.files})
     if others:
-        return f"holds what its record does not list: {_shown(others)}"
+        return f"contains files that its record does not list: {_shown(others)}"
     files = {name: directory / name for name in sorted(held - _REWRITTEN)}
     changed = _Output(made, files).changes(files)
     return f"holds files that are not as its record lists them: {_reasons(changed)}" if changed else ""
