@@ -109,7 +109,7 @@ def of_keys(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dic
 def _architecture(model: Numbers) -> Iterator[tuple[str, str]]:
     known = key_types.facts()["architectures"]
     if not model.name:
-        yield "architecture", f"{archs.ARCHITECTURE} names none, and llama.cpp loads no model without it"
+        yield "architecture", f"{archs.ARCHITECTURE} is missing: llama.cpp does not load a model without it"
     elif model.name not in known and model.name not in archs.names():  # a family's file may describe a later one
         near = did_you_mean(model.name, known)
         yield "architecture", f"{archs.ARCHITECTURE} is {shown(model.name)}{near}, which llama.cpp does not know"
@@ -191,7 +191,7 @@ def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple
             continue
         numbers = np.asarray(value.decode())
         if not np.isfinite(numbers).all():
-            yield f"finite {key}", f"{key} is a number that is not finite, and so is what is computed with it"
+            yield f"finite {key}", f"{key} is a number that is not finite, so every result is invalid"
         elif key.endswith(EPSILONS) and np.min(numbers, initial=0) < 0:
             yield f"epsilon {key}", f"{key} is below 0: llama.cpp aborts the whole process"
 
@@ -225,7 +225,7 @@ def _drafting(model: Numbers) -> Iterator[tuple[str, str]]:
     missing = stated and model.has_weights and not found and not loading_rules.has(model.name, _DRAFTS)
     if missing or (found and not stated):
         key = model.key(archs.NEXTN_LAYERS)
-        yield "drafting", f"{key} is {stated}, which is not what the tensors of drafting layers say"
+        yield "drafting", f"{key} is {stated}, which contradicts the tensors of drafting layers"
 
 
 def _experts(model: Numbers) -> Iterator[tuple[str, str]]:
@@ -279,12 +279,12 @@ def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
                 key, word = model.key(archs.LEADING_DENSE), "no experts" if dense else "experts"
                 yield (
                     "dense",
-                    f"by {key}, which is {model.get(archs.LEADING_DENSE)}, layer {layer} has {word}, and its tensors say otherwise",
+                    f"{key} is {model.get(archs.LEADING_DENSE)}, so layer {layer} has {word}, but its tensors contradict this",
                 )
                 return
         if reader is not None and layers.recurs(reader, layer) != (f"{block}{state}" in names):
             key = model.key(archs.ATTENTION_INTERVAL)
-            yield "states", f"by {key} and the like, layer {layer} is of another type than its tensors"
+            yield "states", f"the type of layer {layer} by {key} and similar keys contradicts its tensors"
             return
 
 
