@@ -202,7 +202,7 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
                 raise UnknownFamily(
                     unknown.message,
                     where=where,
-                    try_="pip install 'ropetool[verify]', with which a type that transformers has is read from its model",
+                    try_="pip install 'ropetool[verify]', then run again: ropetool reads the type from transformers",
                 ) from None
             if not families.read_live(missing):
                 raise

@@ -228,7 +228,7 @@ def read_live(family: Family) -> tuple[str, ...]:
     names_read = [family.stated] if families.is_live(family.stated) else []
     names_read += [family.model_type] if family.live else []
     return tuple(
-        f"no data describes {name}: what is said of it was read from the installed transformers, on a tiny model"
+        f"no data describes {name}: ropetool read its settings from the installed transformers, on a tiny model"
         for name in names_read
     )
 
@@ -285,7 +285,7 @@ def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: Ropetoo
         return f"{shown(inner)} is not served: {particular}; the keys are shown as written"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
-        return f"config.json states no model_type, so nothing says how its keys are read: they are shown as written{untyped(config)}"
+        return f"config.json does not set model_type, so its keys cannot be decoded: they are shown as written{untyped(config)}"
     if reason := families.unread(inner):
         return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
     if refusal is not None and refusal.try_.startswith("pip "):

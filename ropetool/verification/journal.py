@@ -212,7 +212,7 @@ def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: l
     finally:
         journal.close(remove=complete or not (journal.rows or journal.problem))
     if journal.problem:
-        notes.append(f"what was measured was kept only in memory, so --resume would not find it: {journal.problem}")
+        notes.append(f"the results were kept only in memory, so --resume would not find them: {journal.problem}")
 
 
 def _opened(place: Path | str) -> sqlite3.Connection:

@@ -261,7 +261,7 @@ def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) ->
         return kept, "", cut
     return (
         kept,
-        f"the server takes {limit} tokens, and {max(asked)} are stated: what it does beyond was not measured",
+        f"the server accepts {limit} of the configured {max(asked)} tokens: longer texts were not measured",
         cut,
     )
 
