@@ -228,7 +228,7 @@ def read_live(family: Family) -> tuple[str, ...]:
     names_read = [family.stated] if families.is_live(family.stated) else []
     names_read += [family.model_type] if family.live else []
     return tuple(
-        f"no data describes {name}: ropetool read its settings from the installed transformers, on a tiny model"
+        f"no data describes {name}: its settings were read from the installed transformers, on a tiny model"
         for name in names_read
     )
 
