@@ -33,9 +33,12 @@ _COMPARED = 60  # characters of a name; to compare is quadratic in them
 class RopetoolError(Exception):
     """An error that the user can act on.
 
-    `where` is the file, key or option at fault, `try_` a command or step that would work; both may be empty. `notes` are
-    what else was done or seen before. `brief` is a shorter sentence for a terminal, empty if there is none.
-    A sentence or a place that quotes more of a file than anybody reads is cut.
+    where: the file, key or option at fault; may be empty.
+    try_: a command or step that works; may be empty.
+    notes: notes on other actions or findings before the error.
+    brief: a shorter sentence for a terminal; may be empty.
+
+    Long quotes from a file are cut in `message` and `where`.
     """
 
     exit_code = 1

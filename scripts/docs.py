@@ -251,10 +251,10 @@ def reach() -> str:
     extended = {name for name in every if name in own or _hands_over(name)} - still
     described = {arch for arch in archs.names() if arch not in archs.WITHOUT_ROTATION}
     return (
-        f"Of {len(every)} model types of transformers {records.VERSION} ({len(causal)} causal ones that rotate, {len(more)} multimodal), "
-        f"{len(extended)} can be extended; {len(still)} take a longer stated context alone (`--method length`), "
-        f"{len(every - extended - still - left.keys())} hold no table that a context could follow, and {len(left)} are not known. Of "
-        f"llama.cpp's architectures that rotate, {len(described)} of {len(described) + len(_drafts())} are known.\n"
+        f"ropetool can extend {len(extended)} of the {len(every)} model types of transformers {records.VERSION} ({len(causal)} causal "
+        f"types that rotate, {len(more)} multimodal). For {len(still)}, `--method length` only raises the configured context length. "
+        f"{len(every - extended - still - left.keys())} do not have a rotary table to extend, and {len(left)} are unknown. ropetool "
+        f"knows {len(described)} of llama.cpp's {len(described) + len(_drafts())} architectures that rotate.\n"
     )
 
 
@@ -266,9 +266,9 @@ def _reach() -> str:
     still = [name for name in recorded if (f := families.find(name)) and f.rotates == "none"]
     inside = [name for name in recorded if families.find(name) is None and _hands_over(name)]
     lines = (
-        f"{reach()}\nOf the {len(recorded)} types that are recorded, {len(own)} are extended by their own family and "
-        f"{len(inside)} by that of the text model inside; {len(still)} do not rotate, so `--method length` states a longer "
-        f"context. {len(records.unrotated())} types have no rotary positions, which their refusal says. Left are:\n"
+        f"{reach()}\nropetool has records of {len(recorded)} types. It extends {len(own)} by their own family, and {len(inside)} "
+        f"through the text model inside. {len(still)} do not rotate, so `--method length` only raises the configured context "
+        f"length. {len(records.unrotated())} types lack rotary positions; ropetool refuses them with this reason. The others:\n"
     )
     return f"\n## Reach\n\n{lines}\n{_table(['model_type', 'why'], [[n, r] for n, r in left.items()])}"
 
@@ -417,7 +417,7 @@ ROTATES = {
     "sliding": "the sliding ones",
     "sliding-if-any": "the sliding ones; all where none slides",
     "full": "the full-attention ones; the others keep a state",
-    "none": "none; `--method length` states a longer context",
+    "none": "none; `--method length` only raises the configured context length",
 }
 
 

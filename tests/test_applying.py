@@ -331,7 +331,7 @@ def test_force_replaces_nothing_by_a_record_without_a_list(source: Path, tmp_pat
     del record["files"]
     (out / "ropetool.json").write_text(json.dumps(record))
     with pytest.raises(
-        OutputError, match=r"holds what its record does not list: README.md, assets/license.txt, config"
+        OutputError, match=r"contains files that its record does not list: README.md, assets/license.txt, config"
     ):
         extended(source, out, force=True)
 
@@ -348,7 +348,7 @@ def test_force_replaces_what_a_record_lists_and_nothing_else(source: Path, tmp_p
         extended(source, out, force=True)
     extra = "assets/deep/notes.txt, thesis.tex"
     assert refused.value.message == (
-        f"exists already and holds what its record does not list: {extra}; --force does not replace it"
+        f"exists already and contains files that its record does not list: {extra}; --force does not replace it"
     )
     assert snapshot(tmp_path) == before
     for number in range(9):
@@ -395,7 +395,7 @@ def test_a_folder_with_a_ropetool_json_of_others_is_never_replaced(text: str, so
     (tmp_path / "theirs" / "config.json").write_text("years of work")
     before = snapshot(tmp_path)
     with pytest.raises(
-        OutputError, match=r"did not write \(its ropetool.json is another program's\); --force does not"
+        OutputError, match=r"did not write \(a different program wrote its ropetool.json\); --force does not"
     ):
         extended(source, tmp_path / "theirs", force=True)
     assert snapshot(tmp_path) == before

@@ -25,7 +25,7 @@ from ropetool.files.gguf import shard_paths
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 YARN = ("--method", "yarn", "--factor", "4")
-LOSS = "to delete it may lose what is nowhere else"
+LOSS = "deleting it may lose the only copy"
 
 
 @pytest.fixture(scope="module")

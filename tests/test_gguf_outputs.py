@@ -234,7 +234,7 @@ ropetool.apply(ropetool.plan(source, "linear", factor=4), source, target, force=
     for name in (*SIDECARS, ""):  # as if they had been moved elsewhere
         mine.with_name(mine.name + name).unlink(missing_ok=True)
     (left,) = out.glob(".mine.gguf.ropetool-*")
-    with pytest.raises(OutputError, match=f"holds what its record does not list: {left.name}/old/") as refused:
+    with pytest.raises(OutputError, match=f"contains files that its record does not list: {left.name}/old/") as refused:
         ropetool.apply(ropetool.plan(model, "linear", factor=4), model, out, force=True)
     assert f"{left.name}/old/mine.gguf" in refused.value.message
     assert (left / "old" / "mine.gguf").read_bytes() == before

@@ -180,7 +180,7 @@ def test_no_model_type_is_no_family(model_type: Any, tmp_path: Path) -> None:
     found = inspection.inspect(write_config(tmp_path / "model", {"model_type": model_type}))
     assert (found.family, found.model_type) == (None, "")
     assert any(
-        note.startswith("config.json states no model_type, so nothing says how its keys") for note in found.notes
+        note.startswith("config.json does not set model_type, so its keys cannot be decoded") for note in found.notes
     )
 
 

@@ -378,7 +378,7 @@ def test_an_unknown_wrapper_of_which_too_little_is_told_stays_refused(
 
 def test_as_another_class_than_the_text_model_names_is_refused(tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", {"model_type": "foo_vl", "text_config": configs.config("qwen2", "v4")})
-    with pytest.raises(InvalidRope, match='"qwen2" is a type of its own'):
+    with pytest.raises(InvalidRope, match='"qwen2" is a known type'):
         ropetool.plan(source, "ntk", factor=4, as_type="llama")
 
 

@@ -99,9 +99,9 @@ def place(file: Path) -> Path:
 
 
 def read(file: Path) -> EditLog:
-    """Return the log of a file, empty if there is none.
+    """Return the log of a file, or an empty log.
 
-    Raises: CorruptFile if it is not what ropetool writes.
+    Raises: CorruptFile if ropetool did not write it.
     """
     path = place(file)
     found = read_optional_object(path, LARGE)

@@ -62,8 +62,8 @@ def of(source: Path | Checkpoint, full: bool = False) -> str:
 def stamps(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the size, the modification time and the inode of each file of a model, by the file's name.
 
-    They show a change between the blocks of a sampled fingerprint. The files of a directory are those that a fingerprint
-    reads, and every other `.json` and `.safetensors` file, such as an adapter's, except ropetool's record.
+    They show a change between the blocks of a sampled fingerprint. In a directory, they cover every `.json` and
+    `.safetensors` file and all files of the fingerprint, but not ropetool's record.
 
     Raises: CheckpointError.
     """

@@ -113,7 +113,7 @@ class GgufCheckpoint:
 
     @cached_property
     def identity(self) -> Identity:
-        """Return what tells whether the files still hold the same model, as of its first use."""
+        """Return the identity of the model, as of its first use, to detect a later change of its files."""
         return identity.of_gguf(self.files, self.values, self.name)
 
     def after(self, patch: Patch) -> GgufCheckpoint:

@@ -21,7 +21,7 @@ ARRAY_OF = "arr of "
 
 
 def plain_value(value: Value | None) -> Any:
-    """Return a value as JSON can hold it; an array or a long string by its digest."""
+    """Return a value in JSON types. Replace an array or a long string by its digest."""
     if value is None:
         return ABSENT
     if value.type is ValueType.ARR or len(value.raw) > MAX_PLAIN_BYTES:
@@ -30,7 +30,7 @@ def plain_value(value: Value | None) -> Any:
 
 
 def plain_array(value: Value) -> dict[str, Any]:
-    """Return a short array that an edit writes as JSON can hold it."""
+    """Return a short array, which an edit writes, in JSON types."""
     return {"type": value.label, "value": [plain_number(number) for number in np.asarray(value.decode()).tolist()]}
 
 

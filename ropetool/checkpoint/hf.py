@@ -119,7 +119,7 @@ class HfCheckpoint:
 
     @cached_property
     def identity(self) -> Identity:
-        """Return what tells whether the files still hold the same checkpoint, as of its first use."""
+        """Return the identity of the checkpoint, as of its first use, to detect a later change of its files."""
         return identity.of_checkpoint(self.directory)
 
     def edited(self, edits: Sequence[FileEdit]) -> HfCheckpoint:
@@ -163,7 +163,7 @@ class HfCheckpoint:
 
 
 def _types(config: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the model_type of a config and that of the text model inside."""
+    """Return the model_type of a config, and the model_type of the text model inside."""
     return config.get(names.MODEL_TYPE), families.text_type(config)
 
 
@@ -202,7 +202,7 @@ def known_family(config: Mapping[str, Any], where: str) -> Family:
                 raise UnknownFamily(
                     unknown.message,
                     where=where,
-                    try_="pip install 'ropetool[verify]', with which a type that transformers has is read from its model",
+                    try_="pip install 'ropetool[verify]', then run again: ropetool reads the type from transformers",
                 ) from None
             if not families.read_live(missing):
                 raise

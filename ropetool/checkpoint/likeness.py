@@ -73,7 +73,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
         return _inner_edits(config, inside, model_type, where)
     if is_text(own) and (own in records.unrotated() or families.wrapper_of(own) or (served and served.own_name)):
         raise InvalidRope(
-            f"{shown(own)} is a type of its own, and is read as what it is", where=place, try_="leave out --as"
+            f"{shown(own)} is a known type, so --as does not apply to it", where=place, try_="leave out --as"
         )
     family = _asked(config, model_type, where)
     objection = "" if "quantization_config" in config else misfit(family, tensors) if tensors else ""
@@ -83,7 +83,7 @@ def edits_as(config: Mapping[str, Any], model_type: str, tensors: Collection[str
 
 
 def _asked(config: Mapping[str, Any], model_type: str, where: str) -> Family:
-    """Return the family that a config is to be read as.
+    """Return the family that the user chose with --as.
 
     Raises: UnknownFamily, InvalidRope.
     """
@@ -141,7 +141,7 @@ def _inner_edits(config: Mapping[str, Any], path: tuple[str, ...], model_type: s
         return []
     if families.find(families.text_type(config)) is not None or (is_text(stated) and stated in records.unrotated()):
         raise InvalidRope(
-            f"{shown(stated)} is a type of its own, and is read as what it is", where=f"{place}.{names.MODEL_TYPE}",
+            f"{shown(stated)} is a known type, so --as does not apply to it", where=f"{place}.{names.MODEL_TYPE}",
             try_="leave out --as",
         )  # fmt: skip
     return _retyped(inner, path, _asked(inner, model_type, place))

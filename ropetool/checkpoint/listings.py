@@ -1,7 +1,7 @@
-"""The files that a record lists, and whether they are unchanged: only then may --force replace them.
+"""The files that a record lists, and a check that they are unchanged. Only then may --force replace them.
 
-Every byte counts, because a replaced or deleted file is gone. A written file is recognised by its SHA-256, a linked one by
-its inode or by the bytes of the source.
+Every byte counts, because a replaced or deleted file is gone. The check compares the SHA-256 of a written file, and the
+inode or the source's bytes of a linked file.
 """
 
 from __future__ import annotations
@@ -149,14 +149,14 @@ def directory_rule(output: Path) -> Rule:
 def _objection(directory: Path, output: Path) -> str:
     """Return why a directory may not be replaced, empty if it may. output: its final path, if it was moved meanwhile."""
     if not (directory / names.PROVENANCE_JSON).is_file():
-        return f"is a directory that ropetool did not write (it holds no {names.PROVENANCE_JSON})"
+        return f"is a directory that ropetool did not write (it does not contain {names.PROVENANCE_JSON})"
     made = _valid(directory, output)
     if made is None:
-        return f"is a directory that ropetool did not write (its {names.PROVENANCE_JSON} is another program's)"
+        return f"is a directory that ropetool did not write (a different program wrote its {names.PROVENANCE_JSON})"
     held = _files(directory)
     others = sorted(held - {each["name"] for each in made.files})
     if others:
-        return f"holds what its record does not list: {_shown(others)}"
+        return f"contains files that its record does not list: {_shown(others)}"
     rewritten = {name for name in held & _REWRITTEN if stat.S_ISREG(os.lstat(directory / name).st_mode)}
     files = {name: directory / name for name in sorted(held - rewritten)}
     changed = _Output(made, files).changes(files)

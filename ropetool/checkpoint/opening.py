@@ -27,7 +27,7 @@ def open_checkpoint(source: Path | Checkpoint) -> Checkpoint:
 
 
 def open_source(source: str | Path | Checkpoint) -> Checkpoint:
-    """Return the checkpoint that a path or a hub id names, downloaded if it is not on this disk; an open one as it is.
+    """Return the checkpoint at a path or hub id, downloaded if it is not on disk. Return an open checkpoint unchanged.
 
     Raises: CheckpointError, HubError.
     """

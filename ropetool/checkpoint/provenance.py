@@ -31,14 +31,15 @@ _AWAY = "move it away, then run again"
 
 @dataclass(frozen=True)
 class Provenance:
-    """What an output says about its making.
+    """The record of an output: its source, its plan and its files.
 
-    source: where that lies on this machine, or is looked for; of a model of the hub that is not in the cache, its hub id.
-    In the file it is relative to the file, a hub id or a plain name, for outputs are published and moved.
-    plan: how its positions came to be; empty for the export of a checkpoint that ropetool did not scale.
-    trained_length: in tokens; None where such a checkpoint does not say it. export: the type of the matrices and the
-    encoding of the positions, of a file that `export` wrote. certificate: as it stands in the file, unchecked. files:
-    all that was written, each with its name relative to the record, and the keys by which `listings` recognises it.
+    source: an absolute path or a hub id. The file contains a relative path, a hub id or a name, so an output can move.
+    source_fingerprint: the digest of the source, see `fingerprint`.
+    trained_length: tokens; None if the source was not extended and its trained length is unknown.
+    plan: how ropetool scaled the positions; empty for the export of a checkpoint that ropetool did not scale.
+    export: for files from `export`, the type of the matrices and the encoding of the positions; else None.
+    certificate: the unchecked value from the file.
+    files: every file of the output, with its name relative to the record, and the keys that `listings` compares.
     """
 
     source: str
@@ -51,11 +52,11 @@ class Provenance:
 
     @property
     def kind(self) -> str:
-        """`extension` if `source` is what was extended, `export` if it is the same model in another format."""
+        """`extension` if ropetool extended `source`, `export` if the output is the same model in a different format."""
         return EXTENSION if self.export is None else EXPORT
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the file; `export` and `certificate` only where there is one."""
+        """Return the content of the file. It omits `export` and `certificate` if they are None."""
         from ropetool import __version__
 
         more = {EXPORT: self.export, CERTIFICATE: self.certificate, FILES: list(self.files) or None}
@@ -67,20 +68,22 @@ class Provenance:
 
 
 def place(checkpoint: Path) -> Path:
-    """Return where the provenance of a checkpoint stands: inside a directory, beside a file."""
+    """Return the path of a checkpoint's record: inside a directory, or next to a file."""
     return checkpoint / names.PROVENANCE_JSON if checkpoint.is_dir() else beside(checkpoint)
 
 
 def beside(file: Path) -> Path:
-    """Return the name of the provenance beside this file."""
+    """Return the path of the record next to this file."""
     return file.with_name(f"{file.name}.{names.PROVENANCE_JSON}")
 
 
 def fingerprint(checkpoint: Path, config: str | None = None) -> str:
     """Return a digest of config.json's text and of every weight file's name, size and modification time.
 
-    Of a GGUF file it is the size, the time and the first MiB, which holds the rope keys. Cheap on purpose: it says
-    whether a source is still the one that an output was made from. config: the text of config.json, if it is read already.
+    For a GGUF file, it covers the size, the time and the first MiB, which contains the rope keys. It is cheap, and only
+    shows whether a source changed since ropetool wrote the output.
+
+    config: the text of config.json, if the caller has already read it.
     Raises: CheckpointError if a file cannot be read.
     """
     try:
@@ -108,11 +111,11 @@ def _directory_fingerprint(directory: Path, config: str | None) -> str:
 
 
 def read(checkpoint: Path) -> Provenance | None:
-    """Return the provenance of an output whose positions ropetool scaled, or None.
+    """Return the record of an output whose positions ropetool scaled, or None.
 
-    The export of a checkpoint that ropetool did not scale has None too: to extend it is like extending that checkpoint.
+    Also returns None for the export of a checkpoint that ropetool did not scale: it can be extended like its source.
 
-    Raises: CorruptFile if the file is not what ropetool writes, or is of another GGUF file.
+    Raises: CorruptFile if the record is invalid, or belongs to a different GGUF file.
     """
     found = record(checkpoint)
     problem = of_another(checkpoint, found)
@@ -122,7 +125,7 @@ def read(checkpoint: Path) -> Provenance | None:
 
 
 def of_another(checkpoint: Path, made: Provenance | None) -> str:
-    """Return why the record beside a GGUF file was written for another of this name; empty where nothing says so."""
+    """Return the reason why a record belongs to a different GGUF file of the same name, or an empty string."""
     if made is None or not checkpoint.is_file():
         return ""
     sizes = {entry["name"]: entry.get("size") for entry in made.files}
@@ -133,7 +136,7 @@ def of_another(checkpoint: Path, made: Provenance | None) -> str:
 
 
 def is_of_itself(checkpoint: Path, made: Provenance) -> bool:
-    """Return whether a file was edited in place, so that its source is what it was before."""
+    """Return whether a file was edited in place, so that its source is its own earlier state."""
     try:
         return os.path.realpath(made.source) == os.path.realpath(checkpoint)
     except ValueError:  # a record names what it likes, and not all of that is a path
@@ -141,10 +144,10 @@ def is_of_itself(checkpoint: Path, made: Provenance) -> bool:
 
 
 def record(checkpoint: Path, final: Path | None = None) -> Provenance | None:
-    """Return the provenance of any output, or None where there is no such file.
+    """Return the record of any output, or None if the file does not exist.
 
-    final: the path of a directory that was moved for the moment. The record names its source relative to it.
-    Raises: CorruptFile if it is not what ropetool writes.
+    final: the later path of a directory that is in a temporary place. The record names its source relative to it.
+    Raises: CorruptFile if the record is invalid.
     """
     path = place(checkpoint)
     try:
@@ -156,14 +159,14 @@ def record(checkpoint: Path, final: Path | None = None) -> Provenance | None:
 
 
 def unsuffixed(name: str, made: Provenance) -> str:
-    """Return the name of an output without what its plan put behind that of its source; as it is where it holds none."""
+    """Return the name of an output without the suffix from its plan, or unchanged if it lacks the suffix."""
     suffix = made.plan.get("suffix")
     before, _, after = name.rpartition(f"-{suffix}")
     return before + after if suffix and before and after[:1] in ("", "-", ".") else name
 
 
 def source_problem(made: Provenance) -> str:
-    """Return what has become of the source, as the end of a sentence; empty if it is what it was."""
+    """Return how the source differs from the record, as the end of a sentence; empty if it is unchanged."""
     source = Path(made.source)
     if not (os.path.isfile(source) or os.path.isfile(source / names.CONFIG_JSON)):  # of any text: pathlib's may raise
         return "is not there any more"

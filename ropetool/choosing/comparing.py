@@ -86,18 +86,21 @@ def compare(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Return what each method at each factor, and each saved plan, does to one model, side by side.
+    """Measure one model with each method at each factor, and with each saved plan, and rank them.
 
-    The model is loaded once and turned by each table in memory; the source as it is, within its trained length, is the baseline of
-    all. Without lengths a candidate is measured up to its own context, with lengths at all of them. baseline_beyond: the source
-    is scored at all lengths too. compare_with: yardsticks with commas between them, put on the source and measured at all
-    lengths; no file holds them, so they stand beside the rankings. Without a suite and measures it is the quick one, with what
-    the grade asks for as proof. reading, original_length, for_runtimes: as `plan` takes them. Candidates that cannot be written
-    or measured stay in the result with the reason.
-    budget: minutes that the run may take. None allows an hour, `NO_BUDGET` any time.
+    Loads the model once and changes its rotary table in memory. The unchanged source, within its trained length, is the
+    baseline of every candidate. Candidates that cannot be written or measured stay in the result with the reason.
 
-    Raises: TooLong for a longer run; ConfigError, CheckpointError, UnknownMethod; PlanMismatch for a plan of another source;
-    the first refusal where no candidate is left.
+    lengths: tokens, for all candidates. None measures each candidate up to its context.
+    baseline_beyond: also score the source beyond its trained length.
+    compare_with: names of reference attention variants, separated by commas. They run on the source at all lengths, and
+      stay out of the rankings, because a file cannot contain them.
+    suite, measures: without both, the quick suite. The grade may add measures as proof.
+    reading, original_length, for_runtimes: see `plan`.
+    budget: minutes for the run. None allows an hour, `NO_BUDGET` any time.
+
+    Raises: TooLong if the run exceeds the budget; ConfigError; CheckpointError; UnknownMethod; PlanMismatch for a plan
+    of a different source; the first refusal if every candidate is refused.
     """
     check_budget(budget)
     checkpoint = opened(source)

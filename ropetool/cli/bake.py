@@ -27,7 +27,7 @@ MAX_PAIRS = 65536  # of a list; a head has at most a few hundred
     help="Where a factor goes. Default: k; softmax-scale: norm, MLA's query latent, where there is one, else q.",
 )
 @click.option("--gain", "gains", metavar="LIST|FILE", help="pair-gain: a number for each rotary pair, as a JSON list.")
-@click.option("--multiplier", type=NUMBER, help="score: what the whole score is multiplied by.")
+@click.option("--multiplier", type=NUMBER, help="score: the multiplier of the whole score.")
 @click.option(
     "--to", default="", metavar="half|interleaved|llama", help="layout: the order of the channels. rearch: llama."
 )

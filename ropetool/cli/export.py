@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     help="Importance matrix of llama-imatrix, for K-quants and IQ types.",
 )
 @click.option("--split-max-size", metavar="N[K|M|G]", help="Several files, with tensors of at most so many bytes each.")
-@click.option("--split-max-tensors", metavar="N", type=WHOLE, help="Several files, with at most so many tensors each.")
+@click.option("--split-max-tensors", metavar="N", type=WHOLE, help="Several files, with at most N tensors each.")
 @click.option("--allow-nan", is_flag=True, help="Export weights that are NaN or infinite; blocks hold neither.")
 @click.option(
     "--allow-full-attention", is_flag=True,

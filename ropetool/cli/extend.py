@@ -275,7 +275,7 @@ def extend_command(
         notes((*plan.notes, *written.notes))
         if drafting and drafted:
             show(
-                f"\nthe companion, by the same table: {applied_text(drafting.plan, replace(drafted, serving=(), following=None))}"
+                f"\ndraft model, with the same table: {applied_text(drafting.plan, replace(drafted, serving=(), following=None))}"
             )
             notes([note for note in (*drafting.plan.notes, *drafted.notes) if note not in plan.notes])
     code, found = chain.run(written.output, as_json)

@@ -227,7 +227,7 @@ def _write(edit: KeyEdit, output: str | None, in_place: bool, copy_if_needed: bo
 @gguf_command.command("split")
 @click.argument("source", metavar="FILE", type=click.Path())
 @click.option("--max-size", metavar="SIZE", help="At most so many bytes of tensors a file: 2G, 500M; G is 10^9.")
-@click.option("--max-tensors", metavar="N", type=WHOLE, help="At most so many tensors a file.")
+@click.option("--max-tensors", metavar="N", type=WHOLE, help="At most N tensors per file.")
 @click.option(
     "-o",
     "--output",

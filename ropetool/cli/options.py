@@ -131,9 +131,10 @@ class Minutes(_Type):
 
 @contextmanager
 def naming_a_smaller_run(words: Sequence[str], instead: Mapping[str, str | None] | None = None) -> Iterator[None]:
-    """Give the refusal of a run that takes too long the command line of one that fits.
+    """If a run takes too long, add the command line of a shorter run to the error.
 
-    words: of the command that is refused. instead: the options of it to change, where it has none for a smaller run.
+    words: the refused command.
+    instead: the options to change, if the command cannot run on a smaller scale.
     """
     try:
         yield

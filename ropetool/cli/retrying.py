@@ -29,7 +29,7 @@ PLANNED = (
 
 @contextmanager
 def completed_tries() -> Iterator[None]:
-    """Complete the next step of an error with the options that the user gave; what has to be forced gets the user's own line."""
+    """Add the user's options to the next step of an error, or repeat the user's command with --force-factor."""
     try:
         yield
     except RopetoolError as error:
@@ -43,9 +43,9 @@ def completed_tries() -> Iterator[None]:
 
 
 def completed(line: str, context: click.Context) -> str:
-    """Return a command line of `extend` with the options of this call that it lacks, as far as a plan holds them.
+    """Return a command line of `extend` with the missing options of this call, if a plan supports them.
 
-    Empty if no plan can be made of it. Any other text is returned unchanged.
+    Returns an empty string if no plan works, and any other text unchanged.
     """
     from ropetool.plans.scope import FORCE, TooFar
 
@@ -68,7 +68,7 @@ def completed(line: str, context: click.Context) -> str:
 
 
 def _parsed(line: Sequence[str], context: click.Context) -> dict[str, Any] | None:
-    """Return the values of a command line of `extend`, None for one of another command."""
+    """Return the values of a command line of `extend`, or None for other commands."""
     if list(line[:2]) != EXTEND or context.command.name != EXTEND[1]:
         return None
     return context.command.make_context(EXTEND[1], list(line[2:])).params
@@ -96,7 +96,7 @@ def _as_words(option: click.Parameter, value: Any) -> list[str]:
 
 
 def _problem(line: Sequence[str], context: click.Context) -> RopetoolError | None:
-    """Return why no plan can be made of a command line of `extend`, None if one can. Nothing is written."""
+    """Return why no plan can be made of a command line of `extend`, None if one can. Does not write."""
     from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
     from ropetool.plans.search import make_plan
 

@@ -42,7 +42,7 @@ PLAN_OUT = "--plan-out"
 )  # fmt: skip
 @click.option("--plan-out", type=click.Path(), help="Default: SOURCE-tuned-N-SPACE.json beside SOURCE.")
 @click.option(
-    "--seed", type=WHOLE, default=0, show_default=True, help="Which documents are searched on, and which points."
+    "--seed", type=WHOLE, default=0, show_default=True, help="Random seed for the choice of documents and points."
 )
 @click.option("--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map", help="Where to compute.")
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")

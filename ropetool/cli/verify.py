@@ -97,17 +97,13 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="Nats a token allowed with --against. Default: 1e-4, or by the unextended pair for quantised files.",
 )  # fmt: skip
 @click.option("--require-useful", is_flag=True, help="Fail where the longer context does not beat truncation.")
-@click.option(
-    "--segments", type=WHOLE, help="How many passages are scored at each length, 8 or more. Default: the suite's."
-)
+@click.option("--segments", type=WHOLE, help="Number of passages per length, 8 or more. Default: from the suite.")
 @click.option(
     "--budget", type=Minutes(), metavar="MINUTES|none",
     help="Let the run take longer than 60 minutes. If the first stage leaves the verdict undecided, a second stage scores more "
     "passages until then.",
 )  # fmt: skip
-@click.option(
-    "--trials", type=WHOLE, help="How many trials of retrieval there are at each depth. Default: the suite's."
-)
+@click.option("--trials", type=WHOLE, help="Number of retrieval trials per depth. Default: from the suite.")
 @click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
 @click.option(
     "--device", default="auto", show_default=True, metavar="auto|cpu|cuda|mps|map",
@@ -289,10 +285,10 @@ def measured(
     target: Path, *, quiet: bool = False, again: str = "the same command with --resume",
     words: Sequence[str] | None = None, **options: Any,
 ) -> VerifyResult:  # fmt: skip
-    """Return the result of a verification with these options of the command; show progress and the duration ahead.
+    """Run a verification with these options of the command; show the progress and the estimated duration.
 
-    again: what goes on after an interruption; empty where nothing does. words: of the command line of this verification, None
-    for the one that is being carried out.
+    again: the next step after an interruption; empty for none.
+    words: the command line of this verification; None for the running command.
     """
     from ropetool.cli.progress import bar
     from ropetool.gguf_export.verifying import verify_checkpoint

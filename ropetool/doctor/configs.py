@@ -118,7 +118,7 @@ def mscale_pair(case: Case) -> Iterator[Finding]:
 
 
 def _mscales(entry: LayerRope, where: str) -> Finding | None:
-    """Return what is odd about the two multipliers of one yarn table, None if nothing is."""
+    """Return a finding if the two multipliers of one yarn table are inconsistent, else None."""
     mscale, all_dim = (entry.params.get(key) for key in (names.MSCALE, names.MSCALE_ALL_DIM))
     computed = entry.attention_factor
     if mscale and all_dim and mscale != all_dim:

@@ -104,7 +104,7 @@ def repair(examined: Examined, among: Diagnosis, place: Destination) -> Repair |
 
 
 def _is_mended(finding: Finding) -> bool:
-    """Return whether a repair may be exact; of a file that is not loaded, the finding knows."""
+    """Return whether a repair may be exact. For a file that llama.cpp does not load, the finding decides."""
     return finding.rule != "not-loaded" or finding.fix == ON_HUB or finding.is_command
 
 

@@ -37,7 +37,7 @@ def key_of(case: Case, rule: str) -> str:
 
 
 def step(case: Case, rule: str) -> str:
-    """Return what mends a broken rule of the loader: a command if that is all that is broken, else words."""
+    """Return the repair of a broken loader rule: a command if this is the only broken rule, else words."""
     assert case.gguf is not None
     what, _, about = rule.partition(" ")
     if what == "required":

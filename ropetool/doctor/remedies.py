@@ -58,7 +58,7 @@ class Planned:
 
 
 def again(case: Case, entry: LayerRope, target: RopeSet) -> str:
-    """Return the command that gives the file of a case the table of these layers and this context, empty where none does."""
+    """Return the command that gives a file the table of these layers and this context, or an empty string."""
     if entry.unscaled and entry.rope_theta is not None:
         options = {"method": "abf", "params": {"rope_theta": entry.rope_theta}}
         lengths = ({"factor": 1.0}, {"target_length": target.max_position_embeddings})

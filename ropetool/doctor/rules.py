@@ -21,7 +21,7 @@ def _of_readings(name: str, severity: str, summary: str, why: str) -> Rule:
 RULES = (
     Rule(
         UNREADABLE, ERROR, "a file that cannot be read as a checkpoint, or a Git LFS pointer in place of a file",
-        "No runtime loads it, or what it loads is not what the files say.", BOTH, pointers,
+        "Runtimes do not load it, or load a different model than the files describe.", BOTH, pointers,
     ),
     Rule(
         "invalid-value", ERROR, "a value that no rotation follows from",

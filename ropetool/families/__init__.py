@@ -56,9 +56,9 @@ _LIVE_WRAPPERS: dict[str, Wrapper] = {}
 def read_live(model_type: str) -> bool:
     """Read a type that no data describes from the installed transformers; return whether transformers has it.
 
-    A tiny random model of it is built and probed, which takes seconds. From then on its family is known, and of a config
-    around that of a text model what it hands over to.
-    Raises: UnknownFamily for a type that transformers has, with what is particular to it or why it cannot be read.
+    Builds and probes a tiny random model, which takes seconds. Afterwards this process knows the family, or the wrapper
+    and its text model.
+    Raises: UnknownFamily if transformers has the type but ropetool cannot describe it, with the reason.
     """
     from ropetool.probing import records as probed
 
@@ -88,7 +88,7 @@ def is_live(model_type: str) -> bool:
 
 
 def unread_type(config: Mapping[str, Any]) -> str:
-    """Return the model_type without which a config has no family: its own, or that of the text model inside."""
+    """Return the model_type that needs a family: in a wrapper, the type of the text model."""
     return text_type(config) or str(config.get("model_type"))
 
 
@@ -100,7 +100,7 @@ def _with_files() -> tuple[Family, ...]:
 
 
 def _check_claims(found: Iterable[Family]) -> None:
-    """Refuse an architecture of GGUF files that two families say is theirs."""
+    """Refuse a GGUF architecture that two families list."""
     claimed: dict[str, str] = {}
     for family in found:
         for architecture in family.gguf_architectures:
@@ -126,7 +126,7 @@ def names() -> list[str]:
 
 @cache
 def handwritten() -> tuple[str, ...]:
-    """Return the model types whose files state everything, sorted; the others are read from transformers' source."""
+    """Return the model types whose files set every field, sorted; the others come from transformers' source."""
     folder = resources.files(__name__)
     texts = {name: folder.joinpath(f"{name}.json").read_text(encoding="utf-8") for name in _files()}
     return tuple(sorted(name for name, text in texts.items() if not parsed(text, f"{name}.json").get(records.REST)))
@@ -139,7 +139,7 @@ def exported() -> tuple[str, ...]:
 
 
 def wrapper_of(model_type: str) -> Wrapper | None:
-    """Return what a config of this type is around another one, None for one that is not."""
+    """Return how a config of this type wraps another config, or None if it is not a wrapper."""
     if model_type in WRAPPERS:
         return dataclasses.replace(WRAPPERS[model_type], renames=records.renames(model_type))
     if _one(model_type) is not None:
@@ -148,9 +148,9 @@ def wrapper_of(model_type: str) -> Wrapper | None:
 
 
 def around(config: Mapping[str, Any]) -> Wrapper | None:
-    """Return what a config.json is around the config of a text model, None if it is not around one.
+    """Return how a config.json wraps the config of a text model, or None if it is not a wrapper.
 
-    Of a type that nothing describes, and that the installed transformers does not have, it is the text model that it names.
+    If neither the data nor the installed transformers has the type, use the model_type of the inner config.
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
@@ -168,13 +168,13 @@ def around(config: Mapping[str, Any]) -> Wrapper | None:
 
 
 def _is_known(model_type: str) -> bool:
-    """Return whether anything is known of a type: a family, or why it has none."""
+    """Return whether the data cover a type, with a family or with a reason against one."""
     known = find(model_type) is not None or model_type in TOLD_APART or model_type in records.unrotated()
     return known or bool(unread(model_type))
 
 
 def _contradicts(outer: Mapping[str, Any], inner: Mapping[str, Any]) -> bool:
-    """Return whether a config states another value of a key about positions or layers than the text model inside."""
+    """Return whether a config and its inner text model differ in a key about positions or layers."""
     keys = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings", "num_hidden_layers", "head_dim")
     return any(outer.get(key) is not None and outer[key] != inner.get(key) for key in keys)
 
@@ -186,15 +186,15 @@ def _is_registered(model_type: str) -> bool:
 
 
 def find(model_type: str) -> Family | None:
-    """Return the family of this model_type, or of what it is another name for, or None."""
+    """Return the family of this model_type or alias, or None."""
     family = _LIVE.get(model_type) or _one(ALIASES.get(model_type, model_type))
     return dataclasses.replace(family, stated=model_type) if family and model_type in ALIASES else family
 
 
 def of_config(config: Mapping[str, Any], where: str = "") -> Family:
-    """Return the family of a config.json; for a wrapper that of its text model, with the place of the rope keys.
+    """Return the family of a config.json. For a wrapper, return the text model's family with the path of its rope keys.
 
-    Raises: UnknownFamily; InvalidRope where the wrapper's class would fill in what the text model leaves open.
+    Raises: UnknownFamily; InvalidRope if the text model lacks a key that the wrapper's class would fill in.
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""
@@ -231,9 +231,9 @@ def _inside(family: Family, stated: str, wrapper: Wrapper, path: tuple[str, ...]
 
 
 def text_type(config: Mapping[str, Any]) -> str:
-    """Return the model_type of the text model that a config.json describes, empty without one.
+    """Return the model_type of the text model that a config.json describes, or an empty string.
 
-    Of a wrapper it is that of the model inside, with the switch that makes another model of it where one does.
+    A wrapper may replace the inner type, or have a switch that selects a different model.
     """
     model_type = config.get("model_type")
     stated = model_type if isinstance(model_type, str) else ""

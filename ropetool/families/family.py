@@ -1,4 +1,4 @@
-"""What ropetool knows of one model family, and how its JSON file says it."""
+"""The facts about one model family, read from its JSON file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rotates = Literal["all", "no_rope_layers", "sliding", "sliding-if-any", "full", 
 
 @dataclass(frozen=True)
 class TrainedLength:
-    """A shipped max_position_embeddings that is not the length trained on."""
+    """A published max_position_embeddings that differs from the trained length, both in tokens."""
 
     max_position_embeddings: int
     trained: int
@@ -30,10 +30,10 @@ class TrainedLength:
 
 @dataclass(frozen=True)
 class Needed:
-    """A key of the config without which what a family's file says of positions does not hold.
+    """A condition on one config key: without it, the family's description of the positions is wrong.
 
-    Keys that lead to one have dots between. values: those with which it does; null: the key may be absent. why: what the
-    code does under another one, in words.
+    values: the values that satisfy the condition; None allows a missing key.
+    why: how the code behaves with other values, as text for the user.
     """
 
     values: tuple[Any, ...]
@@ -42,12 +42,14 @@ class Needed:
 
 @dataclass(frozen=True)
 class FoldStep:
-    """One linear step of a query or key on its way to the rotation: a projection, or a norm's weight.
+    """One linear step of a query or key before the rotation: a projection, or the weight of a norm.
 
-    tensor: its name below the attention, without .weight or .bias; {head} where each head has one of its own. rows:
-    the selector of families/rows.py that says which rows make which head. norm: rms or layer, empty for a projection.
-    offset: what the runtime adds to the stored weight before it multiplies. when, unless: the config key that
-    switches the step on or off; a file without the key tells by the tensor.
+    tensor: its name below the attention, without .weight or .bias; contains {head} if each head has a separate tensor.
+    rows: the selector in families/rows.py that assigns rows to heads.
+    norm: rms or layer; empty for a projection.
+    offset: the number that the runtime adds to the stored weight before it multiplies.
+    when: the config key that switches the step on. If the config lacks the key, the step exists if its tensor does.
+    unless: the config key that switches the step off, with the same fallback.
     """
 
     tensor: str
@@ -60,13 +62,17 @@ class FoldStep:
 
 @dataclass(frozen=True)
 class FoldSteps:
-    """Where the weights of a family can carry what its rope keys say.
+    """The weights of a family that can absorb a change of the rope keys.
 
-    layers: the names that the attention of layer {layer} may have. q, k: the steps in order; the last is the affine
-    one before the rotation. k_plain: where key channels that do not rotate come from another tensor (MLA). score:
-    steps that scale whole queries alone (MLA). indexer_k: the keys of a sparse-attention indexer, which rotate by the
-    same table, in the layout indexer_layout. score_key: a config key that multiplies the whole score. clip_key: a config
-    key that clamps after the projection. refused: why no bake serves.
+    layers: possible names of the attention in layer {layer}.
+    q, k: the steps in order. The last step is the affine one before the rotation.
+    k_plain: the steps of key channels that do not rotate, if another tensor makes them (MLA).
+    score: the steps that scale whole queries but no keys (MLA).
+    indexer_k: the keys of a sparse-attention indexer, which rotate by the same table.
+    indexer_layout: the layout of the indexer's keys.
+    score_key: a config key that multiplies the whole score.
+    clip_key: a config key that clamps queries and keys after the projection.
+    refused: the reason why `bake` does not support the family; empty if it does.
     """
 
     layers: tuple[str, ...] = ("model.layers.{layer}.self_attn", "layers.{layer}.self_attn")
@@ -83,74 +89,106 @@ class FoldSteps:
 
 @dataclass(frozen=True)
 class Family:
-    """A model family, as its config.json and its code in transformers have it.
+    """A model family, with the defaults of its class in transformers.
 
-    size_keys: sizes that the class has under another key, by the usual one. scaling_keys: the only keys that rope_scaling
-    may have, the type first. text_path: where the rope keys live inside config.json. layer_types: kinds of layer with a table of their own
-    (empty: one table for all). extends: the kinds that a longer context concerns. pattern: every n-th layer is a
-    full-attention one where the config does not list layer_types. pattern_letters: published files state it in letters
-    too (LLLG), beside layer_types. pattern_key: where n is stated; pattern_other: the kind of the other layers.
-    pattern_offset: which layer of each n, from 0; the last where nothing is stated. pattern_offset_key: where that is stated.
-    default_kinds: the kinds in order, over and over, instead of a pattern; with kinds_count they are those of so many layers,
-    and of no other number. kinds_keys: where there may be a list with one word a layer, or a text
-    with one letter, the first that is stated counts; kind_names: its words that are not these.
-    kind_indices_key: a list of the full-attention layers' numbers instead, dots lead into objects; kind_indices_from: the
-    number of the first layer in it. kind_numbers_key: a list with a number a layer,
-    of which kind_names says the kinds; it may go on beyond the last layer. cache_known: whether a layer keeps whole keys and
-    values of each token. rope_groups: under which words rope_parameters
-    nests the kinds, where not under these. default_*: the values that the class assumes when the config is silent; None for
-    head_dim means hidden_size // num_attention_heads; default_sizes without num_key_value_heads: as many as there are
-    heads. one_key_head: boolean keys; all heads share one key and value where the first is on, as it is where it is
-    absent, and no other is.
-    gguf_architecture: the name that GGUF files give it, which export writes. gguf_architectures: those whose files have
-    this family's shape: where they make queries and keys, and which lengths they ship; each is of one family.
-    head_dim_keys, default_head_dims: the same by kind of layer, where one has heads of another size.
-    default_rope_keys: the rope keys by kind of layer that the class fills in where the config has none at all.
-    rotates_if: keys, each with the value without which nothing rotates.
-    needed: keys whose value all that is said here takes for granted. beyond: boolean keys, each with what the code does
-    beyond the context where it is on; that is said, and not decoded.
-    norm_after: queries and keys are normalised behind the rotation, so that no factor on cos and sin is left.
-    null_head_dim: runtimes in which a missing head_dim stays null, which breaks yarn, dynamic and longrope.
-    stated_null_head_dim: what a head_dim of null does in transformers 5 that an absent one does not: it stops those types,
-    or the size is computed from hidden_size. not_null: the keys that its class takes no null for.
-    mrope: its class turns the pairs of an image's tokens by axes, as mrope_section of the rope keys divides them.
-    partial_rotary_key: the key beside the rope keys for the share of a head that rotates; empty where whole heads do.
-    rotary_dim_key: an older key for the same, in channels.
-    rope_theta_key: where the base is looked for beside the rope keys, empty for nowhere; base_of_stated_keys: the base of
-    rope keys that state none, where it is another than that of a config without them. rope_scaling_reaches: the kinds of
-    layer that a rope_scaling changes: none, or `stops` where the class does; None: as most do, all of a flat family and
-    the full-attention layers of another. scaling_defaults: what the class adds to a rope_scaling of type yarn.
-    scaling_by_release: why no scaling is written into a config without one: releases of the remote code read its type by
-    different keys. All releases that run a scaling that is there read the same.
-    mscale_keys: the rope keys that every scaled type must state, the factors on cos and sin up to the length before scaling
-    and beyond it, in place of the type's own; the table is then that of the shorter texts for all.
-    shadows_type: a rope_type that is there by default shadows the `type` of an older rope_scaling. local_theta_key: the same of
-    sliding layers with a table of their own; layer_base_key: a list with a base for each layer, which is not decoded.
-    context_key, window_key: where the context and the window are stated; chunked: the
-    window is a chunk of the text, within which layers attend. rope_types: the only ones that the class takes; empty: all.
-    rope_type_names: what the class makes of a name that no other knows.
-    no_scaling_stops: values of rope_scaling that most classes take for no scaling, and at which this class stops.
-    default_rope_type: what it assumes without any rope keys. stretch_key: the rope key by whose number alone `dynamic`
-    stretches the base, by NTK's formula and once for all lengths.
-    rotates: which layers do: all, no_rope_layers (a list with 1 for those that do), sliding (these alone), sliding-if-any
-    (these alone where there is a window), rotating_key: that list, which other classes have under another name, and for which
-    they take all layers where it is absent; full (these alone: the others keep a state), or none. temperature_key: the rope
-    key whose number lets the score
-    grow with the position. in_v4: whether it is known how transformers 4.57 reads the family.
-    interleave_key: the boolean key that, when false, makes the layout half.
-    sliding_window: never, always, alternate (some layers, under one table), or the boolean key that switches it on.
-    unrotated_window_key: the boolean key under which layers that do not rotate slide, others not, where the config
-    lists no layer_types.
-    mla: the softmax scale follows mscale_all_dim, the table belongs to the decoupled keys. off_key: the boolean key
-    under which nothing rotates. bake: where weights can carry what the rope keys say. export: its tensors under both
-    names, and what a GGUF file says of it; in its file the name of another family says that it is that one's.
-    fixed: keys that remote code computes by and that llama.cpp or its converter takes for granted, each with the values that
-    agree, null where it may be left out: the converter's file of any other would be another model; keys that lead to one have
-    dots between, and in a list each entry has it. not_computed: what
-    llama.cpp does otherwise with every such model, so that the converter is not asked. llama_cpp,
-    vllm, sglang, mlx_lm, exllamav3: how each treats it; absent: that is not known. source: where all this was read.
-    stated: the model_type of a config.json that hands over to this family, set only by of_config and find. live: it was
-    read from the installed transformers in this process. wrapped: the config that states it is around that of a text model.
+    Place and sizes:
+
+    text_path: keys from the top of config.json to the object with the rope keys.
+    size_keys: usual name of a size, and the name that this class uses.
+    default_sizes: sizes that the class assumes. Without num_key_value_heads, there are as many as attention heads.
+    default_*: other values that the class assumes if the config lacks the key.
+    head_dim_key, default_head_dim: channels of a head. None means hidden_size // num_attention_heads.
+    head_dim_keys, default_head_dims: the same by layer type, if the head size depends on it.
+    null_head_dim: runtimes that keep a missing head_dim null, which breaks yarn, dynamic and longrope.
+    stated_null_head_dim: the effects of a null head_dim in transformers 5 that a missing key does not have:
+      `stops yarn` is an error for those three types, `computed` takes the size from hidden_size.
+    not_null: keys that must not be null.
+    one_key_head: boolean keys. All heads share one key and value if the first is on or missing and the others are off.
+    context_key, window_key: the keys of the context length and the sliding window, in tokens.
+
+    Layer types:
+
+    layer_types: layer types that have separate tables; empty if one table works for all.
+    extends: the layer types that a longer context changes.
+    pattern: every n-th layer is full attention, if the config does not list the layers.
+    pattern_letters: the pattern may also be a text of letters (LLLG), if the config lists layer_types too.
+    pattern_key: the key of n.
+    pattern_other: the layer type of the remaining layers.
+    pattern_offset: the full-attention layer within n, from 0; None for the last one.
+    pattern_offset_key: the key of that offset.
+    default_kinds: the layer types in order, repeated over all layers, if there is no pattern.
+    kinds_count: the only number of layers for which default_kinds is known; None for any number.
+    kinds_keys: keys of a list with a layer type per layer, or of a text with a letter per layer. The first key wins.
+    kind_names: words, letters or numbers of these keys, each with its layer type.
+    kind_indices_key: the key of a list with the numbers of the full-attention layers; dots lead into objects.
+    kind_indices_from: the number of the first layer in that list.
+    kind_numbers_key: the key of a list with one number per layer; the list may be too long.
+    rope_groups: names of layer types in rope_parameters, if they differ from layer_types.
+    cache_known: whether each layer keeps full keys and values of every token.
+    sliding_window: never, always, alternate (some layers, under one table), or a boolean key that enables the window.
+    unrotated_window_key: a boolean key. If it is on and the config lists no layers, the unrotated layers slide.
+    chunked: the window is a fixed chunk of the text, and layers attend only within it.
+
+    Rotation:
+
+    rotates: all, sliding, full (the others keep a state) or none; sliding-if-any means all if there is no window;
+      no_rope_layers reads a list with 1 for each layer that rotates.
+    rotating_key: the key of that list. If another key than no_rope_layers is missing, all layers rotate.
+    rotates_if: keys with the value that the config must have for the rotation to be on.
+    off_key: a boolean key that switches the rotation off.
+    partial_rotary_key: the key for the rotating share of a head, outside the rope keys; empty if whole heads rotate.
+    rotary_dim_key: an older key for the rotating channels, as a count.
+    interleave_key: a boolean key; false makes the layout half.
+    mrope: the class rotates image tokens by several axes, split by mrope_section.
+    norm_after: norms follow the rotation, which cancels any factor on cos and sin.
+    mla: multi-head latent attention. The table rotates the decoupled keys, and mscale_all_dim sets the softmax scale.
+    temperature_key: the rope key that makes the score grow with the position.
+
+    Rope keys:
+
+    rope_types: the types that the class accepts; empty for all.
+    rope_type_names: names of types that only this class knows, each with the usual type.
+    default_rope_type: the type that the class assumes without rope keys.
+    default_rope_keys: rope keys by layer type that the class fills in if the config lacks them.
+    rope_theta_key: the key of the base outside the rope keys; empty if the class does not read one.
+    base_of_stated_keys: the default base by layer type when there are rope keys, if it differs from default_rope_theta.
+    local_theta_key: the key of the base of sliding layers that have a separate table.
+    layer_base_key: a list with one base per layer, which ropetool does not decode.
+    scaling_keys: the exact keys that rope_scaling must have, the type first; empty for any.
+    scaling_defaults: keys that the class adds to a rope_scaling of type yarn.
+    rope_scaling_reaches: the layer types that a rope_scaling changes. Empty: none. `stops`: the class raises an error.
+      None: all layers of a family with one table, else the full-attention layers.
+    scaling_by_release: the reason why ropetool adds no scaling to a config without one: releases of the remote code
+      read its type from different keys. All of them read an existing scaling in the same way.
+    no_scaling_stops: values of rope_scaling at which this class stops, though most classes read them as no scaling.
+    shadows_type: a default rope_type hides the `type` of an older rope_scaling.
+    stretch_key: a rope key. With `dynamic`, the class stretches the base by its number once, by NTK's formula.
+    mscale_keys: two required rope keys of every scaled type: the factors on cos and sin within and beyond the original
+      length. They replace the type's attention factor, and the class uses its table for short texts at all lengths.
+
+    Limits of this description:
+
+    needed: conditions on the config. If one fails, ropetool does not decode the file.
+    beyond: boolean keys, each with its effect beyond the context, which ropetool reports but does not decode.
+    trained_length: published contexts that differ from the trained length.
+    in_v4: whether ropetool knows how transformers 4.57 reads the family.
+
+    GGUF, other engines, origin:
+
+    bake: the weights that can absorb a change of the rope keys.
+    export: the tensor names and the metadata of a GGUF file. In JSON, a family name means that family's export.
+    gguf_architecture: the architecture that `export` writes.
+    gguf_architectures: architectures whose GGUF files have this family's weights and lengths. Each has one family.
+    fixed: config keys of remote code, each with the values that llama.cpp or its converter assumes. With any other
+      value, the converter would write a different model. null allows a missing key. Dots lead into objects and into all
+      entries of lists.
+    not_computed: how llama.cpp computes every such model incorrectly; `export` then refuses to run the converter.
+    llama_cpp, vllm, sglang, mlx_lm, exllamav3: how each engine treats the family; None if this is unknown.
+    source: the files that contain these facts.
+    stated: the model_type of the config.json, if it is a wrapper or an alias of the family; of_config and find set it.
+    live: read from the installed transformers in this process.
+    remote: only remote code has this type.
+    wrapped: the config of the text model is inside another config.
     """
 
     model_type: str
@@ -247,21 +285,21 @@ class Family:
 
     @property
     def name(self) -> str:
-        """The model_type that config.json states."""
+        """The model_type in config.json."""
         return self.stated or self.model_type
 
     @property
     def own_name(self) -> bool:
-        """Whether the config states this family's own model_type: engines know model files by it."""
+        """Whether the config has this family's model_type. Engines choose a model file by it."""
         return not self.stated
 
     @property
     def alone(self) -> bool:
-        """Whether transformers has a class with a head for it, and not only for a wrapper around it."""
+        """Whether transformers has a class with a language-model head for the family, not only a multimodal wrapper."""
         return not self.architecture.endswith("ForConditionalGeneration")
 
     def gguf_name(self, tensor: str) -> str | None:
-        """Return the name in GGUF, below its layer, of a tensor that is named below the attention; None without one."""
+        """Return the GGUF name, below its layer, of a tensor that is named below the attention, or None."""
         if self.export is None or self.bake is None:
             return None
         attention = self.bake.layers[0].removeprefix(f"{self.export.prefix}{{layer}}.")
@@ -269,7 +307,7 @@ class Family:
 
     @property
     def has_kinds(self) -> bool:
-        """Whether its layers are of several kinds, whatever they rotate by."""
+        """Whether the family has several layer types, even if one table rotates all of them."""
         return bool(self.pattern is not None or self.default_kinds or self.unrotated_window_key)
 
     def one_key_for_all(self, config: Mapping[str, Any]) -> bool:
@@ -278,7 +316,7 @@ class Family:
         return bool(shared) and bool(config.get(shared, True)) and not any(config.get(key) for key in others)
 
     def not_described(self, config: Mapping[str, Any]) -> str:
-        """Return which key of a config is other than all that is said here takes for granted, in words; empty for none."""
+        """Return a sentence on the first key that breaks a condition in `needed`, or an empty string."""
         for place, needed in self.needed.items():
             value = at(config, place)
             if value not in needed.values:
@@ -286,34 +324,34 @@ class Family:
         return ""
 
     def rope_group(self, layer_type: str) -> str:
-        """Return the word under which rope_parameters holds the keys of a kind of layer."""
+        """Return the name of a layer type in rope_parameters."""
         return self.rope_groups.get(layer_type, layer_type)
 
     @property
     def nested(self) -> bool:
-        """Whether the v5 style nests its rope keys by layer type."""
+        """Whether rope_parameters contains one object per layer type."""
         return bool(self.layer_types)
 
     @property
     def shared_default_theta(self) -> float | None:
-        """The base that every generation of transformers assumes where the config is silent, None if they differ."""
+        """The base that transformers 4 and 5 both assume if the config sets none, or None if they differ."""
         theta = self.default_rope_theta["full_attention"]
         return theta if theta == self.v4_default_rope_theta else None
 
     @property
     def has_local_base(self) -> bool:
-        """Whether the v4 style has rope_local_base_freq for the sliding layers."""
+        """Whether rope_local_base_freq sets the base of the sliding layers in the v4 style."""
         theta = self.default_rope_theta
         return self.nested and bool(self.local_theta_key) and theta["sliding_attention"] != theta["full_attention"]
 
     @property
     def rope_entries(self) -> tuple[str, ...]:
-        """The kinds of layer that have a table."""
+        """The layer types that have a table."""
         return self.layer_types or ("full_attention",)
 
 
 def at(config: Mapping[str, Any], place: str) -> Any:
-    """Return the value at a place of a config, keys with dots between them, or None."""
+    """Return the value at a dotted path of a config, or None if a key is missing."""
     value: Any = config
     for key in place.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
@@ -321,7 +359,7 @@ def at(config: Mapping[str, Any], place: str) -> Any:
 
 
 def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
-    """Yield what the parts of a family do not have of each other: the place, and a sentence on it."""
+    """Yield the inconsistencies between the parts of a family: the path of the field, and a sentence."""
     if f"{family.model_type}.json" != file.removeprefix(REMOTE):
         yield "model_type", f"{family.model_type!r} is not the name of the file without .json"
     for layer_type in family.rope_entries:
@@ -349,15 +387,15 @@ def _faults(family: Family, file: str) -> Iterator[tuple[str, str]]:
 
 
 def _steps(bake: FoldSteps | None) -> Iterator[tuple[str, tuple[FoldStep, ...]]]:
-    """Yield the parts of the fold targets that name tensors of GGUF files too."""
+    """Yield the fold steps whose tensors also exist in GGUF files."""
     if bake is not None:
         yield from (("q", bake.q), ("k", bake.k), ("k_plain", bake.k_plain), ("score", bake.score))
 
 
 def read(text: str, file: str) -> Family:
-    """Return the family that the text of a file describes.
+    """Return the family that the text of a JSON file describes.
 
-    Raises: ConfigError with the place and what would be right.
+    Raises: ConfigError with the path of the field and the expected value.
     """
     data = parsed(text, file)
     model_type = data.get("model_type", "")
@@ -371,7 +409,7 @@ def read(text: str, file: str) -> Family:
 
 
 def stated_architecture(text: str, file: str) -> str:
-    """Return the GGUF architecture in the text of a family's file, or that of the family whose export it takes."""
+    """Return the GGUF architecture from the text of a family's file, or from the family whose export it shares."""
     data = parsed(text, file)
     if isinstance(data.get("export"), str):
         data = _table_of(data["export"], file)
@@ -379,7 +417,7 @@ def stated_architecture(text: str, file: str) -> str:
 
 
 def _table_of(model_type: str, file: str) -> dict[str, Any]:
-    """Return the export of another family and the name that GGUF files give it, as its file states them."""
+    """Return `export` and `gguf_architecture` from a different family's file."""
     other = resources.files(__package__).joinpath(f"{model_type}.json")
     if not other.is_file():
         raise wrong(f"{file}: export", f"{model_type!r} is not a family with a file")

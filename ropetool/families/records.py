@@ -99,13 +99,13 @@ def described(record: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
 
 def handing_over(model_type: str) -> Wrapper | None:
-    """Return what a config of this type is around that of a text model, None where it is not around one."""
+    """Return how a config of this type wraps a text model, or None if it is not a wrapper."""
     record = _record(model_type)
     return None if model_type in ELSEWHERE or record is None else wrapper_in(record)
 
 
 def wrapper_in(record: Mapping[str, Any]) -> Wrapper | None:
-    """Return what a record says of a config around that of a text model, None if its type is not around one."""
+    """Return the wrapper that a record describes, or None if the type does not contain a text model."""
     if record["outcome"] not in (PROVEN, HANDS_OVER) or not record.get("text_path"):
         return None
     return Wrapper(
@@ -115,7 +115,7 @@ def wrapper_in(record: Mapping[str, Any]) -> Wrapper | None:
 
 
 def renames(model_type: str) -> dict[str, str]:
-    """Return the model types of a text model that a wrapper's class builds as another one, each with that one."""
+    """Return the inner model types that a wrapper's class replaces, each with the type that the class builds."""
     return dict((_record(model_type) or {}).get("text_renames", {}))
 
 

@@ -1,6 +1,6 @@
-"""Configs that hand over: a wrapper to the family of the text model inside it, another name to the family it means.
+"""Configs that contain or rename another family: multimodal wrappers, and model types with a second name.
 
-Data alone; families.of_config follows it.
+Contains only data; families.of_config applies it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ UNKNOWN = "nothing: the code of {} is not known"
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A config around that of a text model.
+    """A config that contains the config of a text model.
 
-    text: the key of the inner config, or those that lead to it with dots between. default: the family that its class
-    assumes where the inner config states no model_type; empty where it stops. fixed: the class builds that one whatever
-    model_type is stated. switch: the boolean key of the inner config that makes another model of it when it is off, and off: the
-    family of that. needs:
-    keys that the inner config must state, for the class fills in numbers of its own; of several words one. renames: model
-    types of the inner config that the class builds as another one. in_v4: whether transformers 4.57 has it, with the same
-    rule. source: where it says so.
+    text: the key of the inner config, with dots between nested keys.
+    default: the family that the class assumes if the inner config has no model_type; empty if the class then stops.
+    fixed: the class always builds `default` and ignores the inner model_type.
+    switch: a boolean key of the inner config that selects a different model when it is off.
+    off: the family of that different model; empty if ropetool does not support it.
+    needs: keys that the inner config must set, because the class has unusual defaults. One of several words is enough.
+    renames: inner model types, each with the type that the class builds instead.
+    in_v4: whether transformers 4.57 has the wrapper, with the same rule.
+    source: the file that contains this rule.
     """
 
     text: str = "text_config"
@@ -44,7 +46,7 @@ class Wrapper:
         return tuple(self.text.split("."))
 
     def inner(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the config of the text model inside a config.json, empty where none is stated."""
+        """Return the config of the text model inside a config.json, or an empty mapping."""
         found: Any = config
         for key in self.path:
             found = found.get(key) if isinstance(found, Mapping) else None

@@ -36,7 +36,7 @@ def counted(listener: Moved) -> Iterator[None]:
 
 
 def byte_size(count: float) -> str:
-    """Return a number of bytes in words, in the largest unit of which there is one: 4096.00 GiB are 4.00 TiB."""
+    """Return a number of bytes in words, in the largest unit that gives 1 or more: 4096.00 GiB are 4.00 TiB."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if round(count / size, 2) >= 1:
             return f"{count / size:,.2f} {unit}"

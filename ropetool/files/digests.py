@@ -1,6 +1,6 @@
-"""SHA-256 of files: of new ones while they are written, so that their bytes are not read again from the disk, and of others.
+"""SHA-256 of files. A new file is hashed during the write, so that its bytes are not read from the disk again.
 
-Knows bytes and paths, not what a file holds.
+Knows bytes and paths, but not file formats.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _known: dict[_Key, str] = {}
 
 
 class NewFile(FileIO):
-    """A file that is being written. A thread reads what is there behind the writer, and takes the SHA-256 of it.
+    """A file during the write. A thread follows the writer, and reads and hashes the written bytes.
 
-    The writers call `wrote`. If one returns to bytes that were read already, the file is read again at the end.
+    The writers call `wrote`. If a writer changes bytes that the thread has read, the file is read again at the end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,7 +65,7 @@ class NewFile(FileIO):
         return self._digest.hexdigest()
 
     def let_go(self) -> None:
-        """End the thread, whatever it has still to read."""
+        """Stop the thread, even if it has bytes left to read."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
@@ -94,7 +94,7 @@ def taken() -> Iterator[None]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[FileIO]:
-    """Yield a new file for writing. Raises: OSError; FileExistsError, and what is there stays as it is."""
+    """Yield a new file for writing. Raises: OSError; FileExistsError, without a change to the existing file."""
     digests = _taken.get()
     if digests is None:
         with FileIO(path, "x") as plain:
@@ -130,7 +130,7 @@ def of_new(path: Path) -> str:
 
 
 def of_file(path: Path) -> str:
-    """Return the digest of a file, in hexadecimal. One that stays as it is for some seconds is read once.
+    """Return the digest of a file, in hexadecimal. A file that stays unchanged for some seconds is read only once.
 
     Raises: CheckpointError.
     """

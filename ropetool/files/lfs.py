@@ -1,4 +1,4 @@
-"""Git LFS pointers: short texts that a clone without Git LFS leaves in place of large files. Knows no format."""
+"""Git LFS pointers: short texts that a clone without Git LFS leaves in place of large files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def refusal(where: str, what: str = "weights") -> CorruptFile:
 
 
 def pointers(folder: Path, known: Container[str] = ()) -> Iterator[str]:
-    """Yield the names of the files directly in a folder that are Git LFS pointers, sorted; known: names of files that are none."""
+    """Yield the names of the Git LFS pointers directly in a folder, sorted. known: names to skip."""
     for path in sorted(folder.iterdir()):
         with suppress(CheckpointError, OSError):
             if path.name not in known and path.is_file() and path.stat().st_size <= MAX_BYTES:

@@ -114,7 +114,7 @@ def _readable(source: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _gone_if_it_fails(destination: Path) -> Iterator[None]:
-    """Remove the new file if the body fails, by a keyboard interrupt too; one that was there before stays."""
+    """Remove the new file if the body fails, even by a keyboard interrupt. An existing file stays."""
     try:
         yield
     except FileExistsError:

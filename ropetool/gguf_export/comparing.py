@@ -27,11 +27,12 @@ QUERY_NORM = "attn_q_norm."  # in the names of GGUF's tensors
 def compare(
     source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress, export: Export | None = None
 ) -> tuple[Check, ...]:
-    """Return how the file compares with the checkpoint that it was exported from, or imported to, in tables and in logits.
+    """Compare a GGUF file with the checkpoint that it came from, or that was imported from it: tables, then logits.
 
-    kinds: of the numbers between the two, as floors.limit has them. export: returns the exported tensors of the checkpoint,
-    to compare the tensors that norms hide from the logits. None: do not compare tensors.
-    Raises: VerificationFailed where it computes something else; CheckpointError where llama.cpp does not load it.
+    kinds: the number formats that differ between the two, by their names in `floors`.
+    export: returns the exported tensors of the checkpoint, to check tensors that norms hide from the logits. None skips
+      this.
+    Raises: VerificationFailed if the results differ; CheckpointError if llama.cpp does not load the file.
     """
     progress("comparing the tables", 0, 0)
     tables = same_tables(file, source, windows=lengths.window is None)

@@ -1,6 +1,6 @@
-"""What an export leaves beside the file: a model card, a Modelfile.
+"""The extra files of an export: a model card, a Modelfile.
 
-plans.model_card has their text; here they are filled from the source.
+plans.model_card has their text; this module fills it from the source.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _described(source: GgufCheckpoint, family: Family) -> Described:
         raise CorruptFile(f"has no tensor {table.outer[0].gguf}: a vocabulary alone is no model", where=source.where)
     rope = decoded(source.runtime, source).understood(source.where, source.stated_in)
     if names.FULL_ATTENTION not in rope.entries:
-        raise LossyExport("no layer attends to the whole text, and no class here has such a model", where=source.where)
+        raise LossyExport("no layer attends to the whole text: ropetool has no class for it", where=source.where)
     config = _sizes(source, family, table, rope)
     entry = rotating_entry(rope)
     turned = {names.ROPE_PARAMETERS: {names.MROPE_SECTION: _sections(source)}} if table.sections else {}

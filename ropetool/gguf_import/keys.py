@@ -1,6 +1,6 @@
 """The keys of an architecture in a GGUF file, compared with a config: each one agrees, has no effect, or is refused.
 
-Knows what llama.cpp assumes if a key is missing: src/llama-model.cpp, llama-hparams.h and models/*.cpp of
+Knows llama.cpp's defaults for missing keys, from src/llama-model.cpp, llama-hparams.h and models/*.cpp of
 llama-cpp-python 0.3.36. The decoder knows which keys change positions.
 """
 
@@ -60,9 +60,10 @@ _OF_LAYERS = frozenset({archs.RECURRENT_LAYERS, archs.ATTENTION_INTERVAL})
 
 
 def compare_keys(source: GgufCheckpoint, model: Model) -> tuple[str, ...]:
-    """Return a note on the keys that the file leaves out and llama.cpp assumes as the config has them.
+    """Return a note on missing keys for which llama.cpp's default agrees with the config.
 
-    Raises: LossyExport for a key with another value, a key that no config has, and a missing key that decides something.
+    Raises: LossyExport for a key with a different value, a key without a place in a config, and a missing key that
+    matters.
     """
     stated, front = stated_keys(model), f"{source.name}."
     for key, value in stated.items():

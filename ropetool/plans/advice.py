@@ -34,9 +34,10 @@ LONGEST_BASE = 32768  # tokens up to which the least base is looked for, in seco
 
 @dataclass(frozen=True)
 class Way:
-    """A method and where it leads. reach: tokens within which no pair leaves the arc that it has seen, at most the target.
+    """A method and its reach.
 
-    reach is None where it was not worked out: the method is refused, or nothing says what was trained.
+    reach: tokens within which no pair leaves its trained arc, at most the target; None if the method is refused or the
+    trained length is unknown.
     """
 
     method: str
@@ -58,13 +59,21 @@ class Way:
 
 @dataclass(frozen=True)
 class Advice:
-    """What leads from a checkpoint to a context. chosen: None where nothing has to be done, or nothing can be.
+    """The advised way from a checkpoint to a context length.
 
-    why: of what is chosen, or why nothing is. readers: the runtimes that read the chosen output as it is meant; others: the rest,
-    which take another encoding or none. base, least_base: of the table, and the smallest that holds attention up to the target;
-    None where the table is not a base's, or the target beyond what is looked at. holds: tokens up to which the present table
-    does, at most the target. critical: channels of the rotary ones that have seen every angle. shorter: if nothing is chosen, the
-    plan of the longest context that a method reaches, None if none is known.
+    found: the inspected checkpoint.
+    target_length: the requested context, in tokens.
+    ways: every method that was tried.
+    chosen: the advised way; None if the file needs no extension, or if no method works.
+    why: the reason for the choice, or for its absence.
+    readers: the runtimes that decode the chosen output as planned.
+    others: the remaining runtimes, which need a different encoding or cannot read any.
+    base: rope_theta of the table; None if the table does not follow from a base.
+    least_base: the smallest base that holds attention up to the target; None without `base`, or if the search ends
+      first.
+    holds: the length up to which the present table holds attention, in tokens, at most the target.
+    critical: the channels that saw every angle in training, and all rotary channels.
+    shorter: if there is no choice, the plan with the longest context that a method reaches, or None.
     """
 
     found: Inspection
@@ -82,19 +91,19 @@ class Advice:
 
     @property
     def command(self) -> str:
-        """The command line that is advised, empty where there is none."""
+        """The advised command line; empty without a choice."""
         return self.chosen.proposal.line if self.chosen else ""
 
     @property
     def reason(self) -> str:
-        """Why the method is chosen, or why none is, with the longest context that one reaches."""
+        """The reason for the choice or for its absence, with the longest context that a method reaches."""
         if self.shorter is None:
             return self.why
         return f"{self.why}{LONGEST}{self.shorter.step.reach} tokens"
 
     @property
     def extent(self) -> Extent | None:
-        """How far the chosen method goes beyond what was trained, None where nothing is chosen."""
+        """The ratio of the target to the trained length, with its notes; None without a choice."""
         return extent_of(self.found, self.chosen.method, self.target_length) if self.chosen else None
 
 
@@ -102,11 +111,12 @@ def advise(
     found: Inspection, target_length: int, for_runtimes: Sequence[str] = (), reading: str | None = None,
     force_factor: bool = False,
 ) -> Advice:  # fmt: skip
-    """Return which method leads a checkpoint to a context, and why; plans are made, nothing is written.
+    """Return the best method for a longer context, and the reason. Makes plans, but does not write.
 
-    for_runtimes: those that have to read the output. reading: original or current, for one of the two ways from a scaled source.
-    force_factor: advise a method without training beyond 32 times the trained length too.
-    Raises: ConfigError where the checkpoint's rotation is not known, UnknownRuntime for a name that is none.
+    for_runtimes: the runtimes that must read the output.
+    reading: `original` or `current`, to allow only one of the two ways from a scaled source.
+    force_factor: also advise a method without training beyond 32 times the trained length.
+    Raises: ConfigError if the checkpoint's rotation is unknown, UnknownRuntime for an unknown name.
     """
     for name in for_runtimes:
         _ = runtimes.all_of(name) if found.checkpoint is None else runtime_names(name, found.checkpoint)
@@ -144,7 +154,7 @@ def advise(
 
 
 def _in_scope(advice: Advice, forced: bool) -> Advice:
-    """Return the advice without its choice, if that has to be forced and is not."""
+    """Return the advice without its choice, if the choice needs --force-factor and the user did not pass it."""
     extent = advice.extent
     if extent is None or not extent.refused or forced:
         return advice
@@ -152,7 +162,7 @@ def _in_scope(advice: Advice, forced: bool) -> Advice:
 
 
 def with_bounds(said: Advice) -> Advice:
-    """Return advice with its readers, and with what theory says of the base; these take seconds, and choose nothing."""
+    """Return the advice with its readers and the theoretical bounds on the base. Takes seconds; keeps the choice."""
     found, trained = said.found, None if not said.ways else _trained_table(said.found)
     if trained is None or found.rope is None or found.trained_length is None:
         return said
@@ -174,9 +184,10 @@ def advised_method(
     original_length: int | None = None, as_type: str | None = None, for_runtimes: Sequence[str] = (),
     force_factor: bool = True,
 ) -> tuple[str, str, str]:  # fmt: skip
-    """Return the method that is advised for what `extend` was asked for, its attention factor, and why.
+    """Return the method for a request to `extend`, its attention factor, and the reason.
 
-    Raises: ConfigError if none leads there, TooFar if it has to be forced; InvalidRope for a goal that is none; as `inspect`.
+    Raises: ConfigError if no method works, TooFar if the factor needs --force-factor, InvalidRope for an invalid
+    target, and the errors of `inspect`.
     """
     Goal.make(1, factor, target_length)
     found = inspect(source, as_type)
@@ -202,7 +213,7 @@ def advised_method(
 def asked_context(
     found: Inspection, factor: float | None, target_length: int | None, reading: str | None, original_length: int | None
 ) -> int:
-    """Return the context in tokens that `extend` was asked for, by a factor or by itself."""
+    """Return the requested context in tokens, from a factor or a target length."""
     assert found.rope is not None
     context = found.rope.max_position_embeddings
     start = context if reading == CURRENT else original_length or found.trained_length or context
@@ -210,7 +221,7 @@ def asked_context(
 
 
 def _trained_table(found: Inspection) -> Array | None:
-    """Return the table whose arcs training showed: that of the base, before any scaling."""
+    """Return the table from before any scaling, whose angles the model saw in training."""
     assert found.rope is not None
     entry = found.rope.entries[names.FULL_ATTENTION]
     if entry.table is None or found.trained_length is None:
@@ -221,14 +232,14 @@ def _trained_table(found: Inspection) -> Array | None:
 
 
 def _has_seen_all(entry: LayerRope, trained: Array | None, trained_length: int | None) -> bool:
-    """Return whether every rotating pair of an unscaled table turned at least once in training: no longer distance is new."""
+    """Return whether every pair of an unscaled table turned once in training. Longer distances are then not new."""
     if trained is None or trained_length is None or entry.table is None or not entry.unscaled:
         return False
     return math.isinf(reach(trained, entry.table.at(trained_length).inv_freq, trained_length)[0])
 
 
 def _shorter(advice: Advice, trained: Array | None, for_runtimes: Sequence[str]) -> Proposal | None:
-    """Return the plan of a new base, up to its reach, for a file that holds no table that reaches the target."""
+    """Return a plan with a new base, up to its reach, for a file without a table that reaches the target."""
     found = advice.found
     way = next((way for way in advice.ways if way.proposal.step.reading != CURRENT), None)
     if way is None or trained is None or found.rope is None or found.trained_length is None:

@@ -47,13 +47,18 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Applied:
-    """What was written: the output, and how each unchanged file got there (linked, reflinked or copied).
+    """The result of a write.
 
-    in_place: how a file was changed where it lies, None where an output was written.
-    left: what the source holds and the output does not, by name. baked: the tensors whose numbers changed, with the error.
-    serving: the command lines that serve it. sidecars: the model card, and a Modelfile beside a GGUF file. notes: what
-    became of files of others, and of those of dead processes. following: the memory of the new context and how to measure it,
-    None for a bake.
+    output: the path of the output.
+    placed: the number of unchanged files that were linked, reflinked and copied.
+    edited: the names of the edited files.
+    left: names in the source that the output lacks.
+    baked: the tensors with new numbers, each with its error.
+    serving: command lines that serve the output.
+    sidecars: the model card, and for a GGUF file a Modelfile.
+    notes: notes on leftover files from other programs and dead processes.
+    in_place: how a file was edited in place; None for a new output.
+    following: the memory of the new context and a command to measure it; None for a bake.
     """
 
     output: Path

@@ -19,14 +19,18 @@ LITTLE = ("--suite", "quick", "--grade", "research", "--segments", "8")
 
 @dataclass(frozen=True)
 class Following:
-    """What follows an extension. kv_cache_bytes: of one sequence at the new context, None if not known. verify: a command line."""
+    """The next step after an extension.
+
+    kv_cache_bytes: the cache of one sequence at the new context; None if it is unknown.
+    verify: a command line.
+    """
 
     kv_cache_bytes: int | None
     verify: str
 
 
 def following(plan: Plan, output: Path, kinds: Mapping[str, KvCache]) -> Following | None:
-    """Return what follows a plan that was carried out, None for a bake. kinds: the cache of each kind of layer."""
+    """Return the next step after a plan, or None for a bake. kinds: the cache by layer type."""
     if plan.method == BAKE:
         return None
     context = plan.max_position_embeddings
@@ -36,7 +40,7 @@ def following(plan: Plan, output: Path, kinds: Mapping[str, KvCache]) -> Followi
 
 
 def following_gguf(plan: Plan, source: GgufCheckpoint, output: Path) -> Following | None:
-    """Return what follows a plan for a GGUF file; the cache is that of the source at the new context."""
+    """Return the next step after a plan for a GGUF file, with the source's cache at the new context."""
     try:
         kinds = {} if plan.target is None else kv_cache.of_gguf(source, plan.target)
     except RopetoolError:  # keys that llama.cpp does not load

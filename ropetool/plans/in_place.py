@@ -101,7 +101,7 @@ def edit_model(
 def _to_log(
     file: Path, headers: Sequence[GgufHeader], patch: Patch, command: str, *, with_record: bool
 ) -> tuple[EditLog, LoggedEdit]:
-    """Return the log of a file, and what is going to be added to it. Raises: ConfigError if there is no room for it."""
+    """Return the log of a file, and its next entry. Raises: ConfigError if the log is full."""
     log, entry = edit_log.read(file), LoggedEdit.of(headers, patch, command)
     entry = replace(entry, record=_record_text(file)) if with_record else entry
     edit_log.check_room(log, entry, file)
@@ -134,10 +134,10 @@ def kept_record(file: Path, part: GgufHeader, size: int) -> Mapping[str, bytes]:
 
 
 def resized(record: str, file: Path, part: GgufHeader, size: int) -> bytes:
-    """Return the record of a file with another size of one part of the model, as text that is written.
+    """Return the text of a file's record with a new size for one part of the model.
 
-    Its entry loses the digest: to read the whole file again would take longer than the edit.
-    Raises: CorruptFile if the text, which a log may have kept, is no record.
+    Drops the digest of that part, because reading the whole file would take longer than the edit.
+    Raises: CorruptFile if the text, which may come from a log, is not a record.
     """
     name = Path(os.path.realpath(part.path)).name
     try:

@@ -24,10 +24,15 @@ EXTEND = "ropetool extend "
 
 @dataclass(frozen=True)
 class Proposal:
-    """A way to a longer context. line: the command for it, empty where none serves. refusal: why its own method does not.
+    """A way to a longer context.
 
-    brief: the refusal in a shorter sentence, empty if there is none.
-    plan: what its own method would do; None where that is refused or was not tried. attention_factor: as --attention-factor takes it.
+    step: the interpretation of the source, its trained length, its reach and its command.
+    method: the method's name.
+    line: the command; empty if the method does not work.
+    refusal: why the method does not work; empty if it does.
+    plan: the method's plan; None if it is refused or was not tried.
+    attention_factor: the value of --attention-factor.
+    brief: a shorter refusal; may be empty.
     """
 
     step: Step
@@ -77,7 +82,7 @@ def proposals(found: Inspection, target: int, method: str = METHOD, for_runtimes
 def proposed(
     found: Inspection, request: Request, params: Mapping[str, Any], for_runtimes: Sequence[str] = ()
 ) -> Proposal | None:
-    """Return the way of a request whose method has parameters, None if no file holds it."""
+    """Return the proposal for a method with parameters, or None if the file cannot store its plan."""
     reading = () if request.reading is None else ("--from", request.reading)
     words = [word for name, value in params.items() for word in ("-p", name, number(value))]
     line = request.command(found.source, *reading, *words)
@@ -87,7 +92,7 @@ def proposed(
 
 
 def extent_of(found: Inspection, method: str, target: int) -> Extent:
-    """Return how far an extension of this source to a target goes."""
+    """Return the size of an extension of this source to a target, in tokens."""
     assert found.rope is not None
     entry = found.rope.entries.get(names.FULL_ATTENTION)
     shipped = found.made is None and entry is not None and not entry.unscaled

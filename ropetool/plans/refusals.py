@@ -51,10 +51,12 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Outset:
-    """What a request starts from.
+    """The start of a request.
 
-    new_base: a base and the tokens that it reaches, None if it does not extend the context. ignored: which key of the first
-    encoding a runtime ignores, in words; empty if it ignores none.
+    goal: the requested length.
+    reading: `original` or `current`.
+    new_base: a base and the tokens that it reaches; None if it does not extend the context.
+    ignored: a sentence on the key of the first encoding that a runtime ignores; empty if it reads all keys.
     """
 
     goal: Goal
@@ -75,8 +77,10 @@ def lossy(
 ) -> LossyExport:
     """Return the refusal of a Hugging Face checkpoint, and a command that works, or none.
 
-    asked: what was, with all its runtimes. conflict: the runtime that no file serves, or the two. rest: those of the
-    runtimes that one file serves. rope_type: of the table that is there.
+    asked: the request, with all its runtimes.
+    conflict: the runtime that no file works for, or the two that need different files.
+    rest: the requested runtimes that can share one file.
+    rope_type: the type of the present table.
     """
     wanted, request = asked.runtimes, asked.request
     unsaid = "no rope keys can say it" + (f" of a table of rope type {rope_type}" if rope_type != "default" else "")
@@ -116,9 +120,9 @@ def lossy_gguf(
     tried: Sequence[Tried],
     serves: Callable[[Alternative], bool],
 ) -> LossyExport:
-    """Return the refusal that names what stands against it in llama.cpp, and a command that works.
+    """Return the refusal with llama.cpp's limit, and a command that works.
 
-    changed: the parameters that are not the method's own.
+    changed: the parameters that differ from the method's defaults.
     """
     arch = archs.get(form.checkpoint.name)
     what = ", ".join(f"{name} {_word(value)}" for name, value in changed.items()) or request.method

@@ -188,7 +188,7 @@ def _to_delete(first: Path) -> ToDelete:
     problem = provenance.source_problem(made)
     if problem:
         raise PlanMismatch(
-            f"is a copy of {made.source}, which {problem}: to delete it may lose what is nowhere else", where=str(first)
+            f"is a copy of {made.source}, which {problem}: deleting it may lose the only copy", where=str(first)
         )
     files = [first] if first.is_dir() else shards(first)
     rule = listings.directory_rule(first) if first.is_dir() else listings.files_rule(files)
@@ -196,7 +196,7 @@ def _to_delete(first: Path) -> ToDelete:
         problem = rule(file)
         if problem:
             raise PlanMismatch(
-                f"{problem}: to delete it may lose what is nowhere else", where=str(file),
+                f"{problem}: deleting it may lose the only copy", where=str(file),
                 try_=f"{command('ropetool', 'diff', made.source, first)}, which shows all differences from its source",
             )  # fmt: skip
     if first.is_dir():

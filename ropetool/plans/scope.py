@@ -1,6 +1,7 @@
-"""How far a method without training is advised: what was measured of it, where it is doubtful, and where it is refused.
+"""The limits of methods without training: their measured cost, and the factors that are doubtful or refused.
 
-The tables cannot tell: no pair leaves the angles that training showed, at any factor of yarn, llama3 or linear.
+The tables do not show these limits: with yarn, llama3 and linear, every pair stays within its trained angles at any
+  factor.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ NECESSARY = "that is necessary and not sufficient: it holds at any factor"
 
 @dataclass(frozen=True)
 class Extent:
-    """How far an extension goes. times: the length that the model was trained for; 0 where the scope leaves it out."""
+    """The size of an extension.
+
+    times: the target divided by the trained length; 0 if the limits do not apply.
+    """
 
     method: str
     times: float
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the extension costs as far as it was measured, and that it is doubtful; a sentence each."""
+        """The measured cost of the extension, and a warning if it is doubtful. One sentence each."""
         if self.times < MEASURED_FROM:
             return ()
         times = _times(self.times)
@@ -51,45 +55,45 @@ class Extent:
 
     @property
     def cost(self) -> str:
-        """The cost that was measured with this method, of the models that were measured."""
+        """The cost that we measured with this method, on the models that we measured."""
         known = [text for least, text in MEASURED.get(self.method, ()) if self.times >= least]
         return " and ".join(known) or UNMEASURED
 
     @property
     def warning(self) -> tuple[str, ...]:
-        """The sentence for an extension that is doubtful, none for another."""
+        """The warning about a doubtful extension; empty for other extensions."""
         if self.times <= DOUBTFUL:
             return ()
         return (f"beyond {_times(DOUBTFUL)} the trained length expect a broken model: fine-tune it at the new length",)
 
     @property
     def refused(self) -> bool:
-        """Whether the extension has to be forced."""
+        """Whether the extension needs --force-factor."""
         return self.times > REFUSED
 
     @property
     def refusal(self) -> str:
-        """Why it has to be forced."""
+        """The reason for the refusal."""
         return (
             f"{_times(self.times)} the trained length: beyond {_times(REFUSED)} no method without training is advised; "
             "fine-tune the model at the new length"
         )
 
     def check(self, forced: bool) -> None:
-        """Raise ConfigError for an extension that has to be forced, and is not."""
+        """Raise TooFar if the extension needs --force-factor and the user did not pass it."""
         if self.refused and not forced:
             raise TooFar(self.refusal, where=FORCE, try_=f"the same command with {FORCE}")
 
 
 class TooFar(ConfigError):
-    """An extension that has to be forced."""
+    """An extension that needs --force-factor."""
 
 
 def extent(method: str, target: int, trained: int | None, shipped: int | None) -> Extent:
-    """Return how far an extension to a target goes, in tokens.
+    """Return the size of an extension to a target, in tokens.
 
-    trained: before any scaling, None where it is not known. shipped: the context of a source that came scaled, and was trained
-    for that; None for one that is not scaled, or that ropetool scaled.
+    trained: the length before any scaling, in tokens; None if it is unknown.
+    shipped: the context of a published source that was scaled and trained at that length, in tokens; else None.
     """
     base = max(trained or 0, shipped or 0)
     return Extent(method, 0.0 if method in OUT_OF_SCOPE or not base else target / base)

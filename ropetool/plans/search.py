@@ -52,12 +52,13 @@ def make_plan(
     as_type: str | None = None,
     force_factor: bool = True,
 ) -> Plan:
-    """Return the plan that extends a checkpoint; nothing is written.
+    """Return the plan that extends a checkpoint. Does not write.
 
-    source: a path or a hub id; of an opened checkpoint no file is read again.
-    reading: original or current, required where the source already carries scaling. temperature_scope: rotary or score,
-    what part of the score the method's factor multiplies; by default the whole under MLA, else the rotary part.
-    as_type: the built-in model_type that the output is to be, of a source whose own type only remote code knows.
+    source: a path, a hub id, or an open checkpoint, whose files are not read again.
+    reading: `original` or `current`; required if the source already has a scaling.
+    temperature_scope: `rotary` or `score`, the part of the score that the method's factor multiplies. Default: the
+      whole score under MLA, else the rotary part.
+    as_type: the built-in model_type of the output, for a source whose type is only in remote code.
     force_factor: False refuses a method without training beyond 32 times the trained length, as the command does.
     Raises: UnknownFamily, AmbiguousRope, InvalidRope, LossyExport, CheckpointError; TooFar.
     """
@@ -284,9 +285,9 @@ def _scoped(derived: Derived, source: Source, entry: LayerRope, scope: str | Non
 
 
 def runtime_names(asked: str, checkpoint: Checkpoint) -> list[str]:
-    """Return the runtimes that an option names; llama.cpp reads a Hugging Face checkpoint by candidate of our export.
+    """Return the runtimes that an option selects. llama.cpp reads a Hugging Face checkpoint through ropetool's export.
 
-    Raises: UnknownRuntime; for a GGUF file with the import after which the runtime reads the model.
+    Raises: UnknownRuntime. For a GGUF file, the error contains the import command that makes it readable.
     """
     if asked == GgufCheckpoint.runtime:
         return [asked]

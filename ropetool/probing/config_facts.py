@@ -427,7 +427,7 @@ def _forbids_null(maker: Maker, key: str) -> bool:
 
 
 def _stops_at_scaling(maker: Maker, scaling: Any) -> bool:
-    """Return whether a class stops at this rope_scaling beside no rope parameters, and not at null."""
+    """Return whether a class stops at this rope_scaling, but not at null, when rope_parameters is null."""
     none = {"rope_parameters": None} if "rope_parameters" in maker.small else {}
     try:
         maker.config(**none, rope_scaling=None)

@@ -113,9 +113,9 @@ def _takes_any(config: Any, path: list[str], text: Any) -> bool:
 
 
 def _renamed(config: Any, path: list[str], text: Any) -> dict[str, str]:
-    """Return the model types of a text model that a wrapper's class builds as another one, each with that one.
+    """Return the inner model types that a wrapper's class replaces, each with the type that it builds.
 
-    Each word in the code of the class is tried as a model type.
+    Tries each word in the code of the class as a model type.
     """
     import ast
     import inspect

@@ -43,7 +43,7 @@ def effective_length_section(found: EffectiveLengthResult, trained_length: int) 
         ("score", "the share of right answers over all tasks, 0 for a guesser and 1 for all"),
         (
             "ratio",
-            f"to the score at the trained length; no worse: the lower bound is {found.kept:g} or more; worse: surely less",
+            f"to the score at the trained length; no worse: lower bound {found.kept:g} or more; worse: significantly less",
         ),
         ("bounds", TOO_LONG),
     )

@@ -38,7 +38,7 @@ def reach(trained: Array, table: Array, length: int) -> tuple[float, int]:
 def reach_of_new_base(inv_freq: Array, base: float, length: int, target: int) -> tuple[int, int]:
     """Return the base that `ntk` derives for a target, and the tokens that a table of this base reaches.
 
-    A file of `ntk` states the target, which its table does not reach. A file of `abf` can state the tokens that it reaches.
+    A file of `ntk` contains the target, which its table does not reach. A file of `abf` can contain the reach.
     Shapes: inv_freq (rotary_dim // 2,), the trained table. Units: tokens.
     """
     dim = 2 * inv_freq.size

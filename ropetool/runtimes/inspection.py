@@ -35,11 +35,19 @@ MAX_SHOWN_BYTES = 2**14  # a list with a number for each of 512 layers fits
 
 @dataclass(frozen=True)
 class Inspection:
-    """A checkpoint as found: `family` and `rope` are None where the model_type is unknown.
+    """A checkpoint with its decoded settings.
 
-    trained_length: what it was trained on before any scaling. made: its record, where ropetool wrote it. as_type: the
-    built-in model_type that it is read as on request. learned_positions: it has a vector for each position of its context.
-    checkpoint: as it was opened, before `as_type` changes it; None on the hub, where only its config and headers were read.
+    source: the path of the checkpoint.
+    family, rope: None if the model_type is unknown.
+    trained_length: the length before any scaling, in tokens; None if it is unknown.
+    stated: the rope keys as written in the file.
+    readings: how each runtime decodes them.
+    kv_bytes: the cache by layer type.
+    made: ropetool's record; None if ropetool did not write the checkpoint.
+    as_type: the built-in model_type that the user chose with --as.
+    learned_positions: the model has a vector for each position of its context.
+    checkpoint: the open checkpoint, before `as_type` changes it; None on the hub, where ropetool read only the config
+      and headers.
     """
 
     source: Path
@@ -216,11 +224,11 @@ def _family_of(config: Mapping[str, Any], where: str) -> tuple[Family | None, Ro
 
 
 def read_live(family: Family) -> tuple[str, ...]:
-    """Say that a family's facts, or those of the config around it, come from a model and not from ropetool's data."""
+    """Return a note if the facts about a family or its wrapper come from a probed model, not from ropetool's data."""
     names_read = [family.stated] if families.is_live(family.stated) else []
     names_read += [family.model_type] if family.live else []
     return tuple(
-        f"no data describes {name}: what is said of it was read from the installed transformers, on a tiny model"
+        f"no data describes {name}: its settings were read from the installed transformers, on a tiny model"
         for name in names_read
     )
 
@@ -266,9 +274,9 @@ def _as_built_in(checkpoint: HfCheckpoint) -> tuple[str, ...]:
 
 
 def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: RopetoolError | None) -> str:
-    """Return why the keys of a config are shown as they stand, and what to do about it.
+    """Return why the keys of a config are shown as written, and the next step.
 
-    refusal: what a command says that needs the family.
+    refusal: the error of a command that needs the family.
     """
     inner = families.text_type(config)
     if inner in records.unrotated():
@@ -277,7 +285,7 @@ def _why_as_written(config: Mapping[str, Any], model_type: str, refusal: Ropetoo
         return f"{shown(inner)} is not served: {particular}; the keys are shown as written"
     within = f" (of the text model of {shown(model_type)})" if inner != model_type else ""
     if not model_type:
-        return f"config.json states no model_type, so nothing says how its keys are read: they are shown as written{untyped(config)}"
+        return f"config.json does not set model_type, so its keys cannot be decoded: they are shown as written{untyped(config)}"
     if reason := families.unread(inner):
         return f"the family {shown(inner)}{within} is not served: {reason}; the keys are shown as written"
     if refusal is not None and refusal.try_.startswith("pip "):

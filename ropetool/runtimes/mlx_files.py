@@ -92,7 +92,7 @@ def _scaling(part: Keys, reading: MlxReading, facts: MlxFile) -> Keys:
     for place, outcomes in reading.places.items():
         found = at(part, place)
         if found is not None and not isinstance(found, Mapping):
-            raise NotKnown(f"what {facts.file} makes of {shown(found)} in {place}")
+            raise NotKnown(f"how {facts.file} reads {shown(found)} in {place}")
         if not found:
             if outcomes.get("absent") == "stops" or (outcomes.get("absent") == "named" and place not in part):
                 raise Refuses(f"AttributeError: {facts.file} needs {place} in the config")

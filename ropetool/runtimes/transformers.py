@@ -91,7 +91,9 @@ def objects(part: Mapping[str, Any], family: Family) -> dict[str, dict[str, Any]
     """Return the object of each layer type after the class has filled in its defaults; a null base stays null."""
     scaling = part.get(names.ROPE_SCALING) or {}
     if part.get(names.ROPE_SCALING) in family.no_scaling_stops:
-        raise Refuses(f"TypeError: {family.model_type} takes no rope_scaling of {shown(part[names.ROPE_SCALING])}")
+        raise Refuses(
+            f"TypeError: {family.model_type} does not accept a rope_scaling of {shown(part[names.ROPE_SCALING])}"
+        )
     # Remote code reads the older keys, unless it nests its keys by kind of layer, which those do not know.
     parameters = None if family.remote and not family.nested else part.get(names.ROPE_PARAMETERS)
     if scaling and family.scaling_keys and set(scaling) != set(family.scaling_keys):

@@ -33,7 +33,11 @@ _QUOTED = 300  # characters of what a server said
 
 @dataclass
 class _Taken:
-    """One answer as a thread receives it. response: what to shut down if the time is up. failed: what it ended with."""
+    """One answer while a thread receives it.
+
+    response: the object to shut down when the time is over.
+    failed: the exception that ended the answer.
+    """
 
     response: Any = None
     text: str = ""
@@ -41,10 +45,10 @@ class _Taken:
 
 
 class Http:
-    """One server, by the address that its interfaces lie below.
+    """One server, by the address above its interfaces.
 
-    timeout: seconds that a whole answer may take, from the request to its last byte.
-    Raises: ConfigError for an address that is none.
+    timeout: the limit of a whole answer, from the request to its last byte, in seconds.
+    Raises: ConfigError for an invalid address.
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:

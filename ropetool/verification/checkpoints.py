@@ -225,9 +225,9 @@ def verify_checkpoint(
 
 
 def documents_of(texts: Sequence[str | Path], longest: int, notes: list[str]) -> list[Document]:
-    """Return the independent documents of these texts, or those of the package for this longest length.
+    """Return the independent documents in these texts, or the package's documents for this longest length.
 
-    notes: get what counts as one document. Raises: ConfigError.
+    notes: receives a note if several texts count as one document. Raises: ConfigError.
     """
     if not texts:
         return default_documents(longest)
@@ -361,7 +361,7 @@ class OpenInVllm:
 
     @property
     def ways(self) -> list[str]:
-        """How figures are computed: how vLLM runs, and how far, by which it chooses among the lists of longrope."""
+        """How figures are computed: vLLM's settings, and the longest text, which selects a list of longrope."""
         return [str(self._engine), *(f"{self.reach(path)} tokens" for path in self._looks)]
 
     def reach(self, path: Path) -> int | None:
@@ -416,9 +416,10 @@ def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
 def kept_on_disk(
     key: str, conditions: Mapping[str, str], resume: bool, notes: list[str], *, changes: bool = False
 ) -> Iterator[Wrap]:
-    """Give what keeps the figures of each runner on disk until the run is complete.
+    """Yield a function that saves the figures of each runner on disk until the run is complete.
 
-    key, conditions: as a Journal takes them. changes: whether the target is asked later if it has changed.
+    key, conditions: see Journal.
+    changes: whether to check later if the target has changed.
     """
     with kept_journal(key, conditions, resume, notes) as journal:
         yield (

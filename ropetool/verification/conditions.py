@@ -1,6 +1,6 @@
-"""What decides the figures of a run besides its rows: the bytes of models and texts, program versions, the device.
+"""The conditions of a run besides its rows: the bytes of models and texts, program versions, the device.
 
-Measures nothing; a journal compares these with those of an interrupted run.
+Does not measure. A journal compares the conditions with an interrupted run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LLAMA_CPP = ("llama-cpp-python",)
 
 
 def run_key(models: Mapping[str, Checkpoint], documents: Sequence[Document], ways: Sequence[str]) -> str:
-    """Return what a run is found by: paths of models, names of documents, and how figures are computed."""
+    """Return the key of a run: paths of models, names of documents, and how figures are computed."""
     paths = [f"{role} {checkpoint.path.absolute()}" for role, checkpoint in models.items()]
     return "\n".join([*paths, *(document.name for document in documents), *ways])
 

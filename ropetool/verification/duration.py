@@ -1,6 +1,7 @@
-"""How long a run may take: the refusal of a longer one, with a smaller run that fits.
+"""The time limit of a run: refuse a run that takes longer, and propose a smaller one.
 
-Knows suites and lengths, and is told how many rows they take and how fast the model is; knows no options of the command line.
+Knows suites and lengths. The caller supplies the number of rows and the speed of the model. Does not know the command
+line.
 """
 
 from __future__ import annotations
@@ -81,9 +82,11 @@ def check_budget(budget: float | None) -> None:
 def check_duration(
     run: Run, rows: Rows, pace: Callable[[], estimate.Pace], budget: float | None, trained: int, *, free_grade: bool
 ) -> None:
-    """Refuse a run that takes longer than its budget allows, or than an hour without one.
+    """Refuse a run that exceeds its budget, or an hour without one.
 
-    pace: estimates on first use. trained: tokens. free_grade: no grade was asked for, so that a smaller run may lower it.
+    pace: estimates the speed on first use.
+    trained: tokens.
+    free_grade: the user did not choose a grade, so a smaller run may lower it.
     Raises: TooLong.
     """
     work = rows(run)
@@ -112,9 +115,9 @@ def fits(run: Run, rows: Rows, pace: estimate.Pace) -> bool:
 
 
 def smaller(run: Run, fitting: Callable[[Run], bool], trained: int, free_grade: bool) -> Run | None:
-    """Return the largest smaller run that fits, which rather measures less than at fewer lengths; None without one.
+    """Return the largest smaller run that fits, or None. Keeps the lengths if it can, and measures less at each.
 
-    To choose the rows of losses alone takes little, so they say first whether anything fits at these lengths.
+    The rows for losses are quick to choose, so they show first whether any run fits at these lengths.
     """
     longest = run.lengths[-1]
     ends = tuple(length for length in run.lengths if length in (trained, longest))
@@ -127,7 +130,7 @@ def smaller(run: Run, fitting: Callable[[Run], bool], trained: int, free_grade: 
 
 
 def _less(run: Run, free_grade: bool) -> Iterator[Run]:
-    """Yield runs with less measured at each length: fewer trials, then the quick suite, then losses alone."""
+    """Yield runs that measure less at each length: fewer trials, then the quick suite, then only losses."""
     suite = run.suite
     few = replace(suite, segments=MIN_SEGMENTS, trials=min(suite.trials, FEWEST_TRIALS))
     yield run

@@ -22,12 +22,13 @@ Pace = Callable[[Mapping[int, int]], float]
 
 
 def pace(runner: Runner, corpus: Corpus, lengths: Collection[int], scored: int = 1) -> Pace:
-    """Return what tells how long rows of these lengths take.
+    """Return a function that estimates the time of rows with these lengths.
 
-    scored: tokens of a row that are asked about, where each of them takes a request. A row of n tokens costs a n + b n^2:
-    matrices by the token, attention by the pair. Two lengths give a and b; the first call, which loads the model, does not
-    count, and the second, of few tokens, tells how long the two may be. Each probe begins at another token of the text, as
-    the rows do, so that no cache of prefixes answers for it.
+    A row of n tokens costs a n + b n^2: matrices per token, attention per pair. Two lengths give a and b. The first
+    call loads the model and does not count. The second call is short and limits the length of the two probes. Each
+    probe starts at a different token, as the rows do, so that a server's prefix cache cannot answer it.
+
+    scored: the number of scored tokens per row, if each needs a request.
     """
     source: list[int] = max(corpus.tokens, key=len).tolist()
     tiny = min(*lengths, TINY_PROBE)

@@ -1,6 +1,6 @@
-"""What a run has measured so far, row by row on disk, so that an interrupted run can go on.
+"""The figures of a run, saved row by row on disk, so that an interrupted run can continue.
 
-Wraps a runner; knows nothing of what is measured with it.
+Wraps a runner; does not know the measurements.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ STEP_TOKENS = 65536  # of model input, after which what was found is on the disk
 
 
 def folder() -> Path:
-    """Return where journals are kept."""
+    """Return the folder of the journals."""
     return machine.cache() / "verify"
 
 
 class Journal:
-    """The figures of one run: a target, a baseline and texts. A new one is empty unless it is to be resumed.
+    """The figures of one run: a target, a baseline and texts.
 
-    Where they cannot be kept on disk, they are kept in memory alone, and the run goes on; a file that is damaged, or
-    that ropetool did not make, is begun anew: what is not there is measured again.
+    Starts empty unless `resume` is set. If the disk cannot store the figures, the journal keeps them only in memory and
+    the run continues. A journal that is damaged, or not from ropetool, is replaced by an empty one.
 
-    key: what the user named, which chooses the file. conditions: everything else that decides a figure, by name, as digests
-    and versions. A journal with other conditions starts again.
-    problem: why figures are in memory alone, empty if they are not. lost: why what was kept is not used. changed: the
-    conditions that differ from those of the kept figures, as the end of a sentence.
+    key: the user's choices, which select the file.
+    conditions: everything else that affects a figure, by name, as digests and versions. If one changes, the journal
+      restarts.
+    problem: the reason why figures are only in memory, or an empty string.
+    lost: the reason why saved figures are not used, or an empty string.
+    changed: the conditions that differ from the saved ones, as the end of a sentence.
     """
 
     def __init__(self, key: str, conditions: Mapping[str, str] | None = None, *, resume: bool) -> None:
@@ -62,7 +64,7 @@ class Journal:
         self._base = self._begun(resume) if self._lock is not None else None
 
     def _locked(self) -> IO[bytes] | None:
-        """Return a file that keeps other processes away as long as it is open; None where that cannot be had."""
+        """Return an open file that locks out other processes, or None if there is no lock."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lock = self.path.with_suffix(".lock").open("wb")
@@ -84,7 +86,7 @@ class Journal:
         return None
 
     def _begun(self, resume: bool) -> sqlite3.Connection | None:
-        """Return the journal on disk, a damaged one begun anew; None where it cannot be had: the disk is full, say."""
+        """Return the journal on disk, emptied if it is damaged, or None if the disk cannot store it."""
         try:
             if not resume:
                 self.path.unlink(missing_ok=True)
@@ -105,7 +107,7 @@ class Journal:
         return None
 
     def _settled(self, base: sqlite3.Connection) -> str:
-        """Return which conditions of a journal differ from the present ones; an empty journal gets the present ones.
+        """Return the conditions that changed since the journal was written; an empty journal gets the present ones.
 
         Raises: one of BROKEN.
         """
@@ -125,7 +127,7 @@ class Journal:
 
     @property
     def resumed(self) -> str:
-        """Return the note of a resumed run: how many rows it has, or why it has none."""
+        """Return the note of a resumed run: the number of saved rows, or the reason for a restart."""
         if self.rows:
             return f"{self.rows} rows were kept"
         if self.changed:
@@ -135,7 +137,7 @@ class Journal:
 
     @property
     def rows(self) -> int:
-        """How many rows are kept."""
+        """The number of saved rows."""
         kept = sum(len(key) == KEY for key in self._memory)
         # Lengths of keys would be read from every page, of which a damaged one begins the journal anew.
         every = int(self._read(lambda base: base.execute("select count(*) from found").fetchone()[0], 0))
@@ -210,7 +212,7 @@ def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: l
     finally:
         journal.close(remove=complete or not (journal.rows or journal.problem))
     if journal.problem:
-        notes.append(f"what was measured was kept only in memory, so --resume would not find it: {journal.problem}")
+        notes.append(f"the results were kept only in memory, so --resume would not find them: {journal.problem}")
 
 
 def _opened(place: Path | str) -> sqlite3.Connection:

@@ -28,11 +28,13 @@ def kl_checks(
     max_kl: float | None = None,
     noise: Noise | None = None,
 ) -> list[Check]:
-    """Return the checks on two files against each other.
+    """Return the checks of one file against a reference.
 
-    own: the same pair of types before the extension, whose figures are better known than `allowed`, those of sound files
-    of these types; None where either is not known. max_kl: a limit on the mean instead, in nats a token; the others
-    are `allowed` in the same proportion. noise: of the reference itself, which may raise what is `allowed`.
+    own: the divergence of the same pair of types before the extension, which is more precise than `allowed`; None if
+      unknown.
+    allowed: the typical divergence of sound files of these types; None if unknown.
+    max_kl: replaces the limit on the mean, in nats per token, and scales the other limits in proportion.
+    noise: the reference's own noise, which may raise the limits.
     """
     if max_kl is not None:
         return _against(found, None if allowed is None else _times(allowed, max_kl / allowed.text.mean), max_kl)

@@ -86,7 +86,7 @@ def _joined_or_not(run: list[Document]) -> Iterator[list[Document]]:
 
 
 def _follows(earlier: str, later: str) -> bool:
-    """Return whether a name is the next one that `split` gives."""
+    """Return whether `split` would create this name next."""
     one, other = PIECE.fullmatch(earlier), PIECE.fullmatch(later)
     if one is None or other is None or (one[1], one[3]) != (other[1], other[3]):
         return False

@@ -1,6 +1,6 @@
-"""One verification: texts, measurements, runners and the gate put together.
+"""One verification run: combines texts, measurements, runners and the gate.
 
-Knows nothing of options, of where a checkpoint comes from, or of how results are shown.
+Does not know command line options, the origin of a checkpoint, or how results are shown.
 """
 
 from __future__ import annotations
@@ -65,17 +65,21 @@ Progress = Callable[[str, int, int], None]
 
 
 class MakeRunner(Protocol):
-    """What opens a checkpoint; `report` is told in words what the runner had to change on the way."""
+    """Opens a checkpoint; calls `report` with a sentence for each change that the runner had to make."""
 
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner: ...
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The file to compare the target's logits with, and the same pair before the extension, where that is to be measured.
+    """A file whose logits are compared with the target's logits.
 
-    kinds: what rounds their numbers differently, as `floors` names it. layers: of the model. inexact: their tables are
-    known to differ. routed: the target has experts.
+    other: the path of the file.
+    kinds: the causes of rounding differences, by their names in `floors`.
+    layers: the number of layers of the model.
+    before: the same two files before the extension; None to skip that measurement.
+    inexact: the tables of the two are known to differ.
+    routed: the target has experts.
     """
 
     other: Path
@@ -123,20 +127,24 @@ def verify(
     baseline_reach: int | None = None,
     beside: Beside | None = None,
 ) -> VerifyResult:
-    """Return what the suite measures of target and baseline, on the same tokens, with the verdict of each check.
+    """Measure target and baseline on the same tokens, and return each result with its verdict.
 
-    Without a baseline the target itself within its trained length is the baseline. Lengths beyond the trained
-    length, and beyond the file's `context_length`, are measured like any other. The models are loaded one after
-    the other, but for `against`, which is open beside the target. `judge` is a model that reads all lengths and chooses
-    the key tokens. `checks` are those made already, or what makes them once the run is known to be short enough; `wrap` may put
-    something around each runner, told its role. budget: minutes; None allows an hour,
-    `NO_BUDGET` any time. A run whose losses its first stage leaves undecided goes on with more segments for so long, and each
-    stage takes a part of the chance of a wrong verdict. foretell: returns what else is said of the work before it begins. baseline_reach:
-    the most tokens that the baseline can read, where that is bounded. target_runner: what opens the target, where that is not
-    what opens the others. beside: yardsticks, put on the baseline, or on the target where there is none.
+    Without a baseline, the target within its trained length is the baseline. Lengths beyond the trained length and
+    beyond `context_length` are measured too. The models are loaded in turn; only `against` is open together with the
+    target.
 
-    Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ; TooLong for a
-    longer run than the budget allows; CheckpointError if a checkpoint cannot be read or its logits are not finite.
+    judge: a model that reads all lengths and chooses the key tokens.
+    checks: finished checks, or a function that makes them after the estimate of the duration.
+    wrap: wraps each runner; gets the runner and its role.
+    budget: minutes; None allows an hour, `NO_BUDGET` any time. If the first stage does not decide the losses, a run
+      with a budget adds segments within it. The stages share the chance of a wrong verdict.
+    foretell: returns one more sentence about the work, which is printed before it starts.
+    baseline_reach: the longest text that the baseline can read, in tokens; None for no limit.
+    target_runner: opens the target, if `runner` must not.
+    beside: reference attention variants, applied to the baseline, or to the target without one.
+
+    Raises: ConfigError if an option is out of range, the texts are too short, or the tokenizers differ; TooLong if the
+    run exceeds the budget; CheckpointError if a checkpoint cannot be read or its logits are not finite.
     """
     free_grade = limits is None
     suite, limits = suite or suites.SUITES["quick"], limits or Limits()

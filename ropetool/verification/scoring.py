@@ -161,13 +161,13 @@ class Wrapped:
         return self._runner.byte_lengths(text)
 
     def score(self, rows: Sequence[Sequence[int]], scored: int, done: Done = ignore) -> Scores:
-        """Return what the last tokens of every row cost."""
+        """Return the loss of the last tokens of every row."""
         return self._runner.score(rows, scored, done)
 
     def predict(
         self, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
     ) -> Predictions:
-        """Return what comes after every row."""
+        """Return the prediction after every row."""
         return self._runner.predict(rows, candidates, done)
 
     def logits(self, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:

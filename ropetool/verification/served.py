@@ -238,10 +238,10 @@ def _own_baseline(target: Checkpoint, url: str) -> str:
 
 
 def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) -> tuple[list[int], str, str]:
-    """Return the lengths that the server takes, what is to be said of those left out, and of one that is cut.
+    """Return the lengths that the server accepts, a note on dropped lengths, and a note on a shortened length.
 
-    A length that leaves less room for an answer than the server needs is cut to one that leaves enough.
-    Raises: ConfigError for lengths that were asked for and are too long, or where none is left.
+    A length is shortened if the server needs more room for its answer.
+    Raises: ConfigError if requested lengths are too long, or if no length is left.
     """
     limit = server.limits.context
     asked = list(lengths) if lengths is not None else doubled
@@ -261,7 +261,7 @@ def _taken(server: Server, doubled: list[int], lengths: Sequence[int] | None) ->
         return kept, "", cut
     return (
         kept,
-        f"the server takes {limit} tokens, and {max(asked)} are stated: what it does beyond was not measured",
+        f"the server accepts {limit} of the configured {max(asked)} tokens: longer texts were not measured",
         cut,
     )
 

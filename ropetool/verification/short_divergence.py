@@ -60,10 +60,11 @@ class Lengths:
 def short_divergence(
     reference: Checkpoint, target: Checkpoint, lengths: Lengths, progress: Progress, enough: Enough
 ) -> tuple[DivergenceResult, Noise | None] | str:
-    """Return the divergence of the target and the noise of the reference, or the reason why nothing was compared.
+    """Return the divergence of the target and the noise of the reference, or the reason for skipping the comparison.
 
-    The noise takes two more passes. It is None if the figures are `enough`, or unless a directory is compared with a GGUF file.
-    Raises: CheckpointError where the target is not loaded, or gives a logit that is not finite.
+    The noise takes two more passes. It is None if the figures are `enough`, or the pair is not a directory and a GGUF
+    file.
+    Raises: CheckpointError if the target does not load, or has a logit that is not finite.
     """
     elements = max(
         1, *(sum(math.prod(tensor.shape) for tensor in each.stored.values()) for each in (reference, target))

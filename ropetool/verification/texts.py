@@ -145,7 +145,7 @@ def _read(path: Path, packed: str, limit: int, kind: str) -> bytes:
 
 
 def _split(path: Path, packed: str, limit: int) -> str:
-    """Return the commands that cut a file into smaller ones, and which of these to give."""
+    """Return the commands that cut a file into smaller ones, with a comment on the pieces to pass."""
     program = {".gz": "gunzip", ".xz": "unxz"}.get(packed)
     unpack = f"{command(program, '--keep', path)} && " if program else ""
     plain = path.with_suffix("") if packed else path

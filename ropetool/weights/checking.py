@@ -1,6 +1,6 @@
 """The scores of each baked layer before and after, on random activations, by the numpy reference of rope/arithmetic.py.
 
-Reads two versions of the same layers; knows no runtime, and judges nothing.
+Reads two versions of the same layers; does not know runtimes or limits.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _PLAN_AGAIN = "make a new plan"
 
 @dataclass(frozen=True)
 class NewData:
-    """What a tensor becomes: its type, and its bytes in their order."""
+    """The new content of a tensor: its type, and its bytes in order."""
 
     dtype: str
     chunks: Iterator[memoryview]

@@ -138,11 +138,11 @@ OTHER = "give another -o"
 MOVED = f"{OTHER}, or move the existing output away"
 OUTPUTS: dict[str, tuple[str, tuple[str, ...], str, str]] = {
     "a folder of others": (
-        "theirs", (), "{r}/theirs: exists already and is a directory that ropetool did not write (it holds no "
+        "theirs", (), "{r}/theirs: exists already and is a directory that ropetool did not write (it does not contain "
         "ropetool.json)", MOVED,
     ),
     "a folder of others by force": (
-        "theirs", ("--force",), "{r}/theirs: exists already and is a directory that ropetool did not write (it holds no "
+        "theirs", ("--force",), "{r}/theirs: exists already and is a directory that ropetool did not write (it does not contain "
         "ropetool.json); --force does not replace it", MOVED,
     ),
     "a link by force": (

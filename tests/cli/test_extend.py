@@ -269,7 +269,7 @@ def test_a_companion_gets_the_table_of_its_model(tmp_path: Path) -> None:
     done = run("extend", "model", *YARN, "--companion", "eagle")
     assert done.code == 0, done.err
     assert "Note: --companion eagle states 128 tokens, and the model 512: it gets the model's table, " in done.err
-    assert f"the companion, by the same table: {tmp_path}/eagle-yarn-4x" in done.out
+    assert f"draft model, with the same table: {tmp_path}/eagle-yarn-4x" in done.out
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

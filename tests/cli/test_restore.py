@@ -184,14 +184,14 @@ def test_of_a_copy_it_says_what_to_delete(tmp_path: Path) -> None:
     done = run("restore", "longer")
     assert (done.code, done.out) == (1, "")
     assert done.err == (
-        "Error: longer: holds what its record does not list: notes.txt: to delete it may lose what is nowhere else\n"
+        "Error: longer: contains files that its record does not list: notes.txt: deleting it may lose the only copy\n"
         f"Try: ropetool diff {source} longer, which shows all differences from its source\n"
     )
     (tmp_path / "longer" / "notes.txt").unlink()
     (source / "config.json").write_text((source / "config.json").read_text() + " ")
     done = run("restore", "longer")
     assert done.code == 1
-    assert "which has changed: to delete it may lose what is nowhere else" in done.err
+    assert "which has changed: deleting it may lose the only copy" in done.err
 
 
 def test_of_a_gguf_copy_it_names_every_file(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_journal_that_cannot_serve_is_no_reason_to_stop(folder: Path, monkeypa
     monkeypatch.setenv("ROPETOOL_CACHE", str(folder / "no folder"))
     unkept = run(*arguments)
     assert unkept.code == 0, unkept.err
-    for part in ("it starts anew: ", "was kept only in memory", "cannot be written (Not a directory)"):
+    for part in ("it starts anew: ", "were kept only in memory", "cannot be written (Not a directory)"):
         assert part in " ".join(unkept.json["notes"])
     assert unkept.json["lengths"] == damaged.json["lengths"]
 

@@ -21,9 +21,12 @@ GAIN, NO_GAIN = "better", "no gain"
 
 @dataclass(frozen=True)
 class Part:
-    """One part of what is judged: the mean losses of both, in nats a token, and the difference (below 0: the tuned one is better).
+    """One part of the judgement.
 
-    better, worse: sure over all parts, by Holm's rule; better by more than LEAST, at the error of the judgement, worse at ERROR.
+    default, tuned: mean losses in nats per token.
+    difference: tuned minus default in nats per token; below 0 if the tuned plan is better.
+    better: significantly better over all parts, by Holm's rule, by more than LEAST, at the error of the judgement.
+    worse: significantly worse over all parts, by Holm's rule, at ERROR.
     """
 
     name: str
@@ -50,11 +53,13 @@ class AtLength:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the unseen text says.
+    """The result of a plan on text that the search did not use.
 
-    lengths: the text, length by length. regression, default_regression: in nats a token, within the trained length.
-    retrieved: the shares of answers found by default and tuned; None without trials. reason: why there is no gain. error: the
-    chance to claim a gain that is none.
+    parts, lengths: the results by part, and of the text by length.
+    regression, default_regression: losses within the trained length compared with the source, in nats per token.
+    retrieved: shares of correct answers of default and tuned; None without trials.
+    reason: why the tuned plan is not better.
+    error: the chance to report a gain that does not exist.
     """
 
     parts: tuple[Part, ...]

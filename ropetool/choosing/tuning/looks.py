@@ -17,10 +17,12 @@ DIGITS = 32  # of a digest
 def error_of(model: str, documents: Sequence[bytes], judged: str, notes: list[str]) -> float:
     """Return the error that a judgement may have, and record the judgement.
 
-    The first judgement of a model has `ERROR`. Each later one that reads any of its documents has half of the error of the
-    judgement before, so all together have at most twice `ERROR`. The same plan is not counted twice.
+    The first judgement of a model gets `ERROR`. A later judgement that reads one of its documents gets half of the
+    previous error, so the sum is at most twice `ERROR`. The same plan does not count twice.
 
-    model: fingerprint of the model. judged: identity of the plan and its rows. notes: gets a note on earlier judgements.
+    model: the fingerprint of the model.
+    judged: the identity of the plan and its rows.
+    notes: receives a note on earlier judgements.
     """
     mine = _digest(judged.encode())
     read = {_digest(document) for document in documents}

@@ -193,7 +193,7 @@ class _Run:
         )  # fmt: skip
 
     def judged(self, material: Material, tuned: Plan, error: float) -> Judgement:
-        """Return what text that the search never saw says of a plan, with this chance to claim a gain that is none."""
+        """Judge a plan on text that the search did not use. error: the chance to report a gain that does not exist."""
         total = 2 * estimate.tokens(material.rows()) + material.segments * material.last.trained_length
         finished = 0
 

@@ -63,11 +63,12 @@ def within(most: int, work: Callable[[], Found]) -> Found:
 
 @contextmanager
 def guarded(most: int, thread: int | None = None, over: threading.Event | None = None) -> Iterator[None]:
-    """Hold every answer within the body to the bounds, or those of one thread; `most`: bytes of a file.
+    """Apply the bounds to every answer within the body, or only to one thread.
 
-    over: set when the time of all answers together is up. Without it the answers are downloads, and their pace is checked.
-
-    One thread asks for small files: they come by HTTP, for what hf_xet transfers passes no hook.
+    most: the size limit of a file, in bytes.
+    thread: the thread that requests small files. They come by HTTP, because transfers by hf_xet skip the hook.
+    over: set when the time limit of all answers together is over. Without it, answers are downloads with a minimum
+      speed.
     """
     from huggingface_hub import constants
 

@@ -27,10 +27,11 @@ except RopetoolError as error:
 
 
 def check_runs(file: Path) -> None:
-    """Return if llama.cpp loads and runs the file, or is not installed: nobody compares logits with those of remote code.
+    """Check that llama.cpp loads and runs the file. Returns without a check if llama.cpp is not installed.
 
-    Raises: CorruptFile with what it says where it does not, with its last words where it ends the process, and if it takes
-    longer than SECONDS and the file's size allow.
+    The logits of remote code are not compared.
+    Raises: CorruptFile with llama.cpp's error, with its last output if it crashes, or if it exceeds SECONDS and the
+    time for the file's size.
     """
     if find_spec("llama_cpp") is None:
         return

@@ -1,6 +1,6 @@
-"""The special tokens of a tokenizer, what it puts around each text, and its chat templates.
+"""The special tokens of a tokenizer, the tokens that it adds around each text, and its chat templates.
 
-Knows the files beside tokenizer.json and its post-processor; the vocabulary is in vocabulary.py.
+Knows the files next to tokenizer.json and its post-processor; the vocabulary is in vocabulary.py.
 """
 
 from __future__ import annotations

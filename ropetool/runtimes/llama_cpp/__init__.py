@@ -16,9 +16,9 @@ SUMMARY = "llama.cpp: reads a fixed list of keys for each architecture and ignor
 
 
 def decode(checkpoint: Checkpoint) -> RopeSet:
-    """Return what llama.cpp computes from a GGUF model, or from our export of a Hugging Face checkpoint.
+    """Return the rotation that llama.cpp computes from a GGUF model, or from ropetool's export of a checkpoint.
 
-    Raises: Refuses, also for a model that llama.cpp would not load for another reason than its rotation.
+    Raises: Refuses, also if llama.cpp does not load the model for a reason outside its rotation.
     """
     if isinstance(checkpoint, HfCheckpoint):
         return read_exported(checkpoint)

@@ -1,7 +1,7 @@
 """llama.cpp: a GGUF's metadata and frequency vectors, resolved as a context with default parameters resolves them.
 
-Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope of llama.cpp, the sources within
-llama-cpp-python 0.3.36. architectures.py lists what each architecture reads.
+Source: src/llama-model.cpp, src/llama-context.cpp, src/models/*.cpp and ggml's rope, from the llama.cpp sources within
+llama-cpp-python 0.3.36. architectures.py lists the keys of each architecture.
 """
 
 from __future__ import annotations

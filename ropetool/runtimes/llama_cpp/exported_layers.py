@@ -1,6 +1,6 @@
-"""The kinds of layer of a GGUF export: which layers slide, which rotate, and what the file says of them.
+"""The layer types of a GGUF export: which layers slide, which rotate, and the keys for both.
 
-Knows configs and llama.cpp's rules for layers; exported.py decides which table to rotate by, and how to write it.
+Knows configs and llama.cpp's rules for layers. exported.py chooses the table and writes it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Would llama.cpp load this file? One sentence for each rule that the keys of a model break.
 
-`refusals` answers for a file: llama.cpp loads it if there are none. `objections` answers for an edit, and also names values
-that llama.cpp reads as something else without a warning. The rules are those of src/llama-model-loader.cpp, llama-model.cpp
-and llama-vocab.cpp, the sources within llama-cpp-python 0.3.36. Which key has which type is key_types.py's, which
-architecture needs which key is loading_rules.py's. Rotation is decoded, and refused where the decoder refuses.
+`refusals` checks a file: llama.cpp loads it if the result is empty. `objections` checks an edit, and also names values
+that llama.cpp misreads without a warning. The rules come from src/llama-model-loader.cpp, llama-model.cpp and
+llama-vocab.cpp within llama-cpp-python 0.3.36. key_types.py knows the type of each key, loading_rules.py the keys of
+each architecture. The decoder checks the rotation.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def _broken(view: GgufCheckpoint, changed: Collection[str]) -> dict[str, str]:
 
 
 def refusals(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dict[str, str]:
-    """Return the rules for which llama.cpp would not load or run a model, each with a sentence; none if it would.
+    """Return the rules for which llama.cpp would not load or run a model, each with a sentence; empty if it would.
 
-    A file without weights is a vocabulary or a header: llama.cpp loads its vocabulary alone. What stands in it is checked,
-    and of what it lacks only the rope keys. Missing tensors are not looked for.
+    llama.cpp loads only the vocabulary of a file without weights. Such a file must have valid keys, but of the missing
+    keys only the rope keys count. Missing tensors are not checked.
 
     changed: the long arrays to read; None for all.
     """
@@ -109,7 +109,7 @@ def of_keys(view: GgufCheckpoint, changed: Collection[str] | None = None) -> dic
 def _architecture(model: Numbers) -> Iterator[tuple[str, str]]:
     known = key_types.facts()["architectures"]
     if not model.name:
-        yield "architecture", f"{archs.ARCHITECTURE} names none, and llama.cpp loads no model without it"
+        yield "architecture", f"{archs.ARCHITECTURE} is missing: llama.cpp does not load a model without it"
     elif model.name not in known and model.name not in archs.names():  # a family's file may describe a later one
         near = did_you_mean(model.name, known)
         yield "architecture", f"{archs.ARCHITECTURE} is {shown(model.name)}{near}, which llama.cpp does not know"
@@ -147,7 +147,7 @@ def _as_array_alone(model: Numbers, key: str) -> bool:
 
 
 def _wrong(model: Numbers) -> Iterator[tuple[str, str]]:
-    """Yield keys of another type or length than the loader takes, among those that it reads."""
+    """Yield keys that the loader reads, but whose type or length it rejects."""
     for key, value in model.view.values.items():
         types = key_types.loaded(key, model.name)
         if not types or not _is_read(model, key, value):
@@ -180,7 +180,7 @@ def _is_read(model: Numbers, key: str, value: Value) -> bool:
 
 
 def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield numbers with which nothing can be computed."""
+    """Yield numbers that make every result invalid."""
     for key, value in model.view.values.items():
         long = value.element is not None and changed is not None and key not in changed
         if (
@@ -191,7 +191,7 @@ def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple
             continue
         numbers = np.asarray(value.decode())
         if not np.isfinite(numbers).all():
-            yield f"finite {key}", f"{key} is a number that is not finite, and so is what is computed with it"
+            yield f"finite {key}", f"{key} is a number that is not finite, so every result is invalid"
         elif key.endswith(EPSILONS) and np.min(numbers, initial=0) < 0:
             yield f"epsilon {key}", f"{key} is below 0: llama.cpp aborts the whole process"
 
@@ -200,7 +200,7 @@ def _unusable(model: Numbers, changed: Collection[str] | None) -> Iterator[tuple
 
 
 def _counts(model: Numbers) -> Iterator[tuple[str, str]]:
-    """Yield counts at which the loader aborts, or that are not those of the tensors."""
+    """Yield counts at which the loader aborts, or that differ from the tensors."""
     view = model.view
     if view.values.get(model.key(archs.CONTEXT_LENGTH)) is not None and model.get(archs.CONTEXT_LENGTH) == 0:
         yield "context", f"{model.key(archs.CONTEXT_LENGTH)} is 0: llama.cpp makes no context of 0 tokens"
@@ -225,7 +225,7 @@ def _drafting(model: Numbers) -> Iterator[tuple[str, str]]:
     missing = stated and model.has_weights and not found and not loading_rules.has(model.name, _DRAFTS)
     if missing or (found and not stated):
         key = model.key(archs.NEXTN_LAYERS)
-        yield "drafting", f"{key} is {stated}, which is not what the tensors of drafting layers say"
+        yield "drafting", f"{key} is {stated}, which contradicts the tensors of drafting layers"
 
 
 def _experts(model: Numbers) -> Iterator[tuple[str, str]]:
@@ -249,7 +249,7 @@ def _experts(model: Numbers) -> Iterator[tuple[str, str]]:
 
 
 def _latent(model: Numbers) -> Iterator[tuple[str, str]]:
-    """Yield a size of keys that is not the one that latent attention keeps: the latent part and the rotating one."""
+    """Yield a key size that differs from the size in latent attention: the latent part plus the rotating part."""
     both = (archs.KEY_LENGTH_MLA, archs.VALUE_LENGTH_MLA)
     if model.name not in archs.READS_MLA_LENGTHS or not model.has_weights or not all(map(model.get, both)):
         return
@@ -265,7 +265,7 @@ def _latent(model: Numbers) -> Iterator[tuple[str, str]]:
 
 
 def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
-    """Yield a key that says of a layer that it has experts, or keeps a state, and its tensors say otherwise."""
+    """Yield a key that disagrees with a layer's tensors on experts or on a state."""
     names, name = model.view.tensors, model.name
     state = _STATES.get(name, "") if archs.ATTENTION_INTERVAL in loading_rules.own(name) else ""
     recurrent = _recurrent(model) if state and model.has_weights else None
@@ -279,12 +279,12 @@ def _layers(model: Numbers) -> Iterator[tuple[str, str]]:
                 key, word = model.key(archs.LEADING_DENSE), "no experts" if dense else "experts"
                 yield (
                     "dense",
-                    f"by {key}, which is {model.get(archs.LEADING_DENSE)}, layer {layer} has {word}, and its tensors say otherwise",
+                    f"{key} is {model.get(archs.LEADING_DENSE)}, so layer {layer} has {word}, but its tensors contradict this",
                 )
                 return
         if recurrent is not None and (layer in recurrent) != (f"{block}{state}" in names):
             key = model.key(archs.ATTENTION_INTERVAL)
-            yield "states", f"by {key} and the like, layer {layer} is of another type than its tensors"
+            yield "states", f"the type of layer {layer} by {key} and similar keys contradicts its tensors"
             return
 
 
@@ -312,7 +312,7 @@ def _shapes(model: Numbers) -> Iterator[tuple[str, str]]:
 
 
 def _lost(model: Numbers, changed: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield values that llama.cpp leaves out or takes for another without a warning."""
+    """Yield values that llama.cpp drops or misreads without a warning."""
     lengths = key_types.facts()["lengths"]
     for key, value in model.view.values.items():
         types = key_types.loaded(key, model.name)

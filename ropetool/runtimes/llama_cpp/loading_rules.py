@@ -1,7 +1,7 @@
-"""Which keys llama.cpp's loader needs and reads for each architecture, and what shape tensors have by them.
+"""The keys that llama.cpp's loader needs and reads for each architecture, and the tensor shapes that follow from them.
 
-The data is loading.json, read from llama.cpp's sources by scripts/gguf_loading.py. What a broken rule means is
-key_rules.py's concern.
+The data is loading.json, which scripts/gguf_loading.py reads from llama.cpp's sources. key_rules.py knows the effect of
+a broken rule.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class NotKnown(Exception):
 
 @dataclass(frozen=True)
 class Read:
-    """A key that the loader asks for. length: `[4]` or `[n_layer]` beside a scalar, `[]` for an array of any length, else empty.
+    """A key that the loader reads.
 
-    condition: under which it is needed, empty for always.
+    suffix: the key without its architecture.
+    length: `[4]` or `[n_layer]` if the key may be an array or a scalar, `[]` for an array of any length, else empty.
+    condition: when the key is required; empty for always.
     """
 
     suffix: str
@@ -102,7 +104,7 @@ def has(architecture: str, tensor: str) -> bool:
 
 
 def leads_dense(architecture: str) -> bool:
-    """Return whether all layers behind leading_dense_block_count, and no others, have experts."""
+    """Return whether exactly the layers from leading_dense_block_count on have experts."""
     return architecture in facts()["dense_lead"].split()
 
 
@@ -130,7 +132,7 @@ class Numbers:
         return self.view.values.get(self.key(suffix))
 
     def get(self, suffix: str, layer: int = 0) -> int:
-        """Return a count, of an array that of a layer; 0 if there is none, or the array is longer than any model is deep."""
+        """Return a count, or a layer's entry in an array; 0 if the key is missing or the array has too many entries."""
         value = self.value(suffix)
         if value is None or value.type in (ValueType.STR, *_FLOATS):
             return 0
@@ -149,11 +151,11 @@ class Numbers:
 
     @property
     def layers(self) -> int:
-        """How many layers there are, without those that draft tokens."""
+        """The number of layers, without the layers that draft tokens."""
         return self.get(archs.BLOCK_COUNT) - self.get(archs.NEXTN_LAYERS)
 
     def length(self, name: str) -> int | None:
-        """Return how many entries an array must have; None where any number will do."""
+        """Return the required length of an array, or None for any length."""
         if name == ANY_LENGTH or not name:
             return None
         name = name.strip("[]")
@@ -182,7 +184,7 @@ class Numbers:
 
 
 def shapes(model: Numbers) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-    """Yield each tensor whose shape is none of those that the loader asks for by the keys, with its shape and one of them."""
+    """Yield each tensor with a wrong shape, with its shape and one that the loader accepts."""
     by_tensor = _shapes(model.name)
     for name, info in model.view.tensors.items():
         found = _LAYER.search(name)
@@ -239,7 +241,7 @@ _OPERATORS: Mapping[type, Callable[[int, int], int]] = {
 
 
 def _number(tree: ast.expr, model: Numbers, layer: int) -> int:
-    """Return what an expression comes to. Raises: NotKnown, ZeroDivisionError."""
+    """Return the value of an expression. Raises: NotKnown, ZeroDivisionError."""
     if isinstance(tree, ast.BinOp):
         return _OPERATORS[type(tree.op)](_number(tree.left, model, layer), _number(tree.right, model, layer))
     if isinstance(tree, ast.IfExp):
@@ -274,7 +276,7 @@ def channels_of(model: Numbers, suffix: str = archs.KEY_LENGTH) -> int:
 
 
 def _head(model: Numbers, suffix: str, sliding: str) -> int:
-    """Return the channels of a head. Raises: NotKnown where those of sliding layers are others."""
+    """Return the channels of a head. Raises: NotKnown if sliding layers have a different number."""
     channels = channels_of(model, suffix)
     if model.value(sliding) is not None and model.get(sliding) != channels:
         raise NotKnown
@@ -290,7 +292,7 @@ def _values(model: Numbers, layer: int) -> int:
 
 
 def _rotary(model: Numbers, layer: int) -> int:
-    """Return how many channels rotate. Raises: NotKnown where those of sliding layers are others."""
+    """Return the number of rotating channels. Raises: NotKnown if sliding layers have a different number."""
     channels = (
         model.get(archs.DIMENSION_COUNT) if model.value(archs.DIMENSION_COUNT) is not None else _keys(model, layer)
     )

@@ -214,10 +214,11 @@ def _steps(found: Mapping[int, Pairs], chance: float) -> tuple[EffectiveLengthSt
 
 
 def _longest(steps: Sequence[EffectiveLengthStep]) -> tuple[int | None, int | None, int | None]:
-    """Return the longest length that, like all before it, keeps enough: by its ratio, by its lower bound, and not surely less.
+    """Return three effective lengths: by the ratio, by its lower bound, and before the first significant loss.
 
-    0: not even the first. The second tries one length after the other and stops at the first that does not show it, so
-    its chance of being too long is that of a single bound, which scripts/intervals.py counts: it is often above 5 %.
+    Each is the longest length at which this and all shorter lengths pass; 0 if the first fails. The second stops at the
+    first length that fails, so its chance of being too long is the chance for one bound. scripts/intervals.py counts
+    it: it is often above 5 %.
     """
     if not steps:
         return None, None, None

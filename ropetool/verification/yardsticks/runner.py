@@ -1,10 +1,12 @@
-"""A loaded checkpoint asked by a yardstick: a runner beside it, for every measurement that takes one.
+"""A loaded checkpoint that runs with a reference attention variant; a runner for every measurement that accepts one.
 
     yardstick_runner(yardstick, runner, rope, trained=256, nested=False) -> Runner
 
-yardstick: what `named.parse` or `named.parse_all` made of a name such as `rerope(128)`. runner: a TorchRunner, loaded when the
-first yardstick is made; who opened it closes it. rope: what its file says that it computes, by transformers. trained: tokens.
-nested: whether its modules keep a table for each kind of layer, as `Family.nested` says.
+yardstick: the variant, from `named.parse` or `named.parse_all` with a name such as `rerope(128)`.
+runner: a loaded TorchRunner. Its opener closes it.
+rope: the rotation that transformers computes from the checkpoint's files.
+trained: the trained length, in tokens.
+nested: whether the model has a table per layer type, see `Family.nested`.
 """
 
 from __future__ import annotations
@@ -36,10 +38,11 @@ FITS = (
 
 
 def yardstick_runner(yardstick: Yardstick, runner: TorchRunner, rope: RopeSet, *, trained: int, nested: bool) -> Runner:
-    """Return the runner of a checkpoint that attends as the yardstick says, in the layers that see the whole text.
+    """Return a runner of the checkpoint that uses this attention variant in the layers that see the whole text.
 
-    Layers with a window of their own, and those that do not rotate, stay as they are. Raises: ConfigError, naming the
-    checkpoint, where no layer is left, where its own table follows the length, or where its class does not let it be done.
+    Layers with a sliding window, and layers that do not rotate, stay unchanged.
+    Raises: ConfigError with the checkpoint's path if no layer is left, if its own table depends on the length, or if
+    its class does not support the change.
     """
     layers = layers_of(rope, str(runner.path))
     if yardstick.table:
@@ -51,7 +54,10 @@ def yardstick_runner(yardstick: Yardstick, runner: TorchRunner, rope: RopeSet, *
 
 
 def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
-    """Return the layers that a yardstick changes. Raises: ConfigError where there is none, or a table follows the length."""
+    """Return the layers that the variant changes.
+
+    Raises: ConfigError if no layer is left, or if the table depends on the length.
+    """
     chosen = [e for e in rope.entries.values() if e.table is not None and e.sliding_window is None and not e.chunked]
     if not chosen:
         raise _unfit("every layer has a window of its own or does not rotate", where)
@@ -63,7 +69,7 @@ def layers_of(rope: RopeSet, where: str) -> frozenset[int]:
 
 
 class YardstickRunner(Wrapped):
-    """A loaded checkpoint that attends otherwise for as long as it is asked; the checkpoint's owner closes it."""
+    """A loaded checkpoint with a different attention during each call; the checkpoint's owner closes it."""
 
     def __init__(self, yardstick: Yardstick, runner: TorchRunner, layers: frozenset[int], trained: int) -> None:
         super().__init__(runner)
