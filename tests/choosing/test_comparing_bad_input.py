@@ -76,7 +76,7 @@ def inside(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "ropetool extend model --method dynamic --factor 2 -p freeze 512 --for llama.cpp --dry-run --plan-out FILE, and that by "
             "--plan FILE",
         ),
-        (("tune", "scaled", "--target-length", "2048"), "scaled/config.json", "--from current"),
+        (("tune", "scaled", "--target-length", "2048"), "scaled/config.json", "--from original"),
         (("tune", "model", "--target-length", "256"), "--target-length", "a target length beyond 256"),
         (("extend", "model", "--method", "auto", "--factor", "1"), "--factor", ""),
         (("extend", "scaled", "--method", "auto", "--factor", "2"), "scaled/config.json", "--from current"),
