@@ -85,7 +85,7 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME",
     help="One measurement, alone or besides the suite: last-segment, position, far, retrieval, many-keys, variables, "
-    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp, hf-stride; repeat for several.",
+    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp; repeat for several.",
 )  # fmt: skip
 @GRADE
 @click.option(
