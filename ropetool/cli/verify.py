@@ -51,8 +51,8 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 )  # fmt: skip
 @click.option(
     "--compare-with", metavar="NAME,...",
-    help="Measure beside TARGET what no file can hold, put on the baseline: rerope, leaky-rerope, self-extend, dual-chunk, "
-    "sliding-window, lambda, log-n, dynamic-ntk, dynamic-yarn; parameters as rerope(512).",
+    help="Measure beside TARGET what no file can hold, put on the baseline: rerope, leaky-rerope, self-extend, "
+    "sliding-window, lambda, dynamic-ntk, dynamic-yarn; parameters as rerope(512).",
 )  # fmt: skip
 @click.option(
     "--lm-eval", type=click.Path(), metavar="DIR",
