@@ -36,7 +36,7 @@ ROUNDS = 5
 HEADS, KEY_HEADS, CHANNELS = 8, 2, 64
 LENGTHS = (2048, 4096, 8192)
 TRAINED = 1024
-SPECS = ("rerope(512)", "leaky-rerope(512,16)", "self-extend(16,256)", "dual-chunk(768,64)", "lambda(1024,10)")
+SPECS = ("rerope(512)", "leaky-rerope(512,16)", "self-extend(16,256)", "lambda(1024,10)")
 BUDGET = {"rerope(512)": "1.2", "leaky-rerope(512,16)": "1.2"}
 
 

@@ -83,9 +83,10 @@ def table() -> str:
     stood_for = sum("by" in one for one in known.values())
     counts = (
         f"Of {len(lines)} architectures that rotate and write text, {ways.count('table')} are written by a table, "
-        f"{ways.count('converter')} more by the converter, {ways.count('-')} by neither. By the converter alone, tables of ours "
-        f"left out, the logits of {len(same)} classes of {len(known) - remote} are the same: those that transformers has, and "
-        f"{stood_for} of remote code, where mlx-lm serves them or a class of transformers computes the same under other names (by). "
+        f"{ways.count('converter')} more by the converter, {ways.count('-')} by neither or by no class that is measured "
+        f"here. By the converter alone, tables of ours left out, the logits of {len(same)} classes of {len(known) - remote} are "
+        f"the same: those that transformers has, and {stood_for} of remote code, where mlx-lm serves them "
+        "or a class of transformers computes the same under other names (by). "
         f"Of {remote} more that it registers nothing here computes logits: tables and tokens are compared, which a note says."
     )
     head = ["architecture", "way", "families with a table", "by the converter: difference of the logits, or why not"]

@@ -139,12 +139,11 @@ def mla_cases() -> Iterator[Case]:
 
 
 def dynamic_cases() -> Iterator[Case]:
-    for curve in ("ntk", "transformers"):
-        for base, factor in ((SMALL, 8), (LLAMA2, 4), (QUARTER, 2)):
-            for share in (0.5, 1, 1.5, 8):
-                yield case(base.source(), factor, at=int(base.length * share), curve=curve)
-        yield case(LLAMA3.source(), 4, curve=curve, freeze=40000)
-        yield case(scaled_sources()[1], 2, curve=curve, freeze=400000)
+    for base, factor in ((SMALL, 8), (LLAMA2, 4), (QUARTER, 2)):
+        for share in (0.5, 1, 1.5, 8):
+            yield case(base.source(), factor, at=int(base.length * share))
+    yield case(LLAMA3.source(), 4, freeze=40000)
+    yield case(scaled_sources()[1], 2, freeze=400000)
     yield case(scaled_sources()[0], 2, at=262144)
     yield from over_presets(freeze=1024)
 
@@ -216,10 +215,10 @@ def native_keys(method: str, c: Case) -> tuple[Case, int | None] | None:
         return {"rope_type": "linear", "factor": s}, None
     if method == "abf":  # a base table is linear's at factor 1; `default` ignores partial rotation
         return {"rope_type": "linear", "factor": 1.0, "rope_theta": p["rope_theta"]}, None
-    if method == "ntk":  # what dynamic's curve gives at s L tokens
+    if method == "ntk":  # what dynamic gives at s L tokens
         return {"rope_type": "dynamic", "factor": 1.0}, int(s * length)
     if method == "dynamic":
-        return {"rope_type": "dynamic", "factor": 1.0 if p["curve"] == "ntk" else s}, p.get("freeze", c.get("at"))
+        return {"rope_type": "dynamic", "factor": 1.0}, p.get("freeze", c.get("at"))
     keys = {"factor": s, "original_max_position_embeddings": length}
     if method == "longrope":
         return {"rope_type": "longrope", "short_factor": p["long_factor"]} | keys | p, c.get("at", length + 1)

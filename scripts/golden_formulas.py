@@ -22,7 +22,6 @@ DEFAULTS: dict[str, Case] = {
     "ntk-by-parts": {"beta_fast": 32, "beta_slow": 1, "truncate": True, "ramp": "dims"},
     "yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True, "ramp": "dims"},
     "mixed-ntk": {"exponent": 0.625},
-    "dynamic": {"curve": "ntk"},
     "llama3": {"low_freq_factor": 1, "high_freq_factor": 4},
 }
 
@@ -98,7 +97,7 @@ def mixed(c: Case, p: Case, f: Numbers, s: mpf) -> Numbers:
 def dynamic(c: Case, p: Case, f: Numbers, s: mpf) -> Numbers:
     length = mpf(c["source"]["length"])
     n = max(mpf(p.get("freeze", c.get("at"))), length)
-    return geometric_stretch(f, n / length if p["curve"] == "ntk" else s * n / length - (s - 1))
+    return geometric_stretch(f, n / length)
 
 
 def longrope(c: Case, p: Case, f: Numbers, s: mpf) -> Numbers:
@@ -118,7 +117,7 @@ FORMULAS: dict[str, tuple[str, Callable[[Case, Case, Numbers, mpf], Numbers]]] =
     "ntk-by-parts": (f"f_i (g_i + (1 - g_i) / s), {RAMPS}", by_parts),
     "yarn": (f"f_i (g_i + (1 - g_i) / s), {RAMPS}, A = 0.1 ln s + 1", by_parts),
     "mixed-ntk": ("f_i exp(-a (i+1)^b), a = ln s / (d/2)^b", mixed),
-    "dynamic": ("f_i x^(-2i/(d-2)), x = n / L or s n / L - (s - 1)", dynamic),
+    "dynamic": ("f_i x^(-2i/(d-2)), x = n / L", dynamic),
     "llama3": ("f_i / s, f_i, linear in turns between", llama3),
     "longrope": ("f_i / e_i, A = sqrt(1 + ln s / ln L)", longrope),
     "attention": ("f_i, A = sqrt(1 + ln s / ln L)", lambda c, p, f, s: f),

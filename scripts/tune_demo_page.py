@@ -14,9 +14,7 @@ ROWS = (
     (512, "yarn", 2),
     (1024, "pairs", 3),
     (1024, "head-gain", 2),
-    (1024, "attention-factor", 1),
     (1024, "ramp", 1),
-    (1024, "critical-dim", 1),
     (1024, "pair-gain", 1),
     (1024, "head-band-gain", 1),
 )

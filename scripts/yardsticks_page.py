@@ -33,10 +33,10 @@ class Run:
 
 
 RUNS = {
-    "m16": Run(16, (256, 1024, 4096), ("rerope", "leaky-rerope", "rerope+log-n", "log-n")),
+    "m16": Run(16, (256, 1024, 4096), ("rerope", "leaky-rerope", "rerope+log-n")),
     "m8": Run(
         8, (256, 2048),
-        ("rerope", "rerope+log-n", "leaky-rerope", "self-extend", "dual-chunk", "lambda", "dynamic-yarn"),
+        ("rerope", "rerope+log-n", "leaky-rerope", "self-extend", "lambda", "dynamic-yarn"),
         ("last-segment", "retrieval"), 2,
     ),
 }  # fmt: skip

@@ -23,7 +23,7 @@ LONG: dict[str, tuple[str, ...]] = {
         "bad_input/test_limits.py", "bad_input/test_special_files.py",
     ),
     "engine": (
-        "verification/test_effects.py", "verification/test_vllm_engine.py", "verification/test_defects.py", "verification/test_parallel.py",
+        "verification/test_effects.py", "verification/test_vllm_engine.py", "verification/test_defects.py",
         "verification/test_coverage.py", "verification/test_protocols.py", "verification/test_torch_runner.py",
         "choosing/test_comparing.py",
         "exporting/test_export_families.py", "exporting/test_kquants.py", "exporting/test_shift_safe.py",

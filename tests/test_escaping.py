@@ -117,7 +117,7 @@ def test_a_path_is_never_taken_for_an_option() -> None:
 
 
 PROGRAMS = re.compile(
-    rf"(ropetool ({'|'.join(COMMANDS)})|mkdir -p|split --[a-z-]+=.*|gunzip|unxz|vllm serve|python -m|llama-[a-z]+|torchrun) "
+    rf"(ropetool ({'|'.join(COMMANDS)})|mkdir -p|split --[a-z-]+=.*|gunzip|unxz|vllm serve|python -m|llama-[a-z]+) "
 )
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ropetool.errors import InvalidRope, RopetoolError, UnknownMethod, UnknownParameter
 from ropetool.rope import arithmetic, methods
-from ropetool.rope.formulas import logn_factor, yarn_factor
+from ropetool.rope.formulas import dynamic_table, logn_factor, yarn_factor
 from ropetool.rope.methods import Derived, Goal, Source
 from ropetool.rope.tables import MAX_LENGTH, Array
 
@@ -130,7 +130,6 @@ NATIVE_CASES = [
     ("yarn", {}),
     ("yarn", {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}),
     ("dynamic", {}),
-    ("dynamic", {"curve": "transformers"}),
     ("dynamic", {"freeze": 9000}),
     ("llama3", {"high_freq_factor": 8.0}),
     ("longrope", {}),
@@ -283,12 +282,10 @@ def test_dynamic_is_ntk_of_the_current_length(source: Source, factor: float, str
     assert frozen.max_position_embeddings == source.length * stretch
 
 
-def test_dynamic_curve_of_transformers_divides_the_slowest_pair_by_57_where_ours_divides_by_8() -> None:
-    found = {
-        curve: LLAMA2.inv_freq[-1] / derive("dynamic", LLAMA2, 8, curve=curve).table.at(8 * 4096).inv_freq[-1]
-        for curve in ("ntk", "transformers")
-    }
-    assert found == {"ntk": pytest.approx(8), "transformers": pytest.approx(57)}
+def test_transformers_divides_the_slowest_pair_by_57_where_dynamic_divides_by_8() -> None:
+    tables = derive("dynamic", LLAMA2, 8).table, dynamic_table(LLAMA2.inv_freq, 4096, 8.0)
+    ours, theirs = (LLAMA2.inv_freq[-1] / table.at(8 * 4096).inv_freq[-1] for table in tables)
+    assert (ours, theirs) == (pytest.approx(8), pytest.approx(57))
 
 
 def test_dynamic_keeps_the_trained_length_and_says_so() -> None:
@@ -353,12 +350,11 @@ def test_ntk_says_how_far_it_reaches() -> None:
 
 
 def test_other_stretches_say_how_far_they_reach() -> None:
-    # pair 46 again: 4096 * 8^((47/64)^0.625); frozen, ntk's own stretch, or one of 8 * 8 - 7 = 57: 4096 * 57^(92/126)
+    # pair 46 again: 4096 * 8^((47/64)^0.625); frozen, ntk's own stretch
     (mixed,) = derive("mixed-ntk", LLAMA2, 8).notes
     assert mixed.startswith(f"mixed-ntk reaches about {int(4096 * 8 ** ((47 / 64) ** 0.625))} tokens, not 32768: ")
     (frozen,) = derive("dynamic", LLAMA2, 8, freeze=32768).notes
     assert frozen.startswith("dynamic frozen at 32768 reaches about 18696 tokens, not 32768: beyond that, pair 46 ")
-    assert derive("dynamic", LLAMA2, 8, freeze=32768, curve="transformers").notes == ()  # reaches beyond it
     assert derive("mixed-ntk", LLAMA2, 1).notes == derive("dynamic", LLAMA2, 8, freeze=4096).notes == ()
     assert not derive("yarn", LLAMA2, 8).notes
 
@@ -471,7 +467,6 @@ BAD_VALUES: list[tuple[str, dict[str, Any], str, str]] = [
     ("llama3", {"high_freq_factor": math.nan}, "high_freq_factor nan", "-p low_freq_factor"),
     ("mixed-ntk", {"exponent": 0.0}, "0.0 is not an exponent", "-p exponent"),
     ("mixed-ntk", {"exponent": math.inf}, "inf is not an exponent", "-p exponent"),
-    ("dynamic", {"curve": "cubic"}, "'cubic' is not a curve; there are ntk and transformers", "-p curve"),
     ("dynamic", {"freeze": 4095}, "4095 is not between the trained length of 4096", "-p freeze"),
     ("dynamic", {"freeze": 2**31 + 1}, "and 2147483648 positions", "-p freeze"),
     ("abf", {"rope_theta": None}, "abf needs the new base", "--rope-theta"),

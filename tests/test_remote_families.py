@@ -91,22 +91,6 @@ def test_rope_parameters_are_not_read(name: str, tmp_path: Path) -> None:
         ropetool.plan(write_config(tmp_path / "n", config(name)), "ntk", factor=2, config_style="v5")
 
 
-def test_rope_parameters_by_kind_of_layer_are_read(tmp_path: Path) -> None:
-    kinds = ["sliding_attention", "full_attention"]
-    stated = {
-        "full_attention": {"rope_theta": BASE, "partial_rotary_factor": 0.5},
-        "sliding_attention": {"rope_theta": 20000.0, "partial_rotary_factor": 1.0},
-    }
-    more = {"head_dim": 64, "layer_types": kinds, "sliding_window": 512}
-    for number, (keys, wanted) in enumerate([(stated, (BASE, 32, 20000.0, 64)), (None, (5e6, 16, 10000.0, 64))]):
-        source = write_config(tmp_path / str(number), config("spark2_5", **more, rope_theta=7.0, rope_parameters=keys))
-        rope = inspection.inspect(source).rope
-        assert rope is not None
-        full, sliding = (rope.entries[kind] for kind in reversed(kinds))
-        assert (full.rope_theta, full.rotary_dim, sliding.rope_theta, sliding.rotary_dim) == wanted
-        assert (full.layers, full.sliding_window, sliding.layers, sliding.sliding_window) == ((1,), None, (0,), 512)
-
-
 @pytest.mark.parametrize("name", OLD)
 def test_the_old_code_takes_linear_and_dynamic_by_type_and_factor_alone(name: str, tmp_path: Path) -> None:
     source = write_config(tmp_path / "m", config(name))
@@ -162,10 +146,10 @@ def test_code_with_the_functions_of_transformers_reads_as_a_llama_of_its_shape(n
 
 
 def test_a_type_whose_code_reads_the_base_alone_takes_no_scaled_type(tmp_path: Path) -> None:
-    source = write_config(tmp_path / "m", config("Yi"))
+    source = write_config(tmp_path / "m", config("llada"))
     edits = {edit.path: edit.new for edit in ropetool.plan(source, "ntk", factor=4).edits}
-    assert set(edits) == {("rope_theta",), ("max_position_embeddings",)}
-    with pytest.raises(LossyExport, match="Yi takes only default"):
+    assert set(edits) == {("rope_theta",), ("max_sequence_length",)}
+    with pytest.raises(LossyExport, match="llada takes only default"):
         ropetool.plan(source, "linear", factor=4)
 
 

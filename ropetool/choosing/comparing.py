@@ -126,7 +126,7 @@ def compare(
     documents = documents_of(texts, max(wanted), notes)
     asked_for = Run(chosen, tuple(wanted), limits.grade)
     chosen = with_proofs(chosen, limits, max(wanted) > trained, len(documents))
-    runner = Open(False, {})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
+    runner = Open({})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
     assert isinstance(runner, TorchRunner)
     assert found.rope is not None
     with closing(runner):

@@ -30,14 +30,14 @@ SPEED_OVER = 600.0  # seconds: a row of a large model takes minutes, and a speed
 
 
 @contextmanager
-def bar(unit: str = "tokens", *, shown: bool = True) -> Iterator[Update]:
+def bar(unit: str = "tokens") -> Iterator[Update]:
     """Yield a callback that takes what is being done, how many units are done, and how many the whole run has.
 
     A stage that counts in another unit names it after these. A total of 0 stands for one that is not known. What is being
     done may be the name of a file or a tensor: it is shown as it is, control characters escaped. Bytes are shown in the
     unit that fits.
     """
-    if not (shown and sys.stderr.isatty()):
+    if not sys.stderr.isatty():
         yield _ignore
         return
     from rich.console import Console

@@ -27,7 +27,7 @@ UNSERVED = {
     "against": _LOGITS, "judge": _LOGITS, "max_kl": _LOGITS, "lm_eval": "its logs are those of a model that is run from its files",
     "stated": _FILES, "finetuned": _FILES, "strict": _FILES, "certificate": _BOUND, "full_hash": _BOUND,
     "compare_with": "a yardstick is put into a model that is run from its files",
-    "parallel": "one process asks a server", "cache_type": "the server was started with a cache of its own",
+    "cache_type": "the server was started with a cache of its own",
 }  # fmt: skip
 
 
@@ -51,8 +51,8 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 )  # fmt: skip
 @click.option(
     "--compare-with", metavar="NAME,...",
-    help="Measure beside TARGET what no file can hold, put on the baseline: rerope, leaky-rerope, self-extend, dual-chunk, "
-    "sliding-window, lambda, log-n, dynamic-ntk, dynamic-yarn; parameters as rerope(512).",
+    help="Measure beside TARGET what no file can hold, put on the baseline: rerope, leaky-rerope, self-extend, "
+    "sliding-window, lambda, dynamic-ntk, dynamic-yarn; parameters as rerope(512).",
 )  # fmt: skip
 @click.option(
     "--lm-eval", type=click.Path(), metavar="DIR",
@@ -85,7 +85,7 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME",
     help="One measurement, alone or besides the suite: last-segment, position, far, retrieval, many-keys, variables, "
-    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp, hf-stride; repeat for several.",
+    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp; repeat for several.",
 )  # fmt: skip
 @GRADE
 @click.option(
@@ -113,10 +113,6 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option(
     "--cache-type", metavar="f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl",
     help="The type of keys and values where llama.cpp runs TARGET, a GGUF file; the baseline's is that of --dtype.",
-)  # fmt: skip
-@click.option(
-    "--parallel", type=click.Choice(["data", "tensor"]), default="data", show_default=True,
-    help="Under torchrun: what the processes share, the documents or the model.",
 )  # fmt: skip
 @click.option(
     "--server", metavar="URL",
@@ -172,7 +168,6 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     ropetool verify model.gguf --against model-yarn-8x
     ropetool verify model-yarn-8x --server http://localhost:8000
     ropetool verify model-yarn-8x --runner vllm --tensor-parallel-size 8
-    torchrun --nproc-per-node 2 -m ropetool verify model-yarn-8x
     """
     extra = click.get_current_context().args
     if extra:
@@ -203,7 +198,7 @@ def _served(options: dict[str, Any]) -> Served | None:
             raise click.UsageError(f"--{given.replace('_', '-')} needs --server URL")
         return None
     for name, reason in UNSERVED.items():
-        if options.get(name) not in (None, False, (), "data"):
+        if options.get(name) not in (None, False, ()):
             raise click.UsageError(f"--{name.replace('_', '-')} is not for a server's model: {reason}")
     from ropetool.verification.served import Served
 
@@ -225,15 +220,12 @@ def _engine(options: dict[str, Any]) -> Engine | None:
         return None
     if "served" in options:
         raise click.UsageError("--runner is not for a server's model: the server runs it")
-    usual = {"against": None, "judge": None, "compare_with": None, "device": "auto", "parallel": "data"}
+    usual = {"against": None, "judge": None, "compare_with": None, "device": "auto"}
     for name, value in usual.items():
         if options[name] != value:
             raise click.UsageError(f"--{name.replace('_', '-')} is not for --runner vllm")
-    from ropetool.verification.runners import parallel
     from ropetool.verification.runners.vllm_engine import Engine
 
-    if parallel.size() > 1:
-        raise click.UsageError("--runner vllm starts processes of its own: --tensor-parallel-size N, without torchrun")
     return Engine(score_prompts=score_prompts, **{name: size for name, size in sizes.items() if size is not None})
 
 
@@ -251,27 +243,17 @@ def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:
 
 def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **options: Any) -> VerifyResult:
     """Verify, print the result and its notes, write the report asked for, and return the result."""
-    from ropetool.verification.runners import parallel
+    result = measured(target, quiet=as_json, **options)
+    if as_json:
+        from ropetool.report.verdict import verify_json
 
-    together = parallel.size() > 1
-    if together:
-        parallel.join()
-    try:
-        result = measured(target, quiet=as_json or parallel.rank() > 0, **options)
-    finally:
-        if together:
-            parallel.leave()
-    if parallel.rank() == 0:
-        if as_json:
-            from ropetool.report.verdict import verify_json
+        print_json(verify_json(result))
+    else:
+        from ropetool.report.verified import verify_text
 
-            print_json(verify_json(result))
-        else:
-            from ropetool.report.verified import verify_text
-
-            colour = in_colour()
-            show(verify_text(result, width=terminal_width(), colour=colour, explained=explain), colour=colour)
-        notes(list(result.notes))
+        colour = in_colour()
+        show(verify_text(result, width=terminal_width(), colour=colour, explained=explain), colour=colour)
+    notes(list(result.notes))
     return result
 
 
@@ -298,7 +280,6 @@ def measured(
     from ropetool.runtimes.inspection import inspect
     from ropetool.verification.gate import Limits
     from ropetool.verification.readback.claimed import Terms
-    from ropetool.verification.runners import parallel
 
     served = options.pop("served", None)
     report, force = options.pop("report", None), options.pop("force", False)
@@ -311,17 +292,16 @@ def measured(
         stated=dict(options.pop("stated", ())),
         **{name: options.pop(name) for name in ("trained_length", "finetuned", "strict") if name in options},
     )
-    tensor = options.pop("parallel", parallel.DATA) == parallel.TENSOR
     certificate = options.pop("certificate", None)
-    say = None if quiet or parallel.size() > 1 else lambda line: notes([line])
+    say = None if quiet else lambda line: notes([line])
     try:
         line = words if words is not None else click.get_current_context().find_root().obj
-        with bar(shown=parallel.rank() == 0) as progress, naming_a_smaller_run(line):
+        with bar() as progress, naming_a_smaller_run(line):
             result = _verify_served(
                 target, served, limits=grade, trained_length=terms.trained_length, progress=progress, say=say,
                 **{name: value for name, value in options.items() if name not in UNSERVED},
             ) if served is not None else verify_checkpoint(
-                target, limits=grade, terms=terms, tensor_parallel=tensor, certificate_file=certificate, command=command_line(),
+                target, limits=grade, terms=terms, certificate_file=certificate, command=command_line(),
                 progress=progress, say=say, **options,
             )  # fmt: skip
     except KeyboardInterrupt as error:
@@ -333,7 +313,7 @@ def measured(
         elif again:
             notes(["nothing was measured that could be kept"])
         raise
-    if report is not None and parallel.rank() == 0:
+    if report is not None:
         found = inspect(target)
         write_report(
             result, Path(report), force=force, command=command_line(), target=found,

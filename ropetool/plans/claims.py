@@ -35,8 +35,8 @@ from ropetool.rope.tables import TABLE_TOLERANCE, LayerRope, RopeSet
 from ropetool.runtimes.decoded import decoded
 
 AS_IS = "as-is"  # of a stated key: whatever the target says
-LONGROPE, ABF, LENGTH = "longrope", "abf", "length"
-_NAMED = ("yarn", "linear", "dynamic", "llama3")  # rope types that are a method
+LONGROPE, ABF, LENGTH, DYNAMIC = "longrope", "abf", "length", "dynamic"
+_NAMED = ("yarn", "linear", DYNAMIC, "llama3")  # rope types that are a method
 LISTS = (names.LONG_FACTOR, names.SHORT_FACTOR)
 # Of the pairs of a table in lists, this part must be a method's for the others to be called wrong. Lists that were searched
 # for share hardly a number with any formula.
@@ -139,6 +139,8 @@ def _extended(
         except RopetoolError as error:
             errors.append(error)
             continue
+        if wanted.rope_type == DYNAMIC and wanted.factor is not None:
+            plan = _growing(source, plan, wanted.factor)
         contexts: tuple[int, ...] = (plan.max_position_embeddings, theirs.max_position_embeddings)
         if (
             each.request.method == "llama3"
@@ -182,8 +184,6 @@ def _alternatives(
     if wanted.rope_type in _NAMED:
         for factor in factors:
             yield from each(wanted.rope_type, factor)
-            if wanted.rope_type == "dynamic":
-                yield from each(wanted.rope_type, factor, curve="transformers")
         return
     if wanted.rope_type == "default" and wanted.rope_theta is not None and context > before:
         yield from each("ntk")
@@ -232,6 +232,23 @@ def _planned(source: Checkpoint, asked: Alternative) -> Plan:
         params=asked.params, original_length=request.original_length, config_style=asked.style or None,
         for_runtimes=asked.runtimes,
     )  # fmt: skip
+
+
+def _growing(source: Checkpoint, plan: Plan, factor: float) -> Plan:
+    """Return a plan of `dynamic` with the factor that transformers grows the stretch by; the method states 1."""
+    edits = tuple(
+        replace(edit, new=factor if edit.path[-1] == names.FACTOR else _with_factor(edit.new, factor))
+        for edit in plan.edits
+    )
+    return replace(plan, edits=edits, target=decoded(source.runtime, source.edited(edits)).rope)
+
+
+def _with_factor(new: Any, factor: float) -> Any:
+    """Return new rope keys with another factor in those of the type `dynamic`."""
+    if not isinstance(new, Mapping):
+        return new
+    kept = {key: _with_factor(value, factor) for key, value in new.items()}
+    return {**kept, names.FACTOR: factor} if new.get(names.ROPE_TYPE) == DYNAMIC else kept
 
 
 def _words(plan: Plan, asked: Alternative) -> str:

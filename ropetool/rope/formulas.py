@@ -125,17 +125,16 @@ def ntk_stretch(rotary_dim: int, factor: float) -> Array:
     return stretch
 
 
-def stretch(length: int, n: int, factor: float) -> float:
-    """Return by how much n tokens stretch the slowest pair: factor n / L - (factor - 1), and 1 up to L."""
-    return factor * max(n, length) / length - (factor - 1)
-
-
 def dynamic_table(inv_freq: Array, length: int, factor: float, attention_factor: float = 1.0) -> RopeTable:
-    """Return the rule of transformers' `dynamic` (ours at factor 1), counted from a trained length."""
+    """Return the rule of transformers' `dynamic` (ours at factor 1), counted from a trained length.
+
+    n tokens stretch the slowest pair by factor n / L - (factor - 1), and by 1 up to L.
+    """
     base = Regime(inv_freq, attention_factor)
     ntk_stretch(2 * base.inv_freq.size, 1.0)  # refuses a single pair now, not at the first call of the rule
 
     def rule(n: int) -> Regime:
-        return Regime(base.inv_freq * ntk_stretch(2 * base.inv_freq.size, stretch(length, n, factor)), attention_factor)
+        stretch = factor * max(n, length) / length - (factor - 1)
+        return Regime(base.inv_freq * ntk_stretch(2 * base.inv_freq.size, stretch), attention_factor)
 
     return RopeTable((base,), rule=rule, rule_key=("dynamic", float(factor), length))

@@ -45,7 +45,6 @@ from ropetool.verification.reading import harness_check
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, Progress, default_lengths, verify
-from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import BLOCK_TYPES, LlamaRunner, cache_ways, check_cache_type
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -78,7 +77,6 @@ def verify_checkpoint(
     seed: int = 0,
     device: str = "auto",
     dtype: str = "auto",
-    tensor_parallel: bool = False,
     resume: bool = False,
     certificate_file: str | Path | None = None,
     full_hash: bool = False,
@@ -146,7 +144,7 @@ def verify_checkpoint(
     )
     beside = None
     if compare_with is not None:
-        if engine is not None or tensor_parallel:
+        if engine is not None:
             raise ConfigError("yardsticks take whole models that transformers runs in this process", where=YARDSTICKS)
         put_on, look = (checkpoint, found) if original is None or before is None else (original, before)
         beside = prepared_beside(compare_with, put_on, look.rope, trained, max(asked, default=trained))
@@ -169,7 +167,7 @@ def verify_checkpoint(
         checks.append(tables)
         pair = replace(_pair(checkpoint, other, original, cache_type), inexact=tables.verdict == INEXACT)
 
-    extended = original if pair is None and found.made is None and parallel.size() == 1 else None
+    extended = original if pair is None and found.made is None else None
 
     def with_logits() -> Sequence[Check]:
         """Return the checks with the comparison of logits, which runs both models."""
@@ -177,18 +175,14 @@ def verify_checkpoint(
         kinds, reach = _kinds(checkpoint, extended), Lengths(trained, max(trained, context))
         return [*checks, *kl_to_claim(checkpoint, extended, terms, checks, kinds, reach, progress or nobody)]
 
-    if parallel.size() > 1:
-        around = _shared(tensor_parallel, resume)
-    else:
-        models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
-        prints = {role: marked if role == TARGET else fingerprints.of(each, full_hash) for role, each in models.items()}
-        ways = (device, dtype, *(loads.ways if loads else []), *cache_ways(cache_type))
-        decides = {
-            **conditions(models, documents, prints, None if loads else device),
-            **({"vLLM": version()} if loads else {}), "the target's renamed model_type": str(_renamed(checkpoint)),
-        }  # fmt: skip
-        around = kept_on_disk(run_key(models, documents, ways), decides, resume, notes)
-    with around as wrap:
+    models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
+    prints = {role: marked if role == TARGET else fingerprints.of(each, full_hash) for role, each in models.items()}
+    ways = (device, dtype, *(loads.ways if loads else []), *cache_ways(cache_type))
+    decides = {
+        **conditions(models, documents, prints, None if loads else device),
+        **({"vLLM": version()} if loads else {}), "the target's renamed model_type": str(_renamed(checkpoint)),
+    }  # fmt: skip
+    with kept_on_disk(run_key(models, documents, ways), decides, resume, notes) as wrap:
         result = verify(
             target,
             baseline=None if original is None else original.path,
@@ -208,7 +202,7 @@ def verify_checkpoint(
             dtype=dtype,
             progress=progress,
             say=say,
-            runner=Open(tensor_parallel, _renamed(checkpoint)) if loads is None else loads,
+            runner=Open(_renamed(checkpoint)) if loads is None else loads,
             target_runner=None if cache_type is None else partial(LlamaRunner, cache_type=cache_type),
             wrap=wrap,
             baseline_reach=None if loads is None or original is None else loads.reach(original.path),
@@ -219,9 +213,7 @@ def verify_checkpoint(
     result = replace(
         result, notes=tuple(notes), extension=_extension(target, found), texts=read, lm_eval=tasks, cache_type=cache_type,
     )  # fmt: skip
-    if parallel.rank() == 0:
-        result = _certified(result, chosen, target, place, marked, command)
-    return result
+    return _certified(result, chosen, target, place, marked, command)
 
 
 def documents_of(texts: Sequence[str | Path], longest: int, notes: list[str]) -> list[Document]:
@@ -308,8 +300,8 @@ class Open:
     type runs by the same class.
     """
 
-    def __init__(self, tensor_parallel: bool, renamed: Mapping[str, str]) -> None:
-        self._tensor_parallel, self._renamed = tensor_parallel, renamed
+    def __init__(self, renamed: Mapping[str, str]) -> None:
+        self._renamed = renamed
 
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
         if not path.is_dir():
@@ -324,9 +316,7 @@ class Open:
                 where=str(path),
                 try_="ropetool export --converter auto, and ropetool verify FILE.gguf, which llama.cpp runs",
             )
-        return TorchRunner(
-            path, device=device, dtype=dtype, report=report, tensor_parallel=self._tensor_parallel, as_type=as_type
-        )
+        return TorchRunner(path, device=device, dtype=dtype, report=report, as_type=as_type)
 
 
 class OpenInVllm:
@@ -374,7 +364,7 @@ class OpenInVllm:
     def __call__(self, path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
         found, reach = self._looks.get(path), self.reach(path)
         if found is None or reach is None:
-            return Open(False, {})(path, device=device, dtype=dtype, report=report)
+            return Open({})(path, device=device, dtype=dtype, report=report)
         assert found.rope is not None
         longer: dict[str, Any] = {}
         if reach > found.rope.max_position_embeddings:
@@ -398,18 +388,6 @@ def _renamed(target: Checkpoint) -> dict[str, str]:
         str(edit["old"]): str(edit["new"]) for edit in edits
         if isinstance(edit, dict) and edit.get("path") == [names.MODEL_TYPE] and {"old", "new"} <= edit.keys()
     }  # fmt: skip
-
-
-@contextmanager
-def _shared(tensor_parallel: bool, resume: bool) -> Iterator[Wrap | None]:
-    """Give what shares the rows among the processes of torchrun; with a model cut over them, all compute all rows."""
-    if resume:
-        raise ConfigError("runs of several processes keep no journal", where="--resume", try_="without --resume")
-    yield (
-        None
-        if tensor_parallel
-        else lambda runner, role: runner if role in (AGAINST, JUDGE) else parallel.SharedRunner(runner)
-    )
 
 
 @contextmanager

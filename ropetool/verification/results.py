@@ -397,7 +397,7 @@ class ProtocolLength:
 
 @dataclass(frozen=True)
 class ProtocolResult:
-    """protocol: `yarn`, `llama.cpp` or `hf-stride`. stride: in tokens, as far as the protocol has one."""
+    """protocol: `yarn` or `llama.cpp`."""
 
     protocol: str
     lengths: tuple[ProtocolLength, ...]

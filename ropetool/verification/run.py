@@ -41,7 +41,6 @@ from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieva
 from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, Noise, VerifyResult, YardstickResult
-from ropetool.verification.runners import parallel
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes, ignore
 from ropetool.verification.shares import attainable_loss, paired_bounds
@@ -203,8 +202,7 @@ def verify(
             )  # fmt: skip
             return work_of(made, asked) + work_of(told_by(made) * len(yardsticks), [TARGET])
 
-        if parallel.size() == 1:  # processes that estimate alone might not agree
-            check_duration(asked_for, rows, pace, budget, trained_length, free_grade=free_grade)
+        check_duration(asked_for, rows, pace, budget, trained_length, free_grade=free_grade)
         if callable(checks):  # they run both models
             runners[TARGET].close()
             checks = checks()

@@ -36,7 +36,6 @@ from ropetool.verification.gate import Limits
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import Progress, default_lengths, verify
-from ropetool.verification.runners import parallel
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen
@@ -89,10 +88,6 @@ def verify_served(
     Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
     behind it, and as verify_checkpoint does; CheckpointError.
     """
-    if parallel.size() > 1:
-        raise ConfigError(
-            "a server is asked by one process", where="torchrun", try_="ropetool verify, without torchrun"
-        )
     checkpoint = open_checkpoint(hub.local(target))
     original = None if baseline is None else open_checkpoint(hub.local(baseline))
     http = Http(served.url)
@@ -139,7 +134,7 @@ def verify_served(
     def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:
         if path == SERVED:
             return asking
-        return Open(False, {})(path, device=device, dtype=dtype, report=report)
+        return Open({})(path, device=device, dtype=dtype, report=report)
 
     models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
     decides = {

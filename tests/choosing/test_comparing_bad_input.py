@@ -101,9 +101,9 @@ def _check_own(name: str, text: str) -> None:
 
 def test_a_plan_that_is_called_as_a_yardstick_is_refused(folder: Path) -> None:
     plan = json.dumps(ropetool.plan(folder / "model", "yarn", factor=2).to_json())
-    for name in ("log-n", "rerope(128)"):
+    for name in ("dynamic-ntk", "rerope(128)"):
         (folder / name).write_text(plan)
-    for given, name in (("log-n", "log-n"), ("rerope", "rerope(128)")):
+    for given, name in (("dynamic-ntk", "dynamic-ntk"), ("rerope", "rerope(128)")):
         said = run("compare", "model", "--plan", name, "--compare-with", given).err
         assert said == f"Error: --plan {name}: a yardstick of this comparison has the same name\nTry: rename the plan\n"
 

@@ -44,7 +44,7 @@ def texts(source: Path) -> list[Path]:
 
 
 def tuned(source: Path, **options: Any) -> TuneResult:
-    given = {"texts": texts(source), "generations": 1, "amounts": FEW, "space": "attention-factor", **options}
+    given = {"texts": texts(source), "generations": 1, "amounts": FEW, **options}
     return tuning.tune(source, 128, **given)
 
 

@@ -81,8 +81,6 @@ def test_the_sentences_say_what_was_found() -> None:
     assert float(by("1024 pairs", 0)) < float(by("1024 ramp", 0))
     assert float(by("1024 pairs", 1)) < float(by("1024 ramp", 1))
     assert [RECORD[f"1024 {space}"]["points"] for space in ("pairs", "ramp")] == [36, 12]
-    for space in "critical-dim", "attention-factor":
-        assert RECORD[f"1024 {space}"]["judgement"] is None
     gains = [(by(f"1024 {space}", 1), by(f"1024 {space}", 2)) for space in ("pair-gain", "head-gain")]
     (pair_keys, pair_answers), (head_keys, head_answers) = gains
     assert (

@@ -15,7 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.choosing.tuning.planning import Planner, identity
+from ropetool.choosing.tuning.planning import Planner
 from ropetool.choosing.tuning.points import Ground, Point
 from ropetool.choosing.tuning.spaces import SPACES, get
 from ropetool.errors import LossyExport, UnknownName
@@ -104,14 +104,6 @@ def test_another_factor_goes_as_a_list_of_the_same_formula() -> None:
     assert np.allclose(divisors(point), yarn_divisors(32.0, 1.0, factor), rtol=1e-3)  # numbers of 4 and 5 digits
 
 
-def test_the_middle_of_attention_factors_is_the_default_to_the_last_digit() -> None:
-    made, space = planner(), get("attention-factor")
-    begin = made.ground(space)
-    plans = [made.plan(space, begin, vector) for vector in (None, np.array([0.5]), np.array([0.52]))]
-    assert [identity(plan) == identity(plans[0]) for plan in plans] == [True, True, False]
-    assert space.point(begin, np.array([0.0])).attention_factor == pytest.approx(0.75 * (0.1 * math.log(4) + 1))
-
-
 def test_another_factor_keeps_the_attention_factor_of_the_target_and_says_so() -> None:
     begin, made = ground("yarn"), planner()
     for unit, factor in (0.8, FACTOR * 3**0.5), (0.0, FACTOR * 0.75):
@@ -150,16 +142,6 @@ def test_no_divisor_of_pairs_is_below_the_one_before() -> None:
     assert np.allclose(divisors(ntk), [FACTOR ** (2 * i / (DIM - 2)) for i in range(DIM // 2)], rtol=1e-5)
 
 
-def test_below_the_critical_pair_the_base_changes_and_above_it_no_divisor_falls() -> None:
-    begin, rng = ground("critical-dim"), np.random.default_rng(4)
-    first = next(i for i, f in enumerate(base()) if f * LENGTH / (2 * math.pi) < 1)
-    start = divisors(get("critical-dim").point(begin, get("critical-dim").starts(begin)[0]))
-    expected = [FACTOR ** min(1.0, i / first) for i in range(DIM // 2)]
-    assert np.allclose(start, expected, rtol=1e-5)
-    for _ in range(5):
-        assert (np.diff(divisors(get("critical-dim").point(begin, rng.random(5)))) >= -1e-9).all()
-
-
 def test_gains_are_one_in_the_middle_and_none_is_beyond_its_bounds() -> None:
     begin = ground("pair-gain")
     flat = get("pair-gain").point(begin, np.full(8, 0.5))
@@ -171,7 +153,7 @@ def test_gains_are_one_in_the_middle_and_none_is_beyond_its_bounds() -> None:
 
 
 def test_an_unknown_space_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownName, match=r"no space is called 'pear'.*known: attention-factor, yarn"):
+    with pytest.raises(UnknownName, match=r"no space is called 'pear'.*known: yarn, ramp"):
         get("pear")
 
 
@@ -179,7 +161,7 @@ def test_a_space_that_a_runtime_cannot_hold_is_refused_with_those_that_it_can(tm
     made = planner(write_config(tmp_path / "model", configs.config("cohere2", "v4")), 65536, ("sglang",))
     with pytest.raises(LossyExport, match="no file holds a point of space pairs for sglang: ") as found:
         made.opened(get("pairs"))
-    assert found.value.try_ == "--space attention-factor; there are attention-factor, yarn"
+    assert found.value.try_ == "--space yarn; there are yarn"
     begin = made.opened(get("yarn"))
     assert made.possible(get("yarn"), begin, get("yarn").starts(begin)[0])
     assert not made.possible(get("yarn"), begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
@@ -209,10 +191,10 @@ def test_no_point_loses_what_the_default_puts_into_the_softmax_scale(family: str
     plan = made.plan(yarn, begin, yarn.starts(begin)[1])
     assert plan.softmax_multiplier == pytest.approx((0.1 * math.log(4) + 1) ** 2)
     assert not made.possible(yarn, begin, np.array([0.9, 0.5, 0.5, 0.25]))  # another factor goes as a list
-    for name in "attention-factor", "ramp", "pairs", "critical-dim":
+    for name in "ramp", "pairs":
         with pytest.raises(
             LossyExport, match=rf"space {name}: YaRN multiplies this model's softmax scale by 1.296"
         ) as found:
             made.opened(get(name))
         assert found.value.try_.startswith("--space yarn")
-        assert not {"attention-factor", "ramp", "pairs", "critical-dim"} & {*found.value.try_.replace(",", "").split()}
+        assert not {"ramp", "pairs"} & {*found.value.try_.replace(",", "").split()}

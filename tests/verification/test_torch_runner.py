@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, MissingFile, NotACheckpoint
 from ropetool.verification.runners import torch_runner
-from ropetool.verification.runners.torch_library import numbered
 from ropetool.verification.runners.torch_rotation import RopeState
 from ropetool.verification.runners.torch_runner import TorchRunner
 
@@ -322,21 +320,13 @@ def test_weights_go_to_their_device_as_they_are_read(tiny: Path, monkeypatch: py
         raise AssertionError(f"the whole model is moved, to {where} {more}")
 
     monkeypatch.setattr(torch.nn.Module, "to", never)
+    monkeypatch.setattr(torch_runner, "torch_device", lambda _torch, name: torch.device(name))
     for device in ("cpu", "meta"):  # a device that is no CPU and holds nothing
-        monkeypatch.setattr(torch_runner, "numbered", lambda _torch, _bare, device=device: torch.device(device))
-        model = TorchRunner(tiny, dtype="bfloat16").model
+        model = TorchRunner(tiny, device=device, dtype="bfloat16").model
         assert {(tensor.device.type, tensor.dtype) for tensor in model.parameters.values()} == {
             (device, torch.bfloat16)
         }
         assert {buffer.device.type for buffer in model._model.buffers()} == {device}
-
-
-@pytest.mark.parametrize(
-    ("name", "placed"), [("cuda", "cuda:3"), ("cuda:1", "cuda:1"), ("cpu", "cpu"), ("mps", "mps"), ("meta", "meta")]
-)
-def test_each_process_reads_weights_to_its_own_card(name: str, placed: str) -> None:
-    fourth = SimpleNamespace(device=torch.device, cuda=SimpleNamespace(current_device=lambda: 3))
-    assert numbered(fourth, torch.device(name)) == torch.device(placed)
 
 
 def test_other_errors_of_the_model_are_not_taken_for_lack_of_memory(tiny: Path) -> None:

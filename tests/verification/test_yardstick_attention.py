@@ -44,17 +44,6 @@ def with_sinks(window: int, sinks: int) -> Rule:
     return lambda m, n: min(m - n, window) if m - n < window or n < sinks else None
 
 
-def chunked(chunk: int, window: int) -> Rule:
-    size = chunk - window
-
-    def rule(m: int, n: int) -> float:
-        away = m // size - n // size
-        query = m % size if away == 0 else min(m % size + size, chunk) if away == 1 else chunk
-        return query - n % size
-
-    return rule
-
-
 def score(query: Floats, key: Floats, distance: float) -> float:
     """Return the product of a query and a key turned apart by a distance. Shapes: (channels,), pairs are halves."""
     count = len(query) // 2
@@ -122,8 +111,6 @@ CASES = {
     "leaky rerope by a fraction": (pairs.leaky_rerope(13, 2.5), leaky(13, 2.5)),
     "self-extend": (pairs.self_extend(4, 20), grouped(4, 20)),
     "self-extend of a window that groups do not fill": (pairs.self_extend(4, 22), grouped(4, 22)),
-    "dual chunk": (pairs.dual_chunk(24, 6), chunked(24, 6)),
-    "dual chunk wider than a block": (pairs.dual_chunk(80, 9), chunked(80, 9)),
     "sliding window": (pairs.sliding_window(20), windowed(20)),
     "sliding window of one token": (pairs.sliding_window(1), windowed(1)),
     "lambda mask": (pairs.lambda_mask(20, 3), with_sinks(20, 3)),
@@ -143,7 +130,7 @@ def test_blocks_give_what_the_full_matrix_does(
     assert np.abs(by_blocks(q, k, v, rule) - naive(q, k, v, definition)).max() < 1e-9
 
 
-@pytest.mark.parametrize("name", ["rerope", "dual chunk", "lambda mask", "sliding window"])
+@pytest.mark.parametrize("name", ["rerope", "lambda mask", "sliding window"])
 def test_a_cap_on_scores_and_sinks_of_heads_are_kept(name: str) -> None:
     rule, definition = CASES[name]
     q, k, v = states(4, 90, seed=3)
@@ -159,8 +146,6 @@ def test_a_cap_on_scores_and_sinks_of_heads_are_kept(name: str) -> None:
         ("rerope", capped(19)),
         ("leaky rerope", leaky(21, 4)),
         ("self-extend", grouped(4, 21)),
-        ("dual chunk", chunked(24, 7)),
-        ("dual chunk", chunked(23, 6)),
         ("sliding window", windowed(21)),
         ("lambda mask", with_sinks(20, 4)),
         ("lambda mask", with_sinks(19, 3)),

@@ -17,10 +17,8 @@ from ropetool.verification.yardsticks.named import KINDS, parse, parse_all
         ("leaky-rerope", "leaky-rerope(2048,31)"),  # (65536 - 2048) / 2048
         ("leaky-rerope(512,16)", "leaky-rerope(512,16)"),
         ("self-extend", "self-extend(21,1024)"),  # 21 (4096 - 1024) + 1024 is the first to reach 65536
-        ("dual-chunk", "dual-chunk(3072,256)"),  # as replace_with_chunkllama(4096)
         ("sliding-window", "sliding-window(4096)"),
         ("lambda", "lambda(4096,10)"),  # as convert_llama_model(model, 4096, 10)
-        ("log-n", "log-n"),
         ("rerope(512)+log-n", "rerope(512)+log-n"),
         ("dynamic-yarn", "dynamic-yarn"),
     ],
@@ -33,8 +31,8 @@ def test_parameters_left_out_come_from_the_lengths(spec: str, full: str) -> None
 
 
 def test_a_list_is_cut_between_yardsticks_alone() -> None:
-    found = parse_all("rerope,leaky-rerope(128,16),log-n,rerope(128)", 256, 4096)
-    assert [each.name for each in found] == ["rerope(128)", "leaky-rerope(128,16)", "log-n"]
+    found = parse_all("rerope,leaky-rerope(128,16),dynamic-ntk,rerope(128)", 256, 4096)
+    assert [each.name for each in found] == ["rerope(128)", "leaky-rerope(128,16)", "dynamic-ntk"]
 
 
 def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
@@ -56,12 +54,11 @@ def test_defaults_of_every_yardstick_are_its_own_parameters() -> None:
         ("rerope(1.5)", "it takes window"),
         ("rerope(128,4)", "it takes window"),
         ("leaky-rerope(128)", "it takes window and factor"),
-        ("log-n(4)", "it takes no parameters"),
-        ("log-n+log-n", "log-n is for yardsticks of distances"),
+        ("dual-chunk", "'dual-chunk' is no yardstick"),
+        ("log-n", "'log-n' is no yardstick"),
+        ("dynamic-ntk(4)", "it takes no parameters"),
         ("dynamic-ntk+log-n", "log-n is for yardsticks of distances"),
         ("rerope(257)", "distances up to 257 would be kept, and the model was trained on 256 tokens"),
-        ("dual-chunk(512,16)", "distances up to 512"),
-        ("dual-chunk(128,64)", "less than half of the chunk"),
         ("self-extend(65,64)", "no wider than the window"),
     ],
 )
@@ -77,5 +74,4 @@ def test_a_window_of_the_trained_length_is_no_wider_than_it() -> None:
 
 def test_who_else_runs_one_is_said_with_its_flags() -> None:
     assert "llama-completion --grp-attn-n 8 --grp-attn-w 64;" in parse("self-extend(8,70)", 256, 4096).served
-    assert '"chunk_size": 192, "local_size": 16' in parse("dual-chunk(192,16)", 256, 4096).served
-    assert [name for name in KINDS if parse(name, 256, 4096).served] == ["self-extend", "dual-chunk"]
+    assert [name for name in KINDS if parse(name, 256, 4096).served] == ["self-extend"]

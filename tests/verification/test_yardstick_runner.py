@@ -22,7 +22,7 @@ from ropetool.rope.tables import Array, RopeSet
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
 from ropetool.verification.yardsticks import attention as computing
-from ropetool.verification.yardsticks.named import parse
+from ropetool.verification.yardsticks.named import Yardstick, parse
 from ropetool.verification.yardsticks.runner import yardstick_runner
 
 TRAINED = family_models.TRAINED
@@ -42,9 +42,6 @@ RULES: dict[str, Rule] = {
     "rerope(32)": lambda m, n: min(m - n, 32),
     "leaky-rerope(32,4)": lambda m, n: m - n if m - n < 32 else 32 + (m - n - 32) / 4,
     "self-extend(4,32)": lambda m, n: m - n if m - n < 32 else m // 4 - n // 4 + 24,
-    "dual-chunk(40,8)": lambda m, n: (
-        m - n if m // 32 == n // 32 else min(m % 32 + 32, 40) - n % 32 if m // 32 == n // 32 + 1 else 40 - n % 32
-    ),
     "sliding-window(32)": lambda m, n: m - n if m - n < 32 else None,
     "lambda(32,3)": lambda m, n: min(m - n, 32) if m - n < 32 or n < 3 else None,
 }
@@ -159,7 +156,9 @@ def demo_row(tokens: int) -> list[int]:
     return [0, *np.random.default_rng(tokens).integers(3, 2048, tokens - 1).tolist()]
 
 
-@pytest.mark.parametrize("spec", ["rerope(256)", "leaky-rerope(256,4)", "self-extend(4,256)", "lambda(256,2)", "log-n"])
+@pytest.mark.parametrize(
+    "spec", ["rerope(256)", "leaky-rerope(256,4)", "self-extend(4,256)", "lambda(256,2)", "rerope(256)+log-n"]
+)
 def test_within_its_window_it_is_the_model_itself(spec: str) -> None:
     runner = TorchRunner(DEMO, device="cpu")
     row = demo_row(250)
@@ -189,7 +188,8 @@ def test_the_model_is_itself_again_behind_a_yardstick_and_behind_an_error(monkey
 def test_log_n_scales_the_queries_beyond_the_trained_length() -> None:
     runner = TorchRunner(DEMO, device="cpu", dtype="float64")
     row = demo_row(300)
-    found = logits(measured_by("log-n", runner, 256), row)
+    scaled = Yardstick("", log_n=True)  # no distance is changed
+    found = logits(yardstick_runner(scaled, runner, rope_of(DEMO), trained=256, nested=False), row)
     body = runner.model._model.model
     # A query at place m, m + 1 tokens into the text, is longer by ln(m + 1) / ln 256 where that is above 1.
     factors = torch.clamp(torch.log(torch.arange(1, 301, dtype=torch.float64)) / np.log(256), min=1.0)

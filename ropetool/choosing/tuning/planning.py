@@ -129,8 +129,8 @@ class Planner:
         if not math.isclose(plan.softmax_multiplier, self.default.softmax_multiplier, rel_tol=1e-6):
             # What is varied is the table, and a point without the default's scale would be worse for that alone.
             raise LossyExport(
-                f"YaRN multiplies this model's softmax scale by {self.default.softmax_multiplier:.4g}, which lists and other "
-                "attention factors do not carry", where="--space",
+                f"YaRN multiplies this model's softmax scale by {self.default.softmax_multiplier:.4g}, which lists do not "
+                "carry", where="--space",
             )  # fmt: skip
         return plan
 

@@ -66,15 +66,6 @@ def _ratio(unit: float, less: float, more: float) -> float:
     return _between(1.0, more, max(0.0, unit - high) / (1 - high))
 
 
-# --- attention-factor
-
-
-def _attention_factor(ground: Ground, vector: Array) -> Point:
-    # The ratio is rounded and not the factor: in the middle it is the default's own, which nothing is to be better than by a digit.
-    value = ground.attention_factor * round(_between(0.75, 4 / 3, vector[0]), 5)
-    return Point(f"yarn, attention factor {value:g}", attention_factor=value)
-
-
 # --- yarn: factor, original length, beta_fast, ramp
 
 
@@ -88,8 +79,8 @@ def _yarn(ground: Ground, vector: Array) -> Point:
     if ratio == 1.0:
         params = {"beta_fast": beta_fast, "beta_slow": beta_slow, "truncate": False, "ramp": ramp}
         return Point(f"yarn, factor {factor:g}, {ends}", params=params)
-    # Native keys would state factor times the trained length as the context, which nobody asked for. The attention factor stays
-    # that of the target's factor: space attention-factor is where it is searched.
+    # Native keys would state factor times the trained length as the context, which nobody asked for. The attention factor
+    # stays that of the target's factor.
     source = Source(ground.inv_freq, ground.length)
     kept = (
         kept_share_by_dims(source, beta_fast, beta_slow, False)
@@ -151,27 +142,6 @@ def _pairs_starts(ground: Ground) -> list[Array]:
     return [np.clip(np.log(table) / np.log(2 * ground.factor), 0, 1) for table in tables]
 
 
-# --- critical-dim: ntk below the critical pair, no less than its divisor above
-
-
-def _critical_dim(ground: Ground, vector: Array) -> Point:
-    pairs = np.arange(ground.pairs)
-    unseen = np.flatnonzero(arithmetic.turns(ground.inv_freq, ground.length) < 1)
-    theory = int(unseen[0]) if unseen.size else ground.pairs - 1
-    # LongRoPE2 finds the real critical dimension below the one of theory: later pairs were trained too little.
-    critical = max(1.0, theory * (0.5 + 0.6 * vector[0]))
-    at = ground.factor * _between(0.75, 1.5, vector[1])
-    knots = np.concatenate([[0.0], np.cumsum(vector[2:]) / (vector.size - 2) * np.log(2.0)])
-    places = np.linspace(critical, max(ground.pairs - 1, critical + 1), knots.size)
-    below, above = np.log(at) * pairs / critical, np.log(at) + np.interp(pairs, places, knots)
-    words = f"ntk below pair {critical:.1f}, where it divides by {at:.3g}, and no less above"
-    return of_lists(ground, np.exp(np.where(pairs < critical, below, above)), words)
-
-
-def _critical_dim_starts(ground: Ground) -> list[Array]:
-    return [np.array([5 / 6, _unit(0.75, 1.5, 1.0), 0.0, 0.0, 0.0])]
-
-
 # --- gains
 
 
@@ -209,20 +179,12 @@ SPACES = {
     space.name: space
     for space in (
         Space(
-            "attention-factor", "yarn with another attention factor", lambda ground: 1, lambda ground: _middle(1),
-            _attention_factor,
-        ),
-        Space(
             "yarn", "yarn's factor, original length, beta_fast and ramp", lambda ground: 4, _yarn_starts, _yarn,
         ),
         Space("ramp", "a ramp over the pairs: both ends and its shape", lambda ground: 3, _ramp_starts, _ramp),
         Space(
             "pairs", "a divisor for each pair, none below the one before, as LongRoPE searches",
             lambda ground: ground.pairs, _pairs_starts, _pairs, smooth=True,
-        ),
-        Space(
-            "critical-dim", "ntk below a critical pair, a rising divisor above it, as LongRoPE2 searches",
-            lambda ground: 5, _critical_dim_starts, _critical_dim,
         ),
         Space(
             "pair-gain", "yarn, and a gain for each pair in the keys", lambda ground: min(KNOTS, ground.pairs),

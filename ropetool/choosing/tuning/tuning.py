@@ -101,7 +101,7 @@ def tune(
     ground = planner.opened(chosen)
     notes: list[str] = []
     documents = documents_of(texts, target_length, notes)
-    runner = Open(False, {})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
+    runner = Open({})(checkpoint.path, device=device, dtype=dtype, report=notes.append)
     assert isinstance(runner, TorchRunner)
     tell = progress or nobody
     with closing(runner):

@@ -1,7 +1,7 @@
 """Dynamic NTK: the stretch follows the current length, so nothing changes inside the trained length.
 
-Two curves go by this name. Ours (and the idea's) is NTK with s = n / L; transformers' grows as s n / L - (s - 1)
-and equals ours at factor 1 only. A length-following table mixes keys of different bases in a cache: freeze it.
+The curve is NTK with s = n / L. transformers' grows as s n / L - (s - 1) by its key `factor`, and equals this one at
+factor 1 only. A length-following table mixes keys of different bases in a cache: freeze it.
 """
 
 from __future__ import annotations
@@ -10,31 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool.errors import InvalidRope
-from ropetool.rope.formulas import Source, dynamic_table, stretch
+from ropetool.rope.formulas import Source, dynamic_table
 from ropetool.rope.methods.base import Derived, Goal, chosen_attention_factor, described, reach_note
 from ropetool.rope.tables import MAX_LENGTH, RopeTable
 
 NAME = "dynamic"
 ALIASES = ("dynamic-ntk",)
 SUMMARY = "NTK whose factor follows the current length; -p freeze N fixes it at a length"
-SOURCE = "emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr; transformers' curve: modeling_rope_utils.py 5.23"
+SOURCE = "emozilla 2023, reddit.com/r/LocalLLaMA/comments/14mrgpr"
 AUTO_ATTENTION_FACTOR = "none"
 
 
 @dataclass(frozen=True)
 class Params:
-    curve: str = described("ntk", "ntk: factor n / L; transformers: factor s n / L - (s - 1)")
     freeze: int | None = described(None, "write the fixed table of this length instead of the rule")
 
 
 def derive(source: Source, goal: Goal, params: Params) -> Derived:
-    if params.curve not in ("ntk", "transformers"):
-        raise InvalidRope(f"{params.curve!r} is not a curve; there are ntk and transformers", where="-p curve")
-    factor = 1.0 if params.curve == "ntk" else goal.factor
     d = source.rotary_dim
     attention_factor = chosen_attention_factor(source, goal, AUTO_ATTENTION_FACTOR)
 
-    table = dynamic_table(source.inv_freq, source.length, factor, attention_factor)
+    table = dynamic_table(source.inv_freq, source.length, 1.0, attention_factor)
     native: tuple[dict[str, Any], ...] = ()
     if params.freeze is not None:
         if not source.length <= params.freeze <= MAX_LENGTH:
@@ -44,12 +40,8 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
                 where="-p freeze",
             )
         if source.rope_theta is not None:
-            native = (
-                {
-                    "rope_type": "default",
-                    "rope_theta": source.rope_theta * stretch(source.length, params.freeze, factor) ** (d / (d - 2)),
-                },
-            )
+            stretch = params.freeze / source.length
+            native = ({"rope_type": "default", "rope_theta": source.rope_theta * stretch ** (d / (d - 2))},)
         frozen = table.at(params.freeze)
         return Derived(
             RopeTable((frozen,)),
@@ -59,7 +51,7 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
             notes=reach_note(f"{NAME} frozen at {params.freeze}", source, frozen.inv_freq, params.freeze),
         )
     if source.rope_theta is not None:
-        native = ({"rope_type": "dynamic", "factor": factor},)
+        native = ({"rope_type": "dynamic", "factor": 1.0},)
     return Derived(
         table,
         source.length,
@@ -67,7 +59,6 @@ def derive(source: Source, goal: Goal, params: Params) -> Derived:
         softmax_multiplier=source.softmax_multiplier,
         notes=(
             f"max_position_embeddings stays {source.length}: it is the length from which the rule counts. "
-            f"{'The factor is not used, the stretch is n / L. ' if params.curve == 'ntk' else ''}"
-            "The table changes while a cache grows; -p freeze N writes a fixed one",
+            "The factor is not used, the stretch is n / L. The table changes while a cache grows; -p freeze N writes a fixed one",
         ),
     )

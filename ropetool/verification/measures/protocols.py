@@ -19,17 +19,15 @@ from ropetool.verification.results import ProtocolLength, ProtocolResult
 from ropetool.verification.scoring import Corpus, Done, Runner
 from ropetool.verification.statistics import clustered_sums
 
-YARN, LLAMA_CPP, HF_STRIDE = "yarn", "llama.cpp", "hf-stride"
-PROTOCOLS = (YARN, LLAMA_CPP, HF_STRIDE)
+YARN, LLAMA_CPP = "yarn", "llama.cpp"
+PROTOCOLS = (YARN, LLAMA_CPP)
 YARN_STRIDE = 256  # of the original, and of its tables
 MAX_WINDOWS = 8
 CALL_IDS = 2**20  # ids handed to a runner at a time; as Python's integers they take 36 MB
 NOTES = {
-    YARN: "windows {stride} apart, each behind the prefix; the original takes the mean of the windows' means",
+    YARN: f"windows {YARN_STRIDE} tokens apart, each behind the prefix; the original takes the mean of the windows' means",
     LLAMA_CPP: "disjoint windows, the prefix in place of the first token of each, the second half scored but for its "
     "first token; the original asks for text of two windows",
-    HF_STRIDE: "windows {stride} apart, the prefix before the first alone; the original weighs each later window one "
-    "token too low",
 }
 
 
@@ -89,12 +87,9 @@ class ProtocolMeasurement:
         return losses
 
     def _row(self, window: Window) -> list[int]:
-        """Return the ids of a window. In two protocols each starts with the prefix anew, in place of its first ids."""
+        """Return the ids of a window, which starts with the prefix, in place of its first ids."""
         prefix, tokens = self.corpus.prefix, self.corpus.tokens[window.document]
-        end = window.end - len(prefix)
-        if self.protocol == HF_STRIDE:
-            return [*prefix[window.begin :], *tokens[max(window.begin - len(prefix), 0) : end].tolist()]
-        return [*prefix, *tokens[window.begin : end].tolist()]
+        return [*prefix, *tokens[window.begin : window.end - len(prefix)].tolist()]
 
     def _length(self, length: int, target: Array, baseline: Array | None) -> ProtocolLength:
         windows = self.windows[length]
@@ -116,44 +111,24 @@ class ProtocolMeasurement:
 
 
 def prepare(
-    protocol: str,
-    corpus: Corpus,
-    lengths: Sequence[int],
-    *,
-    stride: int | None = None,
-    max_windows: int = MAX_WINDOWS,
+    protocol: str, corpus: Corpus, lengths: Sequence[int], *, max_windows: int = MAX_WINDOWS
 ) -> ProtocolMeasurement:
     """Return the protocol with windows of each length, in tokens of model input: the first ones of every document.
 
-    A document takes part at the lengths that it fills. stride: 256 for `yarn` and half the window for `hf-stride`
-    unless given; `llama.cpp` has none.
+    A document takes part at the lengths that it fills.
 
-    Raises: UnknownName for another protocol; ConfigError if no document fills a length, or for a stride that leaves
-    tokens out or is not used.
+    Raises: UnknownName for another protocol; ConfigError if no document fills a length.
     Source: jquesnelle/yarn@70d45d3:eval/perplexity.py; ggml-org/llama.cpp@0c1e570:tools/perplexity/perplexity.cpp,
-    perplexity(); huggingface/transformers@052b1dc:docs/source/en/perplexity.md.
+    perplexity().
     """
     if protocol not in PROTOCOLS:
         raise UnknownName(f"{protocol!r} is not one of {', '.join(PROTOCOLS)}", where="protocol")
-    _check_stride(protocol, stride, lengths)
-    windows = {length: _windows(protocol, corpus, length, stride, max_windows) for length in sorted(lengths)}
-    step = stride or (YARN_STRIDE if protocol == YARN else None)
-    note = NOTES[protocol].format(stride=f"{step} tokens" if step else "half a window")
-    return ProtocolMeasurement(
-        protocol, corpus, windows, f"{note}; at most the first {max_windows} windows of a document; mean over tokens"
-    )
+    windows = {length: _windows(protocol, corpus, length, max_windows) for length in sorted(lengths)}
+    note = f"{NOTES[protocol]}; at most the first {max_windows} windows of a document; mean over tokens"
+    return ProtocolMeasurement(protocol, corpus, windows, note)
 
 
-def _check_stride(protocol: str, stride: int | None, lengths: Sequence[int]) -> None:
-    if stride is None:
-        return
-    if protocol == LLAMA_CPP:
-        raise ConfigError(f"{LLAMA_CPP} has no stride, its windows are disjoint; it is {stride}", where="stride")
-    if not 1 <= stride <= min(lengths):
-        raise ConfigError(f"a stride is from 1 to the shortest length, {min(lengths)}; it is {stride}", where="stride")
-
-
-def _windows(protocol: str, corpus: Corpus, length: int, stride: int | None, most: int) -> tuple[Window, ...]:
+def _windows(protocol: str, corpus: Corpus, length: int, most: int) -> tuple[Window, ...]:
     """Return the first windows, at most `most`, of every document that fills one."""
     prefix = len(corpus.prefix)
     found: list[Window] = []
@@ -164,8 +139,7 @@ def _windows(protocol: str, corpus: Corpus, length: int, stride: int | None, mos
         if protocol == LLAMA_CPP:
             windows = _disjoint(document, size, length)
         else:
-            step = stride or (YARN_STRIDE if protocol == YARN else length // 2)
-            windows = _sliding(document, size, length, step, prefix)
+            windows = _sliding(document, size, length, prefix)
         found += islice((window for window in windows if window.scored > 0), most)
     if not found:
         raise ConfigError(
@@ -183,14 +157,13 @@ def _disjoint(document: int, size: int, length: int) -> Iterator[Window]:
         yield Window(document, begin, begin + length, length - length // 2 - 1)
 
 
-def _sliding(document: int, size: int, length: int, stride: int, prefix: int) -> Iterator[Window]:
+def _sliding(document: int, size: int, length: int, prefix: int) -> Iterator[Window]:
     """Yield windows that score what lies beyond the one before; the last has what is left, so less context.
 
-    Where a window is shorter than the stride (yarn below 257 tokens), tokens between windows are left out, as in the
-    original.
+    A window below 257 tokens is shorter than the stride: tokens between windows are left out, as in the original.
     """
     scored_to = prefix
-    for begin in range(0, size, stride):
+    for begin in range(0, size, YARN_STRIDE):
         end = min(begin + length, size)
         yield Window(document, begin, end, min(end - scored_to, end - begin - 1))
         scored_to = end

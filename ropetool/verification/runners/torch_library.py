@@ -79,16 +79,6 @@ def torch_device(torch: Any, name: str) -> Any:
     return device
 
 
-def numbered(torch: Any, device: Any) -> Any:
-    """Return a CUDA device with its number, any other as it is.
-
-    transformers reads weights in threads, and a thread's own device is the first one, whatever that of this process of
-    torchrun is.
-    """
-    bare = device.type == "cuda" and device.index is None
-    return torch.device("cuda", torch.cuda.current_device()) if bare else device
-
-
 def torch_dtype(torch: Any, name: str, device: Any) -> Any:
     """Return what transformers takes as dtype; for auto as stored, but float32 on a CPU, where narrow types are slow.
 

@@ -19,7 +19,6 @@ from ropetool.verification.runners.torch_library import (
     MAP,
     is_out_of_memory,
     library,
-    numbered,
     quiet,
     torch_device,
     torch_dtype,
@@ -43,8 +42,8 @@ class TorchRunner:
 
     device: auto (CUDA, else Apple's MPS, else the CPU), a name of torch's, or map (layers over all devices). dtype:
     auto (as stored on a GPU, float32 on a CPU) or a name. report: told when a batch had to be halved for lack of
-    memory. tensor_parallel: the model is cut over the processes of torchrun by transformers' own plan. as_type: the
-    model_type of the built-in class, where only remote code knows that of the config.
+    memory. as_type: the model_type of the built-in class, where only remote code knows that of the
+    config.
 
     Raises: MissingDependency without torch and transformers; ConfigError for a device or dtype that is not there;
     CheckpointError for files that transformers cannot read. Remote code is never run and pickle never loaded.
@@ -59,12 +58,11 @@ class TorchRunner:
         report: Callable[[str], None] | None = None,
         batch_tokens: int | None = None,
         chunk_tokens: int | None = None,
-        tensor_parallel: bool = False,
         as_type: str = "",
     ) -> None:
         self._torch, self._transformers = library("torch"), library("transformers")
         self.path = path
-        self._spread, self._tensor_parallel = device == MAP, tensor_parallel
+        self._spread = device == MAP
         self._device = torch_device(self._torch, device)
         self._dtype = torch_dtype(self._torch, dtype, self._device)
         self._report = report
@@ -292,8 +290,6 @@ class TorchRunner:
     def _load(self) -> Any:
         library("accelerate")  # transformers places weights with it
         # Tensors go to their device as they are read: the memory beside a card need not hold the model.
-        device = "auto" if self._spread else numbered(self._torch, self._device)
-        placed = {"tp_plan": "auto"} if self._tensor_parallel else {"device_map": device}
         # Asked for no attention, transformers takes sdpa, and eager for the few models that refuse it.
         with reading(self._transformers, self.path):
             model, info = self._auto_class().from_pretrained(
@@ -303,7 +299,7 @@ class TorchRunner:
                 trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
-                **placed,
+                device_map="auto" if self._spread else self._device,
                 **self._options,
             )
         if info["missing_keys"]:

@@ -81,16 +81,16 @@ def attend(
 
 def stretches(pairs: Pairs, first: int, last: int) -> Iterator[Stretch]:
     """Yield the keys that some of the queries from `first` up to `last` see, the nearest ones first."""
-    unit, bands = pairs.unit, pairs.bands
+    bands = pairs.bands
     edges = {0, first, last}
     for band in bands[1:]:
         # A key is in this band, or beyond, for the first query below the one edge, for the last query below the other.
-        edges |= {(place // unit - band.first + 1) * unit for place in (first, last - 1)}
+        edges |= {place - band.first + 1 for place in (first, last - 1)}
     edges |= {band.seen for band in bands if band.seen}
     known = sorted(edge for edge in edges if 0 <= edge <= last)
     for start, end in reversed([*pairwise(known)]):
-        nearest = _band(pairs, first // unit - (end - 1) // unit)
-        farthest = _band(pairs, (last - 1) // unit - start // unit)
+        nearest = _band(pairs, first - (end - 1))
+        farthest = _band(pairs, last - 1 - start)
         if bands[nearest].seen is not None and start >= (bands[nearest].seen or 0):
             continue  # what is farther is seen no more either
         unseen = any(
@@ -116,12 +116,12 @@ def _scores(
     """Return the scores of a block of queries with a stretch of keys, -inf where a key is not seen."""
     import torch
 
-    part, unit = slice(stretch.start, stretch.end), pairs.unit
+    part = slice(stretch.start, stretch.end)
     scores = block[stretch.bands[0]] @ turned[stretch.bands[0]][..., part]
     if len(stretch.bands) > 1 or stretch.masked:
         queries = torch.arange(*places, device=scores.device)[:, None]
         keys = torch.arange(stretch.start, stretch.end, device=scores.device)
-        apart = queries.div(unit, rounding_mode="floor") - keys.div(unit, rounding_mode="floor")
+        apart = queries - keys
         unseen = keys > queries
         repeats = (block[0].shape[2] // len(queries), 1)  # the queries of all heads of a group follow one another
         for at in stretch.bands:

@@ -1,4 +1,4 @@
-"""Yardsticks by name: `rerope(512)`, `leaky-rerope(512,16)`, `log-n`, ..., with parameters from the trained length where left out.
+"""Yardsticks by name: `rerope(512)`, `leaky-rerope(512,16)`, ..., with parameters from the trained length where left out.
 
 Plain data; knows nothing of models.
 """
@@ -47,7 +47,6 @@ class Kind:
     make: Callable[..., Pairs]
     defaults: Callable[[int, int], tuple[int, ...]]
     table: str = ""
-    log_n: bool = False
     served: Callable[..., str] = lambda *_: ""
 
     @property
@@ -68,14 +67,6 @@ def _by_llama_cpp(group: int, window: int) -> str:
     return f"llama.cpp has a form of it that moves its cache by blocks: llama-completion {flags}; llama-server has none"
 
 
-def _by_sglang(chunk: int, window: int) -> str:
-    """Say how SGLang runs it: srt/layers/attention/dual_chunk_flashattention_backend.py of sgl-project/sglang at c3920fe."""
-    key = f'"dual_chunk_attention_config": {{"chunk_size": {chunk}, "local_size": {window}}}'
-    return (
-        f"SGLang runs it in the Qwen classes that read {key} in config.json: --attention-backend dual_chunk_flash_attn"
-    )
-
-
 def _plain() -> Pairs:
     return pairs.PLAIN
 
@@ -93,13 +84,8 @@ KINDS = {
         lambda trained, longest: (_compressing(trained // 4, trained, longest), max(1, trained // 4)),
         served=_by_llama_cpp,
     ),
-    "dual-chunk": Kind(
-        "positions are counted in chunks", pairs.dual_chunk, lambda trained, _: (trained * 3 // 4, max(1, trained // 16)),
-        served=_by_sglang,
-    ),
     "sliding-window": Kind("keys beyond a window are not seen", pairs.sliding_window, lambda trained, _: (trained,)),
     "lambda": Kind("the window and the first keys are seen", pairs.lambda_mask, lambda trained, _: (trained, 10)),
-    LOG_N: Kind("scores grow with the logarithm of the position", _plain, lambda *_: (), log_n=True),
     "dynamic-ntk": Kind("NTK by the length of each text", _plain, lambda *_: (), table="ntk"),
     "dynamic-yarn": Kind("YaRN by the length of each text", _plain, lambda *_: (), table="yarn"),
 }  # fmt: skip
@@ -122,14 +108,13 @@ def parse(spec: str, trained: int, longest: int) -> Yardstick:
             try_=f"{OPTION} rerope or {OPTION} 'leaky-rerope({trained // 2},16)'",
         )
     kind = KINDS[name]
-    if plus and (kind.log_n or kind.table):
+    if plus and kind.table:
         raise ConfigError(f"{LOG_N} is for yardsticks of distances, and {name} is none", where=OPTION)
     numbers = kind.defaults(trained, longest) if found[2] is None else _numbers(spec, found[2], kind)
     _check(spec, name, dict(zip(kind.parameters, numbers, strict=True)), trained)
     full = f"{name}({','.join(map(str, numbers))})" if numbers else name
-    scaled = bool(plus) or kind.log_n
     served = "" if plus else kind.served(*numbers)
-    return Yardstick(f"{full}+{LOG_N}" if plus else full, kind.make(*numbers), scaled, kind.table, served)
+    return Yardstick(f"{full}+{LOG_N}" if plus else full, kind.make(*numbers), bool(plus), kind.table, served)
 
 
 def parse_all(specs: str, trained: int, longest: int) -> list[Yardstick]:
@@ -158,14 +143,12 @@ def _numbers(spec: str, inside: str, kind: Kind) -> tuple[int, ...]:
 
 def _check(spec: str, name: str, given: dict[str, int], trained: int) -> None:
     """Raise ConfigError for a window that was never trained, or numbers that leave nothing of the method."""
-    widest = max((given[key] for key in ("window", "chunk") if key in given), default=0)
-    if widest > trained:
+    window = given.get("window", 0)
+    if window > trained:
         raise ConfigError(
-            f"{spec.strip()!r}: distances up to {widest} would be kept, and the model was trained on {trained} tokens",
+            f"{spec.strip()!r}: distances up to {window} would be kept, and the model was trained on {trained} tokens",
             where=OPTION,
             try_=f"{OPTION} {name}",
         )
-    if name == "dual-chunk" and 2 * given["window"] >= given["chunk"]:
-        raise ConfigError(f"{spec.strip()!r}: the window has to be less than half of the chunk", where=OPTION)
-    if name == "self-extend" and given["group"] > given["window"]:
+    if name == "self-extend" and given["group"] > window:
         raise ConfigError(f"{spec.strip()!r}: a group has to be no wider than the window", where=OPTION)

@@ -18,7 +18,7 @@ Positions = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class Band:
-    """The pairs that are `first` units apart or more, up to the next band.
+    """The pairs that are `first` tokens apart or more, up to the next band.
 
     query, key: what a query and a key are rotated by. seen: how many of a text's first keys are attended to; None for all.
     """
@@ -31,10 +31,9 @@ class Band:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Bands in order of distance, the first from 0 on. unit: tokens; m and n are m // unit - n // unit units apart."""
+    """Bands in order of distance, the first from 0 on."""
 
     bands: tuple[Band, ...]
-    unit: int = 1
 
 
 def _same(places: Array) -> Array:
@@ -73,26 +72,6 @@ def self_extend(group: int, window: int) -> Pairs:
     """
     shift = window - window // group
     return Pairs((NEAR, Band(window, lambda places: places // group + shift, lambda places: places // group)))
-
-
-def dual_chunk(chunk: int, window: int) -> Pairs:
-    """Count positions in chunks of s = chunk - window tokens, keys by n % s.
-
-    Within a chunk a query is at m % s, for keys of the chunk before at min(m % s + s, chunk), for earlier ones at chunk.
-
-    Source: An et al. 2024, arXiv 2402.17463; chunkllama_attn_replace.py of github.com/HKUNLP/ChunkLlama at 15c5787,
-    whose cap is `chunk` where the paper has one less.
-    """
-    size = chunk - window
-
-    def within(places: Array) -> Array:
-        return places % size
-
-    def successive(places: Array) -> Array:
-        return np.minimum(places % size + size, chunk)
-
-    bands = (Band(0, within, within), Band(1, successive, within), Band(2, _always(chunk), within))
-    return Pairs(bands, unit=size)
 
 
 def sliding_window(window: int) -> Pairs:

@@ -33,31 +33,3 @@ def plamo3(tensors: Tensors, config: Mapping[str, Any], ids: Any) -> Any:
         gate, up = (rms(x, weight("pre_mlp_norm") + 1, eps) @ weight("mlp.gate_up_proj").T).chunk(2, -1)
         x = x + rms((functional.silu(gate) * up) @ weight("mlp.down_proj").T, weight("post_mlp_norm") + 1 / 5**1.5, eps)
     return rms(x, tensors["model.norm.weight"] + 1, eps) @ tensors["model.embed_tokens.weight"].T
-
-
-def plm(tensors: Tensors, config: Mapping[str, Any], ids: Any) -> Any:
-    """PLM: DeepSeek's latent keys without latent queries, and a feed-forward of one squared relu without a gate."""
-    import torch
-    from torch.nn import functional
-
-    eps, count = config["rms_norm_eps"], config["num_attention_heads"]
-    plain, rotary, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
-    x = tensors["model.embed_tokens.weight"][ids]
-    for layer in range(config["num_hidden_layers"]):
-
-        def weight(name: str, place: str = f"model.layers.{layer}") -> Any:
-            return tensors[f"{place}.{name}.weight"]
-
-        h = rms(x, weight("input_layernorm"), eps)
-        q, q_turned = heads(h @ weight("self_attn.q_proj").T, plain + rotary).split((plain, rotary), -1)
-        latent, k_turned = (h @ weight("self_attn.kv_a_proj_with_mqa").T).split((config["kv_lora_rank"], rotary), -1)
-        latent = rms(latent, weight("self_attn.kv_a_layernorm"), eps) @ weight("self_attn.kv_b_proj").T
-        k, v = heads(latent, plain + value).split((plain, value), -1)
-        q_turned, k_turned = (
-            rotated(one, config["rope_theta"], interleaved=True) for one in (q_turned, k_turned[None])
-        )
-        q, k = torch.cat((q, q_turned), -1), torch.cat((k, k_turned.expand(count, -1, -1)), -1)
-        x = x + attended(q, k, v) @ weight("self_attn.o_proj").T
-        h = rms(x, weight("post_attention_layernorm"), eps) @ weight("mlp.up_proj").T
-        x = x + functional.relu(h).pow(2) @ weight("mlp.down_proj").T
-    return rms(x, tensors["model.norm.weight"], eps) @ tensors["model.embed_tokens.weight"].T
