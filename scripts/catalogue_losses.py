@@ -3,12 +3,11 @@
 
 Writes tests/verification/catalogue_losses.json: the mean loss of 64 tokens at each of four places of each document and at
 each length, which scripts/intervals.py draws documents from. Needs the texts of scripts/text_catalogue.py; some ten minutes of
-one core. Due when the demo checkpoint, the manifest, the methods below or the runner of torch changes: the tests say so.
+one core.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 import random
@@ -20,7 +19,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [*(str(ROOT / name) for name in ("tests", "tests/verification")), str(ROOT)]
 
-import recorded  # noqa: E402
 
 import ropetool  # noqa: E402
 from ropetool import machine  # noqa: E402
@@ -35,14 +33,6 @@ EXTENSIONS: dict[str, dict[str, Any]] = {
     "yarn x2": {"method": "yarn", "factor": 2, "params": {"beta_fast": 8.0}},
     "yarn x8": {"method": "yarn", "factor": 8},
 }
-
-
-def fingerprint() -> str:
-    """Return the sha256 of what the losses depend on: the runner's code, the checkpoint, the texts."""
-    digest = hashlib.sha256(recorded.fingerprint().encode() + recorded.identity(MODEL))
-    digest.update(json.loads(MANIFEST.read_text(encoding="utf-8"))["sha256"].encode())
-    digest.update(json.dumps([TRAINED, SCORED, PLACES, EXTENSIONS]).encode())
-    return digest.hexdigest()
 
 
 def rows_of(runner: TorchRunner, name: str, text: str) -> list[list[int]]:
@@ -78,7 +68,7 @@ def measured(folder: Path) -> dict[str, Any]:
         found = {name: losses(runner, rows, longest) for name, (runner, longest) in runners.items()}
         documents.append({"name": row["name"], "kind": row["kind"], "losses": found})
         print(row["name"], flush=True)
-    return {"fingerprint": fingerprint(), "trained": TRAINED, "scored": SCORED, "documents": documents}
+    return {"trained": TRAINED, "scored": SCORED, "documents": documents}
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ alone, with `--against` the unquantised extension, and with nothing. With the re
 otherwise into an extension that was made by hand. What counts as found is a check that fails and does not fail on the same
 files without the defect, or a refusal. Readback comes first; losses are measured only where it finds nothing. With nothing
 at hand some rows are run in whole; of the others the files alone say that the verdict cannot be a pass. Honest extensions of
-others' making are verified likewise, and none may fail. The result carries, for each model, the sha256 of the code that its
-rows rest on; scripts/docs.py writes the tables of docs/verify.md from it.
+others' making are verified likewise, and none may fail. scripts/docs.py writes the tables of docs/verify.md from the result.
 
     scripts/defects.py                      everything: some 25 minutes of a core; writes tests/verification/defects.json
     scripts/defects.py --model demo         one model, keep the rest
-    scripts/defects.py --only WORD          rows whose names hold a word, keep the rest and the sha256; repeat it
+    scripts/defects.py --only WORD          rows whose names hold a word, keep the rest; repeat it
     scripts/defects.py --losses             what rests on losses, after a change of the gate or a measure: half of the time
     scripts/defects.py --read               what rests on files alone, after a change of readback: the other half
 """
@@ -19,14 +18,13 @@ rows rest on; scripts/docs.py writes the tables of docs/verify.md from it.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +37,6 @@ import defects_gguf  # noqa: E402
 import defects_hf  # noqa: E402
 import defects_honest  # noqa: E402
 import pytest  # noqa: E402
-from code_meaning import meant  # noqa: E402
 from defects_page import (  # noqa: E402
     AGAINST,
     AT_BEST,
@@ -74,18 +71,6 @@ from ropetool.verification.results import FAIL, NOT_RUN, Check  # noqa: E402
 from ropetool.verification.texts import embedded_documents  # noqa: E402
 
 CONFIGS = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "configs")
-# What the cells rest on: files alone where readback answers, and the gate and what it measures elsewhere.
-READBACK = (
-    "ropetool/verification/readback/*.py", "ropetool/plans/claims.py", "scripts/defects_hf.py", "scripts/defects_gguf.py",
-    "scripts/defects_honest.py",
-)  # fmt: skip
-MEASURED = tuple(
-    f"ropetool/verification/{name}"
-    for name in (
-        "gate.py", "statistics.py", "measures/loss.py", "measures/segments.py", "measures/divergence.py", "kl_gate.py",
-        "floors.py", "kl_floors.json",
-    )
-)  # fmt: skip
 HF, F16, Q8_0, Q4_K_M, EXPORTED = FORMS = ("directory", "GGUF f16", "GGUF Q8_0", "GGUF Q4_K_M", "exported GGUF")
 PAIRED = (F16, Q8_0, Q4_K_M)  # forms that are held against the directory too
 STRICT = f"{SOUND}, --strict"
@@ -365,14 +350,6 @@ def honest(bench: Bench, group: str, case: defects_honest.Case, folder: Path) ->
 # --- all of it
 
 
-def fingerprint(patterns: Sequence[str]) -> str:
-    """Return the sha256 of code, without comments, docstrings and imports."""
-    digest = hashlib.sha256()
-    for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
-        digest.update(f"{path.relative_to(ROOT)}\0".encode() + meant(path) + b"\0")
-    return digest.hexdigest()[:16]
-
-
 @contextmanager
 def benches(names: Iterable[str]) -> Iterator[dict[str, Bench]]:
     """Give the benches of these models; the figures of what has no defect are computed once."""
@@ -459,10 +436,6 @@ def main() -> int:
     for name in options.model or MODELS:
         cells, cases = measured(name, wanted, result)
         result.setdefault("defects", {})[name], result.setdefault("honest", {})[name] = cells, cases
-        if not (options.only or options.mode):
-            marks = {"measured": (MEASURED, options.read), "readback": (READBACK, options.losses)}
-            made_by = {part: fingerprint(code) for part, (code, kept) in marks.items() if not kept}
-            result.setdefault("made_by", {}).setdefault(name, {}).update(made_by)
         _write(options.result, result)
     return 0
 

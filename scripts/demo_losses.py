@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure the losses of tests/verification/demo_losses.json anew, by running the test file that reads them: about two minutes.
 
-Due when the demo checkpoint, its texts, what a method writes for it, or the runner of torch changes: the tests say so.
+The tests name a row that is missing.
 """
 
 from __future__ import annotations

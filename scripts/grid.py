@@ -2,23 +2,22 @@
 """Measure every bake of every family in every format, and write the result into tests/baking/ and docs/bake.md.
 
 Each cell compares runs of the real program before and after the bake. A cell that ropetool refuses holds the sentence
-that it refuses with. The committed result carries the sha256 of the code that it was measured with.
+that it refuses with.
 
     scripts/grid.py                       measure everything, about ten minutes; write both files
     scripts/grid.py --by llama.cpp        measure what llama.cpp runs, keep the rest
-    scripts/grid.py --model llama         measure one model or architecture, keep the rest, and the old sha256
+    scripts/grid.py --model llama         measure one model or architecture, keep the rest
     scripts/grid.py --docs                write docs/bake.md from the result as it is
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,53 +27,26 @@ sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "tests/baking"
 
 import grid_llama_cpp  # noqa: E402
 import grid_transformers  # noqa: E402
-from code_meaning import meant  # noqa: E402
 
 RESULT = ROOT / "tests" / "baking" / "bake_grid.json"
 PAGE = ROOT / "docs" / "bake.md"
 PARTS: dict[str, ModuleType] = {part.BY: part for part in (grid_transformers, grid_llama_cpp)}
 Grid = dict[str, Any]
-ELSEWHERE = ("example", "source", "vllm", "sglang", "mlx_lm", "exllamav3")  # of a family's file: no part in any cell
 
 
 # --- measuring
 
 
-def fingerprint(by: str) -> str:
-    """Return the sha256 of the code that the cells of a program depend on."""
-    digest = hashlib.sha256()
-    for path in sorted(path for pattern in PARTS[by].MEASURED_BY for path in ROOT.glob(pattern)):
-        # What bakes GGUF files computes nothing that transformers runs.
-        if path.is_file() and not (by == "transformers" and path.name.startswith("gguf_")):
-            digest.update(f"{path.relative_to(ROOT)}\0".encode() + meant(path) + b"\0")
-    return digest.hexdigest()
-
-
-def family_mark(model_type: str) -> str:
-    """Return the sha256 of what a family's file says that a cell may depend on; a new family makes no other cell old."""
-    data = json.loads((ROOT / "ropetool" / "families" / f"{model_type}.json").read_text(encoding="utf-8"))
-    said = {key: value for key, value in data.items() if key not in ELSEWHERE}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def family_marks(by: str, models: Iterable[str]) -> dict[str, str]:
-    """Return the marks of the families of these models, sorted."""
-    return {family: family_mark(family) for family in sorted({PARTS[by].family_of(name) for name in models})}
-
-
 def measured(by: str, models: list[str], known: Grid) -> Grid:
-    """Return the cells of a program, with those of these models measured now; the mark is new if all cells are."""
-    part, before, mark = PARTS[by], known.get("cells", {}), fingerprint(by)
-    if set(models) != set(part.MODELS):
-        mark = known.get("fingerprint", "")
+    """Return the cells of a program, with those of these models measured now."""
+    part, before = PARTS[by], known.get("cells", {})
     cells = {name: {b: c for b, c in before.get(name, {}).items() if b in part.RECIPES} for name in part.MODELS}
     for name in models:
         for bake in part.RECIPES:
             with tempfile.TemporaryDirectory() as folder:
                 cells[name][bake] = part.measure(part.MODELS[name], bake, Path(folder))
             print(by, name, bake, cells[name][bake], file=sys.stderr, flush=True)
-    marks = known.get("families", {}) | family_marks(by, models)
-    return {"made_with": part.versions(), "fingerprint": mark, "families": dict(sorted(marks.items())), "cells": cells}
+    return {"made_with": part.versions(), "cells": cells}
 
 
 # --- which cells are held to what

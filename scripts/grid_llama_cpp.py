@@ -14,10 +14,6 @@ from ropetool import errors, families
 from ropetool.weights import Bake, Bakeable, bakes
 
 BY = "llama.cpp"
-MEASURED_BY = (
-    "ropetool/weights/*.py", "ropetool/families/*.py", "tests/family_making.py", "tests/baking/bake_gguf_models.py",
-    "scripts/grid_llama_cpp.py",
-)  # fmt: skip
 FORMATS = ("f32", "f16", "q8_0", "q4_0")
 EXACT = {"f32": 2e-4}  # of the largest logit: llama.cpp computes in float32
 SEEN = 20 * EXACT["f32"]

@@ -24,10 +24,6 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.weights import Bake, Bakeable, FoldTargets, bakes
 
 BY = "transformers"
-MEASURED_BY = (
-    "ropetool/weights/*.py", "ropetool/families/*.py", "tests/family_making.py", "tests/baking/bake_models.py",
-    "tests/baking/bake_references.py", "scripts/grid_transformers.py",
-)  # fmt: skip
 LONG, SHORT = models.LENGTH, 640  # tokens: four times the trained length for one bake a model, beyond it for the others
 FORMATS = ("float64", "float32", "bfloat16")
 EXACT = {"float64": 1e-10, "float32": 1e-4}

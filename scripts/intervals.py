@@ -12,8 +12,6 @@ one core, no model, no network.
 from __future__ import annotations
 
 import argparse
-import ast
-import hashlib
 import json
 import math
 import re
@@ -40,7 +38,6 @@ from ropetool.verification.statistics import ERROR, clustered, lower_bound, t_qu
 LOSSES = ROOT / "tests" / "verification" / "catalogue_losses.json"
 RESULT = ROOT / "tests" / "verification" / "intervals.json"
 PAGE = ROOT / "docs" / "verify.md"
-CODE = ("statistics.py", "shares.py", "measures/loss.py", "measures/segments.py")
 DRAWS, SEEDS = 3000, 1000
 Array = npt.NDArray[np.float64]
 Stages = tuple[tuple[float, float], ...]
@@ -48,23 +45,6 @@ WHOLE: Stages = ((1.0, ERROR),)
 BUDGET: Stages = ((0.25, SPENT[0]), (1.0, SPENT[1]))  # 16 segments of 16 documents, then 64
 Draw = Callable[[np.random.Generator], tuple[Array, list[int]]]
 """A sample of mean 0, or whatever the truth is: a difference for each segment, and the document of each."""
-
-
-def fingerprint() -> str:
-    """Return the sha256 of what the counts depend on, comments and docstrings aside."""
-    digest = hashlib.sha256(LOSSES.read_bytes() + json.dumps([BUDGET, *map(str, GRADES.values())]).encode())
-    for path in [Path(__file__), *(ROOT / "ropetool" / "verification" / name for name in CODE)]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and isinstance(body[0], ast.Expr) and _is_text(body[0].value):
-                body[0] = ast.Expr(ast.Constant(""))
-        digest.update(ast.dump(tree).encode())
-    return digest.hexdigest()
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 # --- made-up documents
@@ -292,7 +272,7 @@ def counted() -> dict[str, Any]:
                 found = judgements(tables, (4,) * 16, grade.margin, SEEDS, key, BUDGET)
                 budget[key] = {**said[key], **found}
     return {
-        "fingerprint": fingerprint(), "simulated": simulated, "real": measured, "verdicts": said, "budget": budget,
+        "simulated": simulated, "real": measured, "verdicts": said, "budget": budget,
         "effective lengths": lengths_counted(DRAWS),
     }  # fmt: skip
 

@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
 """Plant engines' mistakes in small models that are served, ask `identify` for each, and ask it 300 times for honest ones.
 
-Writes tests/identify/planted.json, which docs/identify.md cites. Due when hypotheses, prompts or the decision change, which a mark says:
-about 40 minutes of one core. The models are of random weights, in transformers' own classes, with the demo's tokenizer; a mistake is
-one of the keys in config.json, of q_proj's and k_proj's rows, or of a module's scale: none of it is ropetool's arithmetic.
+Writes tests/identify/planted.json, which docs/identify.md cites, in about 40 minutes of one core. The models are of random
+weights, in transformers' own classes, with the demo's tokenizer. A mistake is one of the keys in config.json, of q_proj's and
+k_proj's rows, or of a module's scale: none of it is ropetool's arithmetic.
 
     scripts/planted_tables.py               measure all, write the record
-    scripts/planted_tables.py --only llama  of one model again, the record being of this code
+    scripts/planted_tables.py --only llama  of one model again, the others as they are written
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-import hashlib
 import json
 import shutil
 import sys
@@ -28,23 +27,18 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from code_meaning import meant
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import model_server  # noqa: E402
 from model_server import Served, serving  # noqa: E402
 
 import ropetool  # noqa: E402
 from ropetool.checkpoint.hf import HfCheckpoint  # noqa: E402
-from ropetool.identify import asking, prompts  # noqa: E402
+from ropetool.identify import prompts  # noqa: E402
 from ropetool.identify.asking import AS_MEANT, Asked, Identified, identify  # noqa: E402
-from ropetool.runtimes import hf_formulas  # noqa: E402
-from ropetool.servers import base  # noqa: E402
 from ropetool.servers.http import Http  # noqa: E402
 from ropetool.servers.opening import open_server  # noqa: E402
-from ropetool.verification.runners import torch_rotation  # noqa: E402
 
 RESULT = ROOT / "tests" / "identify" / "planted.json"
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -358,17 +352,6 @@ def runs(name: str, made: Made) -> Iterator[list[Any]]:
                     ]
 
 
-def mark() -> str:
-    """Return a digest of what decides the answers: hypotheses, prompts, the reference, servers, and this file."""
-    folder = Path(asking.__file__).parent
-    own = [folder / f"{name}.py" for name in ("hypotheses", "reference", "prompts", "deciding", "asking")]
-    beside = [Path(module.__file__) for module in (torch_rotation, hf_formulas, base, model_server)]
-    digest = hashlib.sha256()
-    for path in (Path(__file__), *own, *beside):
-        digest.update(meant(path))
-    return digest.hexdigest()
-
-
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -378,12 +361,10 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     remembered()
-    begun, rows = mark(), []
+    rows: list[list[Any]] = []
     if options.only:
-        kept = json.loads(RESULT.read_text(encoding="utf-8"))
-        if kept["mark"] != begun:
-            raise SystemExit("the record is of other code: measure all")
-        rows = [row for row in kept["runs"] if row[0] not in options.only]
+        kept = json.loads(RESULT.read_text(encoding="utf-8"))["runs"]
+        rows = [row for row in kept if row[0] not in options.only]
     for name in options.only or MODELS:
         for row in runs(name, MODELS[name]):
             print(*row, flush=True)
@@ -392,7 +373,7 @@ def main() -> None:
     print(Counter((row[5] == AS_MEANT, bool(row[5]), row[6]) for row in rows))
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     releases = json.dumps({"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]})
-    RESULT.write_text(f'{{"mark": "{begun}", "releases": {releases}, "runs": [\n{lines}\n]}}\n', encoding="utf-8")
+    RESULT.write_text(f'{{"releases": {releases}, "runs": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,57 +26,14 @@ KNOWN: dict[str, Any] = json.loads(grid.RESULT.read_text(encoding="utf-8"))
 # --- the file
 
 
-@pytest.mark.parametrize("by", grid.PARTS)
-def test_the_grid_was_measured_with_this_code(by: str) -> None:
-    assert KNOWN[by]["fingerprint"] == grid.fingerprint(by), f"run scripts/grid.py --by {by}"
-    marks = grid.family_marks(by, grid.PARTS[by].MODELS)
-    old = sorted(family for family, mark in marks.items() if KNOWN[by].get("families", {}).get(family) != mark)
-    assert not old, f"run scripts/grid.py --by {by} --model MODEL for those of {', '.join(old)}"
-
-
-def test_a_changed_family_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what its file says of weights alone; no other family becomes old, and the code's mark stays."""
-    folder = tmp_path / "ropetool" / "families"
-    shutil.copytree(ROOT / "ropetool" / "families", folder)
-    monkeypatch.setattr(grid, "ROOT", tmp_path)
-    before, code = grid.family_marks("transformers", ["llama", "qwen3"]), grid.fingerprint("transformers")
-    file = folder / "qwen3.json"
-    data = json.loads(file.read_text())
-    file.write_text(json.dumps({**data, "source": "elsewhere", "vllm": None}))
-    assert grid.family_marks("transformers", ["llama", "qwen3"]) == before
-    file.write_text(json.dumps({**data, "bake": {"q": [], "k": []}}))
-    after = grid.family_marks("transformers", ["llama", "qwen3"])
-    assert (after["llama"], after["qwen3"] != before["qwen3"]) == (before["llama"], True)
-    assert grid.fingerprint("transformers") == code
-
-
-def test_changed_code_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "ROOT", tmp_path)
-    code = tmp_path / "ropetool" / "weights" / "operations.py"
-    code.parent.mkdir(parents=True)
-
-    def mark(text: str) -> str:
-        code.write_text(text)
-        return grid.fingerprint("transformers")
-
-    first = mark("def gain(x):\n    return 2 * x\n")
-    assert mark('"""Gains."""\nimport math\n\ndef gain(x):\n    """Return it."""\n    return 2 * x  # twice\n') == first
-    assert mark("def gain(x):\n    return 3 * x\n") != first
-    assert mark("def gain(x):\n    return 2 * x\n") == first
-    code.rename(code.with_name("renamed.py"))
-    assert grid.fingerprint("transformers") != first
-
-
-def test_one_model_measured_again_leaves_the_old_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_model_measured_again_keeps_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     part = grid.PARTS["transformers"]
     monkeypatch.setattr(part, "measure", lambda *_: {"refused": "not now"})
-    known = {"fingerprint": "old", "cells": {"qwen3": {"layout": {"refused": "before"}, "gone": {}}}}
-    found = grid.measured("transformers", ["llama"], known)
-    assert found["fingerprint"] == "old"
+    found = grid.measured(
+        "transformers", ["llama"], {"cells": {"qwen3": {"layout": {"refused": "before"}, "gone": {}}}}
+    )
     assert found["cells"]["llama"]["layout"] == {"refused": "not now"}
     assert found["cells"]["qwen3"] == {"layout": {"refused": "before"}}
-    assert found["families"] == {"llama": grid.family_mark("llama")}
-    assert grid.measured("transformers", list(part.MODELS), known)["fingerprint"] == grid.fingerprint("transformers")
 
 
 @pytest.mark.parametrize("by", grid.PARTS)

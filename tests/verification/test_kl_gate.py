@@ -182,7 +182,7 @@ def test_llama_3_8b_is_within_the_limits_of_its_layers() -> None:
 
 
 @pytest.mark.parametrize("name", ["demo", "second"])
-def test_the_table_is_of_this_model_these_texts_and_rows(name: str) -> None:
+def test_the_table_is_of_this_model(name: str) -> None:
     """Of the second model where it was made; by what it would be made, it is named in any case."""
     measuring, stated = script("kl_floors"), floors.table()["models"][name]
     if name == "second":

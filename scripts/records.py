@@ -1,0 +1,255 @@
+"""The measured records of the repository: what each is made from, and how it is made again.
+
+A record is stale if the meaning of an input has changed since the record was made. Comments, docstrings and imports of Python
+files mean nothing here. scripts/records.json has the inputs of each record as they were. scripts/record lists and remakes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from code_meaning import meant
+
+ROOT = Path(__file__).resolve().parents[1]
+STAMPS = ROOT / "scripts" / "records.json"
+NOT_INSTALLED = "not installed"
+Stamp = Mapping[str, Mapping[str, str]]  # "inputs": digest by path; "versions": release by package
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measured record.
+
+    name: of the record, for scripts/record.
+    inputs: globs of the files that decide its figures.
+    command: the script below scripts/ that makes it, with its arguments.
+    minutes: of one core.
+    outputs: the files that the command writes.
+    page: the page of docs/ that shows the figures, empty if none does.
+    versions: packages whose release decides the figures too.
+    needs: what has to be installed or given beforehand, empty if nothing.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    command: tuple[str, ...]
+    minutes: int
+    outputs: tuple[str, ...]
+    page: str = ""
+    versions: tuple[str, ...] = ()
+    needs: str = ""
+
+    def inputs_now(self) -> dict[str, str]:
+        """Return a digest of each input by its path, with the script itself."""
+        patterns = (f"scripts/{self.command[0]}", *self.inputs)
+        paths = sorted({path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()})
+        return {
+            path.relative_to(ROOT).as_posix(): hashlib.sha256(meant(path)).hexdigest()[:16]
+            for path in paths
+            if "__pycache__" not in path.parts
+        }
+
+    def stamp(self) -> Stamp:
+        """Return what the record is made from now."""
+        return {"inputs": self.inputs_now(), "versions": {name: _release(name) for name in self.versions}}
+
+    def reasons(self, stamp: Stamp | None) -> list[str]:
+        """Return why the record is stale, a phrase for each cause; empty if it is current. stamp: as it was made."""
+        if stamp is None:
+            return ["it has no stamp"]
+        return [
+            *_differences(stamp["inputs"], self.inputs_now()),
+            *(
+                f"{name} {release}, made with {stamp['versions'].get(name, 'none')}"
+                for name in self.versions
+                if (release := _release(name)) not in (stamp["versions"].get(name), NOT_INSTALLED)
+            ),
+        ]
+
+
+def _release(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def _differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    for path in sorted(before.keys() | now.keys()):
+        if before.get(path) != now.get(path):
+            word = "new" if path not in before else "gone" if path not in now else "changed"
+            yield f"{word}: {path}"
+
+
+def stamps() -> dict[str, Any]:
+    """Return the committed stamps by the name of the record."""
+    found: dict[str, Any] = json.loads(STAMPS.read_text(encoding="utf-8")) if STAMPS.exists() else {}
+    return found
+
+
+def write_stamp(record: Record) -> None:
+    """Write that a record was made from the inputs of now."""
+    content = {**stamps(), record.name: record.stamp()}
+    STAMPS.write_text(json.dumps(dict(sorted(content.items())), indent=1) + "\n", encoding="utf-8")
+
+
+def is_current(name: str) -> bool:
+    """Return whether a record was made from the inputs of now."""
+    return not BY_NAME[name].reasons(stamps().get(name))
+
+
+# --- the table
+
+DEMO = "ropetool/demo/model/*"
+TORCH = ("ropetool/verification/runners/torch_*.py", "ropetool/verification/scoring.py")
+LLAMA = ("ropetool/verification/runners/llama_*.py",)
+STATISTICS = ("ropetool/verification/statistics.py", "ropetool/verification/measures/segments.py")
+LLAMA_SOURCES = "the sources of llama.cpp below ROPETOOL_LLAMA_SOURCES, as in llama-cpp-python's source archive"
+PEERS = "ROPETOOL_PEERS, a folder with the sources of the engines"
+REAL = "ROPETOOL_REAL_FILES, a folder with published configs"
+DEFECTS = (
+    DEMO, "ropetool/verification/readback/*.py", "ropetool/plans/claims.py", "ropetool/verification/gate.py",
+    "ropetool/verification/kl_gate.py", "ropetool/verification/floors.py", "ropetool/verification/statistics.py",
+    "ropetool/verification/measures/loss.py", "ropetool/verification/measures/divergence.py", "scripts/defects_*.py",
+)  # fmt: skip
+
+RECORDS = (
+    Record(
+        "demo-losses", (DEMO, *TORCH, "tests/verification/test_effects.py"), ("demo_losses.py",), 2,
+        ("tests/verification/demo_losses.json",),
+    ),
+    Record(
+        "catalogue-losses", (DEMO, *TORCH, "ropetool/texts/manifest.json"), ("catalogue_losses.py",), 20,
+        ("tests/verification/catalogue_losses.json",), "verify.md", needs="the texts of scripts/text_catalogue.py",
+    ),
+    Record(
+        "intervals",
+        (
+            *STATISTICS, "ropetool/verification/shares.py", "ropetool/verification/measures/loss.py",
+            "tests/verification/catalogue_losses.json",
+        ),
+        ("intervals.py",), 2,
+        ("tests/verification/intervals.json",), "verify.md",
+    ),
+    Record(
+        "kl-floors", (DEMO, "ropetool/verification/measures/divergence.py", "ropetool/verification/short_divergence.py"),
+        ("kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "verify.md",
+        needs="the second model of scripts/train_demo_model.py --second",
+    ),
+    Record(
+        "export-gate",
+        (
+            "ropetool/verification/floors.py", "ropetool/verification/kl_gate.py", "ropetool/verification/measures/noise.py",
+            "ropetool/verification/runners/noisy.py", "ropetool/verification/runners/torch_noise.py", "tests/exporting/gate_cells.py",
+        ),
+        ("export_gate.py",), 10, (), "export.md",
+    ),
+    Record("defects-demo", DEFECTS, ("defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "verify.md", needs=REAL),
+    Record(
+        "defects-second", DEFECTS, ("defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "verify.md",
+        needs="the second model of scripts/train_demo_model.py --second",
+    ),
+    Record(
+        "planted-tables",
+        (
+            "ropetool/identify/hypotheses.py", "ropetool/identify/reference.py", "ropetool/identify/prompts.py",
+            "ropetool/identify/deciding.py", "ropetool/identify/asking.py", "ropetool/runtimes/hf_formulas.py",
+            "ropetool/verification/runners/torch_rotation.py", "ropetool/servers/base.py", "tests/model_server.py",
+        ),
+        ("planted_tables.py",), 40, ("tests/identify/planted.json",), "identify.md",
+    ),
+    Record(
+        "identified", ("ropetool/identify/*.py", "ropetool/servers/*.py"), ("identified.py",), 40,
+        ("tests/identify/identified.json",), "identify.md", needs="ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
+    ),
+    Record(
+        "cache-types", (DEMO, *LLAMA), ("cache_types.py",), 20, ("tests/verification/cache_types.json",), "verify.md",
+        versions=("llama-cpp-python",),
+    ),
+    Record(
+        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("retrieval_power.py",), 1, (), "verify.md"
+    ),
+    Record(
+        "tune-noise", ("ropetool/choosing/tuning/*.py", *STATISTICS), ("tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),
+        "tune.md",
+    ),
+    Record(
+        "tune-demo", (DEMO, "ropetool/choosing/tuning/*.py", *TORCH), ("tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "tune.md"
+    ),
+    Record(
+        "yardsticks-demo", (DEMO, "ropetool/verification/yardsticks/*.py", *TORCH), ("yardsticks_demo.py",), 6,
+        ("tests/verification/yardsticks_demo.json",), "yardsticks.md",
+    ),
+    Record("bench-yardsticks", ("ropetool/verification/yardsticks/*.py",), ("bench_yardsticks.py", "--write"), 5, (), "benchmarks.md"),
+    Record(
+        "bench-in-place", ("ropetool/files/gguf/in_place/*.py",), ("bench_in_place.py", "--write"), 2,
+        ("docs/benchmarks-in-place.svg",), "benchmarks.md",
+    ),
+    Record("front-picture", (DEMO,), ("front_picture.py", "--measure"), 4, ("docs/front.svg", "tests/choosing/front.json"), "../README.md"),
+    Record(
+        "bake-grid-transformers",
+        (
+            "ropetool/weights/*.py", "ropetool/families/*.py", "ropetool/families/*.json", "tests/family_making.py",
+            "tests/baking/bake_models.py", "tests/baking/bake_references.py", "scripts/grid_transformers.py",
+        ),
+        ("grid.py", "--by", "transformers"), 6, ("tests/baking/bake_grid.json",), "bake.md",
+    ),
+    Record(
+        "bake-grid-llama.cpp",
+        (
+            "ropetool/weights/*.py", "ropetool/families/*.py", "ropetool/families/*.json", "tests/family_making.py",
+            "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
+        ),
+        ("grid.py", "--by", "llama.cpp"), 6, ("tests/baking/bake_grid.json",), "bake.md",
+    ),
+    Record(
+        "converted", ("ropetool/gguf_export/converter/*.py", "tests/exporting/remote_models/*.py"), ("converted.py",), 40,
+        ("tests/exporting/converted.json",), "export.md", versions=("transformers",), needs="ROPETOOL_ENGINE_MLX",
+    ),
+    Record("golden", (), ("golden.py",), 2, ("tests/golden/yarn.json",), versions=("transformers",)),
+    Record("settled", (), ("settle.py",), 8, ("tests/settled.json",), versions=("transformers", "llama-cpp-python", "gguf")),
+    Record(
+        "families", ("ropetool/probing/*.py",), ("families",), 6, ("ropetool/families/generated/llama.json",), "families.md",
+        versions=("transformers",),
+    ),
+    Record(
+        "peers", ("tests/oracle/peers.py", "scripts/peers.txt"), ("golden_peers.py",), 3, ("tests/oracle/peers.json",), needs=PEERS
+    ),
+    Record(
+        "engine-sources", ("scripts/peers.txt",), ("engine_sources.py",), 1,
+        ("ropetool/runtimes/vllm_models.json", "ropetool/runtimes/sglang_models.json"), needs=PEERS,
+    ),
+    Record(
+        "exllamav3-files", ("scripts/engine_files/*.py", "scripts/peers.txt"), ("exllamav3_files.py",), 1,
+        ("ropetool/families/engine_files/exllamav3.json",), needs=PEERS,
+    ),
+    Record(
+        "mlx-files", ("scripts/engine_files/*.py", "constraints-mlx.txt"), ("mlx_files.py",), 40,
+        ("ropetool/families/engine_files/mlx_lm.json", "ropetool/families/engine_files/mlx_vlm.json"), needs="ROPETOOL_ENGINE_MLX",
+    ),
+    Record(
+        "engines-vllm", ("ropetool/runtimes/vllm.py", "scripts/engine_grid/*.py", "constraints-vllm.txt"),
+        ("engines", "--engine", "vllm"), 60, ("tests/oracle/engines_vllm.json",), needs="3.4 GB for the engine",
+    ),
+    Record(
+        "conformance-kit", ("scripts/conformance_kit/*.py", "scripts/conformance_kit/shipped/*"), ("conformance", "page"), 1,
+        ("docs/conformance.md",), "conformance.md", versions=("transformers", "torch"),
+    ),
+    Record(
+        "gguf-key-types", (), ("gguf_key_types.py",), 1, ("ropetool/runtimes/llama_cpp/key_types.json",),
+        versions=("llama-cpp-python",), needs=LLAMA_SOURCES,
+    ),
+    Record(
+        "gguf-loading", ("ropetool/runtimes/llama_cpp/key_types.json",), ("gguf_loading.py",), 1,
+        ("ropetool/runtimes/llama_cpp/loading.json",), versions=("llama-cpp-python",), needs=LLAMA_SOURCES,
+    ),
+    Record("real-models", (), ("real_models",), 1440, ("tests/verification/real_models.json",), "real-models.md"),
+    Record("laboratory", (), ("lab",), 120, ("tests/lab/record.json",), "laboratory.md"),
+)  # fmt: skip
+BY_NAME = {record.name: record for record in RECORDS}

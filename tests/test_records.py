@@ -1,0 +1,134 @@
+"""The table of measured records: what it names is there, what changed is named, and a record is stamped when it was made."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from loading import SCRIPTS, script
+
+records = script("records")
+ROOT = SCRIPTS.parent
+Record = records.Record
+
+
+def command() -> ModuleType:
+    """Return scripts/record as a module."""
+    loader = importlib.machinery.SourceFileLoader("record", str(SCRIPTS / "record"))
+    spec = importlib.util.spec_from_loader("record", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+record = command()
+
+
+@pytest.mark.parametrize("entry", records.RECORDS, ids=lambda entry: entry.name)
+def test_what_the_table_names_is_there(entry: Any) -> None:
+    assert (SCRIPTS / entry.command[0]).is_file()
+    assert [pattern for pattern in entry.inputs if not [*ROOT.glob(pattern)]] == []
+    assert [output for output in entry.outputs if not (ROOT / output).is_file()] == []
+    assert not entry.page or (ROOT / "docs" / entry.page).is_file()
+    assert entry.outputs or entry.page
+    assert entry.minutes > 0
+
+
+def test_every_record_has_a_name_and_a_stamp() -> None:
+    names = [entry.name for entry in records.RECORDS]
+    assert len({*names}) == len(names)
+    assert {*records.stamps()} == {*names}
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of one record, whose script adds a line to its output."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "one.py").write_text("x = 1\n")
+    (tmp_path / "scripts" / "make.py").write_text("open('out.txt', 'a').write('made\\n')\n")
+    one = Record("one", ("in/*",), ("make.py",), 3, ("out.txt",))
+    longer = replace(one, name="longer", minutes=30)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "STAMPS", tmp_path / "records.json")
+    for module in (records, record):
+        monkeypatch.setattr(module, "RECORDS", (one, longer))
+        monkeypatch.setattr(module, "BY_NAME", {"one": one, "longer": longer})
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(record, "records", records)
+    monkeypatch.setattr(record.records, "BY_NAME", {"one": one, "longer": longer})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["record", *arguments])
+    code: int = record.main()
+    return code
+
+
+def made(tree: Path) -> int:
+    place = tree / "out.txt"
+    return place.read_text().count("made") if place.exists() else 0
+
+
+def test_a_changed_input_is_named(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (run(monkeypatch, "--due"), capsys.readouterr().out) == (
+        1,
+        "one: 3 min\n    it has no stamp\nlonger: 30 min\n    it has no stamp\n",
+    )
+    assert run(monkeypatch, "one", "longer") == 0
+    capsys.readouterr()
+    assert (run(monkeypatch, "--due"), capsys.readouterr().out) == (0, "")
+    (tree / "in" / "one.py").write_text('"""A number."""\n\nimport os\n\nx = 1  # one\n')
+    assert run(monkeypatch, "--due") == 0
+    (tree / "in" / "one.py").write_text("x = 2\n")
+    (tree / "in" / "two.json").write_text("{}")
+    assert run(monkeypatch, "--due") == 1
+    assert capsys.readouterr().out.startswith("one: 3 min\n    changed: in/one.py\n    new: in/two.json\n")
+    (tree / "in" / "one.py").unlink()
+    (tree / "in" / "two.json").unlink()
+    run(monkeypatch, "--due")
+    assert "    gone: in/one.py\n" in capsys.readouterr().out
+
+
+def test_another_release_makes_a_record_stale() -> None:
+    entry = replace(records.BY_NAME["golden"], versions=("numpy", "no-such-package"))
+    stamp = {"inputs": entry.inputs_now(), "versions": {"numpy": "0.1", "no-such-package": "1.0"}}
+    (reason,) = entry.reasons(stamp)
+    assert reason.startswith("numpy ")
+    assert reason.endswith(", made with 0.1")
+
+
+def test_what_fits_into_the_minutes_is_made_in_order(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "--all", "--minutes", "20") == 0
+    assert (made(tree), [*json.loads(records.STAMPS.read_text())]) == (1, ["one"])
+    assert run(monkeypatch, "--all", "--minutes", "20") == 0
+    assert made(tree) == 1
+    assert run(monkeypatch, "--all", "--minutes", "30") == 0
+    assert (made(tree), run(monkeypatch, "--due")) == (2, 0)
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit(4)", "open('in/one.py', 'a').write('y = 2\\n')"])
+def test_a_record_that_was_not_made_whole_has_no_stamp(
+    source: str, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tree / "scripts" / "make.py").write_text(source)
+    assert run(monkeypatch, "one") == 1
+    assert not records.STAMPS.exists()
+
+
+@pytest.mark.parametrize("arguments", [[], ["--due", "one"], ["two"]])
+def test_what_the_command_refuses(arguments: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, *arguments)
