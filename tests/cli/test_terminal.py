@@ -101,9 +101,9 @@ def test_export_shows_the_check_after_writing(models: Path, tmp_path: Path, colu
 SUITE = ["--suite", "quick", "--lengths", "64,1024", "--segments", "8", "--grade", "research"]
 
 
-@pytest.mark.parametrize("columns", [60, 120])
 @pytest.mark.parametrize(
-    "arguments", [["verify", "extended", *SUITE], [*EXTEND, "--verify", "--grade", "research", "-o"]]
+    ("arguments", "columns"),
+    [(["verify", "extended", *SUITE], 60), ([*EXTEND, "--verify", "--grade", "research", "-o"], 120)],
 )
 def test_verify(extended: Path, tmp_path: Path, arguments: list[str], columns: int) -> None:
     output = [tmp_path / "output"] if arguments[-1] == "-o" else []
