@@ -112,7 +112,7 @@ LLAMA = ("ropetool/verification/runners/llama_*.py",)
 STATISTICS = ("ropetool/verification/statistics.py", "ropetool/verification/measures/segments.py")
 LLAMA_SOURCES = "the sources of llama.cpp below ROPETOOL_LLAMA_SOURCES, as in llama-cpp-python's source archive"
 PEERS = "ROPETOOL_PEERS, a folder with the sources of the engines"
-REAL = "ROPETOOL_REAL_FILES, a folder with published configs"
+REAL = "ROPETOOL_REAL_FILES, a folder with published configs, and the converter of llama.cpp (use_converter of scripts/lib.sh)"
 DEFECTS = (
     DEMO, "ropetool/verification/readback/*.py", "ropetool/plans/claims.py", "ropetool/verification/gate.py",
     "ropetool/verification/kl_gate.py", "ropetool/verification/floors.py", "ropetool/verification/statistics.py",
