@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Hash what ropetool plans and writes, over families, methods and formats, into tests/corpus.json.
+"""Hash what ropetool plans, writes and prints, over families, methods and formats, into tests/corpus.json.
 
 A cell holds 16 digits of the sha256 of its projection: edits, tables to 12 digits, keys and the bytes of tensors, without
-prose, paths, versions and fingerprints; or the class of the error that it is refused with.
+prose, paths, versions and fingerprints; or the class of the error that it is refused with. Of what a command prints with
+--json only the keys count that tests/corpus_keys.json lists. A key that is new is listed and makes no cell differ.
 
-    scripts/corpus.py                          compute everything, about a minute; write the file
-    scripts/corpus.py --check                  compare with the file; list the cells that differ, exit 1 if there are any
+    scripts/corpus.py                          compute everything, some minutes; write both files
+    scripts/corpus.py --check                  compare with the files; list the cells that differ, exit 1 if there are any
     scripts/corpus.py --only bake/gguf         one group, alone or with --check; the rest stays
     scripts/corpus.py --show KEY               print the projection of a cell as JSON, to compare two checkouts with diff
 """
@@ -25,7 +26,9 @@ sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "tests/oracle"
 
 import bake_gguf_models  # noqa: E402
 import configs  # noqa: E402
+import corpus_commands as commands  # noqa: E402
 import corpus_sources as sources  # noqa: E402
+import corpus_verdicts as verdicts  # noqa: E402
 import gguf_headers  # noqa: E402
 from corpus_cells import Act, bake, canonical, digest, export, extended, output, plan, scratch  # noqa: E402
 from variants import LISTS, VARIANTS  # noqa: E402
@@ -35,7 +38,7 @@ from ropetool.errors import RopetoolError  # noqa: E402
 from ropetool.families.wrappers import ALIASES, WRAPPERS  # noqa: E402
 from ropetool.runtimes.llama_cpp import architectures as archs  # noqa: E402
 
-RESULT = ROOT / "tests" / "corpus.json"
+RESULT, KEYS = ROOT / "tests" / "corpus.json", ROOT / "tests" / "corpus_keys.json"
 Write = Callable[[Path], Path]  # of a source into a scratch folder, unless it is there
 Cell = tuple[Write, Act]
 Cells = Iterator[tuple[str, Write, Act]]
@@ -193,9 +196,23 @@ def gguf_bakes() -> Cells:
             yield f"{arch}/{cell}", gguf_model(arch, None, dtype), bake(what, options)
 
 
+def headers() -> dict[str, Write]:
+    """Return a file of keys for each architecture that llama.cpp rotates."""
+    return {arch: header(arch) for arch in archs.names()}
+
+
+def models() -> dict[str, Write]:
+    """Return a checkpoint with weights of each family that is exported."""
+    return {name: checkpoint(*model) for name, model in sources.models("export").items()}
+
+
 GROUPS: dict[str, Callable[[], Cells]] = {
     "plan/hf": hf_plans, "output/hf": hf_outputs, "bake/hf": hf_bakes, "export": exports, "plan/gguf": gguf_plans,
     "output/gguf": gguf_outputs, "bake/gguf": gguf_bakes,
+    "inspect": lambda: commands.inspected(headers(), models()), "advise": lambda: commands.advised(headers(), models()),
+    "doctor": lambda: commands.examined(headers(), models()), "diff": lambda: commands.compared(headers(), models()),
+    "import": lambda: commands.imported(models()), "gguf": commands.edited, "in place": commands.in_place,
+    "verify": verdicts.verified, "compare": verdicts.chosen, "export checks": verdicts.judged,
 }  # fmt: skip
 
 
@@ -246,14 +263,21 @@ def projection(cell: Cell, folder: Path, words: bool = False) -> Any:
         return f"refused: {type(error).__name__}" + (f": {error.message}" if words else "")
 
 
-def values(wanted: Mapping[str, Cell]) -> dict[str, str]:
-    """Return the value of each of these cells."""
+def values(wanted: Mapping[str, Cell], keys: commands.Keys | None = None) -> dict[str, str]:
+    """Return the value of each of these cells. keys: which printed keys count; those of the file by default."""
+    keys = commands.Keys(known_keys()) if keys is None else keys
     found = {}
     with scratch() as folder:
-        for key, cell in wanted.items():
+        for name, cell in wanted.items():
             made = projection(cell, folder)
-            found[key] = made if isinstance(made, str) else digest(json.dumps(made).encode())
+            made = made if isinstance(made, str) else keys.counted(group_of(name), made)
+            found[name] = made if isinstance(made, str) else digest(json.dumps(made).encode())
     return found
+
+
+def group_of(key: str) -> str:
+    """Return the group of a cell."""
+    return next(group for group in GROUPS if key.startswith(f"{group}/"))
 
 
 def differences(known: dict[str, str], found: dict[str, str]) -> list[str]:
@@ -265,6 +289,12 @@ def known(groups: Sequence[str]) -> dict[str, str]:
     """Return the committed values of these groups."""
     held: dict[str, str] = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
     return {key: value for key, value in held.items() if key.startswith(tuple(f"{group}/" for group in groups))}
+
+
+def known_keys() -> dict[str, list[str]]:
+    """Return the committed paths of printed keys by group."""
+    held: dict[str, list[str]] = json.loads(KEYS.read_text(encoding="utf-8")) if KEYS.exists() else {}
+    return held
 
 
 def main() -> int:
@@ -281,14 +311,21 @@ def main() -> int:
         with scratch() as folder:
             print(json.dumps(projection(found[options.show], folder, words=True), indent=1))
         return 0
-    found = values(cells(groups))
+    keys = commands.Keys(known_keys() if options.check else {})
+    found = values(cells(groups), keys)
     if options.check:
         changed = differences(known(groups), found)
-        print(*changed, sep="\n", end="\n" if changed else "")
+        for line in (*changed, *(f"new key, not counted: {key}" for key in keys.new())):
+            print(line)
         return 1 if changed else 0
     others = known([group for group in GROUPS if group not in groups])
-    RESULT.write_text(json.dumps({**others, **found}, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    _write(RESULT, {**others, **found})
+    _write(KEYS, {**known_keys(), **{group: sorted(paths) for group, paths in keys.met.items()}})
     return 0
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=0, sort_keys=True) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
