@@ -36,7 +36,10 @@ NOT_COUNTED = {
 COMMAND = re.compile(r"ropetool |\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) ")
 WORDS = 4  # a text of so many words is prose, unless it is a command
 
-RESULT, DATA = "result", "stated"  # the part of a cell that is printed; a key of it whose content is the source's own keys
+RESULT, DATA = (
+    "result",
+    "stated",
+)  # the part of a cell that is printed; a key of it whose content is the source's own keys
 
 Write = Callable[[Path], Path]
 Cells = Iterator[tuple[str, Write, Act]]
@@ -69,14 +72,14 @@ class Keys:
         places = {key: f"{path}/{key}" for key in value}
         self.met.setdefault(group, set()).update(places.values())
         kept = [key for key, place in places.items() if not self._known or place in self._known.get(group, ())]
-        return {
-            key: value[key] if key == DATA else self._known_part(group, value[key], places[key]) for key in kept
-        }
+        return {key: value[key] if key == DATA else self._known_part(group, value[key], places[key]) for key in kept}
 
     def new(self) -> list[str]:
         """Return the keys that results have and that do not count, with their groups."""
         return sorted(
-            f"{group}: {path}" for group, paths in self.met.items() for path in paths - self._known.get(group, frozenset())
+            f"{group}: {path}"
+            for group, paths in self.met.items()
+            for path in paths - self._known.get(group, frozenset())
         )
 
 
@@ -262,7 +265,11 @@ def edited() -> Cells:
         arguments = ("gguf", *(word.format(arch=arch) for word in words))
         yield f"{arch}/{name}", model(arch), command(*arguments, output="" if name == "list" else "out.gguf")
     for arch in LLAMA:
-        yield f"{arch}/merge parts", model(arch, 3), command("gguf", "merge", "SOURCE", "-o", "out.gguf", output="out.gguf")
+        yield (
+            f"{arch}/merge parts",
+            model(arch, 3),
+            command("gguf", "merge", "SOURCE", "-o", "out.gguf", output="out.gguf"),
+        )
 
 
 def model(arch: str, shards: int = 1) -> Write:

@@ -63,7 +63,9 @@ def score(self: Any, rows: Sequence[Sequence[int]], scored: int, done: Done = ig
     return Scores(2 + share + 2 * own(self) * mixed(ids[:, at] + 3 * at) + WORSE * (at >= TRAINED), share < 0.4)
 
 
-def predict(self: Any, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore) -> Predictions:
+def predict(
+    self: Any, rows: Sequence[Sequence[int]], candidates: Sequence[Sequence[int]], done: Done = ignore
+) -> Predictions:
     """Stand in for the method of a runner: what comes after every row. The first candidate is mostly the likeliest."""
     ids, asked = np.array(rows, np.int64), np.array(candidates, np.int64)
     costs = 1 + mixed(asked + 7 * ids[:, -1:]) + own(self) + np.arange(asked.shape[1]) * 0.3
@@ -146,7 +148,16 @@ FORMS: dict[str, Write] = {"directory": demo, "GGUF": demo_file}
 RUNS: dict[str, tuple[str, ...]] = {
     **{suite: ("--suite", suite) for suite in SUITES},
     "quick, usable": ("--suite", "quick", "--grade", "usable"),
-    "quick, publishable, other places": ("--suite", "quick", "--grade", "publishable", "--seed", "1", "--segments", "8"),
+    "quick, publishable, other places": (
+        "--suite",
+        "quick",
+        "--grade",
+        "publishable",
+        "--seed",
+        "1",
+        "--segments",
+        "8",
+    ),
     "a second stage": ("--suite", "quick", "--grade", "publishable", "--segments", "4", "--budget", "600"),
 }
 
@@ -174,7 +185,13 @@ def _verify(options: Sequence[str], baseline: bool = True) -> Act:
 
 
 def _printed(*arguments: str, source: Path) -> Any:
-    more = ("--text", str(source.parent / "texts"), "--lengths", LENGTHS, *(() if "--budget" in arguments else ("--budget", "none")))
+    more = (
+        "--text",
+        str(source.parent / "texts"),
+        "--lengths",
+        LENGTHS,
+        *(() if "--budget" in arguments else ("--budget", "none")),
+    )
     return printed(*arguments, *more, source=source)
 
 

@@ -32,7 +32,11 @@ corpus = script("corpus")
 commands = corpus.commands
 GROUPS = tuple(corpus.GROUPS)
 WRITTEN = ("plan/hf", "output/hf", "bake/hf", "export", "plan/gguf", "output/gguf", "bake/gguf")
-OF_REAL_FILES = ("inspect", "advise", "doctor")  # groups with cells of published configs, which are not at hand everywhere
+OF_REAL_FILES = (
+    "inspect",
+    "advise",
+    "doctor",
+)  # groups with cells of published configs, which are not at hand everywhere
 
 
 def changed(*keys: str) -> list[str]:
