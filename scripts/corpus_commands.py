@@ -36,6 +36,7 @@ NOT_COUNTED = {
 COMMAND = re.compile(r"ropetool |\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) ")
 WORDS = 4  # a text of so many words is prose, unless it is a command
 
+BUG = 70  # the exit code of a command that met an error in ropetool itself
 RESULT, DATA = (
     "result",
     "stated",
@@ -89,6 +90,7 @@ class Keys:
 def printed(*arguments: str | Path, source: Path) -> Any:
     """Return the exit code of a command and what counts of its JSON. "SOURCE" in the arguments is the source."""
     done = run(*(source if argument == "SOURCE" else argument for argument in arguments), "--json")
+    assert done.code != BUG, done.err
     places = {str(source): "SOURCE", os.getcwd(): "HERE", str(source.parent): "BESIDE"}
     text = done.out
     for place, word in places.items():

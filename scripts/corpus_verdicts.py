@@ -22,7 +22,7 @@ from corpus_commands import Cells, Write, inside, printed
 from model_server import Served, serving
 
 import ropetool
-from ropetool.checkpoint.opening import open_checkpoint
+from ropetool.files.gguf import read_header
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
@@ -75,10 +75,9 @@ def predict(
 
 def vocabulary(path: Path) -> int:
     """Return how many rows the embedding of a checkpoint has."""
-    checkpoint = open_checkpoint(path)
-    names = ("model.embed_tokens.weight", "token_embd.weight")
-    shape = next(tuple(t.shape) for n, t in checkpoint.tensors.items() if n in names)
-    return max(shape) if path.is_dir() else shape[-1]
+    if path.is_dir():
+        return int(json.loads((path / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    return int(next(info for info in read_header(path).tensors if info.name == "token_embd.weight").shape[-1])
 
 
 def _logits(runner: Any, ids: Sequence[int]) -> Any:

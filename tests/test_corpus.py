@@ -223,8 +223,8 @@ def a_wider_limit(printed: Any) -> None:
 
 PLANTED_IN_COMMANDS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "a printed table": ("inspect/llama", printed_with(slightly_larger)),
-    "a runtime that reads it": ("advise/qwen2, for vllm", printed_with(one_reader_less)),
-    "a finding": ("doctor/qwen2vl", printed_with(milder)),
+    "a runtime that reads it": ("advise/llama, for vllm", printed_with(one_reader_less)),
+    "a finding": ("doctor/cohere", printed_with(milder)),
     "a count of tensors": ("diff/qwen2, extended", printed_with(one_more_identical)),
     "an imported weight": ("import/qwen2", written_after(last_bit)),
     "the type of a key": ("gguf/llama/list", printed_with(of_another_type)),
