@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ropetool.cli.options import list_value, with_flag
+from ropetool.cli.options import list_value, with_flag, with_options
 from ropetool.errors import RopetoolError, UnknownParameter
 from ropetool.escaping import command, number, read_number, words
 
@@ -59,8 +59,9 @@ def completed(line: str, context: click.Context) -> str:
     for left_out in ((), OF_METHODS, (*OF_METHODS, "for_runtimes"), (*OF_METHODS, "for_runtimes", "config_style")):
         tried = [*asked, *_missing(context, given, left_out)]
         problem = _problem(tried, context)
-        if isinstance(problem, TooFar):
-            tried = with_flag(tried, FORCE)
+        if isinstance(problem, TooFar):  # the original table is not as far, and only without it a line has to be forced
+            original = with_options(tried, {"--from": "original"})
+            tried = original if _problem(original, context) is None else with_flag(tried, FORCE)
             problem = _problem(tried, context)
         if problem is None:
             return command(*tried)

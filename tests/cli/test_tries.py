@@ -132,8 +132,13 @@ def test_a_forced_line_stays_a_line_where_options_end() -> None:
     assert run(*words(line)[1:]).code == 0
 
 
-@pytest.mark.parametrize("factor", ["4", "64"])
-def test_a_scaled_source_gets_a_next_step_at_any_factor(factor: str) -> None:
-    write_model(Path("model"), SCALED)
-    line = next_step(run("extend", "model", "--method", "yarn", "--factor", factor, "--dry-run"))
+@pytest.mark.parametrize(
+    ("factor", "reading", "forced"), [("2", "current", False), ("8", "original", False), ("64", "original", True)]
+)
+def test_a_try_is_forced_only_where_both_readings_are_too_far(factor: str, reading: str, forced: bool) -> None:
+    """An output of ropetool was trained at the length of its source: eight times on top of eight are 64 times that."""
+    write_model(Path("model"), LLAMA)
+    assert run("extend", "model", "--method", "yarn", "--factor", "8", "-o", "longer").code == 0
+    line = next_step(run("extend", "longer", "--method", "yarn", "--factor", factor, "--dry-run"))
+    assert (f"--from {reading}" in line, "--force-factor" in line) == (True, forced)
     assert run(*words(line)[1:]).code == 0
