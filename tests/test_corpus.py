@@ -168,7 +168,7 @@ def printed_with(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch]
 
 
 def slightly_larger(printed: Any) -> None:
-    printed["rope"]["full_attention"]["inv_freq"][-1] *= 1 + 1e-10
+    printed["rope"]["full_attention"]["inv_freq"][-1] *= 1 + 1e-4
 
 
 def one_reader_less(printed: Any) -> None:
@@ -212,13 +212,13 @@ def wider_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def score(self: Any, rows: Any, scored: int, *more: Any) -> Any:
         found = whole(self, rows, scored, *more)
-        return replace(found, losses=found.losses * (1 + 1e-9))
+        return replace(found, losses=found.losses * (1 + 1e-4))
 
     monkeypatch.setattr(corpus.verdicts, "score", score)
 
 
 def a_wider_limit(printed: Any) -> None:
-    next(check for check in printed["checks"] if check["limit"])["limit"] *= 1 + 1e-10
+    next(check for check in printed["checks"] if check["limit"])["limit"] *= 1 + 1e-4
 
 
 PLANTED_IN_COMMANDS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {
