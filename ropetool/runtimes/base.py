@@ -10,6 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ropetool.files.hf.jsontext import shown
+from ropetool.rope.tables import is_number
+
 
 @dataclass(frozen=True)
 class Releases:
@@ -47,3 +50,10 @@ class NotHeld(Refuses):
 
 class NotKnown(Refuses):
     """The runtime may run this file, but ropetool does not know how."""
+
+
+def checked_base(theta: object) -> float:
+    """Return the base of a table. Raises: Refuses if it is not a number."""
+    if not is_number(theta):
+        raise Refuses(f"TypeError: the base is {shown(theta)}")
+    return float(theta)

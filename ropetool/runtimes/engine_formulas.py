@@ -19,12 +19,11 @@ from ropetool import families, names
 from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
-from ropetool.files.hf.jsontext import shown
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
 from ropetool.runtimes import hf_formulas, transformers
-from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.base import NotKnown, Refuses, checked_base
 
 SCALING_KEYS = (names.ROPE_SCALING, names.ROPE_PARAMETERS, names.ROPE_THETA, names.ROPE_LOCAL_BASE_FREQ)
 # With mrope_section positions come in three rows, which tables of other types do not take.
@@ -109,8 +108,7 @@ def loaded_keys(view: HfCheckpoint) -> dict[str, dict[str, Any]]:
         if family.rope_types and keys[names.ROPE_TYPE] not in family.rope_types:  # the class that loads it stops
             raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
         hf_formulas.need_keys(keys[names.ROPE_TYPE], keys)
-        if not is_number(keys[names.ROPE_THETA]):
-            raise Refuses(f"TypeError: the base is {shown(keys[names.ROPE_THETA])}")
+        checked_base(keys[names.ROPE_THETA])
         null_head = transformers.NAME in family.null_head_dim and part.get(family.head_dim_key) is None
         if keys[names.ROPE_TYPE] == "longrope" and null_head:  # it is multiplied by to check the lists
             raise Refuses(f"TypeError: longrope needs head_dim in config.json for {family.model_type}")

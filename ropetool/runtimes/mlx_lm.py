@@ -14,10 +14,10 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.engines import MlxLm
 from ropetool.files.hf.jsontext import shown
 from ropetool.rope.formulas import dynamic_table, with_share
-from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable, is_number
+from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet, RopeTable
 from ropetool.runtimes import engine_formulas as engine
 from ropetool.runtimes import mlx_files
-from ropetool.runtimes.base import NotKnown, Refuses, Releases, numbers
+from ropetool.runtimes.base import NotKnown, Refuses, Releases, checked_base, numbers
 from ropetool.runtimes.hf_formulas import mscale_of
 
 NAME = "mlx-lm"
@@ -69,15 +69,13 @@ def _stated(part: Mapping[str, Any], model: MlxLm, first: str) -> tuple[float, M
     missing = [key for key in model.needs if found.get(key) is None]
     if missing:
         raise Refuses(f"TypeError: the model file needs {', '.join(missing)} at the top of the config")
-    theta = found.get(THETA, model.base)
-    if not is_number(theta):
-        raise Refuses(f"TypeError: the base is {shown(theta)}")
+    theta = checked_base(found.get(THETA, model.base))
     scaling = found.get(SCALING) if model.scaling else None
     if model.formula == "phi3":
         scaling = scaling or None
     elif scaling is not None and not isinstance(scaling, Mapping):
         raise Refuses(f"AttributeError: {SCALING} {shown(scaling)} is not an object")
-    return float(theta), scaling
+    return theta, scaling
 
 
 def _layer(

@@ -13,9 +13,9 @@ from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
-from ropetool.rope.tables import RopeSet, is_number
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import NotHeld, NotKnown, Refuses
+from ropetool.runtimes.base import NotHeld, NotKnown, Refuses, checked_base
 
 NAME = "transformers"
 FORMATS = ("hf",)
@@ -51,8 +51,7 @@ def decode(view: HfCheckpoint) -> RopeSet:
         if family.rope_types and rope_type not in family.rope_types:
             raise Refuses(f"ValueError: {family.model_type} takes only {' and '.join(family.rope_types)}")
         formulas.need_keys(rope_type, keys)
-        if not is_number(keys[names.ROPE_THETA]):
-            raise Refuses(f"TypeError: the base is {shown(keys[names.ROPE_THETA])}")
+        theta = checked_base(keys[names.ROPE_THETA])
         length = original_length(part, keys, family, context)
         factor = keys.get(names.FACTOR)
         if factor is None and rope_type in ("yarn", "longrope"):
@@ -61,7 +60,6 @@ def decode(view: HfCheckpoint) -> RopeSet:
         rotary_dim = formulas.rotary_dim(part, keys, family, head_dim, rope_type)
         if family.mrope:
             _check_sections(keys, rotary_dim)
-        theta = float(keys[names.ROPE_THETA])
         if rope_type == "dynamic" and keys.get(family.stretch_key or ""):
             rope_type, theta = "default", formulas.stretched_base(theta, keys[family.stretch_key], head_dim)
         read = {*names.ROPE_TYPE_KEYS, family.temperature_key} - {names.ROPE_TYPE, names.LEGACY_TYPE}

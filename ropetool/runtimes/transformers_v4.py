@@ -13,9 +13,9 @@ from ropetool.checkpoint import style
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.families.family import Family
 from ropetool.files.hf.jsontext import shown
-from ropetool.rope.tables import LayerRope, RopeSet, is_number
+from ropetool.rope.tables import LayerRope, RopeSet
 from ropetool.runtimes import hf_formulas as formulas
-from ropetool.runtimes.base import NotKnown, Refuses
+from ropetool.runtimes.base import NotKnown, Refuses, checked_base
 
 NAME = "transformers-v4"
 FORMATS = ("hf",)
@@ -60,8 +60,7 @@ def _entry(
     if rope_type not in (*formulas.NEEDS, "default"):
         raise Refuses(f"KeyError: {rope_type!r} is not a rope type of transformers 4.57")
     formulas.need_keys(rope_type, scaling)
-    if not is_number(theta):
-        raise Refuses(f"TypeError: the base is {shown(theta)}")
+    base = checked_base(theta)
     if rope_type == "llama3" and names.ORIGINAL_MAX_POSITION_EMBEDDINGS not in scaling:
         raise Refuses("KeyError: llama3 needs original_max_position_embeddings")
     length = scaling.get(names.ORIGINAL_MAX_POSITION_EMBEDDINGS) or context
@@ -77,7 +76,7 @@ def _entry(
     # 4.57 reads the share beside rope_scaling alone, and for every type: the default too.
     rotary_dim = formulas.rotary_dim(part, {}, family, head_dim, rope_type if family.partial_rotary_key else "any")
     resolved = formulas.Resolved(
-        rope_type, float(theta), rotary_dim,
+        rope_type, base, rotary_dim,
         {k: v for k, v in scaling.items() if k in names.ROPE_TYPE_KEYS - {names.ROPE_TYPE, names.LEGACY_TYPE}},
         factor, length, context, bool(scaling.get(names.TRUNCATE, True)), head_dim,
     )  # fmt: skip
