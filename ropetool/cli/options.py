@@ -148,13 +148,10 @@ def naming_a_smaller_run(words: Sequence[str], instead: Mapping[str, str | None]
         raise
 
 
-END = "--"  # ends the options of a command line
-
-
 def with_options(words: Sequence[str], changes: Mapping[str, str | None]) -> list[str]:
     """Return the words of a command line with options of one value each changed, added, or removed by None."""
     kept: list[str] = []
-    end = words.index(END) if END in words else len(words)
+    end = _end_of_options(words)
     following = iter(words[:end])
     for each in following:
         if each in changes:
@@ -167,8 +164,13 @@ def with_options(words: Sequence[str], changes: Mapping[str, str | None]) -> lis
 
 def with_flag(words: Sequence[str], flag: str) -> list[str]:
     """Return the words of a command line with one more flag, in front of `--`."""
-    end = words.index(END) if END in words else len(words)
+    end = _end_of_options(words)
     return [*words[:end], flag, *words[end:]]
+
+
+def _end_of_options(words: Sequence[str]) -> int:
+    """Return the place of `--`, behind which no word is an option, or the number of words."""
+    return words.index("--") if "--" in words else len(words)
 
 
 class Factor(_Type):
