@@ -182,9 +182,11 @@ def files_rule(files: Sequence[Path]) -> Rule:
         made = _valid(files[0])
         if made is None:
             return NOT_LISTED if path != record or not os.path.lexists(record) else "is not a record of ropetool"
-        if path != record and path.name not in {each["name"] for each in made.files}:
+        if path == record:
+            return ""
+        if path.name not in {each["name"] for each in made.files}:
             return NOT_LISTED
-        if path == record or (path not in files and path.name.endswith(names.CARD)):
+        if path not in files and path.name.endswith(names.CARD):
             return ""
         reason = _Output(made, {file.name: file for file in (*files, path)}).change(path.name)
         return f"is not as its record lists it: {reason}" if reason else ""

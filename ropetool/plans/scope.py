@@ -1,7 +1,7 @@
 """The limits of methods without training: their measured cost, and the factors that are doubtful or refused.
 
 The tables do not show these limits: with yarn, llama3 and linear, every pair stays within its trained angles at any
-  factor.
+factor.
 """
 
 from __future__ import annotations

@@ -162,11 +162,8 @@ class _Run:
 
     def search(self, material: Material, seed: int) -> Searched:
         """Return what the search finds on its part of the text."""
-        space, ground, total = (
-            self.space,
-            self.ground,
-            int(self.generations * work() * estimate.tokens(material.rows())),
-        )
+        space, ground = self.space, self.ground
+        total = int(self.generations * work() * estimate.tokens(material.rows()))
         finished, generation = 0, 0
 
         def done(tokens: int) -> None:
