@@ -93,9 +93,9 @@ def stamps() -> dict[str, Any]:
     return found
 
 
-def write_stamp(record: Record) -> None:
-    """Write that a record was made from the inputs of now."""
-    content = {**stamps(), record.name: record.stamp()}
+def write_stamp(record: Record, stamp: Stamp) -> None:
+    """Write what a record was made from."""
+    content = {**stamps(), record.name: stamp}
     STAMPS.write_text(json.dumps(dict(sorted(content.items())), indent=1) + "\n", encoding="utf-8")
 
 

@@ -59,12 +59,10 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     longer = replace(one, name="longer", minutes=30)
     monkeypatch.setattr(records, "ROOT", tmp_path)
     monkeypatch.setattr(records, "STAMPS", tmp_path / "records.json")
-    for module in (records, record):
-        monkeypatch.setattr(module, "RECORDS", (one, longer))
-        monkeypatch.setattr(module, "BY_NAME", {"one": one, "longer": longer})
-    monkeypatch.setattr(record, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "RECORDS", (one, longer))
+    monkeypatch.setattr(records, "BY_NAME", {"one": one, "longer": longer})
     monkeypatch.setattr(record, "records", records)
-    monkeypatch.setattr(record.records, "BY_NAME", {"one": one, "longer": longer})
+    monkeypatch.setattr(record, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
