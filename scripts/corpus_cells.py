@@ -41,17 +41,22 @@ def bake(what: str, options: dict[str, Any]) -> Act:
 def export(options: dict[str, Any]) -> Act:
     def act(source: Path, folder: Path) -> Any:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            place = Path(scratch, "model.gguf")
-            more = {"check": False, "sidecars": False, "allow_unverified": True}
-            ropetool.export(source, place, **more, **options)
+            place = exported(source, Path(scratch, "model.gguf"), **options)
             return of_gguf(sorted(place.parent.glob("*.gguf")))
 
     return act
 
 
-def extended(source: Path) -> Path:
-    """Return the checkpoint extended by YaRN, beside it; written where it is not there yet."""
-    output = source.with_name("extended")
+def exported(source: Path, place: Path, **options: Any) -> Path:
+    """Return the GGUF file of a checkpoint at a place, unchecked; written unless it is there."""
+    if not place.exists():
+        ropetool.export(source, place, check=False, sidecars=False, allow_unverified=True, **options)
+    return place
+
+
+def extended(source: Path, name: str = "extended") -> Path:
+    """Return the checkpoint extended by YaRN, next to it by this name; written unless it is there."""
+    output = source.with_name(name)
     if not output.exists():
         ropetool.apply(planned(source, "yarn"), source, output, sidecars=False)
     return output

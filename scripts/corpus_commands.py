@@ -19,10 +19,9 @@ from typing import Any
 from unittest import mock
 
 import gguf_making
-from corpus_cells import Act, extended, of_folder, of_gguf
+from corpus_cells import Act, exported, extended, of_folder, of_gguf
 from making import run
 
-import ropetool
 from ropetool.files.gguf.in_place import disk
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -230,27 +229,23 @@ def _diff_with(write: Write) -> Act:
 def imported(models: Mapping[str, Write]) -> Cells:
     """Yield the checkpoints that exported files become, in the types of the file and in float32."""
     for name, write in models.items():
-        yield name, exported(write), command("import", "SOURCE", "--no-check", "-o", "out", output="out")
+        yield name, as_file(write), command("import", "SOURCE", "--no-check", "-o", "out", output="out")
     for name, write in itertools.islice(models.items(), 0, None, 5):
         more = ("import", "SOURCE", "--no-check", "--dtype", "f32", "-o", "out")
-        yield f"{name}, f32", exported(write), command(*more, output="out")
+        yield f"{name}, f32", as_file(write), command(*more, output="out")
 
 
-def exported(write: Write) -> Write:
-    """Return what exports a checkpoint as q8_0, beside it."""
+def as_file(write: Write) -> Write:
+    """Return what exports a checkpoint as q8_0, next to it."""
 
     def export(folder: Path) -> Path:
         source = write(folder)
-        file = source.with_name("exported.gguf")
-        if not file.exists():
-            more = {"check": False, "sidecars": False, "allow_unverified": True}
-            ropetool.export(source, file, outtype="q8_0", **more)
-        return file
+        return exported(source, source.with_name("exported.gguf"), outtype="q8_0")
 
     return export
 
 
-LLAMA = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+EDITED = ("llama", "qwen2", "qwen3")
 EDITS: dict[str, tuple[str, ...]] = {
     "list": ("list", "SOURCE"),
     "set a number": ("set", "SOURCE", "{arch}.rope.freq_base", "2e6", "-o", "out.gguf"),
@@ -268,10 +263,10 @@ EDITS: dict[str, tuple[str, ...]] = {
 
 def edited() -> Cells:
     """Yield `gguf list`, `set`, `unset`, `split` and `merge` of three architectures."""
-    for arch, (name, words) in itertools.product(LLAMA, EDITS.items()):
+    for arch, (name, words) in itertools.product(EDITED, EDITS.items()):
         arguments = ("gguf", *(word.format(arch=arch) for word in words))
         yield f"{arch}/{name}", model(arch), command(*arguments, output="" if name == "list" else "out.gguf")
-    for arch in LLAMA:
+    for arch in EDITED:
         yield (
             f"{arch}/merge parts",
             model(arch, 3),

@@ -17,9 +17,10 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from corpus_cells import Act, extended, of_gguf
+from corpus_cells import Act, exported, extended, of_gguf
 from corpus_commands import Cells, Write, inside, printed
 from model_server import Served, serving
+from verifying import write_cut
 
 import ropetool
 from ropetool.files.gguf import read_header
@@ -27,7 +28,6 @@ from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
 from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, ignore
-from ropetool.verification.texts import embedded_documents
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED, WORSE = 256, 0.02  # tokens; nats that a token beyond them costs more
@@ -116,30 +116,20 @@ def demo(folder: Path) -> Path:
     """Return a copy of the demo checkpoint with texts beside it."""
     place = folder / "demo"
     if not place.exists():
-        (place / "texts").mkdir(parents=True)
         shutil.copytree(DEMO, place / "model")
-        for document in embedded_documents():
-            (place / "texts" / document.name).write_text(document.text[:CHARACTERS], encoding="utf-8")
+        write_cut(place / "texts", CHARACTERS)
     return place / "model"
 
 
 def demo_file(folder: Path) -> Path:
     """Return the demo checkpoint as a GGUF file."""
     source = demo(folder)
-    path = source.with_name("model.gguf")
-    if not path.exists():
-        ropetool.export(source, path, outtype="f16", check=False, sidecars=False)
-    return path
+    return exported(source, source.with_name("model.gguf"), outtype="f16")
 
 
 def longer(source: Path) -> Path:
-    """Return the extension of a directory or a file by yarn, with its record; written unless it is there."""
-    if source.is_dir():
-        return extended(source)
-    output = source.with_name("longer.gguf")
-    if not output.exists():
-        ropetool.apply(ropetool.plan(source, "yarn", factor=4), source, output, sidecars=False)
-    return output
+    """Return the extension of a directory or a file, with its record."""
+    return extended(source) if source.is_dir() else extended(source, "longer.gguf")
 
 
 FORMS: dict[str, Write] = {"directory": demo, "GGUF": demo_file}

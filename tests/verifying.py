@@ -19,10 +19,15 @@ def cut_texts(patch: pytest.MonkeyPatch, folder: Path, characters: int) -> None:
 
     Every run reads all documents three times, which costs more than the rows of a short length.
     """
+    write_cut(folder, characters)
+    patch.setattr(texts, "EMBEDDED", folder)
+
+
+def write_cut(folder: Path, characters: int) -> None:
+    """Write the first characters of each document of the package into a new folder."""
     folder.mkdir()
     for document in texts.embedded_documents():
-        (folder / document.name).write_text(document.text[:characters])
-    patch.setattr(texts, "EMBEDDED", folder)
+        (folder / document.name).write_text(document.text[:characters], encoding="utf-8")
 
 
 def remember(patch: pytest.MonkeyPatch, unchanged: Collection[Path]) -> None:
