@@ -21,7 +21,7 @@ PLAN_OUT = "--plan-out"
 @click.option("--target-length", type=Length(), required=True, help="The context to reach: 131072, 128k or 1M tokens.")
 @click.option(
     "--space", type=SPACE, default="yarn", show_default=True, metavar="NAME",
-    help="What is varied: yarn, ramp, pairs; in the weights pair-gain, head-gain, head-band-gain.",
+    help="Search space: yarn, ramp or pairs; in the weights pair-gain, head-gain or head-band-gain.",
 )  # fmt: skip
 @click.option(
     "--budget", type=NUMBER, metavar="MINUTES", help="How long to search and judge, about. Default: 10 minutes."

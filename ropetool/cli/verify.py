@@ -51,8 +51,8 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 )  # fmt: skip
 @click.option(
     "--compare-with", metavar="NAME,...",
-    help="Measure beside TARGET what no file can hold, put on the baseline: rerope, leaky-rerope, self-extend, "
-    "sliding-window, lambda, dynamic-ntk, dynamic-yarn; parameters as rerope(512).",
+    help="Also run these attention variants, which a file cannot contain, on the baseline: rerope, leaky-rerope, self-extend, "
+    "sliding-window, lambda, dynamic-ntk, dynamic-yarn. Parameters: rerope(512).",
 )  # fmt: skip
 @click.option(
     "--lm-eval", type=click.Path(), metavar="DIR",
@@ -84,8 +84,8 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option("--suite", metavar="quick|standard|full", help="What to measure. Default: standard.")
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME",
-    help="One measurement, alone or besides the suite: last-segment, position, far, retrieval, many-keys, variables, "
-    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp; repeat for several.",
+    help="Measure this too, or only this without --suite: last-segment, position, far, retrieval, many-keys, variables, "
+    "needles, by-position, key-tokens, effective-length, many-shot, cache, yarn, llama.cpp. Repeat for several.",
 )  # fmt: skip
 @GRADE
 @click.option(

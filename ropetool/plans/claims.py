@@ -235,7 +235,7 @@ def _planned(source: Checkpoint, asked: Alternative) -> Plan:
 
 
 def _growing(source: Checkpoint, plan: Plan, factor: float) -> Plan:
-    """Return a plan of `dynamic` with the factor that transformers grows the stretch by; the method states 1."""
+    """Return a plan of `dynamic` with a factor of transformers, which stretches faster. The method itself writes 1."""
     edits = tuple(
         replace(edit, new=factor if edit.path[-1] == names.FACTOR else _with_factor(edit.new, factor))
         for edit in plan.edits
@@ -244,7 +244,7 @@ def _growing(source: Checkpoint, plan: Plan, factor: float) -> Plan:
 
 
 def _with_factor(new: Any, factor: float) -> Any:
-    """Return new rope keys with another factor in those of the type `dynamic`."""
+    """Return new rope keys with this factor in each object of the type `dynamic`."""
     if not isinstance(new, Mapping):
         return new
     kept = {key: _with_factor(value, factor) for key, value in new.items()}

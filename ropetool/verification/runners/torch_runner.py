@@ -38,15 +38,15 @@ Found = TypeVar("Found")
 
 
 class TorchRunner:
-    """A local checkpoint; the tokenizer is read at once, the weights when the first figures are asked for.
+    """A local checkpoint that transformers runs. Reads the tokenizer at once, and the weights for the first figures.
 
-    device: auto (CUDA, else Apple's MPS, else the CPU), a name of torch's, or map (layers over all devices). dtype:
-    auto (as stored on a GPU, float32 on a CPU) or a name. report: told when a batch had to be halved for lack of
-    memory. as_type: the model_type of the built-in class, where only remote code knows that of the
-    config.
+    device: auto (CUDA, else Apple's MPS, else the CPU), a device name of torch, or map (layers on all devices).
+    dtype: auto (the stored type on a GPU, float32 on a CPU), or a name.
+    report: receives a note when a batch is halved because memory ran out.
+    as_type: the model_type of a built-in class, if the config's own type is only in remote code.
 
-    Raises: MissingDependency without torch and transformers; ConfigError for a device or dtype that is not there;
-    CheckpointError for files that transformers cannot read. Remote code is never run and pickle never loaded.
+    Raises: MissingDependency without torch and transformers; ConfigError for a missing device or an unknown dtype;
+    CheckpointError for files that transformers cannot read. Remote code never runs, and pickle files are never loaded.
     """
 
     def __init__(
