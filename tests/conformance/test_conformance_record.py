@@ -42,7 +42,7 @@ def test_numbers_are_drawn_as_stated() -> None:
 
 
 # The key of a published formula by the type of a config, and what the type's own factor is.
-PUBLISHED = {"yarn": "yarn", "linear": "linear", "llama3": "llama3", "dynamic": "dynamic", "longrope": "longrope"}
+PUBLISHED = {"yarn": "yarn", "linear": "linear", "llama3": "llama3", "ntk": "ntk", "longrope": "longrope"}
 
 
 @pytest.mark.parametrize("name", cases.CASES)
@@ -96,8 +96,9 @@ def _published(keys: dict[str, Any], stated: dict[str, Any], channels: int, leng
         "beta_fast", "beta_slow", "truncate", "low_freq_factor", "high_freq_factor", "short_factor", "long_factor",
     )  # fmt: skip
     case["params"] = {key: keys[key] for key in known if key in keys}
-    if kind == "dynamic":
-        case["params"] = {"curve": "linear"}
+    if kind == "dynamic":  # of transformers: NTK with a factor that grows from 1 at the trained length
+        kind, factor = "ntk", keys["factor"]
+        case["factor"] = max(factor * length / cases.TRAINED - (factor - 1), 1)
     if "attention_factor" in keys:
         case["attention_factor"] = keys["attention_factor"]
     found = golden_formulas.table(PUBLISHED[kind], case)
