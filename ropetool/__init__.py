@@ -41,12 +41,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ropetool.choosing.comparing import compare
-    from ropetool.choosing.tuning.tuning import tune
     from ropetool.comparison import compare as diff
     from ropetool.doctor import examine
     from ropetool.files.gguf.in_place import recover
     from ropetool.gguf_export import export_checkpoint as export
     from ropetool.gguf_import import import_gguf
+    from ropetool.lab.tuning.tuning import tune
     from ropetool.plans.advice import advise
     from ropetool.plans.applying import apply
     from ropetool.plans.bakes import make_bake as bake
@@ -64,7 +64,7 @@ _HOMES = {
     "apply": ("ropetool.plans.applying", "apply"),
     "apply_in_place": ("ropetool.plans.in_place", "apply_in_place"),
     "compare": ("ropetool.choosing.comparing", "compare"),
-    "tune": ("ropetool.choosing.tuning.tuning", "tune"),
+    "tune": ("ropetool.lab.tuning.tuning", "tune"),
     "recover": ("ropetool.files.gguf.in_place", "recover"),
     "diff": ("ropetool.comparison", "compare"),
     "examine": ("ropetool.doctor", "examine"),

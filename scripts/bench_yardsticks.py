@@ -26,9 +26,9 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT)]
 import numpy as np  # noqa: E402
 from bench import machine  # noqa: E402
 
+from ropetool.lab.yardsticks.attention import attention  # noqa: E402
+from ropetool.lab.yardsticks.named import Yardstick, parse  # noqa: E402
 from ropetool.verification.runners.torch_attention import Unrotated  # noqa: E402
-from ropetool.verification.yardsticks.attention import attention  # noqa: E402
-from ropetool.verification.yardsticks.named import Yardstick, parse  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- yardsticks -->", "<!-- /yardsticks -->"

@@ -176,17 +176,17 @@ RECORDS = (
         "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("retrieval_power.py",), 1, (), "verify.md"
     ),
     Record(
-        "tune-noise", ("ropetool/choosing/tuning/*.py", *STATISTICS), ("tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),
+        "tune-noise", ("ropetool/lab/tuning/*.py", *STATISTICS), ("tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),
         "tune.md",
     ),
     Record(
-        "tune-demo", (DEMO, "ropetool/choosing/tuning/*.py", *TORCH), ("tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "tune.md"
+        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "tune.md"
     ),
     Record(
-        "yardsticks-demo", (DEMO, "ropetool/verification/yardsticks/*.py", *TORCH), ("yardsticks_demo.py",), 6,
+        "yardsticks-demo", (DEMO, "ropetool/lab/yardsticks/*.py", *TORCH), ("yardsticks_demo.py",), 6,
         ("tests/verification/yardsticks_demo.json",), "yardsticks.md",
     ),
-    Record("bench-yardsticks", ("ropetool/verification/yardsticks/*.py",), ("bench_yardsticks.py", "--write"), 5, (), "benchmarks.md"),
+    Record("bench-yardsticks", ("ropetool/lab/yardsticks/*.py",), ("bench_yardsticks.py", "--write"), 5, (), "benchmarks.md"),
     Record(
         "bench-in-place", ("ropetool/files/gguf/in_place/*.py",), ("bench_in_place.py", "--write"), 2,
         ("docs/benchmarks-in-place.svg",), "benchmarks.md",

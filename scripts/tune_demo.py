@@ -27,8 +27,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from tune_demo_page import PLAN, RESULT, ROWS, known, named  # noqa: E402
 
 from ropetool import machine  # noqa: E402
-from ropetool.choosing.tuning.tuning import tune  # noqa: E402
-from ropetool.report.tuned import tune_json, tune_text  # noqa: E402
+from ropetool.lab.tuning.report import tune_json, tune_text  # noqa: E402
+from ropetool.lab.tuning.tuning import tune  # noqa: E402
 
 SEED = 0
 CACHE = machine.cache() / "tune-demo"

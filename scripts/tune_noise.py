@@ -24,9 +24,9 @@ import numpy.typing as npt
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ropetool.choosing.tuning.figures import Bounds, Documents, Figures  # noqa: E402
-from ropetool.choosing.tuning.judging import ERROR, GAIN, judge  # noqa: E402
-from ropetool.choosing.tuning.searching import STAGES, Score, Vector, search  # noqa: E402
+from ropetool.lab.tuning.figures import Bounds, Documents, Figures  # noqa: E402
+from ropetool.lab.tuning.judging import ERROR, GAIN, judge  # noqa: E402
+from ropetool.lab.tuning.searching import STAGES, Score, Vector, search  # noqa: E402
 from ropetool.verification.statistics import wilson  # noqa: E402
 
 RESULT = ROOT / "tests" / "choosing" / "tune_noise.json"

@@ -21,10 +21,10 @@ from loading import script
 import ropetool
 from ropetool import families
 from ropetool.cli import COMMANDS, group
+from ropetool.lab.tuning.report import tune_json
 from ropetool.plans.advice import advise, with_bounds
 from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
-from ropetool.report.tuned import tune_json
 from ropetool.report.verdict import verify_json
 from ropetool.runtimes import inspection
 

@@ -16,12 +16,13 @@ from pathlib import Path
 import pytest
 
 import ropetool
+from ropetool.registry import ADDITIONS, addition
 
 PACKAGE = Path(ropetool.__file__).parent
 
 # A package imports those above it in this list, which begins with what imports nothing; `demo` and `texts` are data.
 LAYERS = (
-    ("errors", "escaping", "names", "machine"),
+    ("errors", "escaping", "names", "machine", "registry"),
     ("rope",),
     ("files", "probing", "servers"),
     ("families",),
@@ -35,13 +36,14 @@ LAYERS = (
     ("gguf_export", "gguf_import", "costs", "doctor"),
     ("report",),
     ("cli", "__main__"),
+    ("lab",),
 )
 # Other people's packages: at module level by package, inside functions by the module that may.
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
     "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"},
     "choosing": {"numpy"}, "gguf_export": {"numpy"}, "gguf_import": {"numpy"}, "doctor": {"numpy"}, "servers": {"requests"},
-    "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
+    "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"}, "lab": {"numpy", "click"},
 }  # fmt: skip
 INSIDE_FUNCTIONS = {
     "files.gguf": {"gguf"},
@@ -53,9 +55,10 @@ INSIDE_FUNCTIONS = {
     "choosing": {"pandas"},
     "probing": {"torch", "transformers"},
     "cli": {"numpy", "rich"},
+    "lab": {"torch"},
 }
 # A command is imported to show its help, so at module level it knows layer 0 and its own package alone.
-CLI_MAY_IMPORT = {"escaping", "errors", "cli"}
+CLI_MAY_IMPORT = {"escaping", "errors", "registry", "cli"}
 ROOT_ATTRIBUTES = {"__version__"}  # all else at the root is the public API, which is the top of everything
 HEAVY = {
     "numpy",
@@ -134,7 +137,8 @@ def _inner_complaint(module: str, target: str, at_module_level: bool) -> str:
     importer, imported = module.partition(".")[0], target.partition(".")[0]
     if importer == "__init__":
         return "the root loads its parts on first use" if at_module_level else ""
-    if importer == "cli" and at_module_level and imported not in CLI_MAY_IMPORT:
+    is_command = importer == "cli" or (importer == "lab" and module.endswith(".command"))
+    if is_command and at_module_level and imported not in CLI_MAY_IMPORT:
         return "a command imports it in its body"
     if importer == imported or PLACES[imported][0] < PLACES[importer][0]:
         return ""
@@ -185,6 +189,9 @@ def test_module_imports_only_what_its_layer_may(module: str) -> None:
         ("verification.gate", "from torch import nn", "load it inside a function"),
         ("verification.gate", "from ropetool.cli import main", "it stands above"),
         ("verification.gate", "from ropetool import inspect", "no such module"),
+        ("verification.run", "def f():\n    from ropetool.lab.lm_eval import has_logs", "it stands above"),
+        ("cli.options", "def f():\n    from ropetool.lab.tuning.spaces import SPACES", "it stands above"),
+        ("lab.tuning.command", "from ropetool.plans.plan import Plan", "in its body"),
         ("cli.extend", "from ropetool.plans.search import make_plan", "in its body"),
         ("cli.extend", "import numpy", "load it inside a function"),
         ("__init__", "from ropetool.rope import tables", "on first use"),
@@ -267,6 +274,12 @@ def loaded_by(code: str) -> set[str]:
     done = subprocess.run([sys.executable, "-c", f"{code}\n{report}"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("name", ADDITIONS)
+def test_every_addition_of_the_laboratory_exists(name: str) -> None:
+    assert ADDITIONS[name].startswith("ropetool.lab.")
+    assert addition(name) is not None
 
 
 def test_importing_ropetool_loads_nothing_heavy() -> None:

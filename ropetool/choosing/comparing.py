@@ -10,10 +10,11 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
-from ropetool.choosing.candidates import Asked, candidates_of, check_beyond
+from ropetool.choosing.candidates import Asked, Refused, candidates_of, check_beyond
 from ropetool.choosing.measuring import (
     Field,
     Raw,
@@ -24,7 +25,6 @@ from ropetool.choosing.measuring import (
     prepare,
     views,
     whole_work,
-    yardstick_trials,
 )
 from ropetool.choosing.ranking import Ranking, ranked
 from ropetool.choosing.results import CandidateResult, Comparison
@@ -32,6 +32,8 @@ from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
+from ropetool.registry import addition
+from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import inspection
 from ropetool.verification import catalogue, estimate, suites
 from ropetool.verification.checkpoints import Open, documents_of, kept_on_disk, lengths_of, yardsticks
@@ -54,7 +56,6 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET
 from ropetool.verification.statistics import ERROR, clustered
 from ropetool.verification.texts import fingerprint
-from ropetool.verification.yardsticks.named import parse_all
 
 YARDSTICK = "a yardstick, put on the source: no file holds it"
 
@@ -117,7 +118,7 @@ def compare(
     contexts = {each.target_length for each in candidates}
     wanted = list(lengths) if lengths is not None else sorted({*default_lengths(trained, max(contexts)), *contexts})
     check_amounts(wanted, trained, chosen)
-    named = parse_all(compare_with, trained, max(wanted)) if compare_with else []
+    named = addition("yardsticks_named")(compare_with, trained, max(wanted)) if compare_with else []
     for name in {each.name for each in candidates} & {each.name for each in named}:
         raise ConfigError(
             "a yardstick of this comparison has the same name", where=f"--plan {name}", try_="rename the plan"
@@ -138,7 +139,7 @@ def compare(
             None if baseline_beyond else trained,
         )  # fmt: skip
         able, unscaled = checked(able)
-        beside, unfitting = yardstick_trials(runner, named, checkpoint, found.rope, max(wanted), trained)
+        beside, unfitting = _beside(named, runner, checkpoint, found.rope, max(wanted), trained)
         measured = [*able, *beside]
 
         @cache
@@ -197,6 +198,18 @@ def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
             "method and verify each output",
         )  # fmt: skip
     return checkpoint
+
+
+def _beside(
+    named: Sequence[Any], runner: TorchRunner, source: HfCheckpoint, meant: RopeSet, reach: int, trained_length: int
+) -> tuple[list[Trial], list[Refused]]:
+    """Return the trials of yardsticks, and those that do not fit the model; the laboratory is asked only where some are named."""
+    if not named:
+        return [], []
+    trials: tuple[list[Trial], list[Refused]] = addition("yardstick_trials")(
+        runner, named, source, meant, reach, trained_length
+    )
+    return trials
 
 
 def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> CandidateResult:

@@ -24,8 +24,6 @@ from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes
 from ropetool.verification.suites import Suite
-from ropetool.verification.yardsticks.named import Yardstick, kept_as
-from ropetool.verification.yardsticks.runner import yardstick_runner
 
 Raw = Mapping[str, Any]
 """By measurement: what it found of one model, before results are made of it."""
@@ -83,21 +81,7 @@ def views(
         view = RotatedRunner(runner, each.rope, meant=meant, nested=source.family.nested)
         return Trial(each.name, view, reach, each.digest, each)
 
-    return _required(*_sorted_out(candidates, viewed))
-
-
-def yardstick_trials(
-    runner: TorchRunner, yardsticks: Sequence[Yardstick], source: HfCheckpoint, meant: RopeSet, reach: int,
-    trained_length: int,
-) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
-    """Return the source attending by each yardstick, for which the model is loaded, and the yardsticks that do not fit it."""
-
-    def beside(each: Yardstick) -> Trial:
-        made = yardstick_runner(each, runner, meant, trained=trained_length, nested=source.family.nested)
-        return Trial(each.name, made, reach, kept_as(each.name, trained_length))
-
-    found, refused, _ = _sorted_out(yardsticks, beside)
-    return found, refused
+    return _required(*sorted_out(candidates, viewed))
 
 
 def checked(trials: Sequence[Trial]) -> tuple[list[Trial], list[Refused]]:
@@ -108,12 +92,13 @@ def checked(trials: Sequence[Trial]) -> tuple[list[Trial], list[Refused]]:
             trial.runner.check()
         return trial
 
-    return _required(*_sorted_out(trials, able))
+    return _required(*sorted_out(trials, able))
 
 
-def _sorted_out(
+def sorted_out(
     asked: Sequence[Any], make: Callable[[Any], Trial]
 ) -> tuple[list[Trial], list[Refused], list[ConfigError]]:
+    """Return the trials that can be made, and of the others the refusals and their errors. asked: each has a name."""
     found, refused, errors = [], [], []
     for each in asked:
         try:

@@ -27,7 +27,8 @@ from ropetool.escaping import command, escaped, visible
 BUG = 70  # sysexits.h: EX_SOFTWARE
 WORDS = 300  # characters of an exception that are shown
 
-# name -> (module, first line of its help); the line stands here so that --help loads no command.
+# name -> (module, first line of its help); the line stands here so that --help loads no command. Without a module, the
+# laboratory has registered the command.
 COMMANDS = {
     "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it."),
     "doctor": ("doctor", "Find and mend what runtimes get wrong in checkpoints."),
@@ -40,7 +41,7 @@ COMMANDS = {
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "compare": ("compare", "Measure several methods side by side in one model."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
-    "tune": ("tune", "Search the RoPE settings that serve one model best."),
+    "tune": (None, "Search the RoPE settings that serve one model best."),
     "identify": ("identify", "Say which rotary table a running server computes."),
     "restore": ("restore", "Undo the last edit in place of a GGUF file."),
     "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
@@ -70,8 +71,13 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"ropetool.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, f"{cmd_name}_command")
+        module, attribute = COMMANDS[cmd_name][0], f"{cmd_name}_command"
+        if module is None:
+            from ropetool.registry import addition
+
+            command: click.Command = addition(attribute)
+        else:
+            command = getattr(importlib.import_module(f"ropetool.cli.{module}"), attribute)
         return command
 
     def resolve_command(

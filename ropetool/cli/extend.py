@@ -363,11 +363,11 @@ def _measured(
         return _Found(
             choice.plan, f"{why}; not tuned: tuning judges against {DEFAULT}, over which this was chosen", tuned=False
         )
-    from ropetool.choosing.tuning.tuning import tune
     from ropetool.cli.progress import bar
+    from ropetool.registry import addition
 
     with bar() as progress:
-        tuned = tune(
+        tuned = addition("tune")(
             source, choice.plan.max_position_embeddings, budget=budget, reading=reading, for_runtimes=options["for_runtimes"],
             progress=progress, say=None if quiet else lambda line: notes([line]),
         )  # fmt: skip

@@ -219,9 +219,9 @@ FAMILY = Name(known_families)
 
 
 def known_spaces() -> list[str]:
-    from ropetool.choosing.tuning.spaces import SPACES
+    from ropetool.registry import addition
 
-    return list(SPACES)
+    return list(addition("SPACES"))
 
 
 SPACE = Name(known_spaces)

@@ -231,10 +231,10 @@ def _engine(options: dict[str, Any]) -> Engine | None:
 
 def _told_commands(target: Path, options: Mapping[str, Any]) -> bool:
     """Return whether there are logs of lm-evaluation-harness; if not, print the commands that make them."""
-    from ropetool.verification.checkpoints import lm_eval_lines
+    from ropetool.registry import addition
 
     named = {name: options[name] for name in ("baseline", "trained_length")}
-    lines = lm_eval_lines(target, Path(options["lm_eval"]), **named)
+    lines = addition("lm_eval_lines")(target, Path(options["lm_eval"]), **named)
     if lines:
         show("".join(f"{line}\n" for line in lines))
         notes([f"there are no logs in {options['lm_eval']}, so nothing is verified; these commands make them"])

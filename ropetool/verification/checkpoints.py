@@ -27,12 +27,12 @@ from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.plans import model_card
 from ropetool.plans.plan import BAKE
+from ropetool.registry import addition
 from ropetool.rope import methods
 from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue, floors, suites
-from ropetool.verification import lm_eval as harness
-from ropetool.verification.beside import prepared_beside
+from ropetool.verification.beside import OPTION as YARDSTICKS
 from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.gate import NOTHING_BEYOND, Limits
 from ropetool.verification.journal import JournaledRunner, kept_journal
@@ -53,7 +53,6 @@ from ropetool.verification.scoring import BASELINE, TARGET, Runner
 from ropetool.verification.short_divergence import Lengths
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, default_documents, read_documents
-from ropetool.verification.yardsticks.named import OPTION as YARDSTICKS
 
 Wrap = Callable[[Runner, str], Runner]
 UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
@@ -121,7 +120,7 @@ def verify_checkpoint(
     if place is not None:
         certificate.check_place(target, place)
     notes: list[str] = []
-    source = hub.local(baseline) if baseline is not None else _unchanged_source(target, notes)
+    source = hub.local(baseline) if baseline is not None else unchanged_source(target, notes)
     original = None if source is None else open_checkpoint(source)
     other = open_checkpoint(hub.local(against)) if against is not None else None
     found = inspection.inspect_checkpoint(checkpoint)
@@ -147,7 +146,7 @@ def verify_checkpoint(
         if engine is not None:
             raise ConfigError("yardsticks take whole models that transformers runs in this process", where=YARDSTICKS)
         put_on, look = (checkpoint, found) if original is None or before is None else (original, before)
-        beside = prepared_beside(compare_with, put_on, look.rope, trained, max(asked, default=trained))
+        beside = addition("yardsticks_beside")(compare_with, put_on, look.rope, trained, max(asked, default=trained))
         if original is None:
             notes.append(
                 f"there is no baseline, so the yardsticks are put on {beside.on} itself, with the table that it has"
@@ -158,7 +157,7 @@ def verify_checkpoint(
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
     ]  # fmt: skip
     grade = (limits or Limits()).asked
-    tasks = None if lm_eval is None else harness.compared(Path(lm_eval), target, _needed(original).path, grade.max_lost)
+    tasks = None if lm_eval is None else addition("lm_eval_result")(Path(lm_eval), target, original, grade.max_lost)
     if tasks is not None:
         checks.append(harness_check(tasks, grade))
     pair = None
@@ -226,34 +225,6 @@ def documents_of(texts: Sequence[str | Path], longest: int, notes: list[str]) ->
     documents, said = independent(read_documents([Path(text) for text in texts]))
     notes += said
     return catalogue.of_their_kinds(documents)
-
-
-def lm_eval_lines(
-    target: str | Path, folder: Path, *, baseline: str | Path | None = None, trained_length: int | None = None
-) -> list[str]:
-    """Return the commands of lm-evaluation-harness whose logs `verify_checkpoint` reads; none where there are logs.
-
-    Raises: CheckpointError, ConfigError.
-    """
-    if harness.has_logs(folder):
-        return []
-    checkpoint = open_checkpoint(hub.local(target))
-    source = hub.local(baseline) if baseline is not None else _unchanged_source(checkpoint.path, [])
-    original = _needed(None if source is None else open_checkpoint(source))
-    context, _ = lengths_of(inspection.inspect_checkpoint(checkpoint), checkpoint)
-    known = lengths_of(inspection.inspect_checkpoint(original), original)[1]
-    return harness.command_lines(checkpoint.path, original.path, folder, trained_length or known, context)
-
-
-def _needed(original: Checkpoint | None) -> Checkpoint:
-    """Return the baseline. Raises: ConfigError without one."""
-    if original is None:
-        raise ConfigError(
-            "its scores are compared with those of a baseline, and there is none",
-            where=harness.WHERE,
-            try_="--baseline SOURCE",
-        )
-    return original
 
 
 def _check_cache_type(target: Checkpoint, cache_type: str | None) -> None:
@@ -459,7 +430,7 @@ def _certified(
     return replace(result, certificate=state, notes=(*result.notes, f"certificate: {written}"))
 
 
-def _unchanged_source(target: Path, notes: list[str]) -> Path | None:
+def unchanged_source(target: Path, notes: list[str]) -> Path | None:
     """Return what the target was extended from, if it is still what it was; otherwise say so.
 
     An export is the same model in another format, and a bake the same in other words, so its baseline is that of the
@@ -504,7 +475,7 @@ def _pair(target: Checkpoint, other: Checkpoint, baseline: Checkpoint | None, ca
     """Return what the target is compared with, and the same two files before the extension where they are at hand."""
     before = None
     if _is_quantised(target) or _is_quantised(other) or cache_type in BLOCK_TYPES:
-        original = _unchanged_source(other.path, [])
+        original = unchanged_source(other.path, [])
         if baseline is not None and original is not None and _weights(baseline) == _weights(target):
             before = (original, baseline.path)
     routed = floors.has_experts(target.stored)

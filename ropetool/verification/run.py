@@ -21,7 +21,7 @@ from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, reading, suites
-from ropetool.verification.beside import Beside, told_by, yardstick_result
+from ropetool.verification.beside import Beside, kept_as, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.duration import NO_BUDGET, Run, check_budget, check_duration
 from ropetool.verification.gate import Limits
@@ -48,7 +48,6 @@ from ropetool.verification.short_divergence import with_own_noise
 from ropetool.verification.statistics import ERROR, attainable
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
-from ropetool.verification.yardsticks.named import kept_as
 
 MIN_LENGTH = 8
 AGAINST = "against"

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "there" / "notes.txt").write_text("mine")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ropetool.choosing.comparing.compare", never)
-    monkeypatch.setattr("ropetool.choosing.tuning.tuning.tune", never)
+    monkeypatch.setattr("ropetool.lab.tuning.tuning.tune", never)
     return tmp_path
 
 
@@ -96,7 +96,7 @@ def test_only_yarn_is_tuned(method: str, monkeypatch: pytest.MonkeyPatch) -> Non
     choice = Choice(SimpleNamespace(name=f"{method} x2"), chosen, "measured so")  # type: ignore[arg-type]
     monkeypatch.setattr("ropetool.cli.compare.compared", lambda *_, **__: None)
     monkeypatch.setattr("ropetool.choosing.choice.choose", lambda _: choice)
-    monkeypatch.setattr("ropetool.choosing.tuning.tuning.tune", lambda *_, **__: tuned)
+    monkeypatch.setattr("ropetool.lab.tuning.tuning.tune", lambda *_, **__: tuned)
     done = run(*AUTO, "--budget", "3", "--dry-run", "--json")
     assert done.code == 0, done.err
     assert done.json["plan"]["method"] == ("linear" if method == "yarn" else method)

@@ -14,12 +14,12 @@ from gguf_making import model
 from verification.conftest import make_text, write_model, write_tokenizer
 
 import ropetool
-from ropetool.choosing.tuning import material, tuning
-from ropetool.choosing.tuning.figures import Figures
-from ropetool.choosing.tuning.material import Amounts, split
-from ropetool.choosing.tuning.planning import identity
-from ropetool.choosing.tuning.results import TuneResult
 from ropetool.errors import ConfigError, RopetoolError
+from ropetool.lab.tuning import material, tuning
+from ropetool.lab.tuning.figures import Figures
+from ropetool.lab.tuning.material import Amounts, split
+from ropetool.lab.tuning.planning import identity
+from ropetool.lab.tuning.results import TuneResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Corpus, Scores
 

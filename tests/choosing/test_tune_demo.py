@@ -13,11 +13,11 @@ import pytest
 from loading import script
 
 import ropetool
-from ropetool.choosing.tuning import tuning
-from ropetool.choosing.tuning.judging import ERROR, LEAST
-from ropetool.choosing.tuning.material import Material
-from ropetool.choosing.tuning.searching import Searched
-from ropetool.choosing.tuning.spaces import SPACES
+from ropetool.lab.tuning import tuning
+from ropetool.lab.tuning.judging import ERROR, LEAST
+from ropetool.lab.tuning.material import Material
+from ropetool.lab.tuning.searching import Searched
+from ropetool.lab.tuning.spaces import SPACES
 from ropetool.verification.results import Estimate
 from ropetool.verification.scoring import ignore
 from ropetool.verification.statistics import chance_of_less, chance_of_more, rejected

@@ -12,8 +12,8 @@ from loading import script
 
 from ropetool import machine
 from ropetool.checkpoint.opening import open_checkpoint
-from ropetool.choosing.tuning.judging import ERROR, GAIN, LEAST
-from ropetool.choosing.tuning.looks import error_of
+from ropetool.lab.tuning.judging import ERROR, GAIN, LEAST
+from ropetool.lab.tuning.looks import error_of
 from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import chance_of_less, chance_of_more, rejected
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from loading import script
 
-from ropetool.choosing.tuning.searching import DRAWS, STAGES, Score, Vector, search, work
+from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, Vector, search, work
 from ropetool.rope.tables import Array
 
 NOISE = json.loads((Path(__file__).parent / "tune_noise.json").read_text(encoding="utf-8"))

@@ -12,11 +12,11 @@ import pytest
 from choosing.tuned_sample import DEMO, DOCUMENTS, figures, sample
 from making import run
 
-from ropetool.choosing.tuning import tuning
-from ropetool.choosing.tuning.figures import Bounds, Documents
-from ropetool.choosing.tuning.judging import judge
+from ropetool.lab.tuning import tuning
+from ropetool.lab.tuning.figures import Bounds, Documents
+from ropetool.lab.tuning.judging import judge
+from ropetool.lab.tuning.report import tune_json, tune_text, write_report
 from ropetool.plans.plan import Plan
-from ropetool.report.tuned import tune_json, tune_text, write_report
 
 
 def test_a_gain_is_claimed_where_a_part_is_surely_better() -> None:

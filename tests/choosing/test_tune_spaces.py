@@ -15,10 +15,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.choosing.tuning.planning import Planner
-from ropetool.choosing.tuning.points import Ground, Point
-from ropetool.choosing.tuning.spaces import SPACES, get
 from ropetool.errors import LossyExport, UnknownName
+from ropetool.lab.tuning.planning import Planner
+from ropetool.lab.tuning.points import Ground, Point
+from ropetool.lab.tuning.spaces import SPACES, get
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 LENGTH, FACTOR, DIM = 256, 4.0, 64

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 import ropetool
-from ropetool.choosing.tuning.figures import Bounds, Documents, Figures
-from ropetool.choosing.tuning.judging import judge
-from ropetool.choosing.tuning.results import TuneResult
-from ropetool.choosing.tuning.searching import Step
+from ropetool.lab.tuning.figures import Bounds, Documents, Figures
+from ropetool.lab.tuning.judging import judge
+from ropetool.lab.tuning.results import TuneResult
+from ropetool.lab.tuning.searching import Step
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 ROWS, DOCUMENTS = 8, [0, 1, 2, 3] * 2

@@ -19,10 +19,10 @@ import ropetool
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.choosing import comparing
 from ropetool.choosing.candidates import candidates_of
-from ropetool.choosing.tuning import planning
-from ropetool.choosing.tuning.spaces import SPACES
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf import header
+from ropetool.lab.tuning import planning
+from ropetool.lab.tuning.spaces import SPACES
 from ropetool.runtimes.inspection import inspect_checkpoint
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
+from ropetool.lab.lm_eval import command_lines, compared, has_logs
 from ropetool.verification.gate import GRADES
-from ropetool.verification.lm_eval import command_lines, compared, has_logs
 from ropetool.verification.reading import harness_check
 from ropetool.verification.results import FAIL, NO_WORSE, NOT_RUN, PASS, UNDECIDED, WORSE, Check, HarnessResult
 from ropetool.verification.shares import paired_bounds

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from ropetool.verification.yardsticks import blocked, pairs
-from ropetool.verification.yardsticks.pairs import Pairs
+from ropetool.lab.yardsticks import blocked, pairs
+from ropetool.lab.yardsticks.pairs import Pairs
 
 torch = pytest.importorskip("torch")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.verification.yardsticks.named import KINDS, parse, parse_all
+from ropetool.lab.yardsticks.named import KINDS, parse, yardsticks_named
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_parameters_left_out_come_from_the_lengths(spec: str, full: str) -> None
 
 
 def test_a_list_is_cut_between_yardsticks_alone() -> None:
-    found = parse_all("rerope,leaky-rerope(128,16),dynamic-ntk,rerope(128)", 256, 4096)
+    found = yardsticks_named("rerope,leaky-rerope(128,16),dynamic-ntk,rerope(128)", 256, 4096)
     assert [each.name for each in found] == ["rerope(128)", "leaky-rerope(128,16)", "dynamic-ntk"]
 
 

@@ -18,12 +18,12 @@ from transformers import AutoConfig
 import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError
+from ropetool.lab.yardsticks import attention as computing
+from ropetool.lab.yardsticks.named import Yardstick, parse
+from ropetool.lab.yardsticks.runner import yardstick_runner
 from ropetool.rope.tables import Array, RopeSet
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Runner
-from ropetool.verification.yardsticks import attention as computing
-from ropetool.verification.yardsticks.named import Yardstick, parse
-from ropetool.verification.yardsticks.runner import yardstick_runner
 
 TRAINED = family_models.TRAINED
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

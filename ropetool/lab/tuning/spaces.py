@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ropetool.choosing.tuning.points import Ground, Point, of_lists
 from ropetool.errors import ConfigError, UnknownName, did_you_mean
+from ropetool.lab.tuning.points import Ground, Point, of_lists
 from ropetool.rope import arithmetic
 from ropetool.rope.formulas import Source, blend, kept_share_by_dims, kept_share_by_turns, ntk_stretch
 from ropetool.rope.tables import Array

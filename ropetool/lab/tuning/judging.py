@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ropetool.choosing.tuning.figures import Bounds, Documents, Figures
+from ropetool.lab.tuning.figures import Bounds, Documents, Figures
 from ropetool.rope.tables import Array
 from ropetool.verification.results import Estimate
 from ropetool.verification.statistics import chance_of_less, chance_of_more, paired_difference, rejected

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ropetool import names
-from ropetool.choosing.tuning import spaces
-from ropetool.choosing.tuning.figures import ratio
-from ropetool.choosing.tuning.judging import ERROR, LEAST, Judgement
-from ropetool.choosing.tuning.results import TuneResult
 from ropetool.escaping import command, escaped
+from ropetool.lab.tuning import spaces
+from ropetool.lab.tuning.figures import ratio
+from ropetool.lab.tuning.judging import ERROR, LEAST, Judgement
+from ropetool.lab.tuning.results import TuneResult
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
 from ropetool.report.layout import columns, wrapped

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ropetool.lab.yardsticks import blocked
+from ropetool.lab.yardsticks.named import Yardstick
+from ropetool.lab.yardsticks.pairs import NEAR, Positions
 from ropetool.rope.tables import Array
 from ropetool.verification.runners.torch_attention import Attend, Unrotated
-from ropetool.verification.yardsticks import blocked
-from ropetool.verification.yardsticks.named import Yardstick
-from ropetool.verification.yardsticks.pairs import NEAR, Positions
 
 
 def attention(yardstick: Yardstick, trained: int) -> Attend:

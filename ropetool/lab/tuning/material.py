@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ropetool.choosing.tuning.figures import Documents, Figures
 from ropetool.errors import ConfigError
+from ropetool.lab.tuning.figures import Documents, Figures
 from ropetool.rope.tables import Array
 from ropetool.verification.measures.fillers import passage_length, passages
 from ropetool.verification.measures.loss import LastSegment, prepare_last_segment, row

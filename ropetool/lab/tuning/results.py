@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ropetool.choosing.tuning.judging import GAIN, Judgement
-from ropetool.choosing.tuning.searching import Step
+from ropetool.lab.tuning.judging import GAIN, Judgement
+from ropetool.lab.tuning.searching import Step
 from ropetool.plans.plan import Plan
 from ropetool.rope.tables import Array
 

@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from ropetool.checkpoint.opening import Checkpoint, open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.escaping import command
+from ropetool.files import hub
 from ropetool.files.regular import open_regular
 from ropetool.rope.tables import Array
+from ropetool.runtimes.inspection import inspect_checkpoint
+from ropetool.verification.checkpoints import lengths_of, unchanged_source
 from ropetool.verification.results import (
     EXACT,
     NO_WORSE,
@@ -123,6 +127,39 @@ def command_lines(target: Path, baseline: Path, folder: Path, trained_length: in
 def has_logs(folder: Path) -> bool:
     """Return whether there is a log of samples for either model."""
     return any(_logs(folder / role) for role in (TARGET, BASELINE))
+
+
+def lm_eval_lines(
+    target: str | Path, folder: Path, *, baseline: str | Path | None = None, trained_length: int | None = None
+) -> list[str]:
+    """Return the commands of lm-evaluation-harness whose logs `verify_checkpoint` reads; none where there are logs.
+
+    Raises: CheckpointError, ConfigError.
+    """
+    if has_logs(folder):
+        return []
+    checkpoint = open_checkpoint(hub.local(target))
+    source = hub.local(baseline) if baseline is not None else unchanged_source(checkpoint.path, [])
+    original = _needed(None if source is None else open_checkpoint(source))
+    context, _ = lengths_of(inspect_checkpoint(checkpoint), checkpoint)
+    known = lengths_of(inspect_checkpoint(original), original)[1]
+    return command_lines(checkpoint.path, original.path, folder, trained_length or known, context)
+
+
+def lm_eval_result(folder: Path, target: Path, original: Checkpoint | None, max_lost: float) -> HarnessResult:
+    """Return what the logs in a folder say of a target and its baseline. Raises: ConfigError, as `compared`, and without a baseline."""
+    return compared(folder, target, _needed(original).path, max_lost)
+
+
+def _needed(original: Checkpoint | None) -> Checkpoint:
+    """Return the baseline. Raises: ConfigError without one."""
+    if original is None:
+        raise ConfigError(
+            "its scores are compared with those of a baseline, and there is none",
+            where=WHERE,
+            try_="--baseline SOURCE",
+        )
+    return original
 
 
 def compared(folder: Path, target: Path, baseline: Path, max_lost: float) -> HarnessResult:

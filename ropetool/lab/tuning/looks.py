@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 
 from ropetool import machine
-from ropetool.choosing.tuning.judging import ERROR
+from ropetool.lab.tuning.judging import ERROR
 
 DIGITS = 32  # of a digest
 

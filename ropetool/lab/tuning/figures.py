@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ropetool.choosing.tuning.searching import Score
+from ropetool.lab.tuning.searching import Score
 from ropetool.rope.tables import Array
 
 # The weights beside that of text, in the objective of the search. Answers are few, and differ by a nat from trial to trial:

@@ -2,7 +2,7 @@
 
     yardstick_runner(yardstick, runner, rope, trained=256, nested=False) -> Runner
 
-yardstick: the variant, from `named.parse` or `named.parse_all` with a name such as `rerope(128)`.
+yardstick: the variant, from `named.parse` or `named.yardsticks_named` with a name such as `rerope(128)`.
 runner: a loaded TorchRunner. Its opener closes it.
 rope: the rotation that transformers computes from the checkpoint's files.
 trained: the trained length, in tokens.
@@ -18,14 +18,15 @@ from typing import TypeVar
 import numpy as np
 
 from ropetool.errors import ConfigError
+from ropetool.lab.yardsticks import pairs, tables
+from ropetool.lab.yardsticks.attention import attention
+from ropetool.lab.yardsticks.named import Yardstick
 from ropetool.rope.tables import RopeSet
+from ropetool.verification.beside import OPTION
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_attention import Unfit
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Generated, Logits, Predictions, Runner, Scores, Wrapped, ignore
-from ropetool.verification.yardsticks import pairs, tables
-from ropetool.verification.yardsticks.attention import attention
-from ropetool.verification.yardsticks.named import OPTION, Yardstick
 
 Found = TypeVar("Found")
 PROBE = 24  # tokens, of which a model has to compute the same by the blocks as by itself

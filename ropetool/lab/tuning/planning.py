@@ -15,10 +15,10 @@ import numpy as np
 
 from ropetool import names
 from ropetool.checkpoint.opening import Checkpoint
-from ropetool.choosing.tuning.points import Ground, Point
-from ropetool.choosing.tuning.searching import Vector
-from ropetool.choosing.tuning.spaces import SPACES, Space
 from ropetool.errors import ConfigError, LossyExport, RopetoolError
+from ropetool.lab.tuning.points import Ground, Point
+from ropetool.lab.tuning.searching import Vector
+from ropetool.lab.tuning.spaces import SPACES, Space
 from ropetool.plans.gains import heads_of, with_gains
 from ropetool.plans.plan import Plan
 from ropetool.plans.search import make_plan

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ropetool.errors import ConfigError, did_you_mean
-from ropetool.verification.yardsticks import pairs
-from ropetool.verification.yardsticks.pairs import Pairs
+from ropetool.lab.yardsticks import pairs
+from ropetool.lab.yardsticks.pairs import Pairs
+from ropetool.verification.beside import OPTION
 
-OPTION = "--compare-with"
 LOG_N = "log-n"
 _SPEC = re.compile(r"\s*([a-z][a-z-]*)\s*(?:\(([^()]*)\))?\s*")
 
@@ -117,15 +117,10 @@ def parse(spec: str, trained: int, longest: int) -> Yardstick:
     return Yardstick(f"{full}+{LOG_N}" if plus else full, kind.make(*numbers), bool(plus), kind.table, served)
 
 
-def parse_all(specs: str, trained: int, longest: int) -> list[Yardstick]:
+def yardsticks_named(specs: str, trained: int, longest: int) -> list[Yardstick]:
     """Return the yardsticks of a list with commas between them, each once. Raises: as `parse`."""
     found = {one.name: one for one in (parse(each, trained, longest) for each in re.split(r",(?![^()]*\))", specs))}
     return [*found.values()]
-
-
-def kept_as(name: str, trained: int) -> str:
-    """Return under what the rows of a yardstick are kept on disk: some count from the trained length, which no name states."""
-    return f"yardstick {name} {trained}"
 
 
 def _numbers(spec: str, inside: str, kind: Kind) -> tuple[int, ...]:

@@ -21,20 +21,20 @@ from ropetool.checkpoint.certificate import USABLE
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint, open_source
 from ropetool.choosing.candidates import check_beyond
-from ropetool.choosing.tuning import spaces
-from ropetool.choosing.tuning.figures import Bounds, Figures
-from ropetool.choosing.tuning.judging import Judgement, judge
-from ropetool.choosing.tuning.looks import error_of
-from ropetool.choosing.tuning.material import SEARCHED, UNSEEN, Amounts, Material, prepare, split
-from ropetool.choosing.tuning.planning import DEFAULT, Planner, identity
-from ropetool.choosing.tuning.points import Ground
-from ropetool.choosing.tuning.results import TuneResult
-from ropetool.choosing.tuning.searching import DRAWS, STAGES, Score, Searched, Vector, search, work
-from ropetool.choosing.tuning.spaces import Space
 from ropetool.errors import ConfigError
 from ropetool.escaping import command
 from ropetool.files import hub
 from ropetool.files.counting import nobody
+from ropetool.lab.tuning import spaces
+from ropetool.lab.tuning.figures import Bounds, Figures
+from ropetool.lab.tuning.judging import Judgement, judge
+from ropetool.lab.tuning.looks import error_of
+from ropetool.lab.tuning.material import SEARCHED, UNSEEN, Amounts, Material, prepare, split
+from ropetool.lab.tuning.planning import DEFAULT, Planner, identity
+from ropetool.lab.tuning.points import Ground
+from ropetool.lab.tuning.results import TuneResult
+from ropetool.lab.tuning.searching import DRAWS, STAGES, Score, Searched, Vector, search, work
+from ropetool.lab.tuning.spaces import Space
 from ropetool.plans.plan import Plan
 from ropetool.runtimes import inspection
 from ropetool.verification import estimate

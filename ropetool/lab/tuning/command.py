@@ -71,10 +71,10 @@ def tune_command(
     ropetool tune model --target-length 32k --space pairs --budget 60 --max-regression 1.03
     ropetool tune model --target-length 128k --space head-gain --for vllm --text documents/
     """
-    from ropetool.choosing.tuning.tuning import tune
     from ropetool.cli.progress import bar
+    from ropetool.lab.tuning.report import tune_json, tune_text, write_report
+    from ropetool.lab.tuning.tuning import tune
     from ropetool.report.page import check_folder
-    from ropetool.report.tuned import tune_json, tune_text, write_report
 
     path = local_source(source)
     place = Path(plan_out) if plan_out is not None else _beside(path, target_length, options["space"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ropetool.verification.yardsticks.pairs import Pairs
+from ropetool.lab.yardsticks.pairs import Pairs
 
 QUERIES = 128  # of a block: a straddled block is as wide, and no more is computed twice
 KEYS = 2048  # of a block at most

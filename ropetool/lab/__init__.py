@@ -1,0 +1,1 @@
+"""The laboratory: what research needs, which the core reaches by name through `ropetool.registry` alone."""

@@ -1,0 +1,58 @@
+"""Yardsticks put on a checkpoint: beside a target in `verify`, and beside candidates in `compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.choosing.candidates import Refused
+from ropetool.choosing.measuring import Trial, sorted_out
+from ropetool.errors import ConfigError
+from ropetool.escaping import command
+from ropetool.files import hub
+from ropetool.lab.yardsticks.named import Yardstick, yardsticks_named
+from ropetool.lab.yardsticks.runner import layers_of, yardstick_runner
+from ropetool.rope.tables import RopeSet
+from ropetool.verification.beside import OPTION, Beside, kept_as
+from ropetool.verification.runners.torch_runner import TorchRunner
+from ropetool.verification.scoring import Runner
+
+
+def yardsticks_beside(specs: str, checkpoint: Checkpoint, rope: RopeSet | None, trained: int, longest: int) -> Beside:
+    """Return the yardsticks of a list of names, to be put on a checkpoint. longest: to be measured. Units: tokens.
+
+    Raises: ConfigError for what is none, and for a checkpoint that transformers does not run or that has no layer for them.
+    """
+    yardsticks = yardsticks_named(specs, trained, longest)
+    if not isinstance(checkpoint, HfCheckpoint):
+        raise ConfigError(
+            f"yardsticks are put into a model that transformers runs, and {checkpoint.path.name} is a GGUF file", where=OPTION,
+            try_=f"{command('ropetool', 'import', checkpoint.path, '-o', 'DIR')}, and the directory as --baseline",
+        )  # fmt: skip
+    if rope is None:
+        raise ConfigError(
+            f"what {checkpoint.path.name} rotates by is not known", where=OPTION, try_=f"without {OPTION}"
+        )
+    layers_of(rope, str(checkpoint.path))
+    nested = checkpoint.family.nested
+
+    def make(runner: Runner) -> Mapping[str, Runner]:
+        assert isinstance(runner, TorchRunner)  # what opens directories, unless another program was asked for
+        return {each.name: yardstick_runner(each, runner, rope, trained=trained, nested=nested) for each in yardsticks}
+
+    return Beside(hub.name_of(checkpoint.path), {each.name: each.served for each in yardsticks}, make)
+
+
+def yardstick_trials(
+    runner: TorchRunner, yardsticks: Sequence[Yardstick], source: HfCheckpoint, meant: RopeSet, reach: int,
+    trained_length: int,
+) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
+    """Return the source attending by each yardstick, for which the model is loaded, and the yardsticks that do not fit it."""
+
+    def beside(each: Yardstick) -> Trial:
+        made = yardstick_runner(each, runner, meant, trained=trained_length, nested=source.family.nested)
+        return Trial(each.name, made, reach, kept_as(each.name, trained_length))
+
+    found, refused, _ = sorted_out(yardsticks, beside)
+    return found, refused
