@@ -1,11 +1,12 @@
-"""Print what the structure of the code costs a reader: figures to hold one layout of the house against another.
+#!/usr/bin/env python3
+"""Measure what the code costs a reader: its size, its widest functions, and the files that one command runs through.
 
-    python scripts/house.py                       of this tree
-    python scripts/house.py --tree FOLDER         of another checkout, by the same rules
+    scripts/house.py                  of this checkout
+    scripts/house.py --tree FOLDER    of another checkout, by the same rules
+    scripts/house.py --write          the same, into docs/architecture.md
 
-Static: classes that stand for a checkpoint or a stored tensor, places that ask which format a file has, comparisons of
-two readings, circles among the imports, lines. Moving: extend, export, verify and bake run on the embedded checkpoint
-under sys.setprofile; a move is a call from a function of one file into a function of another.
+A move is a call from a function of one file into a function of another. It is counted under sys.setprofile, while extend, bake,
+export and verify run on the embedded checkpoint.
 """
 
 from __future__ import annotations
@@ -14,65 +15,52 @@ import argparse
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-CHECKPOINTS = {
-    "Checkpoint", "GgufHeader", "HfView", "GgufView", "HfHost", "GgufHost", "View", "Host", "Opened", "Origin", "Prepared",
-    "Inspection", "Side", "Directory", "HfCheckpoint", "GgufCheckpoint", "Format", "HfFormat", "GgufFormat",
-    "FoldTargets", "Bakeable", "HfBakeable", "GgufBakeable",
-}  # fmt: skip
-TENSORS = {
-    "Tensor", "TensorInfo", "StoredTensor", "Stored", "TensorEntry", "Piece", "GgufTensor", "HfTensor", "TensorHeader", "Compared",
-}  # fmt: skip
-COMPARISONS = {
-    "disagreement", "differences", "disagreements", "_as_planned", "agrees", "table_parity", "compare_tables",
-}  # fmt: skip
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, MARKS = "docs/architecture.md", ("<!-- house -->", "<!-- /house -->")
+GENERATED = ("cli.md", "families.md")  # pages that scripts/docs.py writes whole
 COMMANDS = {
-    "extend": ["extend", "{model}", "--method", "yarn", "--factor", "8", "-o", "{out}/x"],
-    "bake": ["bake", "{out}/x", "attention-factor", "-o", "{out}/baked"],
-    "export": ["export", "{model}", "--outtype", "f16", "--no-check", "-o", "{out}/model.gguf"],
-    "verify": [
-        "verify",
-        "{out}/x",
-        "--baseline",
-        "{model}",
-        "--suite",
-        "quick",
-        "--lengths",
-        "256,512",
-        "--grade",
-        "research",
-    ],
+    "inspect": ("inspect", "{model}"),
+    "advise": ("advise", "{model}", "--target-length", "4096"),
+    "extend": ("extend", "{model}", "--method", "yarn", "--factor", "8", "-o", "{out}/x"),
+    "bake": ("bake", "{out}/x", "attention-factor", "-o", "{out}/baked"),
+    "export": ("export", "{model}", "--outtype", "f16", "--no-check", "-o", "{out}/model.gguf"),
+    "verify": ("verify", "{out}/x", "--baseline", "{model}", "--suite", "quick", "--lengths", "256,512", "--grade", "research"),
+}  # fmt: skip
+# One example of each kind of addition, by the names that modules know it under.
+ADDITIONS = {
+    "a measure (many-shot)": r"many.?shot",
+    "a runtime (mlx-vlm)": r"mlx.?vlm",
+    "a llama.cpp reading (yarn_log_multiplier)": r"log_multiplier",
 }
 PROBE = """
-import builtins, collections, io, json, os, sys
+import collections, json, os, sys
 tree, arguments, record = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 sys.path.insert(0, tree)
 package = os.path.join(tree, "ropetool") + os.sep
-files, moves, calls, opens = set(), 0, collections.Counter(), collections.Counter()
+files, moves, opens = set(), 0, 0
 def profile(frame, event, argument):
     global moves
     if event != "call" or not frame.f_code.co_filename.startswith(package):
         return
-    here, code = frame.f_code.co_filename, frame.f_code
+    here = frame.f_code.co_filename
     files.add(here)
     caller = frame.f_back
     while caller is not None and not caller.f_code.co_filename.startswith(package):
         caller = caller.f_back
-    if caller is not None and caller.f_code.co_filename != here:
-        moves += 1
-    if code.co_name in ("decode", "read", "is_gguf") and "runtimes" in here or code.co_name == "is_gguf":
-        calls[os.path.basename(here)[:-3] + "." + code.co_name] += 1
+    moves += caller is not None and caller.f_code.co_filename != here
 def audit(event, arguments):
-    if event == "open" and isinstance(arguments[0], (str, bytes)) and str(arguments[0]).endswith("config.json"):
-        name = str(arguments[0])
-        folder = os.path.basename(os.path.dirname(name))
-        if not name.endswith("tokenizer_config.json"):
-            opens["output" if ".ropetool-" in name else folder] += 1
+    global opens
+    opens += event == "open" and os.path.basename(str(arguments[0])) == "config.json"
 sys.addaudithook(audit)
 from ropetool.cli import main
 sys.setprofile(profile)
@@ -81,133 +69,129 @@ try:
 except SystemExit as ended:
     code = ended.code
 sys.setprofile(None)
-json.dump({"code": code, "files": len(files), "moves": moves, "opens": dict(opens), "calls": dict(calls)}, open(record, "w"))
+loaded = sum(name.partition(".")[0] == "ropetool" for name in sys.modules)
+json.dump({"code": code, "files": len(files), "moves": moves, "opens": opens, "loaded": loaded}, open(record, "w"))
 """
 
 
-def modules(tree: Path) -> dict[str, Path]:
-    package = tree / "ropetool"
-    return {
-        ".".join(path.relative_to(tree).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in sorted(package.rglob("*.py"))
-    }
+class Tree:
+    """The Python files of a checkout, and what is counted in them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.texts = {path: path.read_text(encoding="utf-8") for path in sorted((root / "ropetool").rglob("*.py"))}
+
+    @cached_property
+    def nodes(self) -> Sequence[tuple[Path, ast.AST]]:
+        """Every node of every module of the package."""
+        return [(path, node) for path, text in self.texts.items() for node in ast.walk(ast.parse(text))]
+
+    def lines(self, *folders: str) -> int:
+        """Return how many lines of Python lie below folders of the checkout."""
+        files = {file for folder in folders for file in (self.root / folder).rglob("*") if _is_python(file)}
+        return sum(file.read_text(encoding="utf-8").count("\n") for file in files)
+
+    def words(self) -> int:
+        """Return how many words the pages have outside of generated blocks."""
+        pages = [page for page in (self.root / "docs").glob("*.md") if page.name not in GENERATED]
+        written = (
+            re.sub(r"<!-- (\S+) -->.*?<!-- /\1 -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+            for page in pages
+        )
+        return sum(len(text.split()) for text in written)
+
+    def functions(self) -> Iterator[tuple[str, int, int]]:
+        """Yield the name of each function, its parameters, and its lines below the docstring."""
+        for _, node in self.nodes:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = node.args
+                named = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+                described = ast.get_docstring(node) is not None
+                docstring = (node.body[0].end_lineno or 0) - node.body[0].lineno + 1 if described else 0
+                lines = (node.end_lineno or 0) - node.lineno + 1 - docstring
+                yield node.name, sum(name not in ("self", "cls") for name in named), lines
+
+    def classes_of_two_meanings(self) -> int:
+        """Return how many names of classes, private ones apart, stand in two modules or more."""
+        names = Counter(
+            node.name for _, node in self.nodes if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        )
+        return sum(count > 1 for count in names.values())
+
+    def assignments(self, name: str) -> int:
+        """Return how often a name of a variable is assigned."""
+        return sum(
+            isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for _, node in self.nodes
+        )
+
+    def modules_naming(self, pattern: str) -> int:
+        """Return how many modules of the package name something, comments and docstrings included."""
+        return sum(bool(re.search(pattern, text, re.IGNORECASE)) for text in self.texts.values())
+
+    def run(self, command: Sequence[str], folder: Path) -> Mapping[str, Any]:
+        """Return what a command ran through. Raises: SystemExit if it did not end as it should."""
+        record = folder / "record.json"
+        record.unlink(missing_ok=True)
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE, str(self.root), json.dumps(command), str(record)], capture_output=True, text=True,
+            env={**os.environ, "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}, cwd=folder, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if not record.exists():
+            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+        counted: Mapping[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        return counted
 
 
-def definitions(
-    parsed: dict[str, ast.Module], kind: type[ast.ClassDef] | type[ast.FunctionDef], wanted: set[str]
-) -> list[str]:
-    """Return module.Name of every class or function whose name is one of those wanted."""
-    return [
-        f"{name.removeprefix('ropetool.')}.{node.name}"
-        for name, tree in parsed.items()
-        for node in ast.walk(tree)
-        if isinstance(node, kind) and node.name in wanted
-    ]
+def _is_python(file: Path) -> bool:
+    if file.suffix:
+        return file.suffix == ".py"
+    return file.is_file() and file.read_bytes()[:20].startswith((b"#!/usr/bin/env python",))
 
 
-def format_questions(parsed: dict[str, ast.Module]) -> Counter[str]:
-    """Return how often each module asks whether a path is a GGUF file or a directory."""
-    found: Counter[str] = Counter()
-    for name, tree in parsed.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].lstrip("_") == "is_gguf":
-                found[name.removeprefix("ropetool.")] += 1
-    return found
-
-
-def import_graph(parsed: dict[str, ast.Module], names: set[str]) -> dict[str, set[str]]:
-    graph: dict[str, set[str]] = defaultdict(set)
-    for name, tree in parsed.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                targets = [f"{node.module}.{alias.name}" for alias in node.names]
-                graph[name] |= {target if target in names else node.module for target in targets} & names - {name}
-            elif isinstance(node, ast.Import):
-                graph[name] |= {alias.name for alias in node.names} & names - {name}
-    return graph
-
-
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return the sets of modules that import each other (Tarjan's strongly connected components of two and more)."""
-    order: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        order[node] = low[node] = len(order)
-        stack.append(node)
-        for target in graph.get(node, ()):
-            if target not in order:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], order[target])
-        if low[node] == order[node]:
-            at = stack.index(node)
-            if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
-            del stack[at:]
-
-    for node in list(graph):
-        if node not in order:
-            visit(node)
-    return found
-
-
-def run(tree: Path, command: list[str], folder: Path) -> dict[str, object]:
-    record = folder / "record.json"
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, str(tree), json.dumps(command), str(record)],
-        env=environment, capture_output=True, text=True, cwd=folder, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    if not record.exists():
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, object] = json.loads(record.read_text())
-    record.unlink()
-    return result
+def figures(tree: Tree) -> Iterator[tuple[str, str]]:
+    """Yield each figure with its name."""
+    product, laboratory, verification = (
+        tree.lines("ropetool"),
+        tree.lines("ropetool/lab"),
+        tree.lines("ropetool/verification"),
+    )
+    functions = list(tree.functions())
+    yield "product: lines of Python (core, laboratory)", f"{product:,} ({product - laboratory:,}, {laboratory:,})"
+    yield "of these in verification", f"{verification:,}"
+    yield "Python in product, tests and scripts together", f"{tree.lines('ropetool', 'tests', 'scripts'):,}"
+    yield "words of docs outside generated blocks", f"{tree.words():,}"
+    yield (
+        "longest parameter list, longest function",
+        (f"{max(count for _, count, _ in functions)}, {max(lines for _, _, lines in functions)} lines"),
+    )
+    yield "class names with two meanings", f"{tree.classes_of_two_meanings():,}"
+    yield "assignments to `found`", f"{tree.assignments('found'):,}"
+    for name, pattern in ADDITIONS.items():
+        yield f"modules that name {name}", f"{tree.modules_naming(pattern):,}"
+    with tempfile.TemporaryDirectory(prefix="house-") as name:
+        values = {"model": str(tree.root / "ropetool" / "demo" / "model"), "out": name}
+        for command, words in COMMANDS.items():
+            counted = tree.run([word.format(**values) for word in words], Path(name))
+            yield (
+                f"`{command}`: modules loaded, files entered, moves, opens of a config.json",
+                (f"{counted['loaded']}, {counted['files']}, {counted['moves']:,}, {counted['opens']}"),
+            )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tree", type=Path, default=Path(__file__).parent.parent)
-    tree = parser.parse_args().tree.resolve()
-    found = modules(tree)
-    parsed = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in found.items()}
-    sizes = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in found.items()}
-    graph = import_graph(parsed, set(found) - {"ropetool"})  # the root fetches its functions when they are asked for
-    asked = format_questions(parsed)
-    rings = circles(graph)
-    rows = [
-        ("modules, lines", f"{len(sizes)}, {sum(sizes.values())}"),
-        ("modules at the root of the package", str(sum(name.count(".") == 1 for name in found))),
-        (
-            "classes for a checkpoint",
-            f"{len(names := definitions(parsed, ast.ClassDef, CHECKPOINTS))}: {', '.join(names)}",
-        ),
-        (
-            "classes for a stored tensor",
-            f"{len(names := definitions(parsed, ast.ClassDef, TENSORS))}: {', '.join(names)}",
-        ),
-        (
-            "comparisons of two readings",
-            f"{len(names := definitions(parsed, ast.FunctionDef, COMPARISONS))}: {', '.join(names)}",
-        ),
-        ("calls of is_gguf", f"{sum(asked.values())} in {len(asked)} modules"),
-        ("import circles", "; ".join(" <-> ".join(ring) for ring in rings) or "none"),
-    ]
-    for title, text in rows:
-        print(f"{title:36}{text}")
-    print(f"\n{'command':10}{'files':>7}{'moves':>8}  opens of the config of each folder; calls")
-    with tempfile.TemporaryDirectory(prefix="house-") as name:
-        folder = Path(name)
-        values = {"model": str(tree / "ropetool" / "demo" / "model"), "out": str(folder)}
-        for command, words in COMMANDS.items():
-            result = run(tree, [word.format(**values) for word in words], folder)
-            opens = ", ".join(f"{file} {count}" for file, count in sorted(dict(result["opens"]).items()))
-            calls = ", ".join(f"{call} {count}" for call, count in Counter(result["calls"]).most_common(6))
-            print(f"{command:10}{result['files']:7}{result['moves']:8}  {opens}; {calls}")
+    """Measure, print, and write the table where that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to measure")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {PAGE}")
+    options = parser.parse_args()
+    rows = ["| figure | now |", "| --- | --- |"]
+    for name, figure in figures(Tree(options.tree.resolve())):
+        rows.append(f"| {name} | {figure} |")
+        print(f"{name:80}{figure}", flush=True)
+    if options.write:
+        page, (begin, end) = ROOT / PAGE, MARKS
+        block, text = "\n".join([begin, "", *rows, "", end]), page.read_text(encoding="utf-8")
+        page.write_text(re.sub(f"{begin}.*?{end}", lambda _: block, text, flags=re.DOTALL), encoding="utf-8")
 
 
 if __name__ == "__main__":
