@@ -52,7 +52,7 @@ from ropetool.verification import floors
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
-PLAIN = "seed_oss"  # the family whose file docs/contributing.md shows
+PLAIN = "seed_oss"  # the family whose file docs/family-files.md shows
 TUTORIAL = "docs/tutorial.md"
 NOTICE = "<!-- Written by scripts/docs.py; do not edit. -->\n"
 
@@ -70,7 +70,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     }  # fmt: skip
     yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
-    yield ROOT / "docs/contributing.md", _filled("docs/contributing.md", {"family": f"```json\n{plain}```"})
+    yield ROOT / "docs/family-files.md", _filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
     yield ROOT / "docs/verify.md", _filled("docs/verify.md", verify_tables())
     yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
