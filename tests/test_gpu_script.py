@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -111,7 +112,26 @@ def test_a_row_on_too_small_a_card_is_one_that_was_halved(gpu: dict[str, Any], f
 
     crowded = gpu["crowded"]
     crowded.__globals__.update(CROWDED=2048, row_of=lambda count, _vocabulary: gpu["row_of"](count, 2048))
-    row = crowded(Card(), runner, gpu["SMALL"][0], 200, told)
-    assert limits == [200 + int(0.75 * 800)]
+    row = crowded(Card(), runner, gpu["SMALL"][0], 200, 300, told)
+    assert limits == [200 + 300 + int(0.75 * 500)]
     assert row.passed is full
     assert f"out of memory {int(full)} times" in row.what
+    without = crowded(Card(), runner, gpu["SMALL"][0], 200, 801, told)
+    assert "pieces cannot help" in without.what
+    assert len(limits) == 1
+
+
+@pytest.mark.parametrize(("device", "number"), [("cuda", 3), ("cuda:1", 1)])
+def test_a_share_of_the_card_is_asked_of_a_numbered_device(gpu: dict[str, Any], device: str, number: int) -> None:
+    asked: list[tuple[float, int]] = []
+    card = gpu["Card"]("cpu")
+    card.device = torch.device(device)
+    card.torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            mem_get_info=lambda device: (0, 1000), empty_cache=lambda: None, current_device=lambda: 3,
+            set_per_process_memory_fraction=lambda share, device: asked.append((share, device)),
+        )
+    )  # fmt: skip
+    with card.at_most(250):
+        assert asked == [(0.25, number)]
+    assert asked[1:] == [(1.0, number)]
