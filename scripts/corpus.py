@@ -121,7 +121,7 @@ def hf_plans() -> Cells:
     for name in ("gemma3", "mistral4"):
         yield from scaled(f"{name}/v5", MODELS[name][0])
     for name, wrapper in WRAPPERS.items():
-        text = wrapper.default if wrapper.default in families.handwritten() else "llama"
+        text = wrapper.default if wrapper.default in families.baked() else "llama"
         inner = {"head_dim": 32, **configs.config(text, "v4" if wrapper.in_v4 else "v5")}
         yield f"{name}/wrapper/yarn/default", checkpoint({"model_type": name, wrapper.text: inner}), plan("yarn")
     for name, family in ALIASES.items():

@@ -32,7 +32,7 @@ import click
 import conformance_kit.page as conformance_page
 import converted_page
 import defects_page
-import export_grid
+import family_page
 import identified_page
 import tune_demo_page
 import yardsticks_page
@@ -42,8 +42,7 @@ from ropetool import families, runtimes
 from ropetool.cli import group
 from ropetool.doctor import rules as doctor_rules
 from ropetool.families import records
-from ropetool.families.family import Family
-from ropetool.families.wrappers import ALIASES, UNREAD, WRAPPERS
+from ropetool.families.wrappers import UNREAD, WRAPPERS
 from ropetool.rope import methods
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import folding
@@ -72,7 +71,8 @@ def generated() -> Iterator[tuple[Path, str]]:
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/family-files.md", _filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
     yield ROOT / "docs/verify.md", _filled("docs/verify.md", verify_tables())
-    yield ROOT / "docs/export.md", _filled("docs/export.md", {"converted": converted_page.table()})
+    exports = {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()}
+    yield ROOT / "docs/export.md", _filled("docs/export.md", exports)
     yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
     yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
     yield ROOT / "docs/doctor.md", _filled("docs/doctor.md", {"rules": rule_table()})
@@ -201,20 +201,9 @@ _ROPETOOL_COMPLETE=fish_source ropetool | source        # ~/.config/fish/config.
 
 
 def family_reference() -> str:
-    """Return a table of all families and a list of what is particular to each."""
-    known = [families.get(name) for name in families.names()]
-    rows = [
-        [
-            f"[{f.model_type}](#{f.model_type.lower()})", f.architecture, f.layout, _rope_keys(f), _window(f),
-            f.gguf_architecture or "none", f.example,
-        ]
-        for f in known
-    ]  # fmt: skip
-    head = ["model_type", "class in transformers", "layout", "rope keys", "sliding window", "export", "example"]
-    return (
-        f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_table(head, rows)}{_reach()}{_wrappers()}{_export_grid()}"
-        f"{''.join(map(_family_section, known))}"
-    )
+    """Return the page of all families: what the columns mean, what is refused, and the table."""
+    table = _table(family_page.HEAD, family_page.rows())
+    return f"# Model families\n\n{NOTICE}\n{_FAMILIES}\n{_reach()}\n## All families\n\n{table}"
 
 
 def _left() -> dict[str, str]:
@@ -259,166 +248,33 @@ def reach() -> str:
 
 
 def _reach() -> str:
-    """Return how many of transformers' rotary types are served, and why the others are not."""
-    left = _left()
-    recorded = sorted(records.names())
-    own = [name for name in recorded if (f := families.find(name)) and f.rotates != "none"]
-    still = [name for name in recorded if (f := families.find(name)) and f.rotates == "none"]
-    inside = [name for name in recorded if families.find(name) is None and _hands_over(name)]
-    lines = (
-        f"{reach()}\nropetool has records of {len(recorded)} types. It extends {len(own)} by their own family, and {len(inside)} "
-        f"through the text model inside. {len(still)} do not rotate, so `--method length` only raises the configured context "
-        f"length. {len(records.unrotated())} types lack rotary positions; ropetool refuses them with this reason. The others:\n"
-    )
-    return f"\n## Reach\n\n{lines}\n{_table(['model_type', 'why'], [[n, r] for n, r in left.items()])}"
-
-
-def _wrappers() -> str:
-    """Return a line for each config that hands over to a family."""
-    found = {name: families.wrapper_of(name) for name in {*WRAPPERS, *records.names()}}
-    known = {name: wrapper for name, wrapper in found.items() if wrapper is not None}
-    rows = [
-        [name, f"`{w.text}`", (w.default or "none") + ", whatever it names" * w.fixed,
-         "yes" if w.in_v4 else "not known", ", ".join(f"`{k}`" for k in w.needs), w.source]
-        for name, w in sorted(known.items())
-    ]  # fmt: skip
-    head = ["model_type", "text model in", "family where it names none", "in 4.57", "must state", "read from"]
-    aliases = ", ".join(f"`{name}` for {family}" for name, family in ALIASES.items())
-    unread = _table(["model_type", "why"], [[f"`{name}`", reason] for name, reason in UNREAD.items()])
+    """Return how many of transformers' rotary types are extended, and the names of those that are refused."""
+    refused = ", ".join(f"`{name}`" for name in sorted({*_left(), *UNREAD}))
     return (
-        f"\n## Wrappers and other names\n\n{_WRAPPERS}\nOther names: {aliases}.\n\n{_table(head, rows)}"
-        f"\n## Remote code\n\n{_REMOTE.format(', '.join(f'[{name}](#{name.lower()})' for name in families.remote()))}\n{unread}"
+        f"## Reach\n\n{reach()}\n{len(records.unrotated())} types lack rotary positions, and ropetool refuses them. It also refuses "
+        f"these types. `ropetool families TYPE` prints the reason.\n\n{refused}\n"
     )
 
 
-_WRAPPERS = """A wrapper holds a text model beside others. Its text model's `model_type` says the family, and `inspect`,
-`extend`, `apply` and `bake` edit the keys inside; the image and sound models keep theirs. vLLM runs the text
-model as the class that its file of the wrapper makes, where the config names an architecture whose file was read; mlx-lm, mlx-vlm
-and exllamav3 go by the model_type of the wrapper; SGLang as vLLM, for the wrappers in `sglang_models.json`. They are not exported.
+_FAMILIES = """Use this page to check whether ropetool supports your model. Search for the `model_type` in its config.json. The command
+`ropetool families NAME` prints all that ropetool knows of one family, such as the default base, the head size and the sources.
+
+- **family**: the `model_type`.
+- **other model types**: other names of the family, and multimodal models whose text model is of this family by default.
+  ropetool edits the RoPE keys of the text model inside. It does not export these models.
+- **rotation**: `half` pairs channels i and i + d/2. `interleaved` pairs channels 2i and 2i + 1.
+- **GGUF architecture**: the name that `export` writes.
+- **export**, **import**, **bake**: whether these commands support the family. [export.md](export.md#families) shows which
+  scaling an exported file can contain. For a family without export, llama.cpp's converter may work: see
+  [export.md](export.md#families-without-a-table-llamacpps-converter).
+- **runtimes besides transformers**: at least one release runs an unscaled model, and ropetool decodes how.
+  `transformers-v4` is transformers 4.57. `inspect` shows the runtimes for your checkpoint.
+
+`extend` and `inspect` support all families. If transformers lacks the class, `ropetool families NAME` shows which remote
+code ropetool's description is based on. ropetool never runs that code. If the data lacks a type, ropetool probes the
+installed transformers. For other types, `inspect` shows the RoPE keys as written, and `extend` refuses the model.
+[How to add a family](contributing.md#a-model-family).
 """
-
-
-_REMOTE = """Types that transformers has no class for, whose code lies in the repositories of their checkpoints. ropetool never runs it.
-These are read as it reads them, from files in `remote/`: {}. Such code looks at `rope_theta` and `rope_scaling` alone, or at less: the
-oldest takes `type` and `factor` there and nothing else, so that YaRN cannot be said, and some has the base in the code, so that no
-table can. These are known and refused:
-"""
-
-
-def _export_grid() -> str:
-    """Return which scaling the export of each family can hold, and how."""
-    rows = [[name, "exact", *cells] for name, (_, cells) in export_grid.grid().items()]
-    return f"\n## Export\n\n{_EXPORT}\n{_table(['model_type', 'unextended', *export_grid.CELLS], rows)}"
-
-
-_EXPORT = """What `ropetool export` makes of each family for llama.cpp, extended by 4. `keys`: native keys, with `attn_factor` where
-the factor is not YaRN's own. `vector`: `rope_freqs.weight`. `lists`: `rope_factors_short.weight` and
-`rope_factors_long.weight`. `-`: llama.cpp cannot hold it, and the export is refused with the reason, or no config can, where
-norms behind the rotation take a factor away. Every cell that is not `-` gives transformers' logits within 2e-4 of the largest
-up to four times the trained length (`tests/exporting/test_export_families.py`). What `export` means in the table above: the name
-in GGUF files.
-"""
-
-
-_FAMILIES = """Three kinds of files in `ropetool/families/`, named after the `model_type` of config.json. Those written by hand know the
-engines too, and most of them where `bake` puts factors. `generated/` holds what `scripts/families` reads from the source of
-transformers and proves on tiny models; those families are inspected and extended, and exported where a file of their own
-lists their tensors; the engines that load them are named in [runtimes](runtimes.md). `remote/` holds
-[types that only remote code has](#remote-code). A type that none describes is read on the spot where the installed
-transformers has it. `inspect` shows the rope keys of any other model as they are written, `extend` refuses it.
-[How to add one](contributing.md#a-model-family).
-"""
-
-
-def _rope_keys(family: Family) -> str:
-    place = f" in `{'.'.join(family.text_path)}`" if family.text_path else ""
-    return ("nested by layer type" if family.nested else "flat") + place
-
-
-def _window(family: Family) -> str:
-    if family.sliding_window == "never":
-        return "none"
-    if family.nested:
-        return "on the sliding layers"
-    if family.sliding_window == "alternate":
-        return "on some layers"
-    return "where stated" if family.sliding_window == "always" else f"with `{family.sliding_window}`"
-
-
-def _family_section(family: Family) -> str:
-    thetas = ", ".join(f"{theta:g} ({layer_type})" for layer_type, theta in family.default_rope_theta.items())
-    v4_theta = f"{family.v4_default_rope_theta:g}" if family.in_v4 else "how it reads the family is not known"
-    lines = [
-        f"default rope_theta: {thetas}; transformers 4.57: {v4_theta}",
-        f"head_dim: `{family.head_dim_key}`"
-        + (f", {family.default_head_dim} where absent" if family.default_head_dim else ", else hidden_size / heads"),
-        f"max_position_embeddings where absent: {family.default_max_position_embeddings}",
-    ]
-    if family.pattern:
-        lines.append(f"where layer_types is absent, every layer whose number is a multiple of {family.pattern} is full")
-    if family.interleave_key:
-        lines.append(f"the layout is half where `{family.interleave_key}` is false")
-    if family.null_head_dim:
-        lines.append(
-            f"without head_dim in the file, yarn, dynamic and longrope stop {' and '.join(family.null_head_dim)}; "
-            "extend writes it"
-        )
-    if family.mla:
-        v4 = "" if family.v4_softmax_scale else "; transformers 4.57 leaves it out"
-        lines.append(f"MLA: the table is that of the decoupled keys, mscale_all_dim multiplies the whole score{v4}")
-    lines += _particular(family)
-    lines += [
-        f"trained length: {t.trained} where max_position_embeddings is {t.max_position_embeddings}: {t.reason}"
-        for t in family.trained_length
-    ]
-    lines.append(f"read from: {family.source}")
-    return f"\n## {family.model_type}\n\n" + "".join(f"- {line}\n" for line in lines)
-
-
-def _particular(family: Family) -> list[str]:
-    """Return what only some families have, and where a factor goes in their weights."""
-    lines = []
-    if family.partial_rotary_key:
-        share = f"{family.default_partial_rotary_factor:g} where absent"
-        lines.append(f"share of a head that rotates: `{family.partial_rotary_key}`, {share}")
-    if family.rope_types:
-        lines.append(f"rope types that the class takes: {', '.join(family.rope_types)}")
-    for key, one in family.needed.items():
-        values = " or ".join("absent" if value is None else json.dumps(value) for value in one.values)
-        lines.append(f"read only where `{key}` is {values}: {one.why}")
-    lines += [f"beyond the context its code {does} where `{key}` is on" for key, does in family.beyond.items()]
-    if family.default_rope_type != "default":
-        lines.append(f"without rope keys it takes {family.default_rope_type} of its own numbers")
-    if family.rotates != "all":
-        lines.append(f"which layers rotate: {ROTATES[family.rotates]}")
-    if family.rotates_if:
-        values = ", ".join(f"`{key}` is {value}" for key, value in family.rotates_if.items())
-        lines.append(f"nothing rotates unless {values}")
-    if family.rope_groups:
-        groups = ", ".join(f"{kind} under `{group}`" for kind, group in family.rope_groups.items())
-        lines.append(f"rope_parameters holds the keys of {groups}")
-    if family.head_dim_keys:
-        keys = ", ".join(f"{kind} `{key}`" for kind, key in family.head_dim_keys.items())
-        lines.append(f"heads differ by kind of layer: {keys}")
-    if family.norm_after:
-        lines.append("queries and keys are normalised behind the rotation: no factor on cos and sin is left")
-    if family.temperature_key:
-        lines.append(f"the score grows with the position by `{family.temperature_key}`")
-    if family.off_key:
-        lines.append(f"nothing rotates where `{family.off_key}` is true")
-    if family.bake is not None:
-        places = (stage.tensor.replace("{head}", "*") for stage in family.bake.k)
-        lines.append(f"keys are made by {', '.join(map(_code, places))} ([baking](bake.md#where-a-factor-goes))")
-    return lines
-
-
-ROTATES = {
-    "no_rope_layers": "those with 1 in `no_rope_layers`",
-    "sliding": "the sliding ones",
-    "sliding-if-any": "the sliding ones; all where none slides",
-    "full": "the full-attention ones; the others keep a state",
-    "none": "none; `--method length` only raises the configured context length",
-}
 
 
 def method_table() -> str:

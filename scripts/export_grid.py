@@ -1,4 +1,4 @@
-"""What the export of each family can hold, worked out from small configs: the tables of docs/families.md.
+"""What the export of each family can hold, worked out from small configs: the table of docs/export.md.
 
 Nothing is run here; tests/exporting/test_export_families.py compares logits for the same cells.
 """

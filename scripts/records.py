@@ -109,6 +109,13 @@ def is_current(name: str) -> bool:
 DEMO = "ropetool/demo/model/*"
 TORCH = ("ropetool/verification/runners/torch_*.py", "ropetool/verification/scoring.py")
 LLAMA = ("ropetool/verification/runners/llama_*.py",)
+FAMILIES = (
+    "ropetool/weights/*.py",
+    "ropetool/families/*.py",
+    "ropetool/families/*.json",
+    "ropetool/families/generated/*.json",
+    "tests/family_making.py",
+)
 STATISTICS = ("ropetool/verification/statistics.py", "ropetool/verification/measures/segments.py")
 LLAMA_SOURCES = "the sources of llama.cpp below ROPETOOL_LLAMA_SOURCES, as in llama-cpp-python's source archive"
 PEERS = "ROPETOOL_PEERS, a folder with the sources of the engines"
@@ -195,16 +202,14 @@ RECORDS = (
     Record(
         "bake-grid-transformers",
         (
-            "ropetool/weights/*.py", "ropetool/families/*.py", "ropetool/families/*.json", "tests/family_making.py",
-            "tests/baking/bake_models.py", "tests/baking/bake_references.py", "scripts/grid_transformers.py",
+            *FAMILIES, "tests/baking/bake_models.py", "tests/baking/bake_references.py", "scripts/grid_transformers.py",
         ),
         ("grid.py", "--by", "transformers"), 6, ("tests/baking/bake_grid.json",), "bake.md",
     ),
     Record(
         "bake-grid-llama.cpp",
         (
-            "ropetool/weights/*.py", "ropetool/families/*.py", "ropetool/families/*.json", "tests/family_making.py",
-            "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
+            *FAMILIES, "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
         ),
         ("grid.py", "--by", "llama.cpp"), 6, ("tests/baking/bake_grid.json",), "bake.md",
     ),

@@ -22,7 +22,7 @@ def is_plain(family: Family) -> bool:
 
 def others(known: Mapping[str, Any], *, exported: bool = False, baked: bool = False) -> list[str]:
     """Return the plain families that a table of the tests has no entry for, those that are exported or baked alone."""
-    names = families.exported() if exported else families.handwritten()
+    names = families.exported() if exported else families.baked()
     found = (families.get(name) for name in names if name not in known)
     return [
         family.model_type

@@ -65,13 +65,11 @@ def test_what_is_planned_written_and_printed_is_as_it_was(group: str) -> None:
 def test_every_family_is_in_every_group_that_concerns_it() -> None:
     names = {group: {key.removeprefix(f"{group}/").split("/")[0] for key in corpus.known([group])} for group in WRITTEN}
     plans = {name.partition(",")[0] for name in names["plan/hf"]}
-    assert plans >= {*families.handwritten(), *WRAPPERS, *ALIASES}
+    assert plans >= {*families.baked(), *WRAPPERS, *ALIASES}
     assert names["export"] == {*families.exported()}
     for group in ("output/hf", "bake/hf"):
         found = {name.partition("-")[0] for name in names[group]}
-        assert found == {
-            name for name in families.handwritten() if families.get(name).bake is not None or name == "gemma3"
-        }
+        assert found == {*families.baked()}
 
 
 def test_every_method_and_every_bake_has_cells() -> None:

@@ -51,9 +51,9 @@ def test_the_export_grid_refuses_what_the_logits_test_lists_as_lost() -> None:
     spelling = {"yarn, beta_fast 8": "yarn, beta 8"}
     cells = {
         (family, spelling.get(cell, cell))
-        for family, (_, held) in docs.export_grid.grid().items()
-        for cell, how in zip(docs.export_grid.CELLS, held, strict=True)
-        if how == docs.export_grid.NOT
+        for family, (_, held) in docs.family_page.export_grid.grid().items()
+        for cell, how in zip(docs.family_page.export_grid.CELLS, held, strict=True)
+        if how == docs.family_page.export_grid.NOT
     }
     # A factor that norms take away is refused before an export.
     refused = {(family, cell) for family, cell in cells if families.get(family).norm_after and cell != "longrope"}

@@ -24,7 +24,7 @@ REQUIRED = {"llama", "mistral", "mixtral", "qwen2", "qwen3"}
 
 def test_every_file_is_a_family_of_its_own_name() -> None:
     stems = {path.stem for path in FOLDER.glob("*.json")}
-    assert set(families.names()) > stems > set(families.handwritten()) > REQUIRED
+    assert set(families.names()) > stems > set(families.baked()) > REQUIRED
     for name in stems:
         family = families.get(name)
         assert family.model_type == name
@@ -214,7 +214,7 @@ def written(name: str) -> set[str]:
     return {*data, *data.get("export", {})}
 
 
-@pytest.mark.parametrize("name", families.handwritten())
+@pytest.mark.parametrize("name", families.baked())
 def test_defaults_are_those_of_transformers(name: str) -> None:
     """What the class assumes when the config is silent, from the class itself."""
     transformers = pytest.importorskip("transformers")
@@ -265,7 +265,7 @@ def test_a_bias_that_the_file_forgets_is_seen() -> None:
 
 def test_the_layer_pattern_is_that_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
-    nested = [family for family in map(families.get, families.handwritten()) if family.nested]
+    nested = [family for family in map(families.get, families.baked()) if family.nested]
     assert len(nested) >= 3
     for family in nested:
         config = transformers.AutoConfig.for_model(family.model_type).get_text_config()

@@ -1,8 +1,9 @@
-"""The records of ropetool/families/generated: well formed, in agreement with the hand-written families and wrappers, and
-a changed entry is seen."""
+"""The records of ropetool/families/generated: well formed, in agreement with the families and wrappers, not repeated by
+the files of families, and a changed entry is seen."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -12,13 +13,14 @@ import pytest
 
 from ropetool import families
 from ropetool.errors import ConfigError
+from ropetool.families.family import read
 from ropetool.families.wrappers import WRAPPERS
 from ropetool.probing import records
 
 FOLDER = Path(families.__file__).parent / "generated"
 RECORDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 PROVEN = sorted(name for name, entry in RECORDS.items() if entry["outcome"] == "proven")
-BY_HAND = families.handwritten()
+BAKED = families.baked()
 OUTCOMES = {"proven", "hands over", "does not rotate", "no rotary keys", "not probed"}
 # Fields of a family that a record states too. null_head_dim names other runtimes as well, so it is compared by itself.
 SHARED = (
@@ -27,7 +29,7 @@ SHARED = (
     "default_max_position_embeddings", "default_original_max_position_embeddings", "default_sizes", "rotates", "temperature_key",
     "off_key", "sliding_window", "default_sliding_window", "unrotated_window_key", "interleave_key", "mla",
 )  # fmt: skip
-# Where the file says otherwise on purpose. falcon: its class computes the head size, and a stated one is never read.
+# Where the file overrides the record on purpose. falcon: its class computes the head size, and a stated one is never read.
 # mistral4: its table follows the key, and its attention stops at every other share than that of its own sizes.
 OTHERWISE = {
     ("falcon", "head_dim_key"): ("head_dim", ""),
@@ -46,8 +48,34 @@ def test_most_types_are_proven_and_each_other_one_has_a_reason() -> None:
     assert len({entry["transformers"] for entry in RECORDS.values()}) == 1
 
 
-def test_enough_families_are_stated_by_hand() -> None:
-    assert len(BY_HAND) >= 33
+def without(text: str) -> dict[str, str]:
+    """Return the text of a family's file without each of its keys, by key; the name of the family stays."""
+    data = json.loads(text)
+    return {key: json.dumps({k: v for k, v in data.items() if k != key}) for key in data if key != "model_type"}
+
+
+def repeated(text: str, file: str) -> list[str]:
+    """Return the keys of a family's file that say what the record or a default gives without them."""
+    family, keys = read(text, file), []
+    for key, less in without(text).items():
+        with contextlib.suppress(ConfigError):  # a key that the file cannot do without
+            keys += [key] if read(less, file) == family else []
+    return keys
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.parent.glob("*.json")), ids=lambda path: path.stem)
+def test_no_file_repeats_its_record(path: Path) -> None:
+    assert repeated(path.read_text(), path.name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("llama", "layout", "half"), ("cohere2", "default_sliding_window", 4096), ("gemma3", "pattern_offset", None)],
+)
+def test_a_repeated_key_is_seen(name: str, key: str, value: Any) -> None:
+    data = json.loads((FOLDER.parent / f"{name}.json").read_text())
+    assert key not in data
+    assert repeated(json.dumps({**data, key: value}), f"{name}.json") == [key]
 
 
 def test_the_types_that_do_not_rotate_by_keys_are_these() -> None:
@@ -84,8 +112,8 @@ def test_a_proven_record_is_of_one_piece(name: str) -> None:
                 assert frequency == pytest.approx(base ** (-2 * int(index) / count), rel=3e-6)
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_the_hand_written_family_agrees(name: str) -> None:
+@pytest.mark.parametrize("name", BAKED)
+def test_the_family_differs_from_its_record_only_on_purpose(name: str) -> None:
     family, entry = families.get(name), RECORDS[name]
     for key in SHARED:
         stated = getattr(family, key)

@@ -23,7 +23,7 @@ LIMITS = {
     "extend --help": 11,
     "verify --help": 7,
     "methods": 63,
-    "families llama": 52,
+    "families llama": 43,
     "runtimes": 97,
     "inspect GGUF": 140,
     "inspect DIR": 140,

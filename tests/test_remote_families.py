@@ -217,4 +217,4 @@ def test_what_the_code_does_beyond_the_context_is_said(stated: bool | None, tmp_
 def test_names_are_stated_once() -> None:
     assert not {*ALIASES} & {*UNREAD, *families.remote()}
     assert not {*UNREAD} & {*families.names()}
-    assert not {*families.remote()} & {*families.handwritten()}
+    assert not {*families.remote()} & {*families.baked()}

@@ -30,7 +30,7 @@ def alike(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, tup
     built_in = [name for name in families.names() if name not in families.remote()]
     known = [family for name in built_in if (family := families.find(name)) is not None]
     fits = (family.model_type for family in known if family.architecture in classes)
-    by_class = tuple(sorted(fits, key=lambda name: (name not in families.handwritten(), name)))
+    by_class = tuple(sorted(fits, key=lambda name: (name not in families.baked(), name)))
     if by_class:
         return f"its class {classes[0]} is that of", by_class
     if not tensors:

@@ -45,14 +45,20 @@ def methods_command(name: str | None, as_json: bool) -> None:
 def families_command(name: str | None, as_json: bool) -> None:
     """List the model families, or explain one."""
     from ropetool import families
-    from ropetool.report.lists import family_json, family_text, listed, overview
 
     chosen = [families.get(n) for n in (families.names() if name is None else [name])]
+    if name is not None and not as_json:
+        from ropetool.report.family_details import family_text
+
+        show(family_text(*chosen))
+        return
+    from ropetool.report.lists import family_json, listed, overview
+
     rows = [(f.model_type, f"{f.architecture}{f.example and f', for example {f.example}'}") for f in chosen]
     if as_json:
         print_json(listed("families", map(family_json, chosen)))
     else:
-        show(overview(rows) if name is None else family_text(*chosen))
+        show(overview(rows))
 
 
 @click.command("runtimes")

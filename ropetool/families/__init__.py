@@ -1,6 +1,7 @@
-"""The model families: one JSON file each, named after its model_type, with all that ropetool knows of the family.
+"""The model families, each read from JSON files named after its model_type.
 
-What a family says is what its code in transformers does; see docs/contributing.md for the checklist.
+`generated/` has a record of each class in transformers. A file here overrides and extends the record of the same name.
+`remote/` has the types that transformers lacks. docs/contributing.md has the checklist of a new family.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ropetool.errors import InvalidRope, UnknownFamily, did_you_mean
 from ropetool.escaping import command
 from ropetool.families import records
 from ropetool.families.family import REMOTE, Family, read, stated_architecture
-from ropetool.families.loading import parsed, record, wrong
+from ropetool.families.loading import record, wrong
 from ropetool.families.wrappers import ALIASES, FLAT, PREFIXES, TOLD_APART, UNKNOWN, UNREAD, WRAPPERS, Wrapper
 from ropetool.names import TEXT_CONFIGS
 
@@ -125,11 +126,9 @@ def names() -> list[str]:
 
 
 @cache
-def handwritten() -> tuple[str, ...]:
-    """Return the model types whose files set every field, sorted; the others come from transformers' source."""
-    folder = resources.files(__name__)
-    texts = {name: folder.joinpath(f"{name}.json").read_text(encoding="utf-8") for name in _files()}
-    return tuple(sorted(name for name, text in texts.items() if not parsed(text, f"{name}.json").get(records.REST)))
+def baked() -> tuple[str, ...]:
+    """Return the model types whose files list the weights that `bake` changes, sorted; tests cover them most widely."""
+    return tuple(sorted(family.model_type for family in _with_files() if family.bake is not None))
 
 
 @cache

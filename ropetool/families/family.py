@@ -152,7 +152,7 @@ class Family:
     default_rope_keys: rope keys by layer type that the class fills in if the config lacks them.
     rope_theta_key: the key of the base outside the rope keys; empty if the class does not read one.
     base_of_stated_keys: the default base by layer type when there are rope keys, if it differs from default_rope_theta.
-    local_theta_key: the key of the base of sliding layers that have a separate table.
+    local_theta_key: the key of the base of sliding layers that have a separate table; empty if the class reads none.
     layer_base_key: a list with one base per layer, which ropetool does not decode.
     scaling_keys: the exact keys that rope_scaling must have, the type first; empty for any.
     scaling_defaults: keys that the class adds to a rope_scaling of type yarn.
@@ -230,7 +230,7 @@ class Family:
     scaling_by_release: str = ""
     scaling_defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     shadows_type: bool = False
-    local_theta_key: str = "rope_local_base_freq"
+    local_theta_key: str = ""
     layer_base_key: str = ""
     rope_types: tuple[str, ...] = ()
     rope_type_names: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -252,7 +252,7 @@ class Family:
     norm_after: bool = False
     temperature_key: str = ""
     off_key: str = ""
-    in_v4: bool = True
+    in_v4: bool = False
     null_head_dim: tuple[str, ...] = ()
     stated_null_head_dim: tuple[Literal["stops yarn", "computed"], ...] = ()
     not_null: tuple[str, ...] = ()
@@ -393,13 +393,13 @@ def _steps(bake: FoldSteps | None) -> Iterator[tuple[str, tuple[FoldStep, ...]]]
 
 
 def read(text: str, file: str) -> Family:
-    """Return the family that the text of a JSON file describes.
+    """Return the family that the text of a JSON file describes: the record of the same name, overlaid with the file's keys.
 
     Raises: ConfigError with the path of the field and the expected value.
     """
     data = parsed(text, file)
-    model_type = data.get("model_type", "")
-    data = {**(records.rest(model_type) if data.pop(records.REST, False) else records.spellings(model_type)), **data}
+    if not file.startswith(REMOTE):
+        data = {**records.rest(file.removesuffix(".json")), **data}
     if isinstance(data.get("export"), str):
         data |= _table_of(data["export"], file)
     family: Family = record(Family, data, file)

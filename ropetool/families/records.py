@@ -16,7 +16,6 @@ from ropetool.families.wrappers import Wrapper
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE_THETA = "rope_theta"
-REST = "generated"  # the key of a family's file whose other facts are those of the record of the same name
 VERSION = "5.23.0"  # of transformers, which a test holds against the records
 HANDS_OVER = "hands over"
 PROVEN, UNROTATED = "proven", "does not rotate"
@@ -120,17 +119,15 @@ def renames(model_type: str) -> dict[str, str]:
 
 
 def rest(model_type: str) -> dict[str, Any]:
-    """Return what a record says beside a file: all where it is described, or how its class reads odd spellings."""
+    """Return the keys that a record gives to a family's file of the same name.
+
+    All keys but the name if the mechanisms describe the record, else only how its class reads odd spellings.
+    """
     try:
-        return facts(model_type)
+        return {key: value for key, value in facts(model_type).items() if key != "model_type"}
     except Undescribed:
-        return spellings(model_type)
-
-
-def spellings(model_type: str) -> dict[str, Any]:
-    """Return how the class of a type reads odd spellings, as a family's file would state it; nothing of one without record."""
-    record = _record(model_type) if isinstance(model_type, str) else None
-    return {} if record is None or record["outcome"] != PROVEN else _odd(record, {})
+        record = _record(model_type)
+        return {} if record is None or record["outcome"] != PROVEN else _odd(record, {})
 
 
 def _odd(record: Mapping[str, Any], theirs: Mapping[str, str]) -> dict[str, Any]:
@@ -198,7 +195,7 @@ def _source(record: Mapping[str, Any]) -> str:
 def _unrotated(record: Mapping[str, Any]) -> dict[str, Any]:
     found = {key: record[key] for key in ALIKE if record.get(key) is not None}
     return {
-        **found, "example": "", "layout": "half", "rotates": "none", "in_v4": False, "default_rope_theta": {FULL: 10000.0},
+        **found, "example": "", "layout": "half", "rotates": "none", "default_rope_theta": {FULL: 10000.0},
         "source": f"transformers {record['transformers']}, {record['architecture']}",
     }  # fmt: skip
 
@@ -226,7 +223,7 @@ def _rotating(record: Mapping[str, Any]) -> dict[str, Any]:
     kind_names = {**_kind_names(attending), **theirs}
     found = {key: record[key] for key in ALIKE if record.get(key) is not None}
     found |= {
-        "example": "", "in_v4": False, "source": _source(record), "layout": _one(attending, "layout"),
+        "example": "", "source": _source(record), "layout": _one(attending, "layout"),
         "rotates": _rotates(record, layers),
         "default_rope_theta": {theirs.get(kind, kind): theta for kind, theta in record["default_rope_theta"].items()},
         **_kinds(record, kind_names), **_windows(record), **_heads(record), **_odd(record, theirs),

@@ -13,7 +13,6 @@ from ropetool.rope.methods import Method
 from ropetool.runtimes import Runtime
 
 SCHEMA = 1
-WINDOWS = {"never": "none", "always": "as stated", "alternate": "on some layers, as stated"}
 
 
 def overview(rows: Sequence[tuple[str, str]]) -> str:
@@ -41,31 +40,6 @@ def _default(value: object) -> str:
     if value in (None, ()):
         return ""
     return f" (default {value if isinstance(value, str) else json.dumps(value)})"
-
-
-def family_text(family: Family) -> str:
-    """Return what ropetool knows of a family, what does not apply to it left out."""
-    theta = ", ".join(f"{value:g} ({kind})" for kind, value in family.default_rope_theta.items())
-    rows = [
-        ("architecture", family.architecture),
-        ("example", family.example),
-        ("rope keys in", ".".join(family.text_path) or "the top of config.json"),
-        ("one table for", ", ".join(family.rope_entries)),
-        ("layout", family.layout + (f", half where {family.interleave_key} is false" if family.interleave_key else "")),
-        ("head_dim", _head_dim(family)),
-        ("theta by default", theta),
-        ("context by default", f"{family.default_max_position_embeddings} tokens"),
-        ("sliding window", WINDOWS.get(family.sliding_window, f"if {family.sliding_window}")),
-        *([("softmax scale", "follows mscale_all_dim (MLA)")] if family.mla else []),
-        *((f"shipped {t.max_position_embeddings}", f"{t.trained}: {t.reason}") for t in family.trained_length),
-        ("source", family.source),
-    ]  # fmt: skip
-    return f"{family.model_type}\n{columns(rows)}"
-
-
-def _head_dim(family: Family) -> str:
-    silent = "hidden_size / num_attention_heads" if family.default_head_dim is None else str(family.default_head_dim)
-    return f"{family.head_dim_key}, {silent} if absent" if family.head_dim_key else silent
 
 
 def runtime_text(runtime: Runtime) -> str:

@@ -54,10 +54,8 @@ def loaded_as_family(view: HfCheckpoint) -> bool:
 
 
 def family_of(architecture: str) -> Family | None:
-    """Return the family written by hand whose class this is, None where there is none."""
-    return next(
-        (family for family in map(families.get, families.handwritten()) if family.architecture == architecture), None
-    )
+    """Return the family of this class whose file has facts about engines, or None."""
+    return next((family for family in map(families.get, families.baked()) if family.architecture == architecture), None)
 
 
 def section(view: HfCheckpoint) -> Mapping[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from making import run
 
@@ -53,29 +55,60 @@ def test_a_method_by_its_other_name_and_without_parameters() -> None:
     assert run("methods", "longrope").out.endswith("default: the long ones\n")
 
 
-QWEN3 = """\
-qwen3
-  architecture        Qwen3ForCausalLM
-  example             Qwen/Qwen3-8B
+MISTRAL = """\
+mistral
+  architecture        MistralForCausalLM
+  example             mistralai/Mistral-7B-v0.1
   rope keys in        the top of config.json
   one table for       full_attention
   layout              half
-  head_dim            head_dim, 128 if absent
+  head_dim            head_dim, hidden_size / num_attention_heads if absent
+  without head_dim    yarn, dynamic and longrope stop transformers-v4; extend writes it
   theta by default    10000 (full_attention)
-  context by default  32768 tokens
-  sliding window      if use_sliding_window
-  shipped 40960       32768: Qwen3 was trained at 32768 tokens and ships 40960: 32768 for the reply and 8192 for the prompt
+  in transformers 4   10000
+  context by default  131072 tokens
+  sliding window      as stated
+  GGUF architecture   llama
+  keys are made by    k_proj
 """
 
 
 def test_a_family() -> None:
-    assert run("families", "qwen3").out.startswith(QWEN3)
-    gemma = run("families", "gemma3").out
-    assert "  rope keys in        text_config\n" in gemma
-    assert "  one table for       full_attention, sliding_attention\n" in gemma
-    mla = run("families", "deepseek_v3").out
-    assert "  layout              interleaved, half where rope_interleave is false\n" in mla
-    assert "  softmax scale       follows mscale_all_dim (MLA)\n" in mla
+    assert run("families", "mistral").out.startswith(MISTRAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "text"),
+    [
+        ("gemma3", "rope keys in", "text_config"),
+        ("gemma3", "one table for", "full_attention, sliding_attention"),
+        ("gemma3", "without layer types", "every layer whose number is a multiple of 6 is full"),
+        ("deepseek_v3", "layout", "interleaved, half where rope_interleave is false"),
+        ("deepseek_v3", "softmax scale", "follows mscale_all_dim (MLA)"),
+        ("deepseek_v3", "other names", "kimi_k2"),
+        ("deepseek_v3", "inside kimi_vl", "in text_config, whatever model_type it names; config.json of "),
+        ("qwen3", "shipped 40960", "32768: Qwen3 was trained at 32768 tokens and ships 40960: 32768 for the reply"),
+        ("falcon", "does not rotate if", "alibi is true"),
+        ("cohere2", "layers that rotate", "the sliding ones"),
+        ("gemma4_text", "by layer type", "full_attention by global_head_dim"),
+        ("deepseek_v4", "under other names", "full_attention under compress, sliding_attention under main"),
+        ("gpt_oss", "without rope keys", "yarn, by numbers of the class"),
+        ("phi", "part that rotates", "partial_rotary_factor, 0.5 if absent"),
+        ("ministral3", "score", "grows with the position by llama_4_scaling_beta"),
+        ("hunyuan_v1_dense", "norms", "follow the rotation: no factor on cos and sin is left"),
+        ("kimi_linear", "decoded only if", "mla_use_nope is true or absent: how its code rotates without "),
+        ("Yi", "rope types", "default"),
+        ("Yi", "code", "only remote code, which ropetool never runs"),
+    ],
+)
+def test_a_line_of_a_family(name: str, label: str, text: str) -> None:
+    rows = [tuple(re.split(" {2,}", line.strip(), maxsplit=1)) for line in run("families", name).out.splitlines()[1:]]
+    assert any(row[0] == label and row[-1].startswith(text) for row in rows), rows
+
+
+@pytest.mark.parametrize("name", ["dbrx", "phi-msft", "dots3_note_text", "vision-encoder-decoder", "t5gemma2"])
+def test_a_family_that_is_refused_says_why(name: str) -> None:
+    assert f"'{name}' is not served: " in run("families", name).err
 
 
 def test_a_runtime() -> None:

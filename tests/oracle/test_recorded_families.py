@@ -26,7 +26,7 @@ TOLERANCE = 3e-6  # transformers computes its tables in float32
 CELLS: dict[str, dict[str, Any]] = {
     "linear": {}, "abf": {"params": {"rope_theta": 5e5}}, "yarn": {}, "llama3": {}, "ntk": {},
 }  # fmt: skip
-RECORDED = [name for name in families.names() if name not in {*families.handwritten(), *families.remote()}]
+RECORDED = [name for name in families.names() if name not in {*families.baked(), *families.remote()}]
 # Whose rotary module asks for more than a config of sizes: an encoder, image sections, a class in another module.
 BUILT_OTHERWISE = {"evolla", "granite4_vision_text", "hunyuan_vl_text", "voxtral_realtime_text"}
 ROTATING = [name for name in RECORDED if families.get(name).rotates != "none" and name not in BUILT_OTHERWISE]

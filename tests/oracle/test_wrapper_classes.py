@@ -84,7 +84,7 @@ def test_the_names_that_only_remote_code_has_are_said_to_be_such() -> None:
     assert noted == {*WRAPPERS, *ALIASES} - set(transformers.CONFIG_MAPPING)
 
 
-@pytest.mark.parametrize("name", families.handwritten())
+@pytest.mark.parametrize("name", families.baked())
 def test_the_default_sizes_are_those_of_the_class(name: str) -> None:
     family = families.get(name)
     kind = transformers.CONFIG_MAPPING["gemma3_text" if name == "gemma3" else name]  # whose text model gemma3 holds
