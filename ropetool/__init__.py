@@ -70,7 +70,7 @@ _HOMES = {
     "examine": ("ropetool.doctor", "examine"),
     "export": ("ropetool.gguf_export", "export_checkpoint"),
     "import_gguf": ("ropetool.gguf_import", "import_gguf"),
-    "verify": ("ropetool.gguf_export.verifying", "verify_checkpoint"),
+    "verify": ("ropetool.verification.checkpoints", "verify_checkpoint"),
     "patch": ("ropetool.verification.patching", "patch"),
 }
 

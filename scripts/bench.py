@@ -50,7 +50,7 @@ TorchRunner(Path(sys.argv[1]), device="cpu").score([[i % 2000 for i in range(len
 READ_TOKENIZER = """
 import json, sys
 from pathlib import Path
-from ropetool.gguf_export.tokenizer import tokenizer_values
+from ropetool.gguf_model.tokenizer import tokenizer_values
 source = Path(sys.argv[1])
 config = json.loads((source / "config.json").read_text())
 tokenizer_values(source, config, config["vocab_size"])

@@ -59,9 +59,8 @@ from ropetool import machine  # noqa: E402
 from ropetool.checkpoint import provenance  # noqa: E402
 from ropetool.checkpoint.opening import open_checkpoint  # noqa: E402
 from ropetool.errors import RopetoolError  # noqa: E402
-from ropetool.gguf_export.verifying import EXPORTER, verify_checkpoint  # noqa: E402
 from ropetool.verification import run as verification_run  # noqa: E402
-from ropetool.verification.checkpoints import yardsticks  # noqa: E402
+from ropetool.verification.checkpoints import verify_checkpoint, yardsticks  # noqa: E402
 from ropetool.verification.gate import Limits  # noqa: E402
 from ropetool.verification.kl_gate import KL  # noqa: E402
 from ropetool.verification.measures.rotary import check_rotation  # noqa: E402
@@ -267,7 +266,7 @@ def read(target: Path, baseline: Path | None, terms: Terms) -> list[Check]:
     """Return the checks that come before anything is measured."""
     checkpoint = open_checkpoint(target)
     other = None if baseline is None else open_checkpoint(baseline)
-    return [*read_back(checkpoint, other, terms, EXPORTER), check_rotation(checkpoint)]
+    return [*read_back(checkpoint, other, terms), check_rotation(checkpoint)]
 
 
 def failing(checks: Iterable[Check]) -> str:

@@ -28,7 +28,7 @@ import ropetool
 from ropetool import machine
 from ropetool.files.gguf import GgufHeader, Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export import export_checkpoint
-from ropetool.gguf_export.outtypes import NAMES, OUTTYPES
+from ropetool.gguf_model.outtypes import NAMES, OUTTYPES
 from ropetool.verification import floors, texts
 from ropetool.verification.kl_gate import kl_checks
 from ropetool.verification.measures.divergence import diverge, divergence_rows

@@ -30,6 +30,7 @@ LAYERS = (
     ("runtimes",),
     ("weights",),
     ("plans",),
+    ("gguf_model",),
     ("comparison",),
     ("verification", "identify"),
     ("choosing",),
@@ -42,15 +43,17 @@ LAYERS = (
 AT_MODULE_LEVEL = {
     "rope": {"numpy"}, "files": {"numpy"}, "checkpoint": {"numpy"}, "runtimes": {"numpy"}, "weights": {"numpy"},
     "plans": {"numpy"}, "comparison": {"numpy"}, "verification": {"numpy"}, "identify": {"numpy"},
-    "choosing": {"numpy"}, "gguf_export": {"numpy"}, "gguf_import": {"numpy"}, "doctor": {"numpy"}, "servers": {"requests"},
-    "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"}, "lab": {"numpy", "click"},
+    "choosing": {"numpy"}, "gguf_model": {"numpy"}, "gguf_export": {"numpy"}, "gguf_import": {"numpy"},
+    "doctor": {"numpy"}, "servers": {"requests"}, "report": {"numpy", "rich"}, "cli": {"click"}, "__main__": {"click"},
+    "lab": {"numpy", "click"},
 }  # fmt: skip
 INSIDE_FUNCTIONS = {
     "files.gguf": {"gguf"},
     "files.hub": {"huggingface_hub"},
     "report": {"matplotlib", "jinja2"},
     "verification": {"torch", "transformers", "accelerate", "tokenizers", "safetensors", "llama_cpp"},
-    "gguf_export": {"torch", "transformers", "tokenizers", "safetensors", "llama_cpp", "gguf"},
+    "gguf_export": {"torch", "tokenizers"},
+    "gguf_model": {"gguf"},
     "comparison": {"gguf"},
     "choosing": {"pandas"},
     "probing": {"torch", "transformers"},

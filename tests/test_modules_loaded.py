@@ -32,7 +32,7 @@ LIMITS = {
     "advise DIR --target-length 4096": 140,
     "extend DIR --target-length 4096 --dry-run": 148,
     "extend GGUF --target-length 1024 --method yarn -o OUTPUT": 166,
-    "diff DIR DIR": 280,
+    "diff DIR DIR": 126,
     "doctor DIR": 178,
     "gguf list GGUF": 127,
     "gguf get GGUF llama.context_length": 127,

@@ -28,12 +28,11 @@ def diff_command(a: str, b: str, as_json: bool) -> int:
     """
     from ropetool.cli.progress import BYTES, bar
     from ropetool.comparison import compare
-    from ropetool.gguf_export.verifying import exported_tensors
     from ropetool.report.differing import diff_text
 
     first, second = local_source(a), local_source(b)
     with bar(BYTES) as shown:
-        found = compare(first, second, progress=shown, export=exported_tensors)
+        found = compare(first, second, progress=shown)
     if as_json:
         print_json(found.to_json())
     else:

@@ -273,11 +273,11 @@ def measured(
     words: the command line of this verification; None for the running command.
     """
     from ropetool.cli.progress import bar
-    from ropetool.gguf_export.verifying import verify_checkpoint
     from ropetool.plans.serving import serving_lines
     from ropetool.report.html import write_report
     from ropetool.report.page import check_folder
     from ropetool.runtimes.inspection import inspect
+    from ropetool.verification.checkpoints import verify_checkpoint
     from ropetool.verification.gate import Limits
     from ropetool.verification.readback.claimed import Terms
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from ropetool.comparison import facts, scores
-from ropetool.comparison.exported import Export, as_exported
 from ropetool.comparison.orders import Keys, permuted, row_keys
 from ropetool.comparison.pairing import Pair, pairs
 from ropetool.comparison.reading import Matrix, differing_bytes, same_bytes
@@ -38,19 +37,20 @@ Progress = Callable[[str, int, int], None]  # the tensor, the bytes of A done, t
 __all__ = ["Progress", "compare"]
 
 
-def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None, export: Export | None = None) -> Diff:
+def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -> Diff:
     """Return how two checkpoints relate: Hugging Face directories, GGUF files, or one of each.
 
-    export: what a directory's tensors become in a GGUF file, by which those are held against a file's that are not alike by
-    themselves.
+    Tensors of a directory that are not a GGUF file's by themselves are held against it as an export writes them.
     Raises: CheckpointError for what is not a checkpoint and for broken files; ConfigError for broken values of a known
     family.
     """
     first, second = opened(hub.local(a)), opened(hub.local(b))
     found = facts.compare_facts(first, second)
     tensors = _tensors(first, second, found, progress or nobody)
-    if export is not None and first.is_gguf != second.is_gguf:
-        tensors = as_exported(tensors, first, second, export)
+    if first.is_gguf != second.is_gguf:
+        from ropetool.comparison.exported import as_exported  # what is of one format needs nothing of an export
+
+        tensors = as_exported(tensors, first, second)
     by_name = {tensor.name: tensor for tensor in tensors}
     nets = scores.net_scores(first, found.a, found.b, by_name) if found.a and found.b and tensors else ()
     return Diff(

@@ -1,13 +1,10 @@
-"""A directory's tensors as an export writes them, held against those of a GGUF file: shifted, split, merged and turned.
-
-Knows what an export says of its tensors, not how it makes them; that is handed in, for exports stand above comparisons.
-"""
+"""A directory's tensors as an export writes them, held against those of a GGUF file: shifted, split, merged and turned."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,31 +16,14 @@ from ropetool.comparison.relations import CHANGED, COMPUTED, REQUANTISED, Relati
 from ropetool.comparison.results import ONLY_IN_A, ONLY_IN_B, SKIPPED, TensorDiff
 from ropetool.comparison.sides import Opened
 from ropetool.errors import RopetoolError
+from ropetool.gguf_model.contents import exported_tensors
+from ropetool.gguf_model.streaming import numbers
+from ropetool.gguf_model.tensors import Placed
 
 LEFT_OUT = "a GGUF file of this model does not hold it"
 
 
-@dataclass(frozen=True, eq=False)
-class Exported:
-    """A tensor of the file that an export of a directory is, without rounding where the directory's numbers are not in blocks.
-
-    sources: the directory's tensors that it is made of. dtype: that of the numbers; computed: by a function whose last
-    digit depends on the program. numbers: opens them, float32, flat, in the order of the file, some at a time.
-    """
-
-    name: str
-    sources: tuple[str, ...]
-    dtype: str
-    shape: tuple[int, ...]
-    numbers: Callable[[], Iterator[npt.NDArray[np.float32]]]
-    computed: bool = False
-
-
-Export = Callable[[HfCheckpoint], Sequence[Exported]]
-"""Returns what a directory's tensors become. Raises: LossyExport where no table says so, and what an export does."""
-
-
-def as_exported(found: Sequence[TensorDiff], a: Opened, b: Opened, export: Export) -> tuple[TensorDiff, ...]:
+def as_exported(found: Sequence[TensorDiff], a: Opened, b: Opened) -> tuple[TensorDiff, ...]:
     """Return the same, where those that differ by themselves are held against what an export makes of them."""
     directory, file = (b, a) if a.is_gguf else (a, b)
     assert isinstance(directory.checkpoint, HfCheckpoint)
@@ -51,20 +31,20 @@ def as_exported(found: Sequence[TensorDiff], a: Opened, b: Opened, export: Expor
     if not differing:
         return tuple(found)
     try:
-        made = export(directory.checkpoint)
+        made = exported_tensors(directory.checkpoint)
     except RopetoolError:  # no table, or tensors that a model would need: the names and the numbers must tell
         return tuple(found)
     settled = {name for each in found if not each.differs for name in _names(each)}
     wanted = {name for each in differing for name in _names(each)}
-    asked = [one for one in made if one.name not in settled and wanted & {one.name, *one.sources}]
-    answered = {name for one in asked for name in (one.name, *one.sources)}
-    has_place = {name for one in made for name in one.sources}
+    asked = [one for one in made if one.info.name not in settled and wanted & {one.info.name, *one.made_of}]
+    answered = {name for one in asked for name in (one.info.name, *one.made_of)}
+    has_place = {name for one in made for name in one.made_of}
     kept = [
         _left_out(each) if each.name in directory.tensors and each.name not in has_place else each
         for each in found if not (each.differs and answered & _names(each))
     ]  # fmt: skip
     alone = {name: each for each in differing if each.other for name in _names(each)}
-    return (*kept, *(_clearer(_held(one, file, from_file=a.is_gguf), alone.get(one.name)) for one in asked))
+    return (*kept, *(_clearer(_held(one, file, from_file=a.is_gguf), alone.get(one.info.name)) for one in asked))
 
 
 def _names(each: TensorDiff) -> set[str]:
@@ -84,26 +64,28 @@ def _left_out(each: TensorDiff) -> TensorDiff:
     return replace(each, relation=Relation(SKIPPED, detail=each.relation.kind), differs=False, reason=LEFT_OUT)
 
 
-def _held(one: Exported, file: Opened, *, from_file: bool) -> TensorDiff:
+def _held(one: Placed, file: Opened, *, from_file: bool) -> TensorDiff:
     """Return how a tensor of the file relates to what an export writes. from_file: the file is A."""
-    sources, stored = together(list(one.sources)), file.tensors.get(one.name)
+    name, sources = one.info.name, together(one.made_of)
+    stored = file.tensors.get(name)
     if stored is None:
         return TensorDiff(sources, Relation(ONLY_IN_B if from_file else ONLY_IN_A), True)
-    names = (one.name, sources) if from_file else (sources, one.name)
-    found = _relation(one, Matrix((stored,), is_norm(one.name)), from_file=from_file)
+    names = (name, sources) if from_file else (sources, name)
+    found = _relation(one, Matrix((stored,), is_norm(name)), from_file=from_file)
     return TensorDiff(names[0], found, found.differs, names[1] if names[1] != names[0] else "")
 
 
-def _relation(one: Exported, there: Matrix, *, from_file: bool) -> Relation:
+def _relation(one: Placed, there: Matrix, *, from_file: bool) -> Relation:
     dtypes = (there.dtype, one.dtype) if from_file else (one.dtype, there.dtype)
-    if math.prod(one.shape) != math.prod(there.shape):
-        return Relation(CHANGED, dtypes, detail=f"shape {list(there.shape)} instead of {list(one.shape)}")
+    shape = one.info.shape[::-1]
+    if math.prod(shape) != math.prod(there.shape):
+        return Relation(CHANGED, dtypes, detail=f"shape {list(there.shape)} instead of {list(shape)}")
     if not there.is_readable:
         return Relation(CHANGED, dtypes, detail=f"{there.dtype} is not decoded")
-    ours = COMPUTED if one.computed else one.dtype
+    ours = COMPUTED if one.function else one.dtype
     fit = RowFit(there.rows, (there.dtype, ours) if from_file else (ours, there.dtype))
     start = 0
-    for rows in _whole_rows(one.numbers(), there.columns):
+    for rows in _whole_rows(numbers(one), there.columns):
         theirs = there.read(start, start + len(rows))
         fit.add(start, *((theirs, rows) if from_file else (rows, theirs)))
         start += len(rows)

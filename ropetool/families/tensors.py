@@ -1,7 +1,7 @@
 """The tensors of a family under both names, Hugging Face's and GGUF's, and what its export has to know beside them.
 
 A family's JSON lists them row by row or by the groups here; sizes stand by their names, a model's numbers come in where
-a table is read (gguf_export/shapes).
+a table is read (gguf_model/shapes).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Row:
 
     shape: the sizes of the source by name, as "queries hidden". when: the switches that must be on, or off behind a `not`,
     with commas between; a size of the family's own, also a derived one, is on above 0.
-    order: how its elements move (gguf_export/shapes/orders.py); interleave_pairs: those of queries and keys, where
+    order: how its elements move (gguf_model/shapes/orders.py); interleave_pairs: those of queries and keys, where
     llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
     which follow each other in the file. written: the sizes in the file, where they are not those of the source. function:
     what llama.cpp wants of each number; minus_exp: -exp(x) of an A_log.
@@ -282,7 +282,7 @@ class Export:
     sections: how many rotary pairs of an image's token turn by time, height and width where the config's mrope_section is
     silent; empty where all turn alike. assumed: sizes by their keys that the config inside a wrapper may leave out, for
     transformers saves of it what differs from the class. drafting: how the names of tensors begin that only draft tokens.
-    rules: the program in gguf_export/shapes/rules.py that says what no table can.
+    rules: the program in gguf_model/shapes/rules.py that says what no table can.
     """
 
     layer: Rows

@@ -1,7 +1,8 @@
 """Export to GGUF: a Hugging Face checkpoint as one file that llama.cpp runs, computing the same positions.
 
-Tensors are streamed; what the file or llama.cpp cannot hold is refused, and so is what ropetool made and no passing
-certificate covers. What differs otherwise is noted.
+What the file holds is for gguf_model to say. Here it is written, tensors streamed, and held against the checkpoint. What the
+file or llama.cpp cannot hold is refused, and so is what ropetool made and no passing certificate covers. What differs otherwise is
+noted.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from ropetool.gguf_export.converter import prepared
 from ropetool.gguf_export.converter.trial import check_runs
 from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
-from ropetool.gguf_export.outtypes import AUTO, check_outtype
 from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
-from ropetool.gguf_export.verifying import exported_tensors
+from ropetool.gguf_model.outtypes import AUTO, check_outtype
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
 from ropetool.verification.kl_gate import KL
@@ -190,7 +190,7 @@ def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: 
         if ready.converter:
             check_runs(file)
         lengths = Lengths(trained or ready.context_length, ready.context_length, ready.window)
-        checks = compare(ready.source.path, file, (outtype,), lengths, tell, exported_tensors)
+        checks = compare(ready.source.path, file, (outtype,), lengths, tell, weights=True)
         measured = next((check.figure for check in checks if check.name == KL), None)
         if ready.deviation is not None and measured is not None:
             overwrite_value(file, INEXACT_KL, Value.of(ValueType.F32, measured))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
-from ropetool.comparison.exported import Export
 from ropetool.errors import VerificationFailed
 from ropetool.gguf_export.container import Progress
 from ropetool.verification import floors
@@ -25,20 +24,20 @@ QUERY_NORM = "attn_q_norm."  # in the names of GGUF's tensors
 
 
 def compare(
-    source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress, export: Export | None = None
+    source: Path, file: Path, kinds: Sequence[str], lengths: Lengths, progress: Progress, *, weights: bool = False
 ) -> tuple[Check, ...]:
     """Compare a GGUF file with the checkpoint that it came from, or that was imported from it: tables, then logits.
 
     kinds: the number formats that differ between the two, by their names in `floors`.
-    export: returns the exported tensors of the checkpoint, to check tensors that norms hide from the logits. None skips
-      this.
+    weights: whether to check the tensors that norms hide from the logits too, against what an export of the checkpoint
+      writes.
     Raises: VerificationFailed if the results differ; CheckpointError if llama.cpp does not load the file.
     """
     progress("comparing the tables", 0, 0)
     tables = same_tables(file, source, windows=lengths.window is None)
     _judge([tables], file)
     reference, target = HfCheckpoint.open(source), GgufCheckpoint.open(file)
-    exact = [tables, *_hidden_weights(reference, target, kinds, export)]
+    exact = [tables, *(_hidden_weights(reference, target, kinds) if weights else ())]
     _judge(exact, file)
     # transformers computes with what stands for the numbers of a quantised checkpoint in a type of its own choice.
     own = ("bfloat16",) if "quantization_config" in reference.config else ()
@@ -53,18 +52,16 @@ def compare(
     return (*exact, *checks)
 
 
-def _hidden_weights(
-    reference: HfCheckpoint, target: GgufCheckpoint, kinds: Sequence[str], export: Export | None
-) -> list[Check]:
+def _hidden_weights(reference: HfCheckpoint, target: GgufCheckpoint, kinds: Sequence[str]) -> list[Check]:
     """Return the check on tensors that norms hide from the logits, or nothing for a model without norms of queries.
 
     Such a norm removes a factor on q_proj: the tensor differs, and the logits do not.
     """
-    if export is None or not set(kinds) <= {"f32", "f16", "bf16"} or reference.family.export is None:
+    if not set(kinds) <= {"f32", "f16", "bf16"} or reference.family.export is None:
         return []
     if not any(QUERY_NORM in name for name in target.stored):
         return []
-    found = compare_weights(target, reference, None, export)
+    found = compare_weights(target, reference, None)
     verdict = FAIL if found.differences else PASS
     return [Check(WEIGHTS, float(len(found.differences)), 0.0, verdict, found.sentence("tensors match the checkpoint"))]
 

@@ -19,17 +19,17 @@ from types import FrameType
 from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import OutputError
-from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import model_name, read_header, shard_paths
 from ropetool.files.gguf.splitting import Limits
 from ropetool.files.hf import TensorInfo as Stored
 from ropetool.files.output import check_output, check_place
-from ropetool.gguf_export import container, kquants, mxfp4
+from ropetool.gguf_export import container, kquants
 from ropetool.gguf_export.container import File, Progress
-from ropetool.gguf_export.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
-from ropetool.gguf_export.sources import Source
 from ropetool.gguf_export.splitting import split
-from ropetool.gguf_export.tensors import Layout, Placed
+from ropetool.gguf_model import mxfp4
+from ropetool.gguf_model.outtypes import BLOCKS, OUTTYPES, dtype_of, is_made_by_libllama
+from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.tensors import Layout, Placed
 from ropetool.plans import gguf_output
 from ropetool.verification.kl_gate import NAMES as KL_NAMES
 from ropetool.verification.results import Check
@@ -57,17 +57,6 @@ class Written:
     checks: Checks
     sidecars: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def rounds(layout: Layout) -> bool:
-    """Return whether a matrix is stored in fewer bits than it came in, or was made with, before libllama sees it."""
-    return any(
-        placed.dtype in STORAGE
-        and placed.dtype != "F32"
-        and (source.stored.dtype != placed.dtype or source.gains is not None)
-        for placed in layout.tensors
-        for source in placed.sources
-    )
 
 
 def check(target: Path, source: Path, limits: Limits, *, force: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ropetool.files.gguf.splitting import Limits, grouped, part_values
 from ropetool.files.gguf.tensors import padded
 from ropetool.gguf_export.container import File
-from ropetool.gguf_export.tensors import ALIGNMENT, Placed
+from ropetool.gguf_model.tensors import ALIGNMENT, Placed
 
 
 def split(file: File, limits: Limits) -> list[File]:

@@ -24,7 +24,7 @@ from ropetool.files.dtypes import STORAGE
 from ropetool.files.gguf import GGML_TYPES, ggml_type, model_name
 from ropetool.files.transaction import transaction
 from ropetool.gguf_export.comparing import compare
-from ropetool.gguf_export.tokenizer.check import check_tokens
+from ropetool.gguf_export.token_check import check_tokens
 from ropetool.gguf_import.config import Described, described
 from ropetool.gguf_import.tensors import Made, made_of, main_type, write_tensors
 from ropetool.gguf_import.tokenizer import tokenizer_files

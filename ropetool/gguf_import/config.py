@@ -25,11 +25,11 @@ from ropetool.families.tensors import DRAFTS, Count, Export, Row
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes import Model, Wanted, read_model, tensors
-from ropetool.gguf_export.shapes.base import Filed
-from ropetool.gguf_export.shapes.reading import COUNTED, EPSILONS
-from ropetool.gguf_export.shapes.rules import RULES
 from ropetool.gguf_import.keys import compare_keys
+from ropetool.gguf_model.shapes import Model, Wanted, read_model, tensors
+from ropetool.gguf_model.shapes.base import Filed
+from ropetool.gguf_model.shapes.reading import COUNTED, EPSILONS
+from ropetool.gguf_model.shapes.rules import RULES
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Derived
 from ropetool.rope.tables import LayerRope, RopeSet, in_words

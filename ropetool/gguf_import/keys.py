@@ -15,8 +15,8 @@ from ropetool.errors import LossyExport
 from ropetool.escaping import command
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes import Model, stated_keys
-from ropetool.gguf_export.shapes.rules import SIGMOID, SOFTMAX
+from ropetool.gguf_model.shapes import Model, stated_keys
+from ropetool.gguf_model.shapes.rules import SIGMOID, SOFTMAX
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.verification.readback.keys import plain
 

@@ -29,7 +29,7 @@ from ropetool.files.gguf.copying import write_all
 from ropetool.files.gguf.numbers import decoded_blocks
 from ropetool.files.hf import header_bytes
 from ropetool.files.regular import open_regular
-from ropetool.gguf_export.shapes import Permutation, Wanted
+from ropetool.gguf_model.shapes import Permutation, Wanted
 
 CHUNK = 1 << 17  # elements made at once, whose float32 numbers stay in a processor's cache
 AHEAD = 4  # pieces made while one is written

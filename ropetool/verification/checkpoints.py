@@ -39,7 +39,7 @@ from ropetool.verification.journal import JournaledRunner, kept_journal
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.near_copies import independent
-from ropetool.verification.readback.claimed import Exporter, Terms
+from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import read_back, same_tables
 from ropetool.verification.reading import harness_check
 from ropetool.verification.remade import kl_to_claim
@@ -80,7 +80,6 @@ def verify_checkpoint(
     certificate_file: str | Path | None = None,
     full_hash: bool = False,
     terms: Terms | None = None,
-    exporter: Exporter | None = None,
     command: str = "",
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
@@ -153,7 +152,7 @@ def verify_checkpoint(
             )
     marked = fingerprints.of(checkpoint, full_hash)  # before measuring: an edit meanwhile makes it stale
     checks = [
-        *read_back(checkpoint, original, terms, exporter), check_rotation(checkpoint),
+        *read_back(checkpoint, original, terms), check_rotation(checkpoint),
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
     ]  # fmt: skip
     grade = (limits or Limits()).asked

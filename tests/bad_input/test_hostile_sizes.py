@@ -163,7 +163,7 @@ MODEL_FILES = {
     ),
 }
 READ_MODEL_FILE = (
-    "import pathlib; from ropetool.gguf_export.tokenizer import model_file as model; "
+    "import pathlib; from ropetool.gguf_model.tokenizer import model_file as model; "
     "model.read_model_file(pathlib.Path(sys.argv[1]))"
 )
 

@@ -213,7 +213,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, arguments: list[str]) -> None:
 NAMED = """
 from contextlib import suppress
 from ropetool import comparison
-def compare(a, b, *, progress, export=None):
+def compare(a, b, *, progress):
     import time
     progress({name!r}, 5, 100)
     time.sleep(0.3)

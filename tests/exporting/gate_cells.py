@@ -21,7 +21,6 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import VerificationFailed
 from ropetool.gguf_export.comparing import compare
-from ropetool.gguf_export.verifying import exported_tensors
 from ropetool.rope.tables import Regime
 from ropetool.runtimes import inspection
 from ropetool.verification import short_divergence
@@ -80,7 +79,7 @@ def export(source: Path) -> Path:
 def checks(source: Path, file: Path) -> dict[str, Check]:
     """Return how the file compares with the checkpoint. Raises: VerificationFailed."""
     context = HfCheckpoint.open(source).config["max_position_embeddings"]
-    found = compare(source, file, ("f32",), Lengths(TRAINED, context), lambda *step: None, exported_tensors)
+    found = compare(source, file, ("f32",), Lengths(TRAINED, context), lambda *step: None, weights=True)
     return {check.name: check for check in found}
 
 

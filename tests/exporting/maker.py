@@ -11,9 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from gguf_reading import GGUFReader
 
+from ropetool.checkpoint.opening import Checkpoint
+from ropetool.comparison import exported
 from ropetool.gguf_export import Exported, export_checkpoint
+from ropetool.verification.readback.weights import compare_weights
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -193,3 +197,10 @@ def tensors(file: Path | GGUFReader) -> dict[str, tuple[str, tuple[int, ...], by
 def export(source: Path, output: Path | None = None, **options: Any) -> Exported:
     """Export without the comparison that ends an export: random numbers are no model, and tests look for themselves."""
     return export_checkpoint(source, output, check=False, **options)
+
+
+def apart_by_themselves(target: Checkpoint, source: Checkpoint) -> tuple[str, ...]:
+    """Return which tensors of a file are not a directory's where nobody knows what an export makes of them."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exported, "as_exported", lambda found, *_: found)
+        return compare_weights(target, source, None).differences

@@ -18,9 +18,10 @@ from exporting import family_models as models
 from exporting import maker
 from ropetool.errors import CheckpointError, LossyExport, VerificationFailed
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_export import Exported, comparing, export_checkpoint, preparing
-from ropetool.gguf_export.outtypes import OUTTYPES
-from ropetool.gguf_export.shapes.orders import Permutation
+from ropetool.gguf_export import Exported, comparing, export_checkpoint
+from ropetool.gguf_model import contents
+from ropetool.gguf_model.outtypes import OUTTYPES
+from ropetool.gguf_model.shapes.orders import Permutation
 from ropetool.verification import floors, short_divergence
 from ropetool.verification.readback.comparing import same_tables
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check
@@ -146,14 +147,14 @@ def test_verify_knows_the_limit_of_the_type_and_the_first_part(extended: Path, t
 def test_a_factor_that_is_not_the_model_s_is_not_kept(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = preparing.exported.encode
+    whole = contents.exported.encode
 
     def with_another_factor(*given: object) -> object:
         encoding, notes = whole(*given)  # type: ignore[arg-type]
         other = {**encoding.keys, "llama.rope.scaling.attn_factor": Value.of(ValueType.F32, 1.1)}
         return replace(encoding, keys=other), notes
 
-    monkeypatch.setattr(preparing.exported, "encode", with_another_factor)
+    monkeypatch.setattr(contents.exported, "encode", with_another_factor)
     with pytest.raises(VerificationFailed, match=r"same tables is 0\.0909.*attention factor 1\.3287"):
         export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
     assert leftovers(tmp_path) == []
@@ -162,13 +163,13 @@ def test_a_factor_that_is_not_the_model_s_is_not_kept(
 def test_tokens_of_another_kind_are_refused_before_anything_is_written(
     extended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = preparing.tokenizer_values
+    whole = contents.tokenizer_values
 
     def otherwise(*given: object) -> object:
         values, notes = whole(*given)  # type: ignore[arg-type]
         return {**values, "tokenizer.ggml.pre": Value.of(ValueType.STR, "qwen2")}, notes
 
-    monkeypatch.setattr(preparing, "tokenizer_values", otherwise)
+    monkeypatch.setattr(contents, "tokenizer_values", otherwise)
     with pytest.raises(LossyExport, match="texts get other tokens in llama"):
         export_checkpoint(extended, tmp_path / "x.gguf", allow_unverified=True)
     assert leftovers(tmp_path) == []

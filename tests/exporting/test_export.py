@@ -27,8 +27,8 @@ from ropetool.errors import (
     UnknownName,
     UnsupportedDtype,
 )
-from ropetool.gguf_export import container, tensors
-from ropetool.gguf_export.shapes import Permutation
+from ropetool.gguf_model import streaming, tensors
+from ropetool.gguf_model.shapes import Permutation
 
 SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 
@@ -207,7 +207,7 @@ def test_shards_and_computed_buffers(tmp_path: Path) -> None:
 def test_pieces_of_any_size_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = maker.checkpoint(tmp_path / "model", dtype="F16")
     maker.export(source, tmp_path / "whole.gguf", outtype="bf16")
-    monkeypatch.setattr(container, "CHUNK", 300)
+    monkeypatch.setattr(streaming, "CHUNK", 300)
     maker.export(source, tmp_path / "pieces.gguf", outtype="bf16")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
@@ -293,7 +293,7 @@ def test_the_trained_length_of_a_shipped_scaling_is_kept(tmp_path: Path) -> None
 
 def test_a_weight_file_that_shrinks_meanwhile_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = maker.checkpoint(tmp_path / "model")
-    monkeypatch.setattr(container, "AHEAD", 0)
+    monkeypatch.setattr(streaming, "AHEAD", 0)
 
     def shrink(tensor: str, done: int, total: int) -> None:
         with (source / "model.safetensors").open("r+b") as file:

@@ -25,8 +25,7 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import LossyExport
 from ropetool.families import exported
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_export.shapes.orders import Permutation
-from ropetool.gguf_export.verifying import exported_tensors
+from ropetool.gguf_model.shapes.orders import Permutation
 from ropetool.runtimes import inspection
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.verification.readback.weights import compare_weights
@@ -182,14 +181,14 @@ def test_every_tensor_of_an_export_is_its_source_s(family: str, checkpoints: Che
     source, file = checkpoints.path(family), tmp_path / "x.gguf"
     export(source, file)
     target, directory = open_checkpoint(file), open_checkpoint(source)
-    assert not compare_weights(target, directory, None, exported_tensors).differences
-    alone = {name.split()[0] for name in compare_weights(target, directory, None).differences}
+    assert not compare_weights(target, directory, None).differences
+    alone = {name.split()[0] for name in maker.apart_by_themselves(target, directory)}
     reader = gguf.GGUFReader(file, "r+")
     changed = next((each for each in reader.tensors if each.name in alone), reader.tensors[-1])
     changed.data.reshape(-1)[-1:] += changed.data.dtype.type(0.25)
     reader.data.flush()
     for first, second in ((source, file), (file, source)):
-        found = [each for each in comparison.compare(first, second, export=exported_tensors).tensors if each.differs]
+        found = [each for each in comparison.compare(first, second).tensors if each.differs]
         assert [changed.name in (each.name, each.other) for each in found] == [True]
 
 

@@ -23,7 +23,6 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.gguf_export import export_checkpoint
-from ropetool.gguf_export.verifying import EXPORTER
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.deviation import deviation
 from ropetool.rope.tables import LayerRope, Regime, RopeSet, RopeTable
@@ -213,7 +212,7 @@ def test_the_difference_stands_in_the_file_the_record_and_the_card(written: tupl
 
 
 def tables_of(file: Path, source: Path) -> dict[str, Check]:
-    return {check.name: check for check in read_back(file, source, exporter=EXPORTER)}
+    return {check.name: check for check in read_back(file, source)}
 
 
 @pytest.mark.parametrize("recorded", [True, False])

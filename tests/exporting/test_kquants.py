@@ -24,8 +24,9 @@ import pytest
 from exporting import maker
 from ropetool.cli import main
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, MissingDependency, MissingFile, OutputError
-from ropetool.gguf_export import kquants, outtypes
+from ropetool.gguf_export import kquants
 from ropetool.gguf_export.imatrix import read_imatrix
+from ropetool.gguf_model import outtypes
 from ropetool.verification.runners import llama_library
 
 llama_cpp = pytest.importorskip("llama_cpp")

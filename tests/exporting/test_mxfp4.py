@@ -19,9 +19,10 @@ import pytest
 
 from exporting import family_models, maker
 from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnknownName, UnsupportedDtype
-from ropetool.gguf_export import container, export_checkpoint, mxfp4
-from ropetool.gguf_export.shapes import Permutation
-from ropetool.gguf_export.sources import Source
+from ropetool.gguf_export import export_checkpoint
+from ropetool.gguf_model import mxfp4, streaming
+from ropetool.gguf_model.shapes import Permutation
+from ropetool.gguf_model.sources import Source
 
 pytest.importorskip("torch")
 
@@ -108,8 +109,8 @@ def test_pieces_and_shards_of_any_size_make_the_same_file(
 ) -> None:
     export_checkpoint(small, tmp_path / "whole.gguf")
     split = in_two_files(small, tmp_path / "model")
-    monkeypatch.setattr(container, "CHUNK", 300)
-    monkeypatch.setattr(container, "processors", lambda: 5)
+    monkeypatch.setattr(streaming, "CHUNK", 300)
+    monkeypatch.setattr(streaming, "processors", lambda: 5)
     export_checkpoint(split, tmp_path / "pieces.gguf")
     assert maker.tensors(tmp_path / "whole.gguf") == maker.tensors(tmp_path / "pieces.gguf")
 
@@ -285,7 +286,7 @@ BAD: dict[str, tuple[dict[str, tuple[str, np.ndarray] | None], type[RopetoolErro
 def test_what_does_not_fit_is_refused(name: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, error, text = BAD[name]
     source = mxfp4_models.change(shutil.copytree(small, tmp_path / "model"), **tensors)
-    monkeypatch.setattr(container, "CHUNK", 1)  # the place is told in a piece that is not the first
+    monkeypatch.setattr(streaming, "CHUNK", 1)  # the place is told in a piece that is not the first
     with pytest.raises(error, match=text):
         export_checkpoint(source, tmp_path / "x.gguf", allow_nan=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]

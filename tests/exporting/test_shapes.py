@@ -18,8 +18,8 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.errors import ConfigError, CorruptFile, LossyExport, RopetoolError
 from ropetool.families import exported as exported_families
 from ropetool.families.tensors import DRAFTS, Export, Row, sized
-from ropetool.gguf_export.shapes import Model, read_model, tensors, unread
-from ropetool.gguf_export.shapes.orders import (
+from ropetool.gguf_model.shapes import Model, read_model, tensors, unread
+from ropetool.gguf_model.shapes.orders import (
     ORDERS,
     Permutation,
     delta_gate,
@@ -36,7 +36,7 @@ from ropetool.gguf_export.shapes.orders import (
     tiled_rows,
     tiled_tail,
 )
-from ropetool.gguf_export.shapes.rules import RULES
+from ropetool.gguf_model.shapes.rules import RULES
 from ropetool.runtimes import Refuses
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.runtimes.llama_cpp.exported import exported

@@ -18,9 +18,9 @@ from exporting import family_models as models
 from exporting import maker
 from exporting.family_models import FACTOR, TRAINED
 from ropetool.errors import ConfigError, LossyExport
-from ropetool.gguf_export import preparing
-from ropetool.gguf_export.shift_safe import ShiftSafe
-from ropetool.gguf_export.sources import Source
+from ropetool.gguf_model import contents
+from ropetool.gguf_model.shift_safe import ShiftSafe
+from ropetool.gguf_model.sources import Source
 
 pytest.importorskip("llama_cpp")
 
@@ -73,12 +73,12 @@ def test_the_factor_in_the_keys_is_the_factor_in_the_file(family: str, tmp_path:
 @pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_keys_that_keep_their_size_would_be_seen(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = written(tmp_path / "model", family)
-    whole = preparing.shift_safe
+    whole = contents.shift_safe
 
     def without_gains(view: Any) -> ShiftSafe:
         return replace(whole(view), gains={})
 
-    monkeypatch.setattr(preparing, "shift_safe", without_gains)
+    monkeypatch.setattr(contents, "shift_safe", without_gains)
     made = maker.export(source, tmp_path / "x.gguf", outtype="f32", shift_safe=True)
     assert models.apart(models.torch_logits(source), models.llama_logits(made.output)) > 20 * TOLERANCE
 
@@ -143,11 +143,11 @@ def test_a_bfloat16_key_is_rounded_once(tmp_path: Path) -> None:
 
 
 def test_gains_reach_every_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ropetool.gguf_export import container
+    from ropetool.gguf_model import streaming
 
     source = written(tmp_path / "model", "llama")
     whole = maker.export(source, tmp_path / "x.gguf", outtype="f16", shift_safe=True).output.read_bytes()
-    monkeypatch.setattr(container, "CHUNK", 1)
+    monkeypatch.setattr(streaming, "CHUNK", 1)
     assert maker.export(source, tmp_path / "y.gguf", outtype="f16", shift_safe=True).output.read_bytes() == whole
     assert "gains" in Source.__slots__
 

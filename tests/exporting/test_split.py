@@ -181,7 +181,7 @@ def test_a_part_that_exists_is_kept_and_no_other_appears(count: int, tmp_path: P
 def test_parts_are_asked_for_before_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = maker.checkpoint(tmp_path / "model")
     maker.export(source, tmp_path / "x.gguf", split_max_tensors=8)
-    monkeypatch.delattr("ropetool.gguf_export.preparing.tokenizer_values")
+    monkeypatch.delattr("ropetool.gguf_model.contents.tokenizer_values")
     with pytest.raises(OutputError, match="exists already, a part of a model of this name"):
         prepare(source, tmp_path / "x.gguf", ExportOptions(limits=Limits(tensors=5)))
 

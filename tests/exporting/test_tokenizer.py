@@ -11,9 +11,9 @@ import pytest
 
 from exporting import maker
 from ropetool.errors import CorruptFile, LossyExport, MissingFile, RopetoolError
-from ropetool.gguf_export.tokenizer import tokenizer_values
-from ropetool.gguf_export.tokenizer.pretokenizer import NFC_NOTE, recognise
-from ropetool.gguf_export.tokenizer.pretokenizer_names import GPT2, LLAMA3, QWEN2
+from ropetool.gguf_model.tokenizer import tokenizer_values
+from ropetool.gguf_model.tokenizer.pretokenizer import NFC_NOTE, recognise
+from ropetool.gguf_model.tokenizer.pretokenizer_names import GPT2, LLAMA3, QWEN2
 from ropetool.verification.runners.llama_library import free, load
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -25,9 +25,10 @@ pytest.importorskip("llama_cpp")
 from exporting import tokenizer_making as making  # noqa: E402 (it imports tokenizers)
 from ropetool.errors import LossyExport  # noqa: E402
 from ropetool.files.gguf import Value, ValueType  # noqa: E402
-from ropetool.gguf_export.tokenizer import check, tokenizer_values  # noqa: E402
-from ropetool.gguf_export.tokenizer.pretokenizer import recognise  # noqa: E402
-from ropetool.gguf_export.tokenizer.pretokenizer_names import NAMES  # noqa: E402
+from ropetool.gguf_export import token_check  # noqa: E402
+from ropetool.gguf_model.tokenizer import tokenizer_values  # noqa: E402
+from ropetool.gguf_model.tokenizer.pretokenizer import recognise  # noqa: E402
+from ropetool.gguf_model.tokenizer.pretokenizer_names import NAMES  # noqa: E402
 from ropetool.verification.results import PASS  # noqa: E402
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
@@ -171,10 +172,10 @@ def test_the_wrong_name_would_be_seen(case: Case, tmp_path: Path) -> None:
 
 
 def test_the_check_at_export(case: Case) -> None:
-    assert check.check_tokens(case.folder, case.values, case.notes).verdict == PASS
+    assert token_check.check_tokens(case.folder, case.values, case.notes).verdict == PASS
     other = "smollm" if case.values[PRE].decode() == "gpt-2" else "gpt-2"
     with pytest.raises(LossyExport, match="texts get other tokens"):
-        check.check_tokens(case.folder, {**case.values, PRE: Value.of(ValueType.STR, other)}, ())
+        token_check.check_tokens(case.folder, {**case.values, PRE: Value.of(ValueType.STR, other)}, ())
 
 
 def test_the_check_sees_an_added_token_that_gets_another_id(tmp_path: Path) -> None:
@@ -184,14 +185,14 @@ def test_the_check_sees_an_added_token_that_gets_another_id(tmp_path: Path) -> N
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
     values, notes = tokenizer_values(tmp_path, {}, 3100)
     with pytest.raises(LossyExport, match="'<tool_call>' among them"):
-        check.check_tokens(tmp_path, values, notes)
+        token_check.check_tokens(tmp_path, values, notes)
 
 
 def test_without_the_packages_nothing_is_compared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert "there is no tokenizer.json" in check.check_tokens(tmp_path, {}, ()).detail
+    assert "there is no tokenizer.json" in token_check.check_tokens(tmp_path, {}, ()).detail
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "llama_cpp and tokenizers are not installed" in check.check_tokens(tmp_path, {}, ()).detail
+    assert "llama_cpp and tokenizers are not installed" in token_check.check_tokens(tmp_path, {}, ()).detail
 
 
 def test_unknown_expressions_are_shown(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from exporting import tokenizer_making as making  # noqa: E402 (it imports token
 from exporting.tokenizer_making import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
 from ropetool.errors import CorruptFile, LossyExport, RopetoolError  # noqa: E402
 from ropetool.files.gguf import Value, ValueType  # noqa: E402
-from ropetool.gguf_export.tokenizer import tokenizer_values  # noqa: E402
-from ropetool.gguf_export.tokenizer.check import check_tokens  # noqa: E402
-from ropetool.gguf_export.tokenizer.model_file import read_model_file  # noqa: E402
-from ropetool.gguf_export.tokenizer.pieces import CHARSMAP_NOTE  # noqa: E402
+from ropetool.gguf_export.token_check import check_tokens  # noqa: E402
+from ropetool.gguf_model.tokenizer import tokenizer_values  # noqa: E402
+from ropetool.gguf_model.tokenizer.model_file import read_model_file  # noqa: E402
+from ropetool.gguf_model.tokenizer.pieces import CHARSMAP_NOTE  # noqa: E402
 from ropetool.verification.results import PASS  # noqa: E402
 
 LLAMA2 = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "vocab-gguf", "ggml-vocab-llama-spm.gguf")

@@ -17,7 +17,7 @@ from gguf.quants import dequantize, quantize
 
 from exporting import maker
 from ropetool.errors import CheckpointError, ConfigError, CorruptFile, LossyExport, UnknownName, UnsupportedDtype
-from ropetool.gguf_export import container, fp8, outtypes
+from ropetool.gguf_model import fp8, outtypes, streaming
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4}
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -67,8 +67,8 @@ def test_file_types_are_llama_cpps() -> None:
 def test_threads_and_pieces_of_any_size_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = maker.checkpoint(tmp_path / "model", dtype="BF16", **WIDE)
     maker.export(source, tmp_path / "whole.gguf", outtype="q5_1")
-    monkeypatch.setattr(container, "CHUNK", 300)
-    monkeypatch.setattr(container, "processors", lambda: 5)
+    monkeypatch.setattr(streaming, "CHUNK", 300)
+    monkeypatch.setattr(streaming, "processors", lambda: 5)
     maker.export(source, tmp_path / "pieces.gguf", outtype="q5_1")
     assert (tmp_path / "whole.gguf").read_bytes() == (tmp_path / "pieces.gguf").read_bytes()
 
@@ -85,10 +85,10 @@ def test_pieces_that_are_large_are_converted_by_few_threads(
         return ThreadPoolExecutor(count)
 
     source = maker.checkpoint(tmp_path / "model", **{**WIDE, "hidden_size": 32, "head_dim": 8})
-    monkeypatch.setattr(container, "ThreadPoolExecutor", pool)
-    monkeypatch.setattr(container, "CHUNK", 300)
-    monkeypatch.setattr(container, "AT_WORK", at_work)
-    monkeypatch.setattr(container, "processors", lambda: 16)
+    monkeypatch.setattr(streaming, "ThreadPoolExecutor", pool)
+    monkeypatch.setattr(streaming, "CHUNK", 300)
+    monkeypatch.setattr(streaming, "AT_WORK", at_work)
+    monkeypatch.setattr(streaming, "processors", lambda: 16)
     maker.export(source, tmp_path / "x.gguf")
     assert threads == [most]
 
@@ -197,7 +197,7 @@ def test_fp8_blocks_are_multiplied_in_float32(
     scale_dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, expected = in_fp8(tmp_path / "model", scale_dtype)
-    monkeypatch.setattr(container, "CHUNK", 700)  # pieces that end inside a block
+    monkeypatch.setattr(streaming, "CHUNK", 700)  # pieces that end inside a block
     maker.export(source, tmp_path / "x.gguf", outtype="f32")
     found = maker.tensors(tmp_path / "x.gguf")
     assert found["blk.1.ffn_up.weight"][2] == expected[UP].tobytes()

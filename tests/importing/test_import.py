@@ -25,9 +25,9 @@ from ropetool import families
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import CorruptFile, LossyExport, VerificationFailed
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_export.shapes.orders import ORDERS
 from ropetool.gguf_import import Imported, tensors
 from ropetool.gguf_import import import_gguf as imported
+from ropetool.gguf_model.shapes.orders import ORDERS
 
 TOLERANCE = 2e-4  # of the largest logit, as for exports
 # What a class computes otherwise than the checkpoint's own says: these are written as files of the other's architecture.

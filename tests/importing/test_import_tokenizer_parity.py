@@ -28,9 +28,9 @@ from exporting.test_tokenizer_parity import cased, marked, spaced  # noqa: E402
 
 from importing.tokenizer_values import CONTROL, NORMAL, PREFIX, USER_DEFINED, keyed, scored, value_of, written  # noqa: E402
 from ropetool.files.gguf import Value, read_header  # noqa: E402
-from ropetool.gguf_export.tokenizer import tokenizer_values  # noqa: E402
-from ropetool.gguf_export.tokenizer.pretokenizer_names import PRE_TOKENIZERS, PreTokenizer  # noqa: E402
 from ropetool.gguf_import.tokenizer import tokenizer_files  # noqa: E402
+from ropetool.gguf_model.tokenizer import tokenizer_values  # noqa: E402
+from ropetool.gguf_model.tokenizer.pretokenizer_names import PRE_TOKENIZERS, PreTokenizer  # noqa: E402
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"))
 VOCABULARIES = sorted((REAL / "vocab-gguf").glob("*.gguf")) if REAL.is_dir() else []

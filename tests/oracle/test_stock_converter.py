@@ -25,8 +25,8 @@ from token_strings import compared, letters, strings
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.gguf_export.shapes import Permutation
-from ropetool.gguf_export.tokenizer.pretokenizer_names import LLAMA3, QWEN2
+from ropetool.gguf_model.shapes import Permutation
+from ropetool.gguf_model.tokenizer.pretokenizer_names import LLAMA3, QWEN2
 
 REAL = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "tokenizers")
 REAL_NAMES = sorted(path.name for path in REAL.glob("*/")) if REAL.is_dir() else []

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from exporting import maker
 
-from ropetool.gguf_export import export_checkpoint, mxfp4
+from ropetool.gguf_export import export_checkpoint
+from ropetool.gguf_model import mxfp4
 
 pytestmark = converter.needs_converter
 OUTTYPES = ("auto", "f32", "f16", "bf16", "q8_0")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from exporting import maker
 
-from ropetool.gguf_export import chunks
+from ropetool.gguf_model import chunks
 
 # 328 is not a multiple of 32, so the rows of down_proj are no whole blocks; 48 and 80 leave blocks cut off at the edges.
 CHANGES: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_the_tensors_are_the_stock_converters(kind: str, outtype: str, folder: P
 def test_scales_of_the_wrong_rows_would_be_seen(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = chunks.fp8.weights
     monkeypatch.setattr(chunks.fp8, "weights", lambda rows, first, *rest: right(rows, max(0, first - 1), *rest))
-    monkeypatch.setattr("ropetool.gguf_export.container.CHUNK", 5000)
+    monkeypatch.setattr("ropetool.gguf_model.streaming.CHUNK", 5000)
     ours = maker.export(folder / "FP8", tmp_path / "x.gguf", outtype="f16").output
     made = converter.compared("scales of the wrong rows", folder / "FP8", ours)
     if made.settled:

@@ -24,7 +24,6 @@ import ropetool
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError
-from ropetool.gguf_export.verifying import EXPORTER
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
 from ropetool.verification.readback.claimed import Terms
@@ -411,7 +410,7 @@ def test_a_file_is_held_against_the_directory_that_it_was_converted_from(
     changes: dict[str, Any], name: str, says: str, converted: Path, tmp_path: Path
 ) -> None:
     target = rewritten(converted, tmp_path / "changed.gguf", **changes)
-    checks = by_name(read_back(target, DEMO, None, EXPORTER))
+    checks = by_name(read_back(target, DEMO))
     assert [check.name for check in checks.values() if check.verdict == "fail"] == ([name] if name else [])
     assert says in checks[name or "files"].detail
 
@@ -422,7 +421,7 @@ def test_a_tensor_of_a_converted_file_that_grew_is_named(converted: Path, tmp_pa
     found = next(each for each in reader.tensors if each.name == "blk.1.attn_k.weight")
     found.data[:] = found.data * np.float16(1.5)
     reader.data.flush()
-    weights = by_name(read_back(target, DEMO, None, EXPORTER))["weights"]
+    weights = by_name(read_back(target, DEMO))["weights"]
     assert weights.verdict == "fail"
     assert "blk.1.attn_k.weight is scaled" in weights.detail
 

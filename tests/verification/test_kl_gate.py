@@ -9,7 +9,7 @@ import pytest
 from loading import script
 
 from ropetool import machine
-from ropetool.gguf_export.outtypes import NAMES, OUTTYPES
+from ropetool.gguf_model.outtypes import NAMES, OUTTYPES
 from ropetool.verification import floors
 from ropetool.verification.floors import Figures, Floor
 from ropetool.verification.kl_gate import KL, RARE, TAIL, WORST, kl_checks

@@ -21,7 +21,7 @@ from ropetool.files import hub
 from ropetool.files.gguf import Patch, Value
 from ropetool.files.hf import TensorInfo as Stored
 from ropetool.files.hidden import hidden_folder
-from ropetool.gguf_export import files, metadata
+from ropetool.gguf_export import files
 from ropetool.gguf_export import sidecars as companions
 from ropetool.gguf_export.container import Progress
 from ropetool.gguf_export.converter import child, computable
@@ -30,13 +30,15 @@ from ropetool.gguf_export.converter.mending import check_norms, mended, otherwis
 from ropetool.gguf_export.converter.reading import EMBEDDING, TOKENS, check_computed, checked
 from ropetool.gguf_export.converter.rotary import turned
 from ropetool.gguf_export.converter.staging import AUTO_MAP, stage
-from ropetool.gguf_export.outtypes import AUTO, is_made_by_libllama
-from ropetool.gguf_export.preparing import ExportOptions, Prepared, beside, check_weights
-from ropetool.gguf_export.sources import Source
+from ropetool.gguf_export.preparing import ExportOptions, Prepared, beside
 from ropetool.gguf_export.splitting import moved
-from ropetool.gguf_export.tensors import Layout, Placed
-from ropetool.gguf_export.tokenizer import tokenizer_values
-from ropetool.gguf_export.tokenizer.check import check_tokens
+from ropetool.gguf_export.token_check import check_tokens
+from ropetool.gguf_model import metadata
+from ropetool.gguf_model.contents import check_weights
+from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
+from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.tensors import Layout, Placed
+from ropetool.gguf_model.tokenizer import tokenizer_values
 from ropetool.plans import gguf_output
 from ropetool.plans.formats import HfFormat
 from ropetool.rope.tables import RopeSet

@@ -14,7 +14,7 @@ from ropetool.checkpoint.tensor_bytes import StoredTensor, read_bytes
 from ropetool.errors import LossyExport
 from ropetool.files.gguf import Patch, Value, ValueType
 from ropetool.gguf_export.converter.reading import listed
-from ropetool.gguf_export.shapes.reading import EPSILONS
+from ropetool.gguf_model.shapes.reading import EPSILONS
 from ropetool.rope.tables import is_number
 from ropetool.runtimes.llama_cpp import architectures as archs
 

@@ -15,8 +15,6 @@ from ropetool import names
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import shown, uncollected
-from ropetool.gguf_export.tokenizer import TEMPLATE
-from ropetool.gguf_export.tokenizer.special import CHAT_TEMPLATE_JINJA, MAX_TEMPLATE, MORE_TEMPLATES
 from ropetool.gguf_import.tokenizer.byte_level import ORIGINAL, byte_level, read_pre_tokenizer
 from ropetool.gguf_import.tokenizer.core import Core, Part, sequence
 from ropetool.gguf_import.tokenizer.pieces import joined_by_score, likeliest
@@ -29,6 +27,8 @@ from ropetool.gguf_import.tokenizer.vocabulary import (
     read_text,
     read_vocabulary,
 )
+from ropetool.gguf_model.tokenizer import TEMPLATE
+from ropetool.gguf_model.tokenizer.special import CHAT_TEMPLATE_JINJA, MAX_TEMPLATE, MORE_TEMPLATES
 
 __all__ = ["tokenizer_files"]
 

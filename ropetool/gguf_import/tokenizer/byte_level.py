@@ -10,13 +10,6 @@ from collections.abc import Mapping, Sequence
 from ropetool.errors import CorruptFile, LossyExport, did_you_mean
 from ropetool.files.gguf import Value
 from ropetool.files.hf.jsontext import is_text, shown
-from ropetool.gguf_export.tokenizer.pretokenizer_names import (
-    DIGIT,
-    GPT2,
-    PRE_TOKENIZERS,
-    PreTokenizer,
-    composes,
-)
 from ropetool.gguf_import.tokenizer.core import Core, Part, bpe, sequence
 from ropetool.gguf_import.tokenizer.vocabulary import (
     AGAIN,
@@ -26,6 +19,13 @@ from ropetool.gguf_import.tokenizer.vocabulary import (
     Vocabulary,
     read_text,
     read_texts,
+)
+from ropetool.gguf_model.tokenizer.pretokenizer_names import (
+    DIGIT,
+    GPT2,
+    PRE_TOKENIZERS,
+    PreTokenizer,
+    composes,
 )
 
 ORIGINAL = "copy tokenizer.json and tokenizer_config.json of the original model into the output"

@@ -13,10 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.tokenizer.merges import MAX_STEPS
-from ropetool.gguf_export.tokenizer.model_file import MAX_CHARSMAP
-from ropetool.gguf_export.tokenizer.pieces import CHARSMAP_NOTE
-from ropetool.gguf_export.tokenizer.vocabulary import BYTE, NORMAL, SPACE
 from ropetool.gguf_import.tokenizer.core import Core, Part, bpe, sequence
 from ropetool.gguf_import.tokenizer.vocabulary import (
     AGAIN,
@@ -27,6 +23,10 @@ from ropetool.gguf_import.tokenizer.vocabulary import (
     read_bool,
     read_numbers,
 )
+from ropetool.gguf_model.tokenizer.merges import MAX_STEPS
+from ropetool.gguf_model.tokenizer.model_file import MAX_CHARSMAP
+from ropetool.gguf_model.tokenizer.pieces import CHARSMAP_NOTE
+from ropetool.gguf_model.tokenizer.vocabulary import BYTE, NORMAL, SPACE
 
 ADD_SPACE, ONE_SPACE, CHARSMAP = (
     f"{PREFIX}{name}" for name in ("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap")

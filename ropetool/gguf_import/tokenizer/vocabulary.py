@@ -15,8 +15,8 @@ import numpy.typing as npt
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import is_text, shown
-from ropetool.gguf_export.tokenizer.special import KNOWN_ENDS
-from ropetool.gguf_export.tokenizer.vocabulary import (
+from ropetool.gguf_model.tokenizer.special import KNOWN_ENDS
+from ropetool.gguf_model.tokenizer.vocabulary import (
     BYTE,
     CONTROL,
     NORMAL,

@@ -6,9 +6,8 @@ Reads files alone and runs no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ropetool import names
 from ropetool.checkpoint import style
@@ -16,10 +15,10 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared
-from ropetool.comparison.exported import Export
 from ropetool.errors import ConfigError, RopetoolError
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
+from ropetool.gguf_model.contents import exported_keys
 from ropetool.plans.claims import AS_IS, LENGTH, Claim, claim_of
 from ropetool.plans.plan import Plan
 from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE, RopeSet
@@ -56,20 +55,10 @@ class Terms:
             )
 
 
-@dataclass(frozen=True)
-class Exporter:
-    """What exporting a directory writes. keys: a file's, without tensors. tensors: what they become, none read yet."""
-
-    keys: Callable[[Path], GgufCheckpoint]
-    tensors: Export
-
-
-def read_back_claim(
-    target: Checkpoint, source: Checkpoint, terms: Terms, exporter: Exporter | None = None
-) -> list[Check]:
+def read_back_claim(target: Checkpoint, source: Checkpoint, terms: Terms) -> list[Check]:
     """Return the checks of tables, weights and files of a target that no record speaks for, against its baseline.
 
-    exporter: what a GGUF file is held against whose baseline is a directory.
+    A GGUF file whose baseline is a directory is held against what exporting that writes.
     Raises: ConfigError for a stated key that the target does not have.
     """
     claim: Claim | None = None
@@ -81,7 +70,7 @@ def read_back_claim(
             raise
         tables = Check(TABLES, None, TABLE_TOLERANCE, FAIL, error.without_folders())
     expected = source if claim is None else claim.expected
-    return [tables, *read_back_rest(target, source, expected, terms, claim.plan if claim else None, exporter)]
+    return [tables, *read_back_rest(target, source, expected, terms, claim.plan if claim else None)]
 
 
 def read_back_rest(
@@ -90,15 +79,12 @@ def read_back_rest(
     expected: Checkpoint,
     terms: Terms,
     plan: Plan | None,
-    exporter: Exporter | None,
 ) -> list[Check]:
     """Return the checks of weights, files and dress. expected: the source after the extension that `plan` makes."""
-    weights = _weights(target, source, plan, terms, exporter)
+    weights = _weights(target, source, plan, terms)
     if is_untabled(target, source):
         return [weights, Check(FILES, None, None, NOT_RUN, f"its keys were not made again: {UNTABLED}")]
-    if target.format != expected.format and exporter is None:
-        return [weights, Check(FILES, None, None, NOT_ASKED, "its keys were not made again")]
-    said = _said(target, expected, exporter)
+    said = _said(target, source, expected)
     return [weights, _files(said), *_dress(said, terms)]
 
 
@@ -187,11 +173,9 @@ def _rope_keys(checkpoint: Checkpoint) -> dict[str, object]:
 # --- weights, files
 
 
-def _weights(
-    target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: Terms, exporter: Exporter | None
-) -> Check:
+def _weights(target: Checkpoint, source: Checkpoint, plan: Plan | None, terms: Terms) -> Check:
     try:
-        found = compare_weights(target, source, plan, exporter.tensors if exporter else None)
+        found = compare_weights(target, source, plan)
     except RopetoolError as error:
         return Check(WEIGHTS, None, None, FAIL, error.without_folders())
     if not found.total:
@@ -207,15 +191,15 @@ def _weights(
     )
 
 
-def _said(target: Checkpoint, expected: Checkpoint, exporter: Exporter | None) -> keys.Said | RopetoolError:
+def _said(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -> keys.Said | RopetoolError:
     try:
         if isinstance(target, HfCheckpoint) and isinstance(expected, HfCheckpoint):
             return keys.of_directories(target, expected)
         assert isinstance(target, GgufCheckpoint)
-        if isinstance(expected, HfCheckpoint):
-            assert exporter is not None
-            expected = exporter.keys(expected.path)
-        return keys.of_models(target, expected)
+        # of a directory its own keys: a claim changes those of positions alone, which the tables speak for
+        model = exported_keys(source) if isinstance(source, HfCheckpoint) else expected
+        assert isinstance(model, GgufCheckpoint)
+        return keys.of_models(target, model)
     except RopetoolError as error:
         return error
 

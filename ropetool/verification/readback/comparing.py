@@ -38,7 +38,6 @@ from ropetool.verification.readback.claimed import (
     FILES,
     TABLES,
     WEIGHTS,
-    Exporter,
     Terms,
     is_untabled,
     read_back_claim,
@@ -72,12 +71,11 @@ def read_back(
     target: Path | Checkpoint,
     baseline: Path | Checkpoint | None = None,
     terms: Terms | None = None,
-    exporter: Exporter | None = None,
 ) -> list[Check]:
     """Return the checks of tables, weights and files.
 
     Without provenance the target is held against what it says that it is, made of the baseline again; with neither,
-    nothing says what it should be. An export is held against what `exporter` gives of its source, or against a
+    nothing says what it should be. An export is held against what exporting its source writes, or against a
     baseline of its format. What cannot be read fails, with the reason.
 
     Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's, ConfigError for terms that the
@@ -97,8 +95,8 @@ def read_back(
             ours, theirs = opened(target), opened(baseline)
             if is_untabled(ours, theirs) or (states_inexact(ours) and ours.format != theirs.format):
                 tables = _same_context(dataclasses.replace(same_tables(ours, theirs), name=TABLES), ours, theirs)
-                return [tables, *read_back_rest(ours, theirs, theirs, terms, None, exporter)]
-            return read_back_claim(ours, theirs, terms, exporter)
+                return [tables, *read_back_rest(ours, theirs, theirs, terms, None)]
+            return read_back_claim(ours, theirs, terms)
         except CheckpointError as error:
             return [Check(name, None, None, FAIL, error.without_folders()) for name in (TABLES, WEIGHTS, FILES)]
     plan = Plan.from_json(made.plan, str(provenance.place(path))) if made is not None and made.plan else None
@@ -108,7 +106,7 @@ def read_back(
         alike = baseline if baseline is not None and _alike(target, baseline, opened) else origin.source
         baked = (plan is not None and plan.bakes) or (made.export or {}).get("bakes")
         if alike is not None and not (baked and alike is origin.source):
-            rest = read_back_rest(opened(target), opened(alike), opened(alike), terms, None, exporter)
+            rest = read_back_rest(opened(target), opened(alike), opened(alike), terms, None)
             return [tables, *rest]
     return [
         tables,

@@ -10,7 +10,6 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared, StoredTensor, compare_tensors
 from ropetool.comparison import compare
-from ropetool.comparison.exported import Export
 from ropetool.comparison.reading import Matrix
 from ropetool.comparison.relations import REQUANTISED, ROUNDING
 from ropetool.errors import PlanMismatch
@@ -56,17 +55,14 @@ class Named(Mapping[str, bytes]):
         return len({**self._vectors, **self._changes})
 
 
-def compare_weights(
-    target: Checkpoint, source: Checkpoint, plan: Plan | None, export: Export | None = None
-) -> Compared:
+def compare_weights(target: Checkpoint, source: Checkpoint, plan: Plan | None) -> Compared:
     """Return which tensors of the target are not the source's, with what the plan puts into them.
 
     A tensor of another type is held against the rounding of both types. Tables in tensors are left out.
-    export: what the tensors of a directory become in a GGUF file.
     Raises: CorruptFile.
     """
     if target.format != source.format:
-        return _converted(target, source, export)
+        return _converted(target, source)
     ours, theirs = (_without_tables(each.stored) for each in (target, source))
     ours = {name: tensor for name, tensor in ours.items() if name in theirs or not _is_tied_head(name, target, ours)}
     named = {} if plan is None else {name: data for name, data in Named(plan, source).items() if name not in TABLES}
@@ -90,9 +86,9 @@ def _is_tied_head(name: str, target: Checkpoint, stored: Mapping[str, StoredTens
     return len(found) == 1 and not compare_tensors({name: stored[name]}, {name: found[0]}).differences
 
 
-def _converted(target: Checkpoint, source: Checkpoint, export: Export | None) -> Compared:
+def _converted(target: Checkpoint, source: Checkpoint) -> Compared:
     """Return which tensors of a GGUF file are not those of the directory that it was converted from."""
-    found = [each for each in compare(source.path, target.path, export=export).tensors if each.name not in TABLES]
+    found = [each for each in compare(source.path, target.path).tensors if each.name not in TABLES]
     problems = []
     for each in found:
         relation = each.relation

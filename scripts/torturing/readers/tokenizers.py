@@ -16,8 +16,8 @@ from torturing.readers.base import Read, Reader, Slot, ignore
 
 
 def tokenizers(folder: Path) -> Iterator[Reader]:
-    from ropetool.gguf_export.tokenizer import tokenizer_values
-    from ropetool.gguf_export.tokenizer.model_file import read_model_file
+    from ropetool.gguf_model.tokenizer import tokenizer_values
+    from ropetool.gguf_model.tokenizer.model_file import read_model_file
 
     settings = maker.CONFIGS["llama"]
     plain = maker.tokenizer()

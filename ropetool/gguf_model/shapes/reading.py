@@ -15,11 +15,11 @@ from ropetool.families.family import Family
 from ropetool.families.tensors import Count, Export, PerLayer, Stated, derived, sized
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.fp8 import is_fp8
-from ropetool.gguf_export.mxfp4 import is_mxfp4
-from ropetool.gguf_export.packed import QUANTIZATION_CONFIG, check_readable
-from ropetool.gguf_export.shapes.base import Model
-from ropetool.gguf_export.shapes.rules import RULES
+from ropetool.gguf_model.fp8 import is_fp8
+from ropetool.gguf_model.mxfp4 import is_mxfp4
+from ropetool.gguf_model.packed import QUANTIZATION_CONFIG, check_readable
+from ropetool.gguf_model.shapes.base import Model
+from ropetool.gguf_model.shapes.rules import RULES
 from ropetool.rope.tables import is_number
 from ropetool.runtimes import hf_formulas
 from ropetool.runtimes.llama_cpp import architectures as keys

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ropetool.files.hf import TensorInfo as Stored
-from ropetool.gguf_export.shapes.orders import Permutation
+from ropetool.gguf_model.shapes.orders import Permutation
 from ropetool.weights import RowChange
 
 

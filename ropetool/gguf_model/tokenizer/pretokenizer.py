@@ -11,8 +11,8 @@ from typing import Any
 
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.tokenizer.merges import merges_make_every_token
-from ropetool.gguf_export.tokenizer.pretokenizer_names import DIGIT, GPT2, NAMES, PRE_TOKENIZERS
+from ropetool.gguf_model.tokenizer.merges import merges_make_every_token
+from ropetool.gguf_model.tokenizer.pretokenizer_names import DIGIT, GPT2, NAMES, PRE_TOKENIZERS
 
 NFC_NOTE = (
     "the tokenizer composes text first (NFC), llama.cpp does not: text with decomposed letters, such as e followed by "

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from ropetool.errors import CheckpointError, CorruptFile, UnsupportedDtype
 
 if TYPE_CHECKING:
-    from ropetool.gguf_export.shapes.orders import Permutation
-    from ropetool.gguf_export.sources import Source
+    from ropetool.gguf_model.shapes.orders import Permutation
+    from ropetool.gguf_model.sources import Source
 
 Bytes = npt.NDArray[np.uint8]
 METHOD = "mxfp4"  # quant_method of gpt-oss

@@ -16,11 +16,11 @@ from typing import Any
 from ropetool.errors import CorruptFile, LossyExport
 from ropetool.files.hf.jsontext import ABSENT, is_text, shown
 from ropetool.files.hf.typed import LIST, TEXT, taken
-from ropetool.gguf_export.tokenizer import model_file
-from ropetool.gguf_export.tokenizer.byte_level import check_bpe
-from ropetool.gguf_export.tokenizer.merges import pair_scores, pairs_without_merge
-from ropetool.gguf_export.tokenizer.pretokenizer import steps_of
-from ropetool.gguf_export.tokenizer.vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, Entry, check_lengths, numbered
+from ropetool.gguf_model.tokenizer import model_file
+from ropetool.gguf_model.tokenizer.byte_level import check_bpe
+from ropetool.gguf_model.tokenizer.merges import pair_scores, pairs_without_merge
+from ropetool.gguf_model.tokenizer.pretokenizer import steps_of
+from ropetool.gguf_model.tokenizer.vocabulary import BYTE, NORMAL, SPACE, UNKNOWN, Entry, check_lengths, numbered
 from ropetool.rope.tables import is_number
 
 SENTENCEPIECE_MODEL = "tokenizer.model"

@@ -12,9 +12,9 @@ from ropetool import families
 from ropetool.errors import LossyExport
 from ropetool.families.family import Family
 from ropetool.families.tensors import Function, Row
-from ropetool.gguf_export.shapes.base import REQUIRED, Model
-from ropetool.gguf_export.shapes.orders import ORDERS, Permutation
-from ropetool.gguf_export.shapes.reading import read_model, stated_keys
+from ropetool.gguf_model.shapes.base import REQUIRED, Model
+from ropetool.gguf_model.shapes.orders import ORDERS, Permutation
+from ropetool.gguf_model.shapes.reading import read_model, stated_keys
 
 __all__ = ["Model", "Permutation", "Wanted", "check_exported", "read_model", "stated_keys", "tensors", "unread"]
 

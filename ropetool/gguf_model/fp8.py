@@ -17,7 +17,7 @@ from ropetool.files import dtypes
 from ropetool.files.hf.jsontext import shown
 
 if TYPE_CHECKING:
-    from ropetool.gguf_export.sources import Source
+    from ropetool.gguf_model.sources import Source
 
 Singles = npt.NDArray[np.float32]
 METHOD = "fp8"  # quant_method of a checkpoint whose scales stand beside the weights, DeepSeek's own

@@ -13,7 +13,7 @@ from ropetool import names
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_export.shapes.base import Filed, Model, Rules
+from ropetool.gguf_model.shapes.base import Filed, Model, Rules
 from ropetool.rope.tables import is_number
 
 # --- cohere

@@ -19,11 +19,11 @@ from ropetool.files.gguf import ggml_type
 from ropetool.files.gguf.tensors import TensorInfo, padded
 from ropetool.files.hf import Header
 from ropetool.files.regular import open_regular
-from ropetool.gguf_export import fp8, mxfp4
-from ropetool.gguf_export.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
-from ropetool.gguf_export.shapes import Model, Wanted, tensors, unread
-from ropetool.gguf_export.sources import Source
-from ropetool.gguf_export.wrapped import left_out, text_names
+from ropetool.gguf_model import fp8, mxfp4
+from ropetool.gguf_model.outtypes import AUTO, MXFP4_MOE, OUTTYPES, check_outtype, dtype_of, nbytes_of
+from ropetool.gguf_model.shapes import Model, Wanted, tensors, unread
+from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.wrapped import left_out, text_names
 from ropetool.weights import RowChange
 
 CHUNK = 1 << 20  # bytes that are compared at a time
@@ -46,6 +46,11 @@ class Placed:
     sources: tuple[Source, ...]
     offset: float = 0.0
     function: Function = ""
+
+    @property
+    def made_of(self) -> list[str]:
+        """The checkpoint's tensors that it is made of, each once."""
+        return list(dict.fromkeys(source.stored.name for source in self.sources))
 
 
 @dataclass(frozen=True)

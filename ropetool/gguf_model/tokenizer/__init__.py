@@ -17,18 +17,18 @@ from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import read_object, read_optional_object
 from ropetool.files.hf.jsontext import Limits, shown, uncollected
 from ropetool.files.hf.typed import LIST, OBJECT, taken
-from ropetool.gguf_export.metadata import collected
-from ropetool.gguf_export.tokenizer.byte_level import check_bpe, check_byte_level
-from ropetool.gguf_export.tokenizer.pieces import (
+from ropetool.gguf_model.metadata import collected
+from ropetool.gguf_model.tokenizer.byte_level import check_bpe, check_byte_level
+from ropetool.gguf_model.tokenizer.pieces import (
     SENTENCEPIECE_MODEL,
     T5,
     Pieces,
     pieces_of_json,
     pieces_of_model_file,
 )
-from ropetool.gguf_export.tokenizer.pretokenizer import recognise
-from ropetool.gguf_export.tokenizer.special import Special, chat_templates, special_tokens
-from ropetool.gguf_export.tokenizer.vocabulary import Tokens, laid_out, numbered
+from ropetool.gguf_model.tokenizer.pretokenizer import recognise
+from ropetool.gguf_model.tokenizer.special import Special, chat_templates, special_tokens
+from ropetool.gguf_model.tokenizer.vocabulary import Tokens, laid_out, numbered
 
 ADDED_TOKENS_JSON = "added_tokens.json"
 # Gemma's has 34 MB and 2.0 million values, a list and two texts for each of its 580,000 merges among them.

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, LossyExport
 from ropetool.files import dtypes, quantise
-from ropetool.gguf_export import fp8, mxfp4
-from ropetool.gguf_export.sources import Source
-from ropetool.gguf_export.tensors import Placed
+from ropetool.gguf_model import fp8, mxfp4
+from ropetool.gguf_model.sources import Source
+from ropetool.gguf_model.tensors import Placed
 from ropetool.weights import RowChange
 
 SLICE = 1 << 16  # elements converted at once: their float32 numbers stay in a processor's cache

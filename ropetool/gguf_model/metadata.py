@@ -1,6 +1,6 @@
 """The keys of a GGUF file about the model itself: general.* from the model card and the folder, sizes from the config.
 
-Rotary keys come from runtimes.llama_cpp.exported, the keys of the tokenizer from gguf_export.tokenizer.
+Rotary keys come from runtimes.llama_cpp.exported, the keys of the tokenizer from gguf_model.tokenizer.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from ropetool.files.gguf import Value, ValueType
 from ropetool.files.hf import read_optional_object
 from ropetool.files.hub import HubId
 from ropetool.files.regular import open_regular
-from ropetool.gguf_export.outtypes import OUTTYPES
-from ropetool.gguf_export.shapes import Model, stated_keys
-from ropetool.gguf_export.tensors import Layout
+from ropetool.gguf_model.outtypes import OUTTYPES
+from ropetool.gguf_model.shapes import Model, stated_keys
+from ropetool.gguf_model.tensors import Layout
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter, Metadata

@@ -1,0 +1,196 @@
+"""What the file of a checkpoint holds: first its tensors, which decide what the keys have to state, then its keys.
+
+Reads headers, config and tokenizer. Of the weights it reads only a tied head, to hold it against the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import LossyExport, NotACheckpoint
+from ropetool.files import linking
+from ropetool.files.dtypes import STORAGE
+from ropetool.files.gguf import Value
+from ropetool.gguf_model import metadata
+from ropetool.gguf_model.outtypes import AUTO, is_made_by_libllama
+from ropetool.gguf_model.shapes import Model, check_exported, read_model
+from ropetool.gguf_model.shift_safe import ShiftSafe, shift_safe
+from ropetool.gguf_model.tensors import Layout, Placed, lay_out
+from ropetool.gguf_model.tokenizer import tokenizer_values
+from ropetool.gguf_model.wrapped import text_config
+from ropetool.plans.formats import HfFormat
+from ropetool.rope.deviation import Deviation
+from ropetool.runtimes.llama_cpp import exported
+from ropetool.runtimes.llama_cpp.encodings import GgufEncoding
+from ropetool.weights import bakeable
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """The tensors of a checkpoint's file, and the model and the rotation that its keys have to state.
+
+    bakes: in words, what its weights do that the checkpoint's keys ask for.
+    """
+
+    checkpoint: HfCheckpoint
+    model: Model
+    rotation: exported.Rotation
+    layout: Layout
+    bakes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """All keys of a checkpoint's file. tokenizer: those of them that are its tokenizer's, with the notes about it.
+
+    notes: of all keys. deviation: of the tables from the checkpoint's, None where they are the same.
+    """
+
+    values: Mapping[str, Value]
+    encoding: GgufEncoding
+    tokenizer: Mapping[str, Value]
+    tokenizer_notes: tuple[str, ...]
+    notes: tuple[str, ...]
+    deviation: Deviation | None
+
+
+def check_source(checkpoint: HfCheckpoint) -> None:
+    """Return if the family has a table, the weights are there, and no link leads out of the directory.
+
+    Raises: LossyExport, NotACheckpoint, CheckpointError.
+    """
+    check_exported(checkpoint.family, checkpoint.where)
+    check_weights(checkpoint)
+    linking.check_links(checkpoint.path)  # its card and its chat template go into the file
+
+
+def check_weights(checkpoint: HfCheckpoint) -> None:
+    """Raise NotACheckpoint for a config without weights."""
+    if checkpoint.directory.config_only:
+        raise NotACheckpoint(
+            "holds a config and no weights",
+            where=str(checkpoint.path),
+            try_="give a directory with weights, *.safetensors",
+        )
+
+
+def body_of(
+    checkpoint: HfCheckpoint,
+    outtype: str = AUTO,
+    *,
+    rearch: str = "",
+    allow_full_attention: bool = False,
+    safe_to_shift: bool = False,
+) -> Body:
+    """Return the tensors of the file that a checkpoint becomes, whose family has a table. The options are export's.
+
+    Raises: what export_checkpoint does of the config, the positions and the headers.
+    """
+    form, where = HfFormat.of(checkpoint, None), checkpoint.where
+    rope = form.read(checkpoint.runtime).understood(where)
+    safe = shift_safe(bakeable(checkpoint).targets) if safe_to_shift else ShiftSafe(rope, {}, ())
+    rotation = exported.rotation(safe.rope, checkpoint, rearch=rearch, allow_full_attention=allow_full_attention)
+    model = read_model(
+        checkpoint.family, text_config(checkpoint), rotation.arch, rotation.head_dim, rotation.rotary_dim, where
+    )
+    layout = _layout(checkpoint, model, outtype, rotation.interleaved, safe)
+    return Body(
+        checkpoint, model, rotation, layout, safe.words, (*form.notes(), *layout.notes, *rotation.notes)
+    )  # fmt: skip
+
+
+def keys_of(body: Body, *, allow_inexact: bool) -> Keys:
+    """Return the keys of the file with these tensors.
+
+    Raises: what export_checkpoint does of the positions, the model card and the tokenizer.
+    """
+    checkpoint, model, layout = body.checkpoint, body.model, body.layout
+    general, card_notes = metadata.general_values(checkpoint.path, model, layout)
+    values = general | metadata.model_values(model, layout)
+    encoding, rope_notes, deviation = _encoded(body, values, allow_inexact)
+    tokenizer, token_notes = tokenizer_values(checkpoint.path, text_config(checkpoint), model.counts["vocabulary"])
+    values, name_notes = metadata.loadable(values, tokenizer["tokenizer.ggml.tokens"])
+    return Keys(
+        values | dict(encoding.keys) | tokenizer, encoding, tokenizer, token_notes,
+        (*rope_notes, *token_notes, *card_notes, *name_notes), deviation,
+    )  # fmt: skip
+
+
+def exported_keys(checkpoint: HfCheckpoint) -> GgufCheckpoint:
+    """Return the keys that a checkpoint is exported with, and no tensors.
+
+    Raises: what export_checkpoint does.
+    """
+    check_source(checkpoint)
+    keys = keys_of(body_of(checkpoint), allow_inexact=True)
+    return GgufCheckpoint(keys.values, {}, _no_vector, where=str(checkpoint.path))
+
+
+def _no_vector(name: str) -> Any:
+    raise KeyError(name)
+
+
+def exported_tensors(checkpoint: HfCheckpoint) -> tuple[Placed, ...]:
+    """Return what a checkpoint's tensors become, none read yet: float32, but for those that are MXFP4 blocks already.
+
+    Raises: LossyExport where no table says so, and what export_checkpoint does of its config and its headers.
+    """
+    check_exported(checkpoint.family, checkpoint.where)
+    return body_of(checkpoint, "f32", allow_full_attention=True).layout.tensors
+
+
+def _encoded(
+    body: Body, values: Mapping[str, Value], allow_inexact: bool
+) -> tuple[GgufEncoding, tuple[str, ...], Deviation | None]:
+    """Return the encoding of the positions, notes, and how far they are from the checkpoint's where that is allowed.
+
+    Raises: LossyExport where no encoding holds them, with the size of the difference that allow_inexact would accept.
+    """
+    rotation, where = body.rotation, body.checkpoint.where
+    infos = [placed.info for placed in body.layout.tensors]
+    try:
+        return (*exported.encode(rotation, values, infos, where), None)
+    except LossyExport as refusal:
+        nearest = exported.approximate(rotation, values, infos, where)
+        if nearest is None:
+            raise
+        if not allow_inexact:
+            step = f"--allow-inexact, which writes the nearest that llama.cpp holds: {nearest.deviation}"
+            refusal.try_ = f"{refusal.try_}; or {step}" if refusal.try_ else step
+            raise
+        note = f"positions are not exactly the checkpoint's, as --allow-inexact accepts: {nearest.deviation}"
+        return replace(nearest.encoding, name=f"{nearest.encoding.name}, inexact"), (note,), nearest.deviation
+
+
+def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
+    """Return the layout; of a type that libllama makes that of the file which it reads, rounded as little as can be."""
+    headers, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
+    wrapped = checkpoint.family.wrapped
+
+    def lay(outtype: str) -> Layout:
+        return lay_out(
+            headers, model, outtype, interleaved=interleaved, where=str(checkpoint.path), quantization=quantization,
+            gains=safe.gains, wrapped=wrapped,
+        )  # fmt: skip
+
+    if not is_made_by_libllama(outtype):
+        return lay(outtype)
+    layout = lay(AUTO)
+    exact = lay("f32") if _rounds(layout) else layout
+    return replace(exact, notes=(*exact.notes, f"matrices are quantised to {outtype} by llama.cpp's own quantiser"))
+
+
+def _rounds(layout: Layout) -> bool:
+    """Return whether a matrix is stored in fewer bits than it came in, or was made with, before libllama sees it."""
+    return any(
+        placed.dtype in STORAGE
+        and placed.dtype != "F32"
+        and (source.stored.dtype != placed.dtype or source.gains is not None)
+        for placed in layout.tensors
+        for source in placed.sources
+    )
