@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,8 @@ def torch_logits(path: Path, length: int = LENGTH) -> np.ndarray:
 def llama_logits(path: Path, length: int = LENGTH) -> np.ndarray:
     from ropetool.verification.runners.llama_runner import LlamaRunner
 
-    rows = [piece.copy() for _, piece in LlamaRunner(path).logits(TOKENS[:length])]
+    with closing(LlamaRunner(path)) as runner:
+        rows = [piece.copy() for _, piece in runner.logits(TOKENS[:length])]
     return np.concatenate(rows)[[place for place in PLACES if place < length]].astype(np.float64)
 
 
