@@ -152,7 +152,9 @@ def tie_experts(source: Path, count: int) -> int:
     order = np.argsort(-scores, axis=1)[:, 1:3]  # two experts a token: the last that is chosen, and the next
     pairs, times = np.unique(order, axis=0, return_counts=True)
     last, following = pairs[times.argmax()]
-    places = np.flatnonzero((order == (last, following)).all(axis=1))
+    # A score near zero has finer steps than the row that is stored, which would leave a gap between the two.
+    far = np.abs(scores[:, last]) > 0.05
+    places = np.flatnonzero((order == (last, following)).all(axis=1) & far)
     gaps = scores[places, last] - scores[places, following]
     nearest = np.argsort(gaps)[:count]
     moved = np.linalg.lstsq(states[places[nearest]], gaps[nearest], rcond=None)[0]
