@@ -550,7 +550,6 @@ SAID = {
     "scripts": "set-up, tests, checks, generated docs, measurements; each file begins with what it does",
     "scripts/conformance_kit/shipped": "what the kit ships: the scorer and the README, which need no package",
     "scripts/conformance_kit/shipped/drivers": "a program for each engine, run by that engine's Python, that answers the kit",
-    "scripts/torturing": "what scripts/torture runs",
     "tests": "tests of the package's own modules, and what they are made with",
     "tests/bad_input": "wrong files, keys, values and options: one sentence each, nothing written",
     "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",

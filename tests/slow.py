@@ -18,7 +18,7 @@ LONG: dict[str, tuple[str, ...]] = {
     ),
     "kill": (
         "formats/test_transaction_killed.py", "formats_gguf/test_in_place_recovery.py",
-        "formats_gguf/test_in_place.py::test_any_edits_come_out_as_a_copy_would", "test_torture.py",
+        "formats_gguf/test_in_place.py::test_any_edits_come_out_as_a_copy_would", "torture",
         "bad_input/test_bad_gguf.py", "bad_input/test_hostile_sizes.py", "bad_input/test_hostile_texts.py",
         "bad_input/test_limits.py", "bad_input/test_special_files.py",
     ),

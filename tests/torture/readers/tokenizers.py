@@ -11,8 +11,8 @@ from typing import Any
 
 from exporting import maker
 
-from torturing.mutating import bytes_of, json_of
-from torturing.readers.base import Read, Reader, Slot, ignore
+from torture.mutating import bytes_of, json_of
+from torture.readers.base import Read, Reader, Slot, ignore
 
 
 def tokenizers(folder: Path) -> Iterator[Reader]:

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from torturing import commands
-from torturing.findings import Bad, Report, Table, together
-from torturing.kinds import GROUPS, IN_PLACE, KILLS, MUTATIONS, Kind, kinds
+from torture import commands
+from torture.findings import Bad, Report, Table, together
+from torture.kinds import GROUPS, IN_PLACE, KILLS, MUTATIONS, Kind, kinds
 
 SMALL = {True: 60, False: 3}  # runs of each kind with --small, of mutations and of the others
 MEMORY_DISK = Path("/dev/shm")

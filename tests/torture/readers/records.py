@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from ropetool.verification.journal import Journal
-from torturing.mutating import bytes_of, json_of
-from torturing.readers.base import Reader, Slot
-from torturing.scenes import EXTEND
+from torture.mutating import bytes_of, json_of
+from torture.readers.base import Reader, Slot
+from torture.scenes import EXTEND
 
 
 def records(folder: Path) -> Iterator[Reader]:
     from ropetool.checkpoint import certificate, fingerprints, provenance
     from ropetool.plans import model_card
-    from torturing.commands import run
+    from torture.commands import run
 
     made = folder / "made"
     run((*EXTEND, "-o", "made", "--copy"), folder).expect(0)

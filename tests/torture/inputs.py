@@ -20,8 +20,8 @@ import traceback
 import warnings
 from types import FrameType
 
-from torturing.findings import Bad, Report
-from torturing.readers import Reader
+from torture.findings import Bad, Report
+from torture.readers import Reader
 
 SECONDS = 2.0  # of the processor, for one input
 MEMORY = 200 << 20  # bytes more than the process has before

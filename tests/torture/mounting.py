@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from torturing.findings import Skipped
+from torture.findings import Skipped
 
 _NEWNS, _NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
 _REC, _PRIVATE = 0x4000, 1 << 18  # linux/mount.h

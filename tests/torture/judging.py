@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gguf import GGUFReader
 
-from torturing.commands import Ended
-from torturing.scenes import OUT, SOURCE, Files, Stage, contents
+from torture.commands import Ended
+from torture.scenes import OUT, SOURCE, Files, Stage, contents
 
 _HIDDEN = re.compile(r"\..*ropetool.*")
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")

@@ -11,15 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from ropetool.errors import RopetoolError
-from torturing.mutating import bytes_of
-from torturing.readers.base import Reader
-from torturing.readers.configs import configs
-from torturing.readers.hub import ANSWER, hub
-from torturing.readers.records import records
-from torturing.readers.texts import edit, texts
-from torturing.readers.tokenizers import tokenizers
-from torturing.readers.weights import weights
-from torturing.scenes import make_sources
+from torture.mutating import bytes_of
+from torture.readers.base import Reader
+from torture.readers.configs import configs
+from torture.readers.hub import ANSWER, hub
+from torture.readers.records import records
+from torture.readers.texts import edit, texts
+from torture.readers.tokenizers import tokenizers
+from torture.readers.weights import weights
+from torture.scenes import make_sources
 
 __all__ = ["Reader", "readers"]
 

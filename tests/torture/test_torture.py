@@ -14,8 +14,8 @@ import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, seccomp and ptrace")
 
-ROOT = Path(__file__).parents[1]
-PATHS = [str(ROOT / name) for name in (".", "scripts", "tests", "tests/oracle")]
+ROOT = Path(__file__).parents[2]
+PATHS = [str(ROOT / name) for name in (".", "tests", "tests/oracle")]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
 
 
@@ -44,7 +44,7 @@ def test_a_few_trials_of_each_kind_find_nothing(tmp_path: Path) -> None:
 
 @cache
 def said() -> dict[str, str]:
-    done = run(sys.executable, "tests/torture_plants.py")
+    done = run(sys.executable, "-m", "torture.plants")
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found
@@ -80,7 +80,7 @@ def test_what_is_planted_is_bad(name: str, words: str) -> None:
 
 def test_the_same_seed_gives_the_same_input() -> None:
     code = (
-        'import random; from torturing.mutating import bytes_of, json_of; seed = b\'{"a": [1, 2.5, {"b": null}]}\'\n'
+        'import random; from torture.mutating import bytes_of, json_of; seed = b\'{"a": [1, 2.5, {"b": null}]}\'\n'
         "print([(f(seed, random.Random(n), [seed], [b'x'])) for n in range(50) for f in (bytes_of, json_of)])"
     )
     one, other = run(sys.executable, "-c", code), run(sys.executable, "-c", code)

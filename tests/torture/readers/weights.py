@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torturing.mutating import bytes_of, json_of
-from torturing.readers.base import Reader, Slot, ignore
-from torturing.readers.printed import printed
+from torture.mutating import bytes_of, json_of
+from torture.readers.base import Reader, Slot, ignore
+from torture.readers.printed import printed
 
 
 def weights(folder: Path, sources: Path) -> Iterator[Reader]:

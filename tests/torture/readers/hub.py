@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from torturing.mutating import bytes_of, json_of
-from torturing.readers.base import Reader, ignore
+from torture.mutating import bytes_of, json_of
+from torture.readers.base import Reader, ignore
 
 ANSWER = "answer of the hub"
 IDS = [b"org/name", b"org/name@main:x.gguf", b"https://huggingface.co/org/name/blob/main/x.gguf"]

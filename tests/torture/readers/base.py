@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torturing.mutating import Mutate
+from torture.mutating import Mutate
 
 Read = Callable[[bytes, random.Random], None]
 

@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torturing import judging, mounting, tracing
-from torturing.commands import Ended, Output, body, run, start
-from torturing.findings import Skipped
-from torturing.scenes import SCENES, Scene, Stage
-from torturing.tracing import Decision, Kill, Refuse, Send, Step
+from torture import judging, mounting, tracing
+from torture.commands import Ended, Output, body, run, start
+from torture.findings import Skipped
+from torture.scenes import SCENES, Scene, Stage
+from torture.tracing import Decision, Kill, Refuse, Send, Step
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 ERRORS = (errno.ENOSPC, errno.EIO)
@@ -32,7 +32,7 @@ class Bench:
     scenes = SCENES
 
     def __init__(self, folder: Path, seed: int) -> None:
-        from torturing.scenes import SOURCE, make_sources
+        from torture.scenes import SOURCE, make_sources
 
         self.folder, self.seed = folder, seed
         templates = folder / "templates"

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from exporting import maker
 
-from torturing.commands import run
+from torture.commands import run
 
 SOURCE, OUT = "source", "out"
 EXTEND = ("extend", "source/model", "-m", "yarn", "--factor", "4")

@@ -11,10 +11,10 @@ from typing import Any
 from configs import FAMILIES, MORE_FAMILIES, config
 from exporting import maker
 
-from torturing.mutating import json_of
-from torturing.readers.base import Read, Reader, Slot, ignore
-from torturing.readers.printed import printed
-from torturing.scenes import EXTEND
+from torture.mutating import json_of
+from torture.readers.base import Read, Reader, Slot, ignore
+from torture.readers.printed import printed
+from torture.scenes import EXTEND
 
 
 def configs(folder: Path, sources: Path) -> Iterator[Reader]:
@@ -50,7 +50,7 @@ def configs(folder: Path, sources: Path) -> Iterator[Reader]:
     yield printed("config.json, printed", seeds, json_of, shown, shown.path.parent, words)
     yield Reader("config.json, planned for", seeds, json_of, plan, words, 3)
 
-    from torturing.commands import run
+    from torture.commands import run
 
     run((*EXTEND[:1], "source/m.gguf", *EXTEND[2:], "--dry-run", "--plan-out", "plan-gguf.json"), folder).expect(0)
     plans = [(sources / "plan.json").read_bytes(), (folder / "plan-gguf.json").read_bytes()]
@@ -73,7 +73,7 @@ def _apply(folder: Path, sources: Path) -> Read:
     """Return a reader that carries a plan out on the source, and takes the output away again."""
     from ropetool.plans.applying import apply
     from ropetool.plans.plan import Plan
-    from torturing.scenes import contents
+    from torture.scenes import contents
 
     slot, target = Slot(folder / "applied" / "plan.json"), folder / "applied" / "output"
     before = contents(sources, times=True)

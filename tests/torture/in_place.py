@@ -12,10 +12,10 @@ import signal
 import time
 from pathlib import Path
 
-from torturing import disturbing, judging, tracing
-from torturing.commands import Ended, Output, body, run, start
-from torturing.scenes import OUT, SOURCE, Scene, Stage, contents, make_sources
-from torturing.tracing import Decision, Kill, Refuse, Send, Step
+from torture import disturbing, judging, tracing
+from torture.commands import Ended, Output, body, run, start
+from torture.scenes import OUT, SOURCE, Scene, Stage, contents, make_sources
+from torture.tracing import Decision, Kill, Refuse, Send, Step
 
 FILE = "out/m.gguf"
 JOURNAL = ".m.gguf.ropetool-journal"

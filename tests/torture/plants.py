@@ -19,16 +19,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torturing import commands, disturbing, inputs
-from torturing.disturbing import Bench
-from torturing.mutating import bytes_of
-from torturing.readers import Reader
-from torturing.readers.texts import edit, texts
-from torturing.scenes import SCENES, Files, Stage
-
 import ropetool.cli
 from ropetool.errors import CorruptFile
 from ropetool.files.hf import jsontext
+from torture import commands, disturbing, inputs
+from torture.disturbing import Bench
+from torture.mutating import bytes_of
+from torture.readers import Reader
+from torture.readers.texts import edit, texts
+from torture.scenes import SCENES, Files, Stage
 
 DIRECTORY, PARTS, FILE = "extend, links", "extend over older GGUF parts", "extend a GGUF file"
 

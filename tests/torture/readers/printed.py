@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torturing.mutating import Mutate
-from torturing.readers.base import Reader, Slot
+from torture.mutating import Mutate
+from torture.readers.base import Reader, Slot
 
 # C0 and C1 but for the line end; overrides and marks of the writing direction; separators of lines and paragraphs.
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

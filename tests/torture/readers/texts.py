@@ -6,7 +6,7 @@ import json
 import random
 from typing import Any
 
-from torturing import mutating
+from torture import mutating
 
 
 def texts() -> list[bytes]:

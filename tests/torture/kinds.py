@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ropetool.errors import RopetoolError
-from torturing import disturbing, in_place, inputs, tracing
-from torturing.disturbing import Bench
-from torturing.findings import Bad, Report, Skipped
-from torturing.in_place import InPlaceBench
-from torturing.readers import Reader, readers
-from torturing.scenes import Stage
-from torturing.tracing import Step
+from torture import disturbing, in_place, inputs, tracing
+from torture.disturbing import Bench
+from torture.findings import Bad, Report, Skipped
+from torture.in_place import InPlaceBench
+from torture.readers import Reader, readers
+from torture.scenes import Stage
+from torture.tracing import Step
 
 KILLS, FAULTS, MUTATIONS, IN_PLACE = "kills", "faults", "mutations", "in place"
 GROUPS = (KILLS, FAULTS, MUTATIONS, IN_PLACE)
