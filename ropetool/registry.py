@@ -1,4 +1,4 @@
-"""What the laboratory adds to commands and options, by name. Nothing outside of it imports it."""
+"""The functions of `ropetool.lab` that commands and options load, by name. No module outside `lab` imports it."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ ADDITIONS = {
 
 
 def addition(name: str) -> Any:
-    """Return what stands under a name of ADDITIONS; its module is loaded now."""
+    """Import the module of a name in ADDITIONS, and return its attribute of that name."""
     return getattr(importlib.import_module(ADDITIONS[name]), name)

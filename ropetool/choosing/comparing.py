@@ -203,7 +203,7 @@ def opened(source: str | Path | Checkpoint) -> HfCheckpoint:
 def _beside(
     named: Sequence[Any], runner: TorchRunner, source: HfCheckpoint, meant: RopeSet, reach: int, trained_length: int
 ) -> tuple[list[Trial], list[Refused]]:
-    """Return the trials of yardsticks, and those that do not fit the model; the laboratory is asked only where some are named."""
+    """Return the trials of reference attention variants, and refusals of those that do not fit the model."""
     if not named:
         return [], []
     trials: tuple[list[Trial], list[Refused]] = addition("yardstick_trials")(

@@ -1,1 +1,1 @@
-"""The laboratory: what research needs, which the core reaches by name through `ropetool.registry` alone."""
+"""The laboratory: features for research. The core loads them only by the names in `ropetool.registry`."""
