@@ -61,25 +61,25 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/cli.md", cli_reference()
     yield ROOT / "docs/families.md", family_reference()
     tables = {"methods": method_table(), "parameters": parameter_table()}
-    yield ROOT / "README.md", _filled("README.md", {"reach": reach()})
-    yield ROOT / "docs/methods.md", _filled("docs/methods.md", tables)
+    yield ROOT / "README.md", filled("README.md", {"reach": reach()})
+    yield ROOT / "docs/methods.md", filled("docs/methods.md", tables)
     known = {
         "runtimes": runtime_table(), "architecture-reach": architecture_reach(), "architectures": architecture_table(),
         "sliding": sliding_table(), "folds": fold_table(), "engines": engine_grids(),
     }  # fmt: skip
-    yield ROOT / "docs/runtimes.md", _filled("docs/runtimes.md", known)
+    yield ROOT / "docs/runtimes.md", filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
-    yield ROOT / "docs/family-files.md", _filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
-    yield ROOT / "docs/verify.md", _filled("docs/verify.md", verify_tables())
+    yield ROOT / "docs/family-files.md", filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
+    yield ROOT / "docs/verify.md", filled("docs/verify.md", verify_tables())
     exports = {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()}
-    yield ROOT / "docs/export.md", _filled("docs/export.md", exports)
-    yield ROOT / "docs/conformance.md", _filled("docs/conformance.md", conformance_page.tables())
-    yield ROOT / "docs/identify.md", _filled("docs/identify.md", {"identified": identified_page.table()})
-    yield ROOT / "docs/doctor.md", _filled("docs/doctor.md", {"rules": rule_table()})
+    yield ROOT / "docs/export.md", filled("docs/export.md", exports)
+    yield ROOT / "docs/conformance.md", filled("docs/conformance.md", conformance_page.tables())
+    yield ROOT / "docs/identify.md", filled("docs/identify.md", {"identified": identified_page.table()})
+    yield ROOT / "docs/doctor.md", filled("docs/doctor.md", {"rules": rule_table()})
     searches = {"example": tune_demo_page.example(), "demo": _table(tune_demo_page.HEAD, tune_demo_page.table())}
-    yield ROOT / "docs/tune.md", _filled("docs/tune.md", {"noise": noise_table(), **searches})
-    yield ROOT / "docs/yardsticks.md", _filled("docs/yardsticks.md", yardsticks_page.parts())
-    yield ROOT / "docs/architecture.md", _filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
+    yield ROOT / "docs/tune.md", filled("docs/tune.md", {"noise": noise_table(), **searches})
+    yield ROOT / "docs/yardsticks.md", filled("docs/yardsticks.md", yardsticks_page.parts())
+    yield ROOT / "docs/architecture.md", filled("docs/architecture.md", {"tree": tree(), "layers": layer_table()})
 
 
 def noise_table() -> str:
@@ -103,7 +103,7 @@ def verify_tables() -> dict[str, str]:
     return {"kl-floors": floor_table(), "cache-types": cache_types_page.table(), **defects_page.tables()}
 
 
-def _filled(name: str, parts: dict[str, str]) -> str:
+def filled(name: str, parts: dict[str, str]) -> str:
     """Return the file's text with each part between its markers."""
     text = (ROOT / name).read_text(encoding="utf-8")
     for part, content in parts.items():
@@ -137,7 +137,7 @@ def tutorial_with_examples() -> str:
     """Return the tutorial with the output of its commands, which are run one after the other."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = {name: example_output(line, Path(folder)) for name, line in examples()}
-    return _filled(TUTORIAL, {f"output-{name}": f"```text\n{text}```" for name, text in outputs.items()})
+    return filled(TUTORIAL, {f"output-{name}": f"```text\n{text}```" for name, text in outputs.items()})
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, MARKS = "docs/architecture.md", ("<!-- house -->", "<!-- /house -->")
+PAGE, BLOCK = "docs/architecture.md", "house"
 GENERATED = ("cli.md", "families.md")  # pages that scripts/docs.py writes whole
 COMMANDS = {
     "inspect": ("inspect", "{model}"),
@@ -100,17 +100,6 @@ class Tree:
         )
         return sum(len(text.split()) for text in written)
 
-    def functions(self) -> Iterator[tuple[str, int, int]]:
-        """Yield the name of each function, its parameters, and its lines below the docstring."""
-        for _, node in self.nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = node.args
-                named = [each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-                described = ast.get_docstring(node) is not None
-                docstring = (node.body[0].end_lineno or 0) - node.body[0].lineno + 1 if described else 0
-                lines = (node.end_lineno or 0) - node.lineno + 1 - docstring
-                yield node.name, sum(name not in ("self", "cls") for name in named), lines
-
     def classes_of_two_meanings(self) -> int:
         """Return how many names of classes, private ones apart, stand in two modules or more."""
         names = Counter(
@@ -142,6 +131,34 @@ class Tree:
         return counted
 
 
+def sizes(source: str, name: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield the name of each function of a module with the number of its parameters, without self and cls, and its lines."""
+
+    def within(node: ast.AST, path: str) -> Iterator[tuple[str, list[int]]]:
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                place = f"{path}.{inner.name}"
+                if not isinstance(inner, ast.ClassDef):
+                    yield place, [_parameters(inner), _lines(inner)]
+                yield from within(inner, place)
+            else:
+                yield from within(inner, path)
+
+    yield from within(ast.parse(source), name)
+
+
+def _lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first, described = function.body[0], ast.get_docstring(function) is not None
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if described else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
+def _parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    given = function.args
+    named = [argument.arg for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len([name for name in named if name not in ("self", "cls")])
+
+
 def _is_python(file: Path) -> bool:
     if file.suffix:
         return file.suffix == ".py"
@@ -155,14 +172,14 @@ def figures(tree: Tree) -> Iterator[tuple[str, str]]:
         tree.lines("ropetool/lab"),
         tree.lines("ropetool/verification"),
     )
-    functions = list(tree.functions())
+    functions = [size for text in tree.texts.values() for _, size in sizes(text, "")]
     yield "product: lines of Python (core, laboratory)", f"{product:,} ({product - laboratory:,}, {laboratory:,})"
     yield "of these in verification", f"{verification:,}"
     yield "Python in product, tests and scripts together", f"{tree.lines('ropetool', 'tests', 'scripts'):,}"
     yield "words of docs outside generated blocks", f"{tree.words():,}"
     yield (
         "longest parameter list, longest function",
-        (f"{max(count for _, count, _ in functions)}, {max(lines for _, _, lines in functions)} lines"),
+        f"{max(count for count, _ in functions)}, {max(lines for _, lines in functions)} lines",
     )
     yield "class names with two meanings", f"{tree.classes_of_two_meanings():,}"
     yield "assignments to `found`", f"{tree.assignments('found'):,}"
@@ -189,9 +206,9 @@ def main() -> None:
         rows.append(f"| {name} | {figure} |")
         print(f"{name:80}{figure}", flush=True)
     if options.write:
-        page, (begin, end) = ROOT / PAGE, MARKS
-        block, text = "\n".join([begin, "", *rows, "", end]), page.read_text(encoding="utf-8")
-        page.write_text(re.sub(f"{begin}.*?{end}", lambda _: block, text, flags=re.DOTALL), encoding="utf-8")
+        from docs import filled
+
+        (ROOT / PAGE).write_text(filled(PAGE, {BLOCK: "\n".join(rows)}), encoding="utf-8")
 
 
 if __name__ == "__main__":
