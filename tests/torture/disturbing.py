@@ -19,7 +19,7 @@ from pathlib import Path
 from torture import judging, mounting, tracing
 from torture.commands import Ended, Output, body, run, start
 from torture.findings import Skipped
-from torture.scenes import SCENES, Scene, Stage
+from torture.scenes import SCENES, SOURCE, Scene, Stage, make_sources
 from torture.tracing import Decision, Kill, Refuse, Send, Step
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
@@ -32,20 +32,28 @@ class Bench:
     scenes = SCENES
 
     def __init__(self, folder: Path, seed: int) -> None:
-        from torture.scenes import SOURCE, make_sources
-
         self.folder, self.seed = folder, seed
         templates = folder / "templates"
         make_sources(templates / SOURCE)
-        self.stages = {scene.name: Stage(scene, folder / "place", templates) for scene in SCENES}
+        self.stages = {
+            scene.name: Stage(scene, folder / "place", templates, self.preparation(scene)) for scene in self.scenes
+        }
+
+    def preparation(self, scene: Scene) -> Callable[[], None] | None:
+        """Return what a scene's command does before it begins."""
+        return None
 
     def stage(self, scene: Scene) -> Stage:
         """Return the scene with its yardsticks taken, at its beginning."""
         stage = self.stages[scene.name]
-        for ready in (stage.source, stage.before, stage.after, stage.again):
-            assert ready is not None
+        self.check(stage)
         stage.reset()
         return stage
+
+    def check(self, stage: Stage) -> None:
+        """Take the yardsticks of a scene."""
+        for ready in (stage.source, stage.before, stage.after, stage.again):
+            assert ready is not None
 
     def steps(self, stage: Stage) -> list[Step]:
         """Return the steps of an undisturbed run."""

@@ -10,11 +10,11 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 from torture import disturbing, judging, tracing
 from torture.commands import Ended, Output, body, run, start
-from torture.scenes import OUT, SOURCE, Scene, Stage, contents, make_sources
+from torture.scenes import OUT, Scene, Stage, contents
 from torture.tracing import Decision, Kill, Refuse, Send, Step
 
 FILE = "out/m.gguf"
@@ -33,27 +33,19 @@ SCENES = (
 )  # fmt: skip
 
 
-class InPlaceBench:
-    """A worker's folder, and the scenes that are played in it."""
+class InPlaceBench(disturbing.Bench):
+    """The same for edits in place, some of them without insertion."""
 
     scenes = SCENES
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.seed = folder, seed
-        templates = folder / "templates"
-        make_sources(templates / SOURCE)
-        self.stages = {
-            scene.name: Stage(scene, folder / "place", templates, _without_insertion if scene.no_exchange else None)
-            for scene in SCENES
-        }
+    def preparation(self, scene: Scene) -> Callable[[], None] | None:
+        """Return what forbids insertion, if the scene is without."""
+        return _without_insertion if scene.no_exchange else None
 
-    def stage(self, scene: Scene) -> Stage:
-        """Return the scene with its yardsticks taken, at its beginning."""
-        stage = self.stages[scene.name]
+    def check(self, stage: Stage) -> None:
+        """Take the file before and after the edit, which differ."""
         assert stage.before is not None
         assert stage.after != stage.before
-        stage.reset()
-        return stage
 
     def steps(self, stage: Stage) -> list[Step]:
         """Return the steps of an undisturbed run."""

@@ -52,7 +52,7 @@ class OfScene(Kind):
         name: str,
         group: str,
         share: float,
-        bench: Bench | InPlaceBench,
+        bench: Bench,
         hold: Callable[[Stage, random.Random, int], str],
         start: int,
         stride: int,
@@ -99,7 +99,7 @@ class AtSteps:
 
     def __init__(
         self,
-        bench: Bench | InPlaceBench,
+        bench: Bench,
         options: Callable[[Step], Sequence[Any]],
         hold: Callable[[Stage, int, Any], str],
     ) -> None:
