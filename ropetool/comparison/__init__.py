@@ -40,7 +40,7 @@ __all__ = ["Progress", "compare"]
 def compare(a: str | Path, b: str | Path, *, progress: Progress | None = None) -> Diff:
     """Return how two checkpoints relate: Hugging Face directories, GGUF files, or one of each.
 
-    Tensors of a directory that are not a GGUF file's by themselves are held against it as an export writes them.
+    If tensors of a directory and a GGUF file differ, they are compared as an export would write them.
     Raises: CheckpointError for what is not a checkpoint and for broken files; ConfigError for broken values of a known
     family.
     """

@@ -1,4 +1,4 @@
-"""A directory's tensors as an export writes them, held against those of a GGUF file: shifted, split, merged and turned."""
+"""Compare the exported tensors of a directory with a GGUF file, because exports shift, split, merge and permute tensors."""
 
 from __future__ import annotations
 

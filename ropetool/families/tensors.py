@@ -1,7 +1,7 @@
-"""The tensors of a family under both names, Hugging Face's and GGUF's, and what its export has to know beside them.
+"""The tensors of a family under their Hugging Face and GGUF names, and the other facts that its export needs.
 
-A family's JSON lists them row by row or by the groups here; sizes stand by their names, a model's numbers come in where
-a table is read (gguf_model/shapes).
+A family's JSON lists them row by row, or by the groups defined here. Sizes are names. gguf_model/shapes replaces them by
+the numbers of a model.
 """
 
 from __future__ import annotations
@@ -264,25 +264,45 @@ GROUPS: Mapping[str, Callable[..., Rows]] = {
 
 @dataclass(frozen=True)
 class Export:
-    """What the class of a family does, assumes where the config is silent, and calls its tensors.
+    """How the class of a family computes, its defaults, and the names of its tensors.
 
-    layer, outer: the tensors of a layer below `prefix`, and those of none. grouped: whether heads may share keys and
-    values. norms: rms, or layer for norms that take the mean away. eps, eps_key: what they add, and the config's key,
-    none where no key says it. counts: sizes beyond the common ones, or the class's own key for one of those. derived:
-    sizes by a formula of others, as "queries + 2 * keys". switches: keys of the config that are true or false, with what
-    they are where it is silent. switch_names: what configs call a switch too. tied: tie_word_embeddings where silent.
-    head: whether llama.cpp needs output.weight, takes the embedding without it, or always. output_bias: whether there is
-    a place for the biases that attention_bias asks for. square: heads and channels make the hidden size, for llama.cpp
-    reckons so. equal: other sizes that llama.cpp takes for the same. activations: those that llama.cpp computes, under
-    `activation_key`; approximated: those of them that it computes a little otherwise. fixed: keys whose value llama.cpp
-    takes for granted, with the ones that it takes. sizes: GGUF keys that hold a size. keys: GGUF keys that hold something
-    else. constants: GGUF keys that hold the same in every model. layer_switches: switches that are on in some layers.
-    arrays: GGUF keys with an entry for each layer. held: switches that are on where the checkpoint holds this tensor in a
-    layer, for it may be stored in two ways.
-    sections: how many rotary pairs of an image's token turn by time, height and width where the config's mrope_section is
-    silent; empty where all turn alike. assumed: sizes by their keys that the config inside a wrapper may leave out, for
-    transformers saves of it what differs from the class. drafting: how the names of tensors begin that only draft tokens.
-    rules: the program in gguf_model/shapes/rules.py that says what no table can.
+    Tensors:
+    layer: of a layer, below `prefix`.
+    outer: outside the layers.
+    drafting: prefixes of tensor names that only draft tokens.
+    held: switches that are on if the checkpoint has this tensor in a layer, because it may be stored in two ways.
+    head: whether llama.cpp requires output.weight, uses the embedding if it is absent, or always uses the embedding.
+    tied: the default of tie_word_embeddings.
+    output_bias: whether llama.cpp has a tensor for the output bias of attention_bias.
+    grouped: whether heads may share keys and values.
+
+    Sizes:
+    counts: additional sizes, or the class's key for a common one.
+    derived: sizes as formulas of others, such as "queries + 2 * keys".
+    square: llama.cpp requires heads times head_dim to equal the hidden size.
+    equal: other pairs of sizes that llama.cpp treats as equal.
+    sections: the default of mrope_section: how many rotary pairs of an image token rotate by time, height and width. Empty if
+      all pairs rotate alike.
+    assumed: sizes by key that the config inside a wrapper may leave out, because transformers saves only differences from
+      the class.
+
+    Computation:
+    norms: rms, or layer if norms subtract the mean.
+    eps, eps_key: the default epsilon of norms, and its key in the config; empty without a key.
+    activations: those that llama.cpp computes, under `activation_key`.
+    approximated: those of them that llama.cpp computes slightly differently.
+    switches: boolean keys of the config, with their defaults.
+    switch_names: other names of switches in configs.
+    layer_switches: switches that are on in some layers.
+    fixed: keys that llama.cpp assumes, with the values that it accepts.
+
+    GGUF keys:
+    sizes: keys that contain a size.
+    keys: keys that contain other values.
+    constants: keys with the same value in every model.
+    arrays: keys with one entry per layer.
+
+    rules: the program in gguf_model/shapes/rules.py for what data cannot express; empty without one.
     """
 
     layer: Rows

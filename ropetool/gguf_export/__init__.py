@@ -1,8 +1,8 @@
 """Export to GGUF: a Hugging Face checkpoint as one file that llama.cpp runs, computing the same positions.
 
-What the file holds is for gguf_model to say. Here it is written, tensors streamed, and held against the checkpoint. What the
-file or llama.cpp cannot hold is refused, and so is what ropetool made and no passing certificate covers. What differs otherwise is
-noted.
+gguf_model gives the contents. This package streams the tensors into the file and compares it with the checkpoint. It refuses a
+checkpoint that the file or llama.cpp cannot represent, and one that ropetool made without a passing certificate. It notes other
+differences.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A checkpoint as a GGUF file, without the file: which tensors and which keys an export writes, and of what numbers.
+"""The contents of a checkpoint's GGUF file, unwritten: the keys and tensors of an export, and the numbers in them.
 
-Imports, comparisons, costs and verification ask it too. Writing the file is for gguf_export.
+Export, import, comparison, costs and verification use it. gguf_export writes the file.
 """

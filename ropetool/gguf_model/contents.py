@@ -1,6 +1,6 @@
-"""What the file of a checkpoint holds: first its tensors, which decide what the keys have to state, then its keys.
+"""The contents of a checkpoint's GGUF file: its tensors, then its keys, which depend on them.
 
-Reads headers, config and tokenizer. Of the weights it reads only a tied head, to hold it against the embedding.
+Reads headers, config and tokenizer. Does not read weights, except for a tied head, which it compares with the embedding.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ropetool.weights import bakeable
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """The tensors of a checkpoint's file, and the model and the rotation that its keys have to state.
+    """The tensors of a checkpoint's GGUF file, with the model and the rotation from which its keys follow.
 
-    bakes: in words, what its weights do that the checkpoint's keys ask for.
+    bakes: a phrase for each setting that the weights contain in place of the keys.
     """
 
     checkpoint: HfCheckpoint
@@ -46,9 +46,11 @@ class Body:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """All keys of a checkpoint's file. tokenizer: those of them that are its tokenizer's, with the notes about it.
+    """All keys of a checkpoint's GGUF file.
 
-    notes: of all keys. deviation: of the tables from the checkpoint's, None where they are the same.
+    tokenizer: the keys of the tokenizer, which `values` contains too.
+    tokenizer_notes: notes about the tokenizer, which `notes` contains too.
+    deviation: the difference between the tables of file and checkpoint; None if they are equal.
     """
 
     values: Mapping[str, Value]
@@ -87,9 +89,9 @@ def body_of(
     allow_full_attention: bool = False,
     safe_to_shift: bool = False,
 ) -> Body:
-    """Return the tensors of the file that a checkpoint becomes, whose family has a table. The options are export's.
+    """Return the tensors of a checkpoint's GGUF file. Its family must have a table. The options are those of `export`.
 
-    Raises: what export_checkpoint does of the config, the positions and the headers.
+    Raises: as export_checkpoint for the config, the positions and the headers.
     """
     form, where = HfFormat.of(checkpoint, None), checkpoint.where
     rope = form.read(checkpoint.runtime).understood(where)
@@ -107,7 +109,7 @@ def body_of(
 def keys_of(body: Body, *, allow_inexact: bool) -> Keys:
     """Return the keys of the file with these tensors.
 
-    Raises: what export_checkpoint does of the positions, the model card and the tokenizer.
+    Raises: as export_checkpoint for the positions, the model card and the tokenizer.
     """
     checkpoint, model, layout = body.checkpoint, body.model, body.layout
     general, card_notes = metadata.general_values(checkpoint.path, model, layout)
@@ -122,9 +124,9 @@ def keys_of(body: Body, *, allow_inexact: bool) -> Keys:
 
 
 def exported_keys(checkpoint: HfCheckpoint) -> GgufCheckpoint:
-    """Return the keys that a checkpoint is exported with, and no tensors.
+    """Return the keys of a checkpoint's GGUF file, without tensors.
 
-    Raises: what export_checkpoint does.
+    Raises: as export_checkpoint.
     """
     check_source(checkpoint)
     keys = keys_of(body_of(checkpoint), allow_inexact=True)
@@ -136,9 +138,9 @@ def _no_vector(name: str) -> Any:
 
 
 def exported_tensors(checkpoint: HfCheckpoint) -> tuple[Placed, ...]:
-    """Return what a checkpoint's tensors become, none read yet: float32, but for those that are MXFP4 blocks already.
+    """Return the tensors of a checkpoint's GGUF file in float32, unread. Tensors in MXFP4 blocks keep their type.
 
-    Raises: LossyExport where no table says so, and what export_checkpoint does of its config and its headers.
+    Raises: LossyExport if the family has no table; as export_checkpoint for the config and the headers.
     """
     check_exported(checkpoint.family, checkpoint.where)
     return body_of(checkpoint, "f32", allow_full_attention=True).layout.tensors
@@ -147,9 +149,9 @@ def exported_tensors(checkpoint: HfCheckpoint) -> tuple[Placed, ...]:
 def _encoded(
     body: Body, values: Mapping[str, Value], allow_inexact: bool
 ) -> tuple[GgufEncoding, tuple[str, ...], Deviation | None]:
-    """Return the encoding of the positions, notes, and how far they are from the checkpoint's where that is allowed.
+    """Return the encoding of the positions, notes, and its deviation from the checkpoint; None if it is exact.
 
-    Raises: LossyExport where no encoding holds them, with the size of the difference that allow_inexact would accept.
+    Raises: LossyExport if no encoding is exact, with the deviation that allow_inexact would accept.
     """
     rotation, where = body.rotation, body.checkpoint.where
     infos = [placed.info for placed in body.layout.tensors]
@@ -168,7 +170,7 @@ def _encoded(
 
 
 def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: bool, safe: ShiftSafe) -> Layout:
-    """Return the layout; of a type that libllama makes that of the file which it reads, rounded as little as can be."""
+    """Return the layout of the file. For a type that libllama quantises to: of its input, with the least rounding."""
     headers, quantization = checkpoint.headers, checkpoint.config.get("quantization_config")
     wrapped = checkpoint.family.wrapped
 
@@ -186,7 +188,7 @@ def _layout(checkpoint: HfCheckpoint, model: Model, outtype: str, interleaved: b
 
 
 def _rounds(layout: Layout) -> bool:
-    """Return whether a matrix is stored in fewer bits than it came in, or was made with, before libllama sees it."""
+    """Return whether the layout stores a matrix in fewer bits than the checkpoint, or than its computation needs."""
     return any(
         placed.dtype in STORAGE
         and placed.dtype != "F32"

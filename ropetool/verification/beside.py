@@ -32,7 +32,7 @@ class Beside:
 
 
 def kept_as(name: str, trained: int) -> str:
-    """Return under what the rows of a yardstick are kept on disk: some count from the trained length, which no name states."""
+    """Return the journal name of a variant's rows. It includes the trained length, because some variants depend on it."""
     return f"yardstick {name} {trained}"
 
 

@@ -1,4 +1,4 @@
-"""Yardsticks put on a checkpoint: beside a target in `verify`, and beside candidates in `compare`."""
+"""Reference attention variants of a loaded checkpoint, for `verify` and `compare`."""
 
 from __future__ import annotations
 

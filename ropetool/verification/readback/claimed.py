@@ -58,7 +58,7 @@ class Terms:
 def read_back_claim(target: Checkpoint, source: Checkpoint, terms: Terms) -> list[Check]:
     """Return the checks of tables, weights and files of a target that no record speaks for, against its baseline.
 
-    A GGUF file whose baseline is a directory is held against what exporting that writes.
+    A GGUF file is compared with the export of its baseline if that is a directory.
     Raises: ConfigError for a stated key that the target does not have.
     """
     claim: Claim | None = None

@@ -74,9 +74,9 @@ def read_back(
 ) -> list[Check]:
     """Return the checks of tables, weights and files.
 
-    Without provenance the target is held against what it says that it is, made of the baseline again; with neither,
-    nothing says what it should be. An export is held against what exporting its source writes, or against a
-    baseline of its format. What cannot be read fails, with the reason.
+    The expected checkpoint comes from the target's provenance. Without provenance it is the baseline, extended as the target's
+    settings imply. With neither, it is unknown. An export is compared with a new export of its source, or with a
+    baseline of its format. A checkpoint that cannot be read fails, with the reason.
 
     Raises: CorruptFile or ConfigError for a provenance file that is not ropetool's, ConfigError for terms that the
     target does not have.
