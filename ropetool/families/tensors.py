@@ -44,14 +44,16 @@ def conditions(when: str) -> tuple[tuple[str, bool], ...]:
 class Row:
     """A tensor: `hf` in the checkpoint, `gguf` in the file, both below their layer, with .weight or .bias.
 
-    One without a `gguf` may be there, and transformers leaves it aside.
+    A tensor without `gguf` is optional, and transformers ignores it.
 
-    shape: the sizes of the source by name, as "queries hidden". when: the switches that must be on, or off behind a `not`,
-    with commas between; a size of the family's own, also a derived one, is on above 0.
-    order: how its elements move (gguf_model/shapes/orders.py); interleave_pairs: those of queries and keys, where
-    llama.cpp pairs other channels. offset: what llama.cpp wants added to each. many: the size that counts sources named by {x},
-    which follow each other in the file. written: the sizes in the file, where they are not those of the source. function:
-    what llama.cpp wants of each number; minus_exp: -exp(x) of an A_log.
+    shape: names of the sizes in the checkpoint, such as "queries hidden".
+    when: switches that must be on, separated by commas; `not` before one means off. A size defined by the family is on above 0.
+    order: the permutation of its elements (gguf_model/shapes/orders.py). interleave_pairs is the one for queries and keys if
+      llama.cpp pairs other channels.
+    offset: a number that llama.cpp expects added to each element.
+    many: the size that counts sources named by {x}, which follow each other in the file.
+    written: names of the sizes in the file, if they differ.
+    function: the function that llama.cpp expects applied to each number. minus_exp is -exp(x) of an A_log.
     """
 
     hf: str

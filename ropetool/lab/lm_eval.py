@@ -147,7 +147,10 @@ def lm_eval_lines(
 
 
 def lm_eval_result(folder: Path, target: Path, original: Checkpoint | None, max_lost: float) -> HarnessResult:
-    """Return what the logs in a folder say of a target and its baseline. Raises: ConfigError, as `compared`, and without a baseline."""
+    """Return the comparison of a target and its baseline from the logs in a folder.
+
+    Raises: ConfigError as `compared`, and without a baseline.
+    """
     return compared(folder, target, _needed(original).path, max_lost)
 
 

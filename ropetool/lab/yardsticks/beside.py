@@ -48,7 +48,7 @@ def yardstick_trials(
     runner: TorchRunner, yardsticks: Sequence[Yardstick], source: HfCheckpoint, meant: RopeSet, reach: int,
     trained_length: int,
 ) -> tuple[list[Trial], list[Refused]]:  # fmt: skip
-    """Return the source attending by each yardstick, for which the model is loaded, and the yardsticks that do not fit it."""
+    """Load the model, and return a trial of each variant that fits it, and a refusal of each other variant."""
 
     def beside(each: Yardstick) -> Trial:
         made = yardstick_runner(each, runner, meant, trained=trained_length, nested=source.family.nested)
