@@ -24,19 +24,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("scripts", "tests", "tests/oracle", "tests/baking", "")]
 
-import bake_gguf_models  # noqa: E402
-import configs  # noqa: E402
-import corpus_commands as commands  # noqa: E402
-import corpus_sources as sources  # noqa: E402
-import corpus_verdicts as verdicts  # noqa: E402
-import gguf_headers  # noqa: E402
-from corpus_cells import Act, bake, canonical, digest, export, extended, output, plan, scratch  # noqa: E402
-from variants import LISTS, VARIANTS  # noqa: E402
+import bake_gguf_models
+import configs
+import corpus_commands as commands
+import corpus_sources as sources
+import corpus_verdicts as verdicts
+import gguf_headers
+from corpus_cells import Act, bake, canonical, digest, export, extended, output, plan, scratch
+from variants import LISTS, VARIANTS
 
-from ropetool import families  # noqa: E402
-from ropetool.errors import RopetoolError  # noqa: E402
-from ropetool.families.wrappers import ALIASES, WRAPPERS  # noqa: E402
-from ropetool.runtimes.llama_cpp import architectures as archs  # noqa: E402
+from ropetool import families
+from ropetool.errors import RopetoolError
+from ropetool.families.wrappers import ALIASES, WRAPPERS
+from ropetool.runtimes.llama_cpp import architectures as archs
 
 RESULT, KEYS = ROOT / "tests" / "corpus.json", ROOT / "tests" / "corpus_keys.json"
 Write = Callable[[Path], Path]  # of a source into a scratch folder, unless it is there

@@ -20,7 +20,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("tests", "tests/oracle", "tests/baking", "")]
 
-from exporting import maker  # noqa: E402
+from exporting import maker
 
 MODELS = ROOT / "tests" / "corpus_models.json"
 TRAINED, BLOCK = 512, 32

@@ -27,6 +27,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(readme.parent) for readme in sorted(ROOT.glob("scripts/*/README.md"))]
+
 import cache_types_page
 import click
 import conformance_kit.page as conformance_page
@@ -49,7 +52,6 @@ from ropetool.runtimes.llama_cpp import folding
 from ropetool.runtimes.llama_cpp.architectures import Architecture, Sliding
 from ropetool.verification import floors
 
-ROOT = Path(__file__).resolve().parents[1]
 WIDTH = 100
 PLAIN = "seed_oss"  # the family whose file docs/family-files.md shows
 TUTORIAL = "docs/tutorial.md"
@@ -83,7 +85,7 @@ def generated() -> Iterator[tuple[Path, str]]:
 
 
 def noise_table() -> str:
-    """Return how often `tune` claims a gain of pure noise, as scripts/tune_noise.py counted it."""
+    """Return how often `tune` claims a gain of pure noise, as scripts/tune/tune_noise.py counted it."""
     found = json.loads((ROOT / "tests/choosing/tune_noise.json").read_text(encoding="utf-8"))["designs"]
     rows = [
         (
@@ -547,12 +549,12 @@ SAID = {
     "docs": "what users and builders read; cli.md, families.md and parts of others are generated",
     "ropetool/demo": "the embedded checkpoint, a Llama of 3.5M parameters, and documents that its training did not see",
     "ropetool/texts": "six long free texts for verify, and where they and the catalogue come from",
-    "scripts": "set-up, tests, checks, generated docs, measurements; each file begins with what it does",
+    "scripts": "set-up, tests, checks and generated docs; measurements lie in folders, each with a README",
     "scripts/conformance_kit/shipped": "what the kit ships: the scorer and the README, which need no package",
     "scripts/conformance_kit/shipped/drivers": "a program for each engine, run by that engine's Python, that answers the kit",
     "tests": "tests of the package's own modules, and what they are made with",
     "tests/bad_input": "wrong files, keys, values and options: one sentence each, nothing written",
-    "tests/baking": "bakes against the real programs, and the grid that scripts/grid.py measured",
+    "tests/baking": "bakes against the real programs, and the grid that scripts/bake_grid/grid.py measured",
     "tests/choosing": "candidates held against `verify` of their outputs, and the search on made-up losses, noise and tiny models",
     "tests/cli": "commands as they are typed",
     "tests/conformance": "the conformance kit: a part of it made and scored, and the recorded scores of engines",
@@ -564,7 +566,7 @@ SAID = {
     "tests/formats": "files, outputs and the hub",
     "tests/formats_gguf": "GGUF headers and copies against the gguf package",
     "tests/golden": "tables by other implementations than ours",
-    "tests/lab": "designs of attention against their formulas, and what scripts/lab recorded of models trained with them",
+    "tests/lab": "designs of attention against their formulas, and what scripts/lab/train recorded of models trained with them",
     "tests/oracle": "rotation and logits by the real programs",
     "tests/report": "what terminals and pages show, of made-up results",
     "tests/verification": "measurements, the gate, readback",
@@ -600,10 +602,15 @@ def tree() -> str:
 
 def _branch(path: Path, depth: int) -> Iterator[tuple[str, str]]:
     name = path.relative_to(ROOT).as_posix()
-    yield f"{'  ' * depth}{path.name}/", SAID.get(name) or _said(path / "__init__.py")
+    yield f"{'  ' * depth}{path.name}/", SAID.get(name) or _title(path / "README.md") or _said(path / "__init__.py")
     if name != "ropetool/demo":
         for inner in sorted(inner for inner in path.iterdir() if inner.is_dir() and any(inner.glob("*.py"))):
             yield from _branch(inner, depth + 1)
+
+
+def _title(readme: Path) -> str:
+    """Return the first line of a README, which says what its folder holds; empty without one."""
+    return readme.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") if readme.is_file() else ""
 
 
 def _said(path: Path) -> str:

@@ -120,20 +120,21 @@ STATISTICS = ("ropetool/verification/statistics.py", "ropetool/verification/meas
 LLAMA_SOURCES = "the sources of llama.cpp below ROPETOOL_LLAMA_SOURCES, as in llama-cpp-python's source archive"
 PEERS = "ROPETOOL_PEERS, a folder with the sources of the engines"
 REAL = "ROPETOOL_REAL_FILES, a folder with published configs, and the converter of llama.cpp (use_converter of scripts/lib.sh)"
+ASKING = ("scripts/engine_files/recording.py", "scripts/engine_files/small_models.py")
 DEFECTS = (
     DEMO, "ropetool/verification/readback/*.py", "ropetool/plans/claims.py", "ropetool/verification/gate.py",
     "ropetool/verification/kl_gate.py", "ropetool/verification/floors.py", "ropetool/verification/statistics.py",
-    "ropetool/verification/measures/loss.py", "ropetool/verification/measures/divergence.py", "scripts/defects_*.py",
+    "ropetool/verification/measures/loss.py", "ropetool/verification/measures/divergence.py", "scripts/defects/defects_*.py",
 )  # fmt: skip
 
 RECORDS = (
     Record(
-        "demo-losses", (DEMO, *TORCH, "tests/verification/test_effects.py"), ("demo_losses.py",), 2,
+        "demo-losses", (DEMO, *TORCH, "tests/verification/test_effects.py"), ("catalogue/demo_losses.py",), 2,
         ("tests/verification/demo_losses.json",),
     ),
     Record(
-        "catalogue-losses", (DEMO, *TORCH, "ropetool/texts/manifest.json"), ("catalogue_losses.py",), 20,
-        ("tests/verification/catalogue_losses.json",), "verify.md", needs="the texts of scripts/text_catalogue.py",
+        "catalogue-losses", (DEMO, *TORCH, "ropetool/texts/manifest.json"), ("catalogue/catalogue_losses.py",), 20,
+        ("tests/verification/catalogue_losses.json",), "verify.md", needs="the texts of scripts/catalogue/text_catalogue.py",
     ),
     Record(
         "intervals",
@@ -141,12 +142,12 @@ RECORDS = (
             *STATISTICS, "ropetool/verification/shares.py", "ropetool/verification/measures/loss.py",
             "tests/verification/catalogue_losses.json",
         ),
-        ("intervals.py",), 2,
+        ("catalogue/intervals.py",), 2,
         ("tests/verification/intervals.json",), "verify.md",
     ),
     Record(
         "kl-floors", (DEMO, "ropetool/verification/measures/divergence.py", "ropetool/verification/short_divergence.py"),
-        ("kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "verify.md",
+        ("floors/kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "verify.md",
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
@@ -155,11 +156,14 @@ RECORDS = (
             "ropetool/verification/floors.py", "ropetool/verification/kl_gate.py", "ropetool/verification/measures/noise.py",
             "ropetool/verification/runners/noisy.py", "ropetool/verification/runners/torch_noise.py", "tests/exporting/gate_cells.py",
         ),
-        ("export_gate.py",), 10, (), "export.md",
+        ("floors/export_gate.py",), 10, (), "export.md",
     ),
-    Record("defects-demo", DEFECTS, ("defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "verify.md", needs=REAL),
     Record(
-        "defects-second", DEFECTS, ("defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "verify.md",
+        "defects-demo", DEFECTS, ("defects/defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "verify.md",
+        needs=REAL,
+    ),
+    Record(
+        "defects-second", DEFECTS, ("defects/defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "verify.md",
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
@@ -169,92 +173,95 @@ RECORDS = (
             "ropetool/identify/deciding.py", "ropetool/identify/asking.py", "ropetool/runtimes/hf_formulas.py",
             "ropetool/verification/runners/torch_rotation.py", "ropetool/servers/base.py", "tests/model_server.py",
         ),
-        ("planted_tables.py",), 40, ("tests/identify/planted.json",), "identify.md",
+        ("identify/planted_tables.py",), 40, ("tests/identify/planted.json",), "identify.md",
     ),
     Record(
-        "identified", ("ropetool/identify/*.py", "ropetool/servers/*.py"), ("identified.py",), 40,
+        "identified", ("ropetool/identify/*.py", "ropetool/servers/*.py"), ("identify/identified.py",), 40,
         ("tests/identify/identified.json",), "identify.md", needs="ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
     ),
     Record(
-        "cache-types", (DEMO, *LLAMA), ("cache_types.py",), 20, ("tests/verification/cache_types.json",), "verify.md",
+        "cache-types", (DEMO, *LLAMA), ("floors/cache_types.py",), 20, ("tests/verification/cache_types.json",), "verify.md",
         versions=("llama-cpp-python",),
     ),
     Record(
-        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("retrieval_power.py",), 1, (), "verify.md"
+        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("floors/retrieval_power.py",), 1, (), "verify.md"
     ),
     Record(
-        "tune-noise", ("ropetool/lab/tuning/*.py", *STATISTICS), ("tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),
+        "tune-noise", ("ropetool/lab/tuning/*.py", *STATISTICS), ("tune/tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),
         "tune.md",
     ),
     Record(
-        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "tune.md"
+        "tune-demo", (DEMO, "ropetool/lab/tuning/*.py", *TORCH), ("tune/tune_demo.py",), 30, ("tests/choosing/tune_demo.json",), "tune.md"
     ),
     Record(
-        "yardsticks-demo", (DEMO, "ropetool/lab/yardsticks/*.py", *TORCH), ("yardsticks_demo.py",), 6,
+        "yardsticks-demo", (DEMO, "ropetool/lab/yardsticks/*.py", *TORCH), ("yardsticks/yardsticks_demo.py",), 6,
         ("tests/verification/yardsticks_demo.json",), "yardsticks.md",
     ),
-    Record("bench-yardsticks", ("ropetool/lab/yardsticks/*.py",), ("bench_yardsticks.py", "--write"), 5, (), "benchmarks.md"),
+    Record("bench-yardsticks", ("ropetool/lab/yardsticks/*.py",), ("benchmarks/bench_yardsticks.py", "--write"), 5, (), "benchmarks.md"),
     Record(
-        "bench-in-place", ("ropetool/files/gguf/in_place/*.py",), ("bench_in_place.py", "--write"), 2,
+        "bench-in-place", ("ropetool/files/gguf/in_place/*.py",), ("benchmarks/bench_in_place.py", "--write"), 2,
         ("docs/benchmarks-in-place.svg",), "benchmarks.md",
     ),
-    Record("front-picture", (DEMO,), ("front_picture.py", "--measure"), 4, ("docs/front.svg", "tests/choosing/front.json"), "../README.md"),
+    Record(
+        "front-picture", (DEMO,), ("front/front_picture.py", "--measure"), 4, ("docs/front.svg", "tests/choosing/front.json"),
+        "../README.md",
+    ),
     Record(
         "bake-grid-transformers",
         (
-            *FAMILIES, "tests/baking/bake_models.py", "tests/baking/bake_references.py", "scripts/grid_transformers.py",
+            *FAMILIES, "tests/baking/bake_models.py", "tests/baking/bake_references.py", "scripts/bake_grid/grid_transformers.py",
         ),
-        ("grid.py", "--by", "transformers"), 6, ("tests/baking/bake_grid.json",), "bake.md",
+        ("bake_grid/grid.py", "--by", "transformers"), 6, ("tests/baking/bake_grid.json",), "bake.md",
     ),
     Record(
         "bake-grid-llama.cpp",
         (
-            *FAMILIES, "tests/baking/bake_gguf_models.py", "scripts/grid_llama_cpp.py",
+            *FAMILIES, "tests/baking/bake_gguf_models.py", "scripts/bake_grid/grid_llama_cpp.py",
         ),
-        ("grid.py", "--by", "llama.cpp"), 6, ("tests/baking/bake_grid.json",), "bake.md",
+        ("bake_grid/grid.py", "--by", "llama.cpp"), 6, ("tests/baking/bake_grid.json",), "bake.md",
     ),
     Record(
-        "converted", ("ropetool/gguf_export/converter/*.py", "tests/exporting/remote_models/*.py"), ("converted.py",), 40,
+        "converted", ("ropetool/gguf_export/converter/*.py", "tests/exporting/remote_models/*.py"), ("converted/converted.py",), 40,
         ("tests/exporting/converted.json",), "export.md", versions=("transformers",), needs="ROPETOOL_ENGINE_MLX",
     ),
-    Record("golden", (), ("golden.py",), 2, ("tests/golden/yarn.json",), versions=("transformers",)),
-    Record("settled", (), ("settle.py",), 8, ("tests/settled.json",), versions=("transformers", "llama-cpp-python", "gguf")),
+    Record("golden", (), ("golden/golden.py",), 2, ("tests/golden/yarn.json",), versions=("transformers",)),
+    Record("settled", (), ("settled/settle.py",), 8, ("tests/settled.json",), versions=("transformers", "llama-cpp-python", "gguf")),
     Record(
-        "families", ("ropetool/probing/*.py",), ("families",), 6, ("ropetool/families/generated/llama.json",), "families.md",
+        "families", ("ropetool/probing/*.py",), ("families/probe",), 6, ("ropetool/families/generated/llama.json",), "families.md",
         versions=("transformers",),
     ),
     Record(
-        "peers", ("tests/oracle/peers.py", "scripts/peers.txt"), ("golden_peers.py",), 3, ("tests/oracle/peers.json",), needs=PEERS
+        "peers", ("tests/oracle/peers.py", "scripts/peers.txt"), ("golden/golden_peers.py",), 3, ("tests/oracle/peers.json",), needs=PEERS
     ),
     Record(
-        "engine-sources", ("scripts/peers.txt",), ("engine_sources.py",), 1,
+        "engine-sources", ("scripts/peers.txt",), ("engine_files/engine_sources.py",), 1,
         ("ropetool/runtimes/vllm_models.json", "ropetool/runtimes/sglang_models.json"), needs=PEERS,
     ),
     Record(
-        "exllamav3-files", ("scripts/engine_files/*.py", "scripts/peers.txt"), ("exllamav3_files.py",), 1,
+        "exllamav3-files", (*ASKING, "scripts/peers.txt"), ("engine_files/exllamav3_files.py",), 1,
         ("ropetool/families/engine_files/exllamav3.json",), needs=PEERS,
     ),
     Record(
-        "mlx-files", ("scripts/engine_files/*.py", "constraints-mlx.txt"), ("mlx_files.py",), 40,
+        "mlx-files", (*ASKING, "constraints-mlx.txt"), ("engine_files/mlx_files.py",), 40,
         ("ropetool/families/engine_files/mlx_lm.json", "ropetool/families/engine_files/mlx_vlm.json"), needs="ROPETOOL_ENGINE_MLX",
     ),
     Record(
-        "engines-vllm", ("ropetool/runtimes/vllm.py", "scripts/engine_grid/*.py", "constraints-vllm.txt"),
-        ("engines", "--engine", "vllm"), 60, ("tests/oracle/engines_vllm.json",), needs="3.4 GB for the engine",
+        "engines-vllm", ("ropetool/runtimes/vllm.py", "scripts/engines/engine_grid/*.py", "constraints-vllm.txt"),
+        ("engines/run", "--engine", "vllm"), 60, ("tests/oracle/engines_vllm.json",), needs="3.4 GB for the engine",
     ),
     Record(
         "conformance-kit", ("scripts/conformance_kit/*.py", "scripts/conformance_kit/shipped/*"), ("conformance", "page"), 1,
         ("docs/conformance.md",), "conformance.md", versions=("transformers", "torch"),
     ),
     Record(
-        "gguf-key-types", (), ("gguf_key_types.py",), 1, ("ropetool/runtimes/llama_cpp/key_types.json",),
+        "gguf-key-types", (), ("gguf_keys/gguf_key_types.py",), 1, ("ropetool/runtimes/llama_cpp/key_types.json",),
         versions=("llama-cpp-python",), needs=LLAMA_SOURCES,
     ),
     Record(
-        "gguf-loading", ("ropetool/runtimes/llama_cpp/key_types.json",), ("gguf_loading.py",), 1,
+        "gguf-loading", ("ropetool/runtimes/llama_cpp/key_types.json",), ("gguf_keys/gguf_loading.py",), 1,
         ("ropetool/runtimes/llama_cpp/loading.json",), versions=("llama-cpp-python",), needs=LLAMA_SOURCES,
     ),
-    Record("real-models", (), ("real_models",), 1440, ("tests/verification/real_models.json",), "real-models.md"),
-    Record("laboratory", (), ("lab",), 120, ("tests/lab/record.json",), "laboratory.md"),
+    Record("real-models", (), ("real_models/measure",), 1440, ("tests/verification/real_models.json",), "real-models.md"),
+    Record("laboratory", (), ("lab/train",), 120, ("tests/lab/record.json",), "laboratory.md"),
 )  # fmt: skip
 BY_NAME = {record.name: record for record in RECORDS}

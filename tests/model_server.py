@@ -1,6 +1,6 @@
 """A small HTTP server in the shape of vLLM's, SGLang's, llama-server's, Ollama's and llama-cpp-python's, around any function.
 
-It has been held against the real ones (scripts/engines): fields and errors are theirs. What it is told to break, it breaks.
+It has been held against the real ones (scripts/engines/run): fields and errors are theirs. What it is told to break, it breaks.
 """
 
 from __future__ import annotations

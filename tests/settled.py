@@ -1,7 +1,7 @@
 """Comparisons that were made before with the same inputs: what they passed with stands in settled.json, as hashes.
 
 What two programs make of the same bytes is the same tomorrow, so such a comparison is made in part, and in whole where an
-input differs: our output, the other program's version, or the strings. scripts/settle.py makes all of them in whole again.
+input differs: our output, the other program's version, or the strings. scripts/settled/settle.py makes all of them in whole again.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from ropetool.rope.tables import RopeTable
 ROOT = Path(ropetool.__file__).parents[1]
 
 
-corpus = script("corpus")
+corpus = script("corpus.py")
 commands = corpus.commands
 GROUPS = tuple(corpus.GROUPS)
 WRITTEN = ("plan/hf", "output/hf", "bake/hf", "export", "plan/gguf", "output/gguf", "bake/gguf")

@@ -34,7 +34,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FORBIDDEN = re.compile(r"(?i)\bsessions?\b|/work/|\bissue #?\d|\bpart [0-9] of\b|\bhelper\b|\bTODO\b")
 
 
-docs = script("docs")
+docs = script("docs.py")
 
 
 # --- generated parts
@@ -244,7 +244,7 @@ def test_the_front_page_shows_what_commands_printed() -> None:
 
 
 def test_the_picture_of_the_front_page_is_drawn_from_its_record() -> None:
-    picture = script("front_picture")
+    picture = script("front/front_picture.py")
     record = json.loads(picture.RECORD.read_text(encoding="utf-8"))
     assert complaint(record["command"].split()[1:]) == ""
     shown, again = (

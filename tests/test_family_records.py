@@ -172,7 +172,7 @@ def test_a_changed_entry_is_one_sentence(name: str, place: str, value: Any) -> N
         records.compare(name, changed, real)
     assert refusal.value.where == f"ropetool/families/generated/{name}.json: {place}"
     assert refusal.value.message.startswith(f"states {json.dumps(value)}, and transformers {real['transformers']} has ")
-    assert refusal.value.try_ == f"scripts/families {name}"
+    assert refusal.value.try_ == f"scripts/families/probe {name}"
 
 
 def test_a_type_without_a_record_is_one_sentence() -> None:

@@ -12,7 +12,7 @@ import ropetool
 
 PACKAGE = Path(ropetool.__file__).parent
 MOST_PARAMETERS, MOST_LINES = 8, 80
-sizes = script("house").sizes
+sizes = script("house.py").sizes
 # By function: its parameters and its lines. Lower a figure with its cause; nothing is added.
 KNOWN: dict[str, list[int]] = json.loads(Path(__file__).with_name("function_sizes.json").read_text(encoding="utf-8"))
 

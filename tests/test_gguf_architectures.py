@@ -1,6 +1,6 @@
 """Extending GGUF files of every architecture that llama.cpp rotates: what is written, and what stands against the rest.
 
-Oracle: the published formulas in mpmath (scripts/golden_formulas.py) against llama.cpp's formulas on the written keys
+Oracle: the published formulas in mpmath (scripts/golden/golden_formulas.py) against llama.cpp's formulas on the written keys
 (gguf_headers.py). Neither knows ropetool.
 """
 
@@ -86,7 +86,7 @@ SERVED = {
 }  # fmt: skip
 
 
-formulas = script("golden_formulas")
+formulas = script("golden/golden_formulas.py")
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Every method against tables of two independent implementations, and planted defects that these tables must see.
 
-The files come from scripts/golden.py: mpmath on the written formulas, transformers' own functions where it has them.
+The files come from scripts/golden/golden.py: mpmath on the written formulas, transformers' own functions where it has them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ropetool.rope.methods import Derived, Goal, Source
 from ropetool.rope.tables import Regime, RopeTable
 
 GOLDEN = Path(__file__).parent / "golden"
-SCRIPTS = Path(__file__).parents[1] / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts" / "golden"
 FILES = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GOLDEN.glob("*.json"))}
 CASES = [
     pytest.param(method, case, id=f"{method}-{number}")

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from loading import SCRIPTS, script
 
-records = script("records")
+record, records = script("record"), script("records.py")
 ROOT = SCRIPTS.parent
 Record = records.Record
-
-
-def command() -> ModuleType:
-    """Return scripts/record as a module."""
-    loader = importlib.machinery.SourceFileLoader("record", str(SCRIPTS / "record"))
-    spec = importlib.util.spec_from_loader("record", loader)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
-record = command()
 
 
 @pytest.mark.parametrize("entry", records.RECORDS, ids=lambda entry: entry.name)
@@ -40,6 +25,14 @@ def test_what_the_table_names_is_there(entry: Any) -> None:
     assert not entry.page or (ROOT / "docs" / entry.page).is_file()
     assert entry.outputs or entry.page
     assert entry.minutes > 0
+
+
+@pytest.mark.parametrize("entry", records.RECORDS, ids=lambda entry: entry.name)
+def test_the_folder_of_a_record_explains_it(entry: Any) -> None:
+    folder = "conformance_kit" if entry.name == "conformance-kit" else Path(entry.command[0]).parent
+    readme = (SCRIPTS / folder / "README.md").read_text(encoding="utf-8")
+    assert re.search(rf"scripts/record [\w. -]*{re.escape(entry.name)}\b", readme)
+    assert len(readme.splitlines()) <= 12
 
 
 def test_every_record_has_a_name_and_a_stamp() -> None:

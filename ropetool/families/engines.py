@@ -89,7 +89,7 @@ class MlxReading:
 
 @dataclass(frozen=True)
 class MlxFile:
-    """What a model file of mlx-lm or mlx-vlm does with a config, as scripts/mlx_files.py found by asking it.
+    """What a model file of mlx-lm or mlx-vlm does with a config, as scripts/engine_files/mlx_files.py found by asking it.
 
     file: its name. readings: by kind of layer. shares: places of the share of a head that rotates, share: where none
     is stated, 0 where it does not load without. head_dim: `needed` where that is so of it, `odd` where its own
@@ -177,6 +177,6 @@ def mlx_has(program: str, model_type: str) -> bool:
 
 
 def exllamav3_file(model_type: str, text_type: str) -> Exllamav3 | None:
-    """Return what exllamav3 makes of a config of this type, as scripts/exllamav3_files.py found, None without a model."""
+    """Return what exllamav3 makes of a config of this type, as scripts/engine_files/exllamav3_files.py found, None without a model."""
     found: Exllamav3 | None = _file(Exllamav3, "exllamav3", model_type, text_type)
     return found

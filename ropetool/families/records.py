@@ -1,4 +1,4 @@
-"""From the facts that scripts/families reads from transformers, one record a model type, to what a family's file states.
+"""From the facts that scripts/families/probe reads from transformers, one record a model type, to what a family's file states.
 
 A record is turned into a family where the mechanisms of this package describe it whole; where they do not, and where
 there is nothing to rotate, the reason is kept for the refusal.

@@ -176,7 +176,7 @@ def compare(model_type: str, written: Record | None, found: Record) -> None:
     Raises: ConfigError with the first place that differs.
     """
     where = f"ropetool/families/generated/{model_type}.json"
-    try_ = f"scripts/families {model_type}"
+    try_ = f"scripts/families/probe {model_type}"
     if written is None:
         raise ConfigError("there is no record of this type", where=where, try_=try_)
     for place, stated, real in _differences(written, json.loads(json.dumps(found)), ""):

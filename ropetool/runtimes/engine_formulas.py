@@ -35,7 +35,7 @@ PLACEHOLDER = {names.ROPE_TYPE: "default", names.ROPE_THETA: 10000.0}
 
 @cache
 def scanned(engine: str, part: str = "architectures") -> dict[str, dict[str, Any]]:
-    """Return what scripts/engine_sources.py read of an engine's model files, by architecture; part: or of its wrappers."""
+    """Return what scripts/engine_files/engine_sources.py read of an engine's model files, by architecture; part: or of its wrappers."""
     text = resources.files(__package__).joinpath(f"{engine}_models.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = json.loads(text)[part]
     return found

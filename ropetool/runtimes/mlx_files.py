@@ -1,4 +1,4 @@
-"""What mlx-lm and mlx-vlm share: a config read by the facts of a model file, which scripts/mlx_files.py found.
+"""What mlx-lm and mlx-vlm share: a config read by the facts of a model file, which scripts/engine_files/mlx_files.py found.
 
 How a rope type becomes a table is each program's own, and so are files that no such facts describe.
 """

@@ -1,6 +1,6 @@
 """What texts a verification read, said so that others can read the same: by the manifest of the catalogue, or by digest.
 
-The manifest, ropetool/texts/manifest.json, names documents by the SHA-256 of their text; scripts/text_catalogue.py fetches
+The manifest, ropetool/texts/manifest.json, names documents by the SHA-256 of their text; scripts/catalogue/text_catalogue.py fetches
 them. Knows nothing of where a text lay or what its file was called.
 """
 

@@ -1,6 +1,6 @@
 """Logits of a model before and after a bake, at positions that lie beyond its trained length.
 
-Four times that length costs ten times as much; scripts/grid.py runs every family there and commits what it found.
+Four times that length costs ten times as much; scripts/bake_grid/grid.py runs every family there and commits what it found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The proof for every family: a model that asks for a factor and its baked copy that does not have the same logits.
 
 In float64 to 1e-10 and in float32 to 1e-4, at positions beyond the trained length; every other tensor is byte for byte
-the same. Up to four times that length a few are run here, and all of them by scripts/grid.py, whose result says of which
+the same. Up to four times that length a few are run here, and all of them by scripts/bake_grid/grid.py, whose result says of which
 code it is (test_bake_grid.py). The wrong ways stand in test_bake_sabotage.py.
 """
 

@@ -19,7 +19,7 @@ from ropetool import families
 ROOT = Path(ropetool.__file__).parents[1]
 
 
-grid = script("grid")
+grid = script("bake_grid/grid.py")
 KNOWN: dict[str, Any] = json.loads(grid.RESULT.read_text(encoding="utf-8"))
 
 
@@ -126,7 +126,7 @@ def test_what_is_refused() -> None:
 
 
 def test_the_page_shows_the_grid() -> None:
-    assert grid.page(KNOWN) == grid.PAGE.read_text(encoding="utf-8"), "run scripts/grid.py --docs"
+    assert grid.page(KNOWN) == grid.PAGE.read_text(encoding="utf-8"), "run scripts/bake_grid/grid.py --docs"
     other = copy.deepcopy(KNOWN)
     other["transformers"]["cells"]["llama"]["layout"]["float64"] = 5e-12
     assert grid.page(other) != grid.page(KNOWN)

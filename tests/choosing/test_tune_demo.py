@@ -105,7 +105,7 @@ def test_what_is_called_better_is_so_by_the_estimates() -> None:
 
 
 def test_rows_that_are_missing_are_said_not_to_have_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = script("tune_demo_page")
+    page = script("tune/tune_demo_page.py")
     monkeypatch.setattr(page, "known", lambda: {name: RECORD[name] for name in RECORD if name != "1024 pairs"})
     rows = {row[0]: row[1:] for row in page.table()}
     assert [name for name, cells in rows.items() if cells[0] == "not run"] == ["1024, pairs"]

@@ -94,12 +94,12 @@ def test_noise_is_called_a_gain_in_less_than_one_of_twenty_runs() -> None:
 
 
 def test_the_record_is_of_this_code() -> None:
-    noise = script("tune_noise")
+    noise = script("tune/tune_noise.py")
     some = [seed for seed in range(120) if noise.claims("8 documents, all parts", seed)]
     assert some == [seed for seed in NOISE["designs"]["8 documents, all parts"]["which"] if seed < 120]
 
 
 def test_text_of_the_search_in_the_judgement_makes_claims_of_noise() -> None:
-    noise = script("tune_noise")
+    noise = script("tune/tune_noise.py")
     claims = sum(noise.claims("8 documents, all parts", seed, leak=True) for seed in range(60))
     assert claims > 6

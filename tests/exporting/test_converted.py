@@ -12,7 +12,7 @@ import pytest
 from converter import needs_converter
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ROOT / "scripts"
+SCRIPTS = ROOT / "scripts" / "converted"
 AGAIN = """
 import json, sys
 sys.path[:0] = sys.argv[1:2]
@@ -34,7 +34,7 @@ def test_the_record_is_of_the_releases_that_are_pinned() -> None:
     recorded = json.loads((ROOT / "tests" / "exporting" / "converted.json").read_text(encoding="utf-8"))["versions"]
     pinned = re.findall(r"(?m)^([\w-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"))
     assert recorded == {name: dict(pinned)[name] for name in ("transformers", "llama-cpp-python")}, (
-        "scripts/converted.py"
+        "scripts/converted/converted.py"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from loading import script
 
-planted = script("planted_tables")
+planted = script("identify/planted_tables.py")
 RECORD: dict[str, Any] = json.loads(planted.RESULT.read_text(encoding="utf-8"))
 HONEST = [run for run in RECORD["runs"] if run[5] == planted.AS_MEANT]
 PLANTED = [run for run in RECORD["runs"] if run[5] != planted.AS_MEANT]

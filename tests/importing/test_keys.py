@@ -1,6 +1,6 @@
 """Keys of an architecture, planted and removed one by one: import reads each key, shows that it has no effect, or refuses.
 
-The table of keys is the one that scripts/gguf_key_types.py reads from llama.cpp's loader. The oracle is libllama: a file
+The table of keys is the one that scripts/gguf_keys/gguf_key_types.py reads from llama.cpp's loader. The oracle is libllama: a file
 that import takes computes there what it did before, or what transformers computes with the imported config.
 """
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+from loading import script
 
 
 @pytest.fixture(autouse=True)
@@ -29,17 +26,10 @@ def gradients() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[ModuleType]:
-    """Return scripts/lab, which is no module of a package, and let it import its neighbours."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        loader = SourceFileLoader("lab_script", str(SCRIPTS / "lab"))
-        spec = importlib.util.spec_from_loader("lab_script", loader)
-        assert spec is not None
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-        module.model, module.training = sys.modules["lab_model"], sys.modules["lab_training"]
-        yield module
+def lab() -> ModuleType:
+    module = script("lab/train")
+    module.model, module.training = sys.modules["lab_model"], sys.modules["lab_training"]
+    return module
 
 
 @pytest.fixture(scope="module")

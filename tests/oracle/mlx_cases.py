@@ -1,6 +1,6 @@
 """What small models of mlx-lm, mlx-vlm and exllamav3 are asked beyond what their facts were found by, and the comparison.
 
-scripts/mlx_files.py and exllamav3_files.py ask real ones with --record and write mlx_lm_files.json, mlx_vlm_files.json and
+scripts/engine_files/mlx_files.py and exllamav3_files.py ask real ones with --record and write mlx_lm_files.json, mlx_vlm_files.json and
 exllamav3_files.json; tests compare the decoders with these.
 """
 

@@ -1,7 +1,7 @@
 """What the inference engines are asked: small configs in every way to scale, the probes, and the comparison.
 
-Shared by the tests of vLLM, SGLang, mlx-lm and exllamav3 and by scripts/golden_peers.py. ROPETOOL_PEERS names a folder
-with their Python files, NAME-VERSION each; scripts/lib.sh fills it. scripts/golden_peers.py recorded all of them.
+Shared by the tests of vLLM, SGLang, mlx-lm and exllamav3 and by scripts/golden/golden_peers.py. ROPETOOL_PEERS names a folder
+with their Python files, NAME-VERSION each; scripts/lib.sh fills it. scripts/golden/golden_peers.py recorded all of them.
 """
 
 from __future__ import annotations

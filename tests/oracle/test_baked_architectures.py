@@ -1,7 +1,7 @@
 """Bakes of every architecture whose keys and queries are described: llama.cpp's logits before and after.
 
 baking_probe.py makes a whole file of each, with two layers or more. A sample is run each time; the others where what is
-described, the model or llama.cpp is another than when they passed (scripts/settle.py).
+described, the model or llama.cpp is another than when they passed (scripts/settled/settle.py).
 """
 
 from __future__ import annotations

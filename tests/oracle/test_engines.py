@@ -1,6 +1,6 @@
 """Whole models in a real engine: what our decoders say today is what the recorded runs found it to compute.
 
-scripts/engines runs the engine and writes tests/oracle/engines_ENGINE.json. A cell is explained where the engine's log
+scripts/engines/run runs the engine and writes tests/oracle/engines_ENGINE.json. A cell is explained where the engine's log
 probabilities are those of transformers with the claimed tables in its rotary modules; here the claims are made again. Where
 an engine is installed (ROPETOOL_ENGINE_VLLM names its interpreter) two cells are run again.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "engines"))
 
 from engine_grid import judging  # noqa: E402 - it lies among the scripts
 from engine_grid.recorded import Recorded, changed, changes  # noqa: E402
@@ -83,7 +83,7 @@ def test_a_config_is_what_its_changes_make() -> None:
 def test_the_engine_at_hand(cells: str, tmp_path: Path) -> None:
     if not os.environ.get("ROPETOOL_ENGINE_VLLM"):
         pytest.skip("ROPETOOL_ENGINE_VLLM names no interpreter with vLLM")
-    command = [sys.executable, "scripts/engines.py", "--engine", "vllm", "--check", "--families", "qwen3"]
+    command = [sys.executable, "scripts/engines/engines.py", "--engine", "vllm", "--check", "--families", "qwen3"]
     done = subprocess.run(
         [*command, "--cells", cells, "--keep", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=500
     )

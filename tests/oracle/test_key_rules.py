@@ -23,7 +23,7 @@ from ropetool.files.gguf.texts import value_of
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_rules, key_types
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "gguf_keys"))
 import gguf_key_types
 
 pytest.importorskip("llama_cpp")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib.machinery import SourceFileLoader
-from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from loading import script
 from transformers.models.llama import modeling_llama
 
 from ropetool import families
@@ -122,19 +120,10 @@ def test_a_temperature_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(layer.get("temperature") for _, layer in facts.probe("llama")["layers"])
 
 
-def script() -> ModuleType:
-    loader = SourceFileLoader("families_script", str(ROOT / "scripts" / "families"))
-    spec = spec_from_loader(loader.name, loader)
-    assert spec
-    module = module_from_spec(spec)
-    loader.exec_module(module)
-    return module
-
-
 def test_the_check_refuses_a_planted_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    program = script()
+    program = script("families/probe")
     monkeypatch.setattr(program, "FOLDER", tmp_path)
     monkeypatch.setattr("sys.argv", ["families", "--check", "--jobs", "1", "cohere2"])
     (tmp_path / "cohere2.json").write_text(records.text(written("cohere2")))
@@ -144,7 +133,7 @@ def test_the_check_refuses_a_planted_entry(
     said = capfd.readouterr().err.splitlines()
     assert said[-2:] == [
         'Error: ropetool/families/generated/cohere2.json: rotates: states "all", and transformers 5.23.0 has "sliding"',
-        "Try: scripts/families cohere2",
+        "Try: scripts/families/probe cohere2",
     ]
 
 

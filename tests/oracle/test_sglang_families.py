@@ -9,7 +9,7 @@ import peers
 import pytest
 import sglang_families as asked
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "engine_files"))
 
 import engine_sources
 

@@ -1,7 +1,7 @@
 """Losses of the demo checkpoint and its extensions, row by row, as they were measured: computing them takes two minutes.
 
 A row is found by what it was computed from: config, weights, tokens. A missing row makes the tests fail until
-`scripts/demo_losses.py` has measured all rows again.
+`scripts/catalogue/demo_losses.py` has measured all rows again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import Done, Scores, ignore
 
 RESULT = Path(__file__).with_name("demo_losses.json")
-AGAIN = "run scripts/demo_losses.py"
+AGAIN = "run scripts/catalogue/demo_losses.py"
 MEASURING = "ROPETOOL_MEASURE_LOSSES" in os.environ  # set by that script
 Compute = Callable[[Sequence[Sequence[int]]], Scores]
 

@@ -109,7 +109,7 @@ def test_the_folder_of_the_script_is_the_whole_catalogue(monkeypatch: pytest.Mon
     stated = json.loads(catalogue.MANIFEST.read_text(encoding="utf-8"))
     folder = CACHE / "texts" / stated["sha256"][:16]
     if not folder.is_dir() or len(os.listdir(folder)) < len(stated["documents"]):
-        pytest.skip("the catalogue is not in the cache; scripts/text_catalogue.py fetches it")
+        pytest.skip("the catalogue is not in the cache; scripts/catalogue/text_catalogue.py fetches it")
     documents = read_documents([folder])
     assert described(documents, bundled=False) == {
         "origin": "catalogue", "documents": len(stated["documents"]), "manifest": stated["sha256"], "names": [],

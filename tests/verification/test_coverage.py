@@ -1,4 +1,4 @@
-"""How often intervals cover the truth and verdicts are wrong: the counts of scripts/intervals.py, and a few of them counted again.
+"""How often intervals cover the truth and verdicts are wrong: what scripts/catalogue/intervals.py counted, a part of it again.
 
 Documents are what is drawn and what is clustered by: made-up ones, and those of the catalogue with the demo's real losses.
 """
@@ -21,7 +21,7 @@ from ropetool.verification.runners.torch_runner import TorchRunner
 
 CACHE = machine.cache()  # the user's, before the tests get one of their own
 AGAIN = 600
-intervals = script("intervals")
+intervals = script("catalogue/intervals.py")
 FOUND: dict[str, Any] = json.loads(intervals.RESULT.read_text(encoding="utf-8"))
 FAIR = [
     name
@@ -31,7 +31,9 @@ FAIR = [
 
 
 def test_the_counts_are_on_the_page() -> None:
-    assert intervals.page(FOUND) == intervals.PAGE.read_text(encoding="utf-8"), "run scripts/intervals.py --docs"
+    assert intervals.page(FOUND) == intervals.PAGE.read_text(encoding="utf-8"), (
+        "run scripts/catalogue/intervals.py --docs"
+    )
 
 
 def near(share: float, stated: float, draws: int) -> bool:
@@ -135,13 +137,13 @@ def test_verdicts_counted_again_with_a_planted_error_are_others() -> None:
 
 
 def test_a_document_of_the_catalogue_measured_again(tmp_path: Path) -> None:
-    losses = script("catalogue_losses")
+    losses = script("catalogue/catalogue_losses.py")
     known = json.loads(losses.RESULT.read_text(encoding="utf-8"))
     manifest = json.loads(losses.MANIFEST.read_text(encoding="utf-8"))
     entry = known["documents"][100]
     file = CACHE / "texts" / manifest["sha256"][:16] / f"{entry['name']}.txt.xz"
     if not file.is_file():
-        pytest.skip(f"{file} is not there; scripts/text_catalogue.py fetches the catalogue")
+        pytest.skip(f"{file} is not there; scripts/catalogue/text_catalogue.py fetches the catalogue")
     made = ropetool.apply(
         ropetool.plan(losses.MODEL, **losses.EXTENSIONS["yarn x2"]), losses.MODEL, tmp_path / "x2"
     ).output

@@ -1,6 +1,6 @@
 """The committed table of planted defects: complete, as docs/verify.md shows it, what it must say, and some of it again.
 
-scripts/defects.py makes it. While the code is that which it was made with, a sample of its rows is computed here, which
+scripts/defects/defects.py makes it. While the code is that which it was made with, a sample of its rows is computed here, which
 another state of the code draws anew; otherwise all rows that need no model are, and more of those that need one. A check
 that lets everything pass turns this file red, which is tried for each of them.
 """
@@ -24,9 +24,9 @@ from ropetool.verification import checkpoints, gate
 from ropetool.verification.readback import claimed, comparing, keys
 from ropetool.verification.results import PASS, Check, VerifyResult
 
-page = script("defects_page")
-records = script("records")
-defects = script("defects")
+page = script("defects/defects_page.py")
+records = script("records.py")
+defects = script("defects/defects.py")
 KNOWN: dict[str, Any] = page.known()
 HF, F16, RECORD, BASELINE, NOTHING = defects.HF, defects.F16, page.RECORD, page.BASELINE, page.NOTHING
 # While the rows were made by this code, a sample of them is computed again; otherwise all rows that need no model are.

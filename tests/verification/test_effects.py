@@ -238,5 +238,7 @@ def test_what_was_not_measured_is_not_made_up(
     rows, scored = some(runners["yarn"])
     monkeypatch.setattr(recorded, "MEASURING", False)
     other = ropetool.apply(ropetool.plan(DEMO, "yarn", factor=7), DEMO, tmp_path / "other").output
-    with pytest.raises(AssertionError, match=r"3 of 3 rows of other were not measured: run scripts/demo_losses\.py"):
+    with pytest.raises(
+        AssertionError, match=r"3 of 3 rows of other were not measured: run scripts/catalogue/demo_losses\.py"
+    ):
         RecordedRunner(other).score(rows, scored)

@@ -18,7 +18,7 @@ from ropetool.verification.results import FAIL, NOT_RUN, PASS, DivergenceResult,
 from ropetool.verification.scoring import Logits
 
 CACHE = machine.cache()  # the user's, before the tests get one of their own
-AGAIN = "run scripts/kl_floors.py"
+AGAIN = "run scripts/floors/kl_floors.py"
 FLOAT32 = Floor(Figures(4e-8, 6e-8, 5e-8), Figures(4e-8, 6e-8, 5e-8))
 ALLOWED = Floor(Figures(1e-6, 1e-5, 3e-6), Figures(2e-6, 2e-5, 4e-6))
 
@@ -184,9 +184,9 @@ def test_llama_3_8b_is_within_the_limits_of_its_layers() -> None:
 @pytest.mark.parametrize("name", ["demo", "second"])
 def test_the_table_is_of_this_model(name: str) -> None:
     """Of the second model where it was made; by what it would be made, it is named in any case."""
-    measuring, stated = script("kl_floors"), floors.table()["models"][name]
+    measuring, stated = script("floors/kl_floors.py"), floors.table()["models"][name]
     if name == "second":
-        place = script("train_demo_model").second_place(CACHE)
+        place = script("train_demo_model.py").second_place(CACHE)
         assert stated["recipe"] == place.name, AGAIN
         if not place.is_dir():
             pytest.skip("`python scripts/train_demo_model.py --second` makes it in 8 minutes of one core")
@@ -199,13 +199,13 @@ def test_the_table_is_of_this_model(name: str) -> None:
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Any:
     pytest.importorskip("llama_cpp")
-    measuring = script("kl_floors")
+    measuring = script("floors/kl_floors.py")
     return measuring.Pool(measuring.models(CACHE)["demo"], tmp_path_factory.mktemp("pool"))
 
 
 @pytest.mark.parametrize("outtype", ["f16", "bf16", "q8_0"])
 def test_a_sample_of_the_floors_is_measured_again(outtype: str, pool: Any) -> None:
-    found = script("kl_floors").figures(pool.of_type(outtype))
+    found = script("floors/kl_floors.py").figures(pool.of_type(outtype))
     stated = floors.table()["floors"][outtype]["demo"]
     for part in ("text", "rare"):
         assert found[part] == pytest.approx(stated[part], rel=0.25), part
@@ -244,7 +244,9 @@ def test_a_span_of_positions_that_is_broken_is_found(pool: Any) -> None:
 
     honest = pool.of_type("q8_0")
     assert failing(honest, "q8_0") == set()
-    with script("kl_floors").closing(script("kl_floors").LlamaRunner(pool.export("q8_0"), device="cpu")) as target:
+    with script("floors/kl_floors.py").closing(
+        script("floors/kl_floors.py").LlamaRunner(pool.export("q8_0"), device="cpu")
+    ) as target:
         found = pool.against(Changed(target, logits=broken))
     assert failing(found, "q8_0") == {WORST}
 

@@ -23,7 +23,7 @@ LENGTHS = [128, 512, 1024]
 
 @pytest.fixture(scope="module")
 def second() -> Path:
-    place = script("train_demo_model").second_place(CACHE)
+    place = script("train_demo_model.py").second_place(CACHE)
     if not place.is_dir():
         pytest.skip(
             f"{place} is not there; `python scripts/train_demo_model.py --second` makes it in 8 minutes of one core"

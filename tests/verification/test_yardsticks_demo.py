@@ -1,4 +1,4 @@
-"""docs/yardsticks.md on the demo checkpoint: its output and its sentences say what the record of scripts/yardsticks_demo.py has."""
+"""docs/yardsticks.md shows the output and the figures that scripts/yardsticks/yardsticks_demo.py recorded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def mean(run: str, name: str, length: int, key: str) -> tuple[float, float]:
 
 @pytest.mark.parametrize("run", RECORD)
 def test_the_page_has_the_command_and_what_it_printed(run: str) -> None:
-    page = script("yardsticks_page")
+    page = script("yardsticks/yardsticks_page.py")
     assert " ".join(RECORD[run]["text"].split()) in PAGE
     assert f"$ {page.RUNS[run].command(run)} " in PAGE
 

@@ -1,6 +1,6 @@
 """Which type llama.cpp's loader wants of each metadata key, and which names it knows; it converts nothing.
 
-The data is key_types.json, read from llama.cpp's sources by scripts/gguf_key_types.py. What values mean is key_rules.py's.
+The data is key_types.json, read from llama.cpp's sources by scripts/gguf_keys/gguf_key_types.py. What values mean is key_rules.py's.
 """
 
 from __future__ import annotations

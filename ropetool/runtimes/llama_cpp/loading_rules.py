@@ -1,6 +1,6 @@
 """The keys that llama.cpp's loader needs and reads for each architecture, and the tensor shapes that follow from them.
 
-The data is loading.json, which scripts/gguf_loading.py reads from llama.cpp's sources. key_rules.py knows the effect of
+The data is loading.json, which scripts/gguf_keys/gguf_loading.py reads from llama.cpp's sources. key_rules.py knows the effect of
 a broken rule.
 """
 

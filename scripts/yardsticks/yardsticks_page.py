@@ -1,0 +1,58 @@
+"""What docs/yardsticks.md shows of yardsticks on the demo checkpoint, from the record of scripts/yardsticks/yardsticks_demo.py."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULT = Path(__file__).resolve().parents[2] / "tests" / "verification" / "yardsticks_demo.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A command of `verify` on the demo checkpoint, extended by YaRN with this factor."""
+
+    factor: int
+    lengths: tuple[int, ...]
+    yardsticks: tuple[str, ...]
+    measures: tuple[str, ...] = ("last-segment",)
+    trials: int | None = None
+    segments: int = 16
+
+    def command(self, name: str) -> str:
+        """Return it as a user types it."""
+        measures = "".join(f" --measure {measure}" for measure in self.measures)
+        trials = "" if self.trials is None else f" --trials {self.trials}"
+        lengths, yardsticks = ",".join(map(str, self.lengths)), ",".join(self.yardsticks)
+        return (
+            f"ropetool verify {name}{measures}{trials} --segments {self.segments} --grade research --lengths {lengths} "
+            f"--compare-with {yardsticks}"
+        )
+
+
+RUNS = {
+    "m16": Run(16, (256, 1024, 4096), ("rerope", "leaky-rerope", "rerope+log-n")),
+    "m8": Run(
+        8, (256, 2048),
+        ("rerope", "rerope+log-n", "leaky-rerope", "self-extend", "lambda", "dynamic-yarn"),
+        ("last-segment", "retrieval"), 2,
+    ),
+}  # fmt: skip
+
+
+def known() -> dict[str, Any]:
+    """Return the committed record, by the names of runs."""
+    if not RESULT.exists():
+        return {}
+    found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
+    return found
+
+
+def parts() -> dict[str, str]:
+    """Return each command with what it printed, by the page's markers."""
+    return {
+        f"yardsticks-{name}": f"```console\n$ {run.command(name)}\n```\n\n```text\n{known()[name]['text']}\n```\n"
+        for name, run in RUNS.items()
+    }
