@@ -31,6 +31,7 @@ LONG = 131072  # tokens: 1 to 32 times the trained length of most published mode
 NOT_COUNTED = {
     "notes", "reason", "reasons", "why", "cost", "sentence", "message", "try", "where", "differences", "words", "summary", "skipped",
     "detail", "version", "versions", "made_with", "source_fingerprint", "fingerprint", "weight_files", "identity", "seconds", "minutes",
+    "more_minutes",
 }  # fmt: skip
 COMMAND = re.compile(r"ropetool |\S+: (?:python -m|vllm serve|llama-server|koboldcpp|lms load|ollama) ")
 COMPUTED = "rotation"  # the check whose figure a runtime computes in float32, a little different on each machine

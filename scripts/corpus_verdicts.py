@@ -27,7 +27,17 @@ from ropetool.files.gguf import read_header
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
-from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, ignore
+from ropetool.verification.scoring import (
+    PIECE_TOKENS,
+    Done,
+    Generated,
+    Logits,
+    Piece,
+    Predictions,
+    Scores,
+    Wanted,
+    ignore,
+)
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED, WORSE = 256, 0.02  # tokens; nats that a token beyond them costs more
@@ -93,6 +103,15 @@ def logits(self: Any, ids: Sequence[int]) -> Iterator[tuple[int, Logits]]:
         yield start, found[start : start + PIECE_TOKENS]
 
 
+def read(self: Any, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+    """Stand in for the method of a runner: what the wanted tokens of a row cost, a piece after the other."""
+    for start in range(0, len(ids), PIECE_TOKENS):
+        tokens = np.arange(start + 1, min(start + PIECE_TOKENS, len(ids) - 1) + 1)
+        at = tokens[wanted(tokens)]
+        costs = score(self, [ids], len(ids) - 1).losses[0][at - 1]
+        yield Piece(min(start + PIECE_TOKENS, len(ids)), at, costs)
+
+
 def generated(self: Any, ids: Sequence[int], count: int, done: Done = ignore) -> Generated:
     """Stand in for the method of a runner: the logits of generation and of whole passes, which agree."""
     found = _logits(self, ids)[-count - 1 : -1]
@@ -104,7 +123,7 @@ def generated(self: Any, ids: Sequence[int], count: int, done: Done = ignore) ->
 def recorded() -> Iterator[None]:
     """Let both runners answer with these figures."""
     with contextlib.ExitStack() as stack:
-        for runner, method in itertools.product((TorchRunner, LlamaRunner), (score, predict, logits, generated)):
+        for runner, method in itertools.product((TorchRunner, LlamaRunner), (score, predict, logits, generated, read)):
             stack.enter_context(mock.patch.object(runner, method.__name__, method))
         yield
 
@@ -147,7 +166,6 @@ RUNS: dict[str, tuple[str, ...]] = {
         "--segments",
         "8",
     ),
-    "a second stage": ("--suite", "quick", "--grade", "publishable", "--segments", "4", "--budget", "600"),
 }
 
 
@@ -157,6 +175,9 @@ def verified() -> Cells:
         yield f"{form}/{name}", write, _verify(options)
         if name in SUITES:
             yield f"{form}/{name}, without a baseline", write, _verify(options, baseline=False)
+    for form, write in FORMS.items():
+        yield f"{form}/default", write, _default()
+        yield f"{form}/default, without a baseline", write, _default(baseline=False)
     yield "GGUF/against the source", demo_file, _verify(("--suite", "quick", "--against", "../../demo/model.gguf"))
     for name in ("vllm", "llama-server"):
         for suite in SUITES[:2]:
@@ -169,6 +190,19 @@ def _verify(options: Sequence[str], baseline: bool = True) -> Act:
         held = ("--baseline", "SOURCE") if baseline else ()
         with inside(folder), recorded():
             return _printed("verify", str(target), *held, *options, source=source)
+
+    return act
+
+
+def _default(baseline: bool = True) -> Act:
+    """Return a verification without a suite, which reads texts until it is decided."""
+
+    def act(source: Path, folder: Path) -> Any:
+        target = longer(source)
+        held = ("--baseline", "SOURCE") if baseline else ()
+        with inside(folder), recorded():
+            texts = ("--text", str(source.parent / "texts"), "--budget", "none")
+            return printed("verify", str(target), *held, *texts, source=source)
 
     return act
 

@@ -43,6 +43,7 @@ from engine_grid import judging, recorded
 
 from ropetool import families, runtimes
 from ropetool.cli import group
+from ropetool.cli.helping import ALL_SHOWN
 from ropetool.doctor import rules as doctor_rules
 from ropetool.families import records
 from ropetool.families.wrappers import UNREAD, WRAPPERS
@@ -72,7 +73,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield ROOT / "docs/runtimes.md", filled("docs/runtimes.md", known)
     plain = (ROOT / f"ropetool/families/{PLAIN}.json").read_text(encoding="utf-8")
     yield ROOT / "docs/family-files.md", filled("docs/family-files.md", {"family": f"```json\n{plain}```"})
-    yield ROOT / "docs/verify.md", filled("docs/verify.md", verify_tables())
+    yield ROOT / "docs/suites.md", filled("docs/suites.md", verify_tables())
     exports = {"held": _table(family_page.HELD, family_page.held()), "converted": converted_page.table()}
     yield ROOT / "docs/export.md", filled("docs/export.md", exports)
     yield ROOT / "docs/conformance.md", filled("docs/conformance.md", conformance_page.tables())
@@ -101,7 +102,7 @@ def noise_table() -> str:
 
 
 def verify_tables() -> dict[str, str]:
-    """Return the tables of docs/verify.md, by their markers."""
+    """Return the tables of docs/suites.md, by their markers."""
     return {"kl-floors": floor_table(), "cache-types": cache_types_page.table(), **defects_page.tables()}
 
 
@@ -167,6 +168,7 @@ def cli_reference() -> str:
     """Return the help of every command."""
     parts = [f"# Command line\n\n{NOTICE}", _EXIT_CODES]
     for name, context in commands():
+        context.meta[ALL_SHOWN] = True
         parts.append(f"\n## {name}\n\n```text\n{context.command.get_help(context)}\n```\n")
     return "".join(parts)
 

@@ -34,7 +34,7 @@ COMMANDS = {
     "extend": ("extend", "{model}", "--method", "yarn", "--factor", "8", "-o", "{out}/x"),
     "bake": ("bake", "{out}/x", "attention-factor", "-o", "{out}/baked"),
     "export": ("export", "{model}", "--outtype", "f16", "--no-check", "-o", "{out}/model.gguf"),
-    "verify": ("verify", "{out}/x", "--baseline", "{model}", "--suite", "quick", "--lengths", "256,512", "--grade", "research"),
+    "verify": ("verify", "{out}/x", "--baseline", "{model}"),
 }  # fmt: skip
 # One example of each kind of addition, by the names that modules know it under.
 ADDITIONS = {

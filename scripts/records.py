@@ -134,7 +134,7 @@ RECORDS = (
     ),
     Record(
         "catalogue-losses", (DEMO, *TORCH, "ropetool/texts/manifest.json"), ("catalogue/catalogue_losses.py",), 20,
-        ("tests/verification/catalogue_losses.json",), "verify.md", needs="the texts of scripts/catalogue/text_catalogue.py",
+        ("tests/verification/catalogue_losses.json",), "suites.md", needs="the texts of scripts/catalogue/text_catalogue.py",
     ),
     Record(
         "intervals",
@@ -143,11 +143,11 @@ RECORDS = (
             "tests/verification/catalogue_losses.json",
         ),
         ("catalogue/intervals.py",), 2,
-        ("tests/verification/intervals.json",), "verify.md",
+        ("tests/verification/intervals.json",), "suites.md",
     ),
     Record(
         "kl-floors", (DEMO, "ropetool/verification/measures/divergence.py", "ropetool/verification/short_divergence.py"),
-        ("floors/kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "verify.md",
+        ("floors/kl_floors.py",), 10, ("ropetool/verification/kl_floors.json",), "suites.md",
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
@@ -159,11 +159,11 @@ RECORDS = (
         ("floors/export_gate.py",), 10, (), "export.md",
     ),
     Record(
-        "defects-demo", DEFECTS, ("defects/defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "verify.md",
+        "defects-demo", DEFECTS, ("defects/defects.py", "--model", "demo"), 15, ("tests/verification/defects.json",), "suites.md",
         needs=REAL,
     ),
     Record(
-        "defects-second", DEFECTS, ("defects/defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "verify.md",
+        "defects-second", DEFECTS, ("defects/defects.py", "--model", "second"), 10, ("tests/verification/defects.json",), "suites.md",
         needs="the second model of scripts/train_demo_model.py --second",
     ),
     Record(
@@ -180,11 +180,11 @@ RECORDS = (
         ("tests/identify/identified.json",), "identify.md", needs="ROPETOOL_LLAMA_SERVER and ROPETOOL_ENGINE_VLLM",
     ),
     Record(
-        "cache-types", (DEMO, *LLAMA), ("floors/cache_types.py",), 20, ("tests/verification/cache_types.json",), "verify.md",
+        "cache-types", (DEMO, *LLAMA), ("floors/cache_types.py",), 20, ("tests/verification/cache_types.json",), "suites.md",
         versions=("llama-cpp-python",),
     ),
     Record(
-        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("floors/retrieval_power.py",), 1, (), "verify.md"
+        "retrieval-power", ("ropetool/verification/measures/retrieval.py", *STATISTICS), ("floors/retrieval_power.py",), 1, (), "suites.md"
     ),
     Record(
         "tune-noise", ("ropetool/lab/tuning/*.py", *STATISTICS), ("tune/tune_noise.py",), 2, ("tests/choosing/tune_noise.json",),

@@ -29,7 +29,8 @@ SCHEMA = 1
 PASS, FAIL, PARTIAL, UNDECIDED, NOT_RUN, NOT_ASKED = "pass", "fail", "partial", "undecided", "not run", "-"
 INEXACT = "inexact"  # of a check: its tables are not quite those that it was made of, as it states
 NONE, STALE, FAILED, PASSED = "none", "stale", "failed", "passed"
-SUITES = ("quick", "standard", "full")  # from the narrowest to the widest
+DEFAULT = "default"  # a verification without a suite
+SUITES = (DEFAULT, "quick", "standard", "full")  # from the narrowest to the widest
 PUBLISHABLE, USABLE, RESEARCH = "publishable", "usable", "research"
 GRADES = (RESEARCH, USABLE, PUBLISHABLE)  # from the weakest; before there were grades, what passed was of the first
 SAME_TABLES = "same tables"  # the check that a comparison with another file of the model begins with
@@ -158,7 +159,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
         if not fingerprints.holds(path, certificate.fingerprint):
             raise OutputError(
                 "was written anew by another command while this certificate was made, of the files that were there",
-                where=str(file), try_=escaping.command("ropetool", "verify", path, "--suite", certificate.suite),
+                where=str(file), try_=escaping.command("ropetool", "verify", path, *_suite(certificate.suite)),
             )  # fmt: skip
 
 
@@ -181,7 +182,7 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
     more = wider(held, new) if fingerprints.holds(path, held.fingerprint) else ""
     if not more:
         return ""
-    words: list[str | Path] = ["ropetool", "verify", path, "--suite", _higher(SUITES, held.suite, new.suite)]
+    words: list[str | Path] = ["ropetool", "verify", path, *_suite(_higher(SUITES, held.suite, new.suite))]
     words += _asking(_higher(GRADES, held.grade, new.grade))
     if held.lengths:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
@@ -268,9 +269,18 @@ def _asking(grade: str) -> list[str]:
     return [] if grade == USABLE else ["--grade", grade]
 
 
+def _suite(name: str) -> list[str]:
+    """Return the option that asks for a suite, where one is needed."""
+    return [] if name == DEFAULT else ["--suite", name]
+
+
+def _named_suite(name: str) -> str:
+    return "the default verification" if name == DEFAULT else f"the {name} suite"
+
+
 def _judged(found: Certificate) -> tuple[str, str]:
     cache = f" with a {found.cache_type} cache" if found.cache_type else ""
-    measured = f"the {found.suite} suite up to {found.longest} tokens at grade {found.grade}{cache}"
+    measured = f"{_named_suite(found.suite)} up to {found.longest} tokens at grade {found.grade}{cache}"
     if found.verdict == FAIL:
         return FAILED, f"it failed {measured}: {_named(found, FAIL)}"
     if found.verdict == PARTIAL:
@@ -288,18 +298,19 @@ def remedy(path: Path) -> str:
     found = state(path)
     held = found.certificate if found.name in (PASSED, FAILED, UNDECIDED) else None
     suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
-    again = escaping.command("ropetool", "verify", path, "--suite", suite, *(_asking(held.grade) if held else ()))
-    return f"{again} with more --text, or --accept-undecided" if found.name == UNDECIDED else again
+    again = escaping.command(
+        "ropetool", "verify", path, *_suite(suite), *(_asking(held.grade) if suite != DEFAULT and held else ())
+    )
+    return f"{again} with more --text" if found.name == UNDECIDED else again
 
 
-def shortfall(path: Path, length: int, *, accept_undecided: bool = False) -> str:
+def shortfall(path: Path, length: int) -> str:
     """Return why the checkpoint is not certified up to a context of `length` tokens, empty if it is.
 
-    accept_undecided: what is neither surely good enough nor surely not will do.
     Raises: CorruptFile.
     """
     found = state(path)
-    if found.name not in (PASSED, *([UNDECIDED] if accept_undecided else [])) or found.certificate is None:
+    if found.name != PASSED or found.certificate is None:
         return found.why
     reached = found.certificate.longest
     return "" if reached >= length else f"{found.why}, but states a context of {length}"

@@ -36,26 +36,21 @@ from ropetool.registry import addition
 from ropetool.rope.tables import RopeSet
 from ropetool.runtimes import inspection
 from ropetool.verification import catalogue, estimate, suites
-from ropetool.verification.checkpoints import Open, documents_of, kept_on_disk, lengths_of, yardsticks
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.duration import Run, check_budget, check_duration
+from ropetool.verification.duration import Run, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
+from ropetool.verification.opening import Open
+from ropetool.verification.options import check_budget
 from ropetool.verification.results import Estimate
-from ropetool.verification.run import (
-    Progress,
-    check_amounts,
-    checks_of,
-    default_lengths,
-    found_of,
-    result_of,
-    with_proofs,
-)
+from ropetool.verification.run import check_amounts, checks_of, default_lengths, found_of, result_of, with_proofs
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import TARGET
-from ropetool.verification.statistics import ERROR, clustered
+from ropetool.verification.scoring import TARGET, Progress
+from ropetool.verification.session import documents_of, lengths_of
+from ropetool.verification.statistics import clustered
 from ropetool.verification.texts import fingerprint
+from ropetool.verification.whole_suites import kept_on_disk, yardsticks
 
 YARDSTICK = "a yardstick, put on the source: no file holds it"
 
@@ -221,9 +216,7 @@ def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> Ca
     lengths = [length for length in field.lengths if length <= trial.reach]
     checks = [
         *yardsticks(True, lengths, field.trained_length, context),
-        *checks_of(
-            found, trained_length=field.trained_length, context_length=context, limits=field.limits, error=ERROR
-        ),
+        *checks_of(found, trained_length=field.trained_length, context_length=context, limits=field.limits),
     ]
     result = result_of(
         found, measurements, field.corpus, checks, suite=field.suite, trained_length=field.trained_length,

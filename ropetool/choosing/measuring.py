@@ -16,14 +16,14 @@ from ropetool.choosing.candidates import Candidate, Refused
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import RopeSet
 from ropetool.verification import estimate, suites
-from ropetool.verification.checkpoints import Wrap
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
-from ropetool.verification.run import LONG_RUN, Progress, prepared, work_of
+from ropetool.verification.run import LONG_RUN, prepared, work_of
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes
+from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Progress, Runner, Tokenizes
 from ropetool.verification.suites import Suite
+from ropetool.verification.whole_suites import Wrap
 
 Raw = Mapping[str, Any]
 """By measurement: what it found of one model, before results are made of it."""

@@ -52,6 +52,15 @@ COMMANDS = {
     "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
 }
 
+# The page of docs/ on each command.
+PAGES = {
+    "inspect": "runtimes.md", "doctor": "doctor.md", "advise": "choosing.md", "methods": "methods.md",
+    "families": "families.md", "runtimes": "runtimes.md", "extend": "choosing.md", "bake": "bake.md", "apply": "choosing.md",
+    "compare": "choosing.md", "verify": "verify.md", "tune": "tune.md", "identify": "identify.md", "restore": "in-place.md",
+    "export": "export.md", "import": "import.md", "gguf": "gguf.md", "diff": "diff.md", "recover": "in-place.md",
+    "demo": "tutorial.md",
+}  # fmt: skip
+
 # What commands are for, in the order of the help.
 GROUPS = {
     "See": ("inspect", "doctor", "diff", "identify"),
@@ -78,6 +87,7 @@ class Commands(click.Group):
             command: click.Command = addition(attribute)
         else:
             command = getattr(importlib.import_module(f"ropetool.cli.{module}"), attribute)
+        command.epilog = f"More: docs/{PAGES[cmd_name]}"
         return command
 
     def resolve_command(

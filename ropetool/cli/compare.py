@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.helping import Grouped
 from ropetool.cli.options import (
     GRADE,
     WHOLE,
@@ -47,7 +48,14 @@ class Factors(Factor):
         return [Factor.convert(self, part, param, ctx) for part in value.split(",")]
 
 
-@click.command("compare")
+GROUPS = {
+    "What to compare": ("methods", "factors", "target_lengths", "texts"),
+    "How much": ("suite", "grade", "budget", "resume"),
+    "Output": ("report", "as_json"),
+}
+
+
+@click.command("compare", cls=Grouped, groups=GROUPS)
 @click.argument("source", type=click.Path())
 @click.option(
     "--methods", callback=separated, metavar="METHOD,METHOD,...",

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     help="Accept that llama.cpp attends to everything where the model has a sliding window that it ignores.",
 )  # fmt: skip
 @click.option(
-    "--allow-unverified", is_flag=True,
-    help="Export what ropetool made without the certificate of a passed verification.",
+    "--require", metavar="publishable|usable|research", default="",
+    help="Refuse a checkpoint of ropetool without a certificate of this grade for its whole context.",
 )  # fmt: skip
 @click.option(
-    "--accept-undecided", is_flag=True,
-    help="Export what its verification could neither pass nor fail: the texts were too few.",
+    "--allow-unverified", is_flag=True,
+    help="Export what ropetool made without looking at it.",
 )  # fmt: skip
 @click.option(
     "--rearch", metavar="ARCH", default="",
@@ -76,8 +76,9 @@ def export_command(
     """Write a checkpoint as a GGUF file for llama.cpp.
 
     The file states the checkpoint's positions so that llama.cpp computes the same ones. What a GGUF file or llama.cpp
-    cannot hold is refused, and nothing is written. So is an output of ropetool whose certificate is missing, failed,
-    stale or does not reach its whole context; `ropetool verify` makes one. Any other checkpoint is exported with a note.
+    cannot hold is refused, and nothing is written. So is an output of ropetool that failed its verification, or that is not
+    what its record says. If nobody verified it, export measures it, provided that takes less than two minutes. Otherwise a
+    note says that it was not measured.
 
     Before the file gets its name it is read back: its tokens, its tables and, where llama.cpp and transformers are
     installed, its logits on a bundled text are compared with the checkpoint's. One that differs is not kept (exit code 3).

@@ -12,6 +12,7 @@ import click
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.chain import Chain
 from ropetool.cli.companion import Companion
+from ropetool.cli.helping import Grouped
 from ropetool.cli.options import (
     AS,
     EXPLAIN,
@@ -39,14 +40,20 @@ AUTO = "auto"  # no method, but the one that serves the model best
 OF_A_METHOD = ("beta_fast", "beta_slow", "rope_theta", "temperature_scope")
 
 
-@click.command("extend")
+GROUPS = {
+    "How far": ("method", "factor", "target_length", "reading", "params"),
+    "Output": ("output", "for_runtimes", "in_place", "dry_run", "as_json"),
+}
+
+
+@click.command("extend", cls=Grouped, groups=GROUPS)
 @click.argument("source", type=click.Path())
 @click.option(
     "--method", "-m", type=METHOD, metavar="METHOD",
     help="A method; see `ropetool methods`. Default: the one that `ropetool advise` names; auto measures which is best.",
 )  # fmt: skip
 @click.option(
-    "--budget", type=NUMBER, metavar="MINUTES",
+    "--tune-minutes", type=NUMBER, metavar="MINUTES",
     help="With --method auto: where that is yarn, tune for so long, and take what is surely better.",
 )  # fmt: skip
 @click.option(
@@ -133,7 +140,7 @@ def extend_command(
     dry_run: bool,
     plan_out: str | None,
     as_json: bool,
-    budget: float | None,
+    tune_minutes: float | None,
     **options: Any,
 ) -> int:
     """Write a copy of a model with a longer context.
@@ -175,8 +182,8 @@ def extend_command(
     check_in_place(edits_itself, copy_if_needed, excluded)
     chain = Chain.of(options, dry_run)
     auto = method == AUTO
-    if budget is not None and not auto:
-        raise click.UsageError("--budget goes with --method auto")
+    if tune_minutes is not None and not auto:
+        raise click.UsageError("--tune-minutes goes with --method auto")
     if auto and companion is not None:
         raise click.UsageError("--method auto chooses for one model: name the method for --companion")
     peeked = config_alone(source) if dry_run and plan_out is None and not auto else None
@@ -191,7 +198,7 @@ def extend_command(
         chain.check_place(path, Path(output))
     measured = (
         _measured(
-            opened(path), factor, target_length, reading, params, options, attention_factor, budget, quiet=as_json
+            opened(path), factor, target_length, reading, params, options, attention_factor, tune_minutes, quiet=as_json
         )
         if auto
         else None
@@ -324,9 +331,9 @@ class _Found:
 
 def _measured(
     source: Checkpoint, factor: float | None, target_length: int | None, reading: str | None, params: tuple[tuple[str, str], ...],
-    options: dict[str, Any], attention_factor: str, budget: float | None, *, quiet: bool,
+    options: dict[str, Any], attention_factor: str, tune_minutes: float | None, *, quiet: bool,
 ) -> _Found:  # fmt: skip
-    """Return the best of the closed forms, measured in the loaded model, or with a budget what tuning makes better."""
+    """Return the best of the closed forms, measured in the loaded model, or with minutes to tune what tuning makes better."""
     from ropetool.choosing.choice import DEFAULT, choose
     from ropetool.cli.compare import compared
     from ropetool.plans.advice import CLOSED_FORMS
@@ -341,23 +348,23 @@ def _measured(
         raise click.UsageError(f"{option} says how, and --method auto measures that: name the method with --method")
     for option in (name for name, key in (("--as", "as_type"), ("--config-style", "config_style")) if options[key]):
         raise click.UsageError(f"{option} is not for --method auto: name the method with --method")
-    if budget is not None and options["original_length"] is not None:
+    if tune_minutes is not None and options["original_length"] is not None:
         raise click.UsageError(
-            "--budget tunes from the length that the file states: leave out one of it and --original-length"
+            "--tune-minutes tunes from the length that the file states: leave out one of it and --original-length"
         )
     _check_reach(source, factor, target_length, reading, options)
-    unmeasured = {"--method": None, "--budget": None}
+    unmeasured = {"--method": None, "--tune-minutes": None}
     line = click.get_current_context().find_root().obj
     with naming_a_smaller_run(line, unmeasured), in_own_words():
         found = compared(
             source, methods=CLOSED_FORMS, factors=[] if factor is None else [factor],
             target_lengths=[] if target_length is None else [target_length], reading=reading,
             original_length=options["original_length"], for_runtimes=options["for_runtimes"], grade=options["grade"], quiet=quiet,
-            measures=["last-segment"], budget=budget,
+            measures=["last-segment"], budget=tune_minutes,
         )  # fmt: skip
     choice = choose(found)
     why = f"{choice.candidate.name}: {choice.why}"
-    if budget is None:
+    if tune_minutes is None:
         return _Found(choice.plan, why, tuned=False)
     if choice.plan.method != DEFAULT:
         return _Found(
@@ -368,7 +375,7 @@ def _measured(
 
     with bar() as progress:
         tuned = addition("tune")(
-            source, choice.plan.max_position_embeddings, budget=budget, reading=reading, for_runtimes=options["for_runtimes"],
+            source, choice.plan.max_position_embeddings, budget=tune_minutes, reading=reading, for_runtimes=options["for_runtimes"],
             progress=progress, say=None if quiet else lambda line: notes([line]),
         )  # fmt: skip
     if not tuned.is_better:

@@ -20,7 +20,7 @@ OPENED = "ropetool.opened"  # in the meta of a context: what opens a source once
 # Options of a method: another method may not have them.
 OF_METHODS = ("params", "attention_factor", "temperature_scope", "beta_fast", "beta_slow", "rope_theta")
 # What a try decides itself, and an option that only explains.
-DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "budget", "explain")
+DECIDED = ("source", "method", "factor", "target_length", "reading", "original_length", "tune_minutes", "explain")
 PLANNED = (
     "factor", "target_length", "reading", "temperature_scope", "original_length", "for_runtimes", "config_style", "as_type",
     "force_factor",

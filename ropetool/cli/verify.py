@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
+from ropetool.cli.helping import Grouped
 from ropetool.cli.options import GRADE, NUMBER, WHOLE, Lengths, Minutes, naming_a_smaller_run
 from ropetool.escaping import command
 
@@ -41,7 +42,15 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
         )
 
 
-@click.command("verify", context_settings={"allow_extra_args": True})
+GROUPS = {
+    "What to compare": ("baseline", "trained_length", "texts", "server"),
+    "How much": ("budget", "resume", "suite", "grade"),
+    "How to compute": ("device", "dtype"),
+    "Output": ("certificate", "report", "explain", "as_json"),
+}
+
+
+@click.command("verify", cls=Grouped, groups=GROUPS, context_settings={"allow_extra_args": True})
 @click.argument("target", type=click.Path())
 @click.option("--baseline", type=click.Path(), help="What to compare with. Default: the unchanged source of TARGET.")
 @click.option("--against", type=click.Path(), help="Another file of the same model: compare logits, token by token.")
@@ -81,7 +90,10 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     metavar="N,N,...",
     help="As 4096,8192 or 4k,8k. Default: doubling up to the context stated.",
 )
-@click.option("--suite", metavar="quick|standard|full", help="What to measure. Default: standard.")
+@click.option(
+    "--suite", metavar="quick|standard|full",
+    help="Measure a whole suite, however many texts it takes. Default: as many texts as decide, or as the budget allows.",
+)  # fmt: skip
 @click.option(
     "--measure", "measures", multiple=True, metavar="NAME",
     help="Measure this too, or only this without --suite: last-segment, position, far, retrieval, many-keys, variables, "
@@ -100,8 +112,7 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 @click.option("--segments", type=WHOLE, help="Number of passages per length, 8 or more. Default: from the suite.")
 @click.option(
     "--budget", type=Minutes(), metavar="MINUTES|none",
-    help="Let the run take longer than 60 minutes. If the first stage leaves the verdict undecided, a second stage scores more "
-    "passages until then.",
+    help="How long the command may take. Default: 10; 60 for a whole suite.",
 )  # fmt: skip
 @click.option("--trials", type=WHOLE, help="Number of retrieval trials per depth. Default: from the suite.")
 @click.option("--seed", type=WHOLE, default=0, show_default=True, help="Which passages.")
@@ -110,6 +121,10 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
     help="Where to compute; map spreads the layers over all devices.",
 )  # fmt: skip
 @click.option("--dtype", default="auto", show_default=True, metavar="auto|float32|bfloat16|float16|float64")
+@click.option(
+    "--exact-numbers", is_flag=True,
+    help="Have llama.cpp compute in float32, without flash attention. A whole suite always does.",
+)  # fmt: skip
 @click.option(
     "--cache-type", metavar="f32|f16|bf16|q8_0|q5_1|q5_0|q4_1|q4_0|iq4_nl",
     help="The type of keys and values where llama.cpp runs TARGET, a GGUF file; the baseline's is that of --dtype.",
@@ -153,17 +168,18 @@ def say_grade(context: click.Context, parameter: click.Parameter, value: str | N
 def verify_command(target: str, as_json: bool, explain: bool, **options: Any) -> int:
     """Measure what a longer context does, and judge it.
 
-    First the output is read back and its rotation compared with the runtime's, without a text: against its record, or
-    without one against the extension that it says it is, made of the baseline again. Then the same last tokens are
-    scored behind ever longer contexts, and their perplexity is held against the baseline's, beyond the trained
-    length against that on the text cut to it: no more than 1.03 times that for --grade publishable, 1.10 for usable, 1.5
-    for research, by bounds of 95 % confidence. The first two also ask for proof that far text is read. The standard suite
-    adds the position probe, far dependence and retrieval, the full one published perplexity protocols, harder retrieval
-    and the effective length.
-    Exit code 3 when a check fails, 1 when one could not run or the texts decide too little.
+    Three questions are answered within --budget minutes. Is the file what it says? What do short texts pay? Does it work
+    at its new length? Text after text is read until the answer is sure: keep (at most 10 % more perplexity), works (at
+    most 50 %), costs (between the two) or broken. Where the time ends first, you are told what more time would decide.
+
+    --suite, --grade, --lengths, --measure and --segments ask for a whole suite, and for a certificate of a higher grade.
+    Its perplexity must be at most 1.03 times the baseline's for --grade publishable, 1.10 for usable, 1.5 for research.
+
+    Exit code 3 for a broken model or a failed check, 1 if the question stays open.
 
     \b
     ropetool verify model-yarn-8x
+    ropetool verify model-yarn-8x --resume --budget 30
     ropetool verify model-yarn-8x --baseline model --lengths 4096,8192,32768 --suite quick --grade research
     ropetool verify model.gguf --against model-yarn-8x
     ropetool verify model-yarn-8x --server http://localhost:8000
@@ -173,6 +189,8 @@ def verify_command(target: str, as_json: bool, explain: bool, **options: Any) ->
     if extra:
         line = command("ropetool", "verify", target, "--baseline", extra[0])
         raise click.UsageError(f"Got unexpected extra argument {extra[0]!r}. To compare with it: {line}")
+    if options.pop("exact_numbers") and options["dtype"] == "auto":
+        options["dtype"] = "float32"
     path = local_source(target)
     served = _served(options)
     if served is not None:

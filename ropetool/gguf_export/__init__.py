@@ -1,8 +1,7 @@
 """Export to GGUF: a Hugging Face checkpoint as one file that llama.cpp runs, computing the same positions.
 
 gguf_model gives the contents. This package streams the tensors into the file and compares it with the checkpoint. It refuses a
-checkpoint that the file or llama.cpp cannot represent, and one that ropetool made without a passing certificate. It notes other
-differences.
+checkpoint that the file or llama.cpp cannot represent, and one that ropetool made and that is broken. It notes other differences.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ropetool.checkpoint import certificate, provenance
+from ropetool.checkpoint import provenance
 from ropetool.checkpoint.gguf_keys import KL as INEXACT_KL
 from ropetool.checkpoint.gguf_keys import stamp, stamp_inexact
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.checkpoint.provenance import Provenance
-from ropetool.errors import CheckpointError, CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
+from ropetool.errors import CorruptFile, LossyExport, RopetoolError, UnsupportedDtype
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.files.gguf import Value, ValueType
@@ -34,6 +33,7 @@ from ropetool.gguf_export.converter.trial import check_runs
 from ropetool.gguf_export.files import Choices
 from ropetool.gguf_export.imatrix import Weights
 from ropetool.gguf_export.preparing import ExportOptions, Prepared, prepare
+from ropetool.gguf_export.vouching import check_grade, vouched
 from ropetool.gguf_model.outtypes import AUTO, check_outtype
 from ropetool.rope.deviation import Deviation
 from ropetool.runtimes import inspection
@@ -107,7 +107,7 @@ def export_checkpoint(
     force: bool = False,
     allow_full_attention: bool = False,
     allow_unverified: bool = False,
-    accept_undecided: bool = False,
+    require: str = "",
     rearch: str = "",
     converter: str = "",
     shift_safe: bool = False,
@@ -127,11 +127,12 @@ def export_checkpoint(
     `converter`: what converts a family that has no table here, a folder of llama.cpp's sources, the script, or `auto`.
     `shift_safe` puts the attention factor into the keys, so that llama.cpp can turn cached ones again. `allow_inexact`
     writes the nearest tables where llama.cpp cannot hold the exact ones. What ropetool
-    made needs a fresh, passing certificate up to its whole context, unless `allow_unverified`; with `accept_undecided` one
-    that decided nothing will do. With `check` the tokens are compared before anything is written, and tables and logits
-    before the file gets its name. `progress` is told the tensor, the bytes done, and those of the whole; in the stage
-    COMPARING_LOGITS tokens, and 0 where that is unknown.
-    Raises: CheckpointError for broken files and for a source without such a certificate, ConfigError for broken values,
+    made is refused if its verification failed, or if it is not what its record says, unless `allow_unverified`. `require`
+    asks for a passing certificate of a grade up to the whole context.
+    With `check` the tokens are compared before anything is written, and tables and logits before the file gets its name.
+    `progress` is told the tensor, the bytes done, and those of the whole; in the stage COMPARING_LOGITS tokens, and 0 where
+    that is unknown.
+    Raises: CheckpointError for broken files and for a source that is broken or lacks such a certificate, ConfigError for broken values,
     UnknownName for an unknown family or type, LossyExport for what a GGUF file or llama.cpp cannot hold, OutputError,
     MissingDependency for a type that needs llama-cpp-python; VerificationFailed for a file that computes something
     else. A NaN or an infinity among the weights is a CheckpointError, unless `allow_nan`.
@@ -144,7 +145,7 @@ def export_checkpoint(
         outtype, force, allow_full_attention, rearch, shift_safe, check, choices.limits, sidecars, allow_inexact
     )
     tell = progress or nobody
-    asking = _Asking(matrix, entries, allow_unverified, accept_undecided, command)
+    asking = _Asking(matrix, entries, allow_unverified, require, command)
     with _ready(hub.local(source), output, options, converter, tell) as ready:
         return _written(ready, choices, options, asking, tell)
 
@@ -173,13 +174,16 @@ class _Asking:
     matrix: Path | None
     entries: Weights
     allow_unverified: bool
-    accept_undecided: bool
+    require: str
     command: str
+
+    def __post_init__(self) -> None:
+        check_grade(self.require)
 
 
 def _written(ready: Prepared, choices: Choices, options: ExportOptions, asking: _Asking, tell: Progress) -> Exported:
     matrix_notes = kquants.check_fit(asking.matrix, asking.entries, ready.layout) if asking.matrix is not None else ()
-    gate_notes = _gate(ready, asking.allow_unverified, asking.accept_undecided)
+    gate_notes = _gate(ready, asking, tell)
     found = companions.fresh_certificate(ready.source)
     values = {**ready.values, **stamp(ready.source.record, ready.bakes, found)}
     values |= kquants.stated(asking.matrix, asking.entries) if asking.matrix is not None else {}
@@ -233,23 +237,13 @@ def check_export(source: str | Path, output: str | Path, *, force: bool = False,
     prepare(hub.local(source), output, ExportOptions(force=force, check=False, sidecars=sidecars))
 
 
-def _gate(ready: Prepared, allow_unverified: bool, accept_undecided: bool) -> tuple[str, ...]:
-    """Return a note that says what vouches for it: a certificate and its grade, or why none is asked for.
-
-    Raises: CheckpointError where one is, and none covers the context that the file would state.
-    """
-    path = ready.source.path
+def _gate(ready: Prepared, asking: _Asking, tell: Progress) -> tuple[str, ...]:
+    """Return notes on what vouches for the source, or why nothing has to. Raises: CheckpointError as `vouched`."""
     if ready.source.record is None:
         return ("no certificate needed: ropetool did not produce this checkpoint",)
-    if allow_unverified:
+    if asking.allow_unverified:
         return ("exported without asking for a certificate, as --allow-unverified says",)
-    lacking = certificate.shortfall(path, ready.context_length, accept_undecided=accept_undecided)
-    if lacking:
-        raise CheckpointError(
-            f"ropetool made it, and {lacking}",
-            where=str(path), try_=certificate.remedy(path),
-        )  # fmt: skip
-    return (f"certificate: {certificate.state(path).why}",)
+    return vouched(ready.source, ready.context_length, asking.require, tell)
 
 
 def _unseen(ready: Prepared, checks: Sequence[Check]) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from ropetool.files import hub
 from ropetool.files.regular import open_regular
 from ropetool.rope.tables import Array
 from ropetool.runtimes.inspection import inspect_checkpoint
-from ropetool.verification.checkpoints import lengths_of, unchanged_source
 from ropetool.verification.results import (
     EXACT,
     NO_WORSE,
@@ -36,6 +35,7 @@ from ropetool.verification.results import (
     HarnessScore,
 )
 from ropetool.verification.scoring import BASELINE, TARGET
+from ropetool.verification.session import lengths_of, unchanged_source
 from ropetool.verification.shares import ONE_SIDED, chance_of_so_few, paired_bounds
 from ropetool.verification.statistics import chance_of_more, clustered, lower_bound, rejected, upper_bound
 

@@ -13,9 +13,6 @@ from ropetool.plans.plan import BAKE, Plan
 from ropetool.runtimes import kv_cache
 from ropetool.runtimes.kv_cache import KvCache
 
-# The least that reaches the new context and carries a verdict: a real model takes hours for the default on a CPU.
-LITTLE = ("--suite", "quick", "--grade", "research", "--segments", "8")
-
 
 @dataclass(frozen=True)
 class Following:
@@ -34,8 +31,7 @@ def following(plan: Plan, output: Path, kinds: Mapping[str, KvCache]) -> Followi
     if plan.method == BAKE:
         return None
     context = plan.max_position_embeddings
-    lengths = sorted({min(plan.trained_length, context), context})
-    line = command("ropetool", "verify", output, *LITTLE, "--lengths", ",".join(map(str, lengths)))
+    line = command("ropetool", "verify", output)
     return Following(sum(kind.bytes_at(context) for kind in kinds.values()) if kinds else None, line)
 
 

@@ -235,7 +235,7 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     verdict = verdicts.get(certificate["verdict"], certificate["verdict"])
     grade = f" at grade {certificate['grade']}" if "grade" in certificate else ""
     head = (
-        f"### Verification\n\n{subject}The {certificate['suite']} suite of `ropetool verify`, up to "
+        f"### Verification\n\n{subject}{_asked(certificate['suite'])}, up to "
         f"{certificate['longest']} tokens: it {verdict}{grade} ({str(certificate['made'])[:10]}). {_texts(certificate)}"
     ).rstrip()
     rows = [
@@ -247,6 +247,10 @@ def _verification(certificate: Mapping[str, Any] | None, of_source: bool = False
     reach = certificates.reach(certificate)
     said = [f"{reach[0].upper()}{reach[1:]}."] if reach else []
     return "\n\n".join([head, table, *said, *([_fenced(command)] if command else [])])
+
+
+def _asked(suite: str) -> str:
+    return "`ropetool verify`" if suite == certificates.DEFAULT else f"The {suite} suite of `ropetool verify`"
 
 
 def _texts(certificate: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ropetool.report.answered import answers_sentence
 from ropetool.report.tables import exact
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import (
@@ -80,10 +81,6 @@ WORDS: Mapping[str, Mapping[str, Words]] = {
         NOT_RUN: Words("whether it finds copies from afar was not measured ({detail})", "{larger}"),
     },
     "position": {
-        FAIL: Words("it surely predicts a passage worse when long text stands before it", "{milder}"),
-        UNDECIDED: Words(
-            "too few passages tell whether it predicts one worse when long text stands before it", "{larger}"
-        ),
         NOT_RUN: Words("what a far position costs was not measured ({detail})", "{larger}"),
     },
     "retrieval": {
@@ -144,6 +141,8 @@ OTHERS: Mapping[str, tuple[str, str]] = {
 
 def summary(result: VerifyResult) -> str:
     """Return what was verified, and how good it is; where it did not pass, the check that decides and the next step."""
+    if result.answers is not None:
+        return _answered(result)
     said = f"{result.verdict}: {_subject(result)} {_judgement(result)}"
     if result.verdict == PASS:
         return f"{said}{_worth(result)}{_inexact(result)}."
@@ -162,6 +161,17 @@ def summary(result: VerifyResult) -> str:
         f"{said}: {_reason(result, decisive[0])}"
         f"{f'; {_listed(others)}' if others else ''}{f'; next: {_listed(following)}' if following else ''}."
     )
+
+
+def _answered(result: VerifyResult) -> str:
+    """Return the verdict on the three questions; of a file that is not what it says, why, and what to do."""
+    assert result.answers is not None
+    failed = _with(result.checks, FAIL)
+    said = answers_sentence(result)
+    if not said:
+        step = _step(result, failed[0])
+        said = f"{_reason(result, failed[0])}{f'; next: {step}' if step else ''}"
+    return f"{result.answers.verdict}: {result.target}: {said}."
 
 
 def verify_json(result: VerifyResult) -> dict[str, Any]:

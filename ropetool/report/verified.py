@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from rich.console import Console
 from rich.text import Text
 
 from ropetool.escaping import escaped
+from ropetool.report.answered import TONES as ANSWERED
+from ropetool.report.answered import curve_plot, questions_section, texts_section
 from ropetool.report.gate import gate_section
 from ropetool.report.layout import wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
@@ -13,7 +16,7 @@ from ropetool.report.tables import TONES
 from ropetool.report.terminal import STYLES, WIDTH, console_of, print_section, put, written
 from ropetool.report.verdict import summary
 from ropetool.verification.gate import GRADES
-from ropetool.verification.results import VerifyResult
+from ropetool.verification.results import Answers, VerifyResult
 
 TARGET, BASELINE = "●", "○"
 POINTER = "--explain says below each table what its columns mean; so do the pages of --report."
@@ -31,11 +34,15 @@ def verify_text(
     columns = WIDTH if width is None else width
     verdict, _, rest = escaped(summary(result)).partition(": ")
     lines = [f"{verdict}: {rest}"] if width is None else wrapped(f"{verdict}: {rest}", width, indent=0).splitlines()
-    put(console, Text.assemble((verdict, f"bold {STYLES[TONES[result.verdict]]}"), lines[0][len(verdict) :]))
+    tone = TONES[result.verdict] if result.answers is None else ANSWERED[result.answers.verdict]
+    put(console, Text.assemble((verdict, f"bold {STYLES[tone]}"), lines[0][len(verdict) :]))
     for line in lines[1:]:
         put(console, Text(line))
     for line in wrapped(escaped(conditions(result)), columns, indent=0).splitlines():
         put(console, Text(line, style="dim"))
+    if result.answers is not None:
+        _put_answers(console, result, result.answers, columns, explained)
+        return written(console)
     print_section(console, gate_section(result), columns, explained)
     for section in sections(result):
         print_section(console, section, columns, explained)
@@ -47,8 +54,23 @@ def verify_text(
     return written(console)
 
 
+def _put_answers(console: Console, result: VerifyResult, answers: Answers, width: int, explained: bool) -> None:
+    print_section(console, questions_section(result), width, explained)
+    plot = curve_plot(answers, width)
+    if plot:
+        put(console, Text(f"\n{plot}".rstrip("\n")))
+    if explained:
+        print_section(console, texts_section(result), width, explained)
+        print_section(console, gate_section(result), width, explained)
+
+
 def conditions(result: VerifyResult) -> str:
     """Return in one line under which conditions was measured what the verdict says."""
+    if result.answers is not None:
+        return (
+            f"Trained at {result.trained_length} tokens, states {result.context_length}; {result.answers.minutes:.1f} minutes; "
+            f"{result.runtime or 'no model was run'}"
+        )
     grade = GRADES.get(result.grade)
     proof = " and asks for proof that far text is read" if grade and grade.reads_far else ""
     allowed = f"grade {grade.name} allows {grade.max_ratio:g} times the baseline's perplexity{proof}; " if grade else ""

@@ -28,7 +28,7 @@ def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], pat
             found = [runner.tokenize(document.text) for document in texts]
             names = ["special tokens in front", *(document.name for document in texts)]
             for name, ours, theirs in zip(names, [target.prefix, *tokens], [runner.prefix, *found], strict=True):
-                _refuse_other_ids(name, ours, theirs, paths[TARGET], paths[role])
+                refuse_other_ids(name, ours, theirs, paths[TARGET], paths[role])
     return Corpus(
         names=tuple(document.name for document in texts),
         tokens=tuple(np.array(ids, dtype=np.int64) for ids in tokens),
@@ -38,7 +38,7 @@ def read_corpus(texts: Sequence[Document], runners: Mapping[str, Tokenizes], pat
     )
 
 
-def _refuse_other_ids(name: str, ours: Sequence[int], theirs: Sequence[int], target: Path, other: Path) -> None:
+def refuse_other_ids(name: str, ours: Sequence[int], theirs: Sequence[int], target: Path, other: Path) -> None:
     if list(ours) == list(theirs):
         return
     pairs = enumerate(zip_longest(ours, theirs, fillvalue="nothing"))

@@ -16,7 +16,9 @@ from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.suites import Suite
 
 LONGEST = 60.0  # minutes that a run may take without a budget
-FITTING = 20.0  # minutes of the smaller run that a refusal names; the next estimate may find the machine half as fast
+FITTING = (
+    1 / 3
+)  # of the minutes allowed, for the smaller run that a refusal names; the next estimate may be twice as long
 SPARE = 2.0  # times the estimate that a named budget allows, for the same reason
 SMALL = 16_384  # tokens of a run that is not estimated: the estimate itself would take a good part of them
 NO_BUDGET = math.inf  # allows any duration
@@ -70,13 +72,7 @@ class TooLong(ConfigError):
 
 def allowed(budget: float | None) -> float:
     """Return how many minutes a run may take. budget: minutes as given, None without one."""
-    return max(LONGEST, budget or 0.0)
-
-
-def check_budget(budget: float | None) -> None:
-    """Raise ConfigError for a budget that is not a number of minutes above 0; `NO_BUDGET` is one."""
-    if budget is not None and not budget > 0:  # NaN too
-        raise ConfigError(f"{budget} is not a number of minutes above 0", where="--budget", try_="--budget none")
+    return LONGEST if budget is None else budget
 
 
 def check_duration(
@@ -95,7 +91,7 @@ def check_duration(
     minutes = pace()(work) / 60
     if minutes <= allowed(budget):
         return
-    fitting = smaller(run, lambda each: fits(each, rows, pace()), trained, free_grade)
+    fitting = smaller(run, lambda each: fits(each, rows, pace(), FITTING * allowed(budget)), trained, free_grade)
     message = f"the run takes about {estimate.in_words(60 * minutes)} on this machine; it may take {allowed(budget):g} minutes"
     whole = f"--budget {math.ceil(SPARE * minutes)}"
     notes = [f"`{whole}` allows the whole run, and `--budget none` any"]
@@ -106,10 +102,10 @@ def check_duration(
     raise TooLong(message, run.options(fitting), (f"the smaller run {reached}", *notes), whole)
 
 
-def fits(run: Run, rows: Rows, pace: estimate.Pace) -> bool:
-    """Return whether a smaller run ends within `FITTING` minutes."""
+def fits(run: Run, rows: Rows, pace: estimate.Pace, minutes: float) -> bool:
+    """Return whether a smaller run ends within so many minutes."""
     try:
-        return pace(rows(run)) <= 60 * FITTING
+        return pace(rows(run)) <= 60 * minutes
     except ConfigError:  # the texts have no rows for it
         return False
 

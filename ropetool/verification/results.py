@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SCHEMA = 1
+CUSTOM = "custom"  # in place of a suite: single measurements
 BETTER, NO_WORSE, WORSE, UNDECIDED, NOT_JUDGED = "better", "no worse", "worse", "undecided", "not judged"
 
 
@@ -484,6 +485,74 @@ class YardstickResult:
     many_shot: ManyShotResult | None
 
 
+@dataclass(frozen=True)
+class TextAnswer:
+    """What one text says: gaps are the target's loss minus the source's on the same tokens, in nats a token.
+
+    start: the first character of the place in its document. length: tokens that the target read. short: the gap on a short
+    prompt, None without a source. long: the gap at the end of what was read, None where that was not finished. errors: their
+    own standard errors, from blocks of tokens. cut: the pass was ended early because the target had lost the thread.
+    """
+
+    document: str
+    kind: str
+    start: int
+    length: int
+    short: float | None
+    short_error: float | None
+    long: float | None
+    long_error: float | None
+    cut: bool
+    broken: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """What texts of one length cost. ratio: of perplexities, target over source. lower, upper: what the true ratio is above,
+    and below, at every look together with 95 % confidence each; None before the first look."""
+
+    length: int
+    ratio: float
+    lower: float | None
+    upper: float | None
+    texts: int
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """The target's mean loss around a position, in nats a token, over `texts` texts."""
+
+    position: int
+    loss: float
+    texts: int
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The three questions of a default verification, answered within a number of minutes.
+
+    verdict: keep, works, costs, broken, or right as far as measured. length: tokens that the texts were read to; target_length:
+    those that the target states. short, long: None where the question could not be asked. looks: texts at the last look. own: the
+    source is the target itself. minutes: of the whole command. more_texts, more_minutes: what would settle it; None where
+    nothing is open, or 64 texts would not. ended: why it ended, `decided`, `time`, `texts`, `file` or `memory`.
+    """
+
+    verdict: str
+    trained_length: int
+    target_length: int
+    length: int
+    short: Question | None
+    long: Question | None
+    texts: tuple[TextAnswer, ...]
+    curve: tuple[CurvePoint, ...]
+    looks: int
+    own: bool
+    minutes: float
+    more_texts: int | None
+    more_minutes: float | None
+    ended: str
+
+
 PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
 INEXACT = "inexact"  # not the same, as whoever made it accepted and the file states
 PARTIAL = "partial"
@@ -509,7 +578,7 @@ class VerifyResult:
     one as its keys state them, params then None. texts:
     what was read, as `verification.catalogue` describes it; None where the caller brought its own documents. grade: what
     was asked of it. attainable: the smallest ratio that these texts were likely to tell from 1, before the run. cache_type:
-    of llama.cpp's keys and values, where one was asked for.
+    of llama.cpp's keys and values, where one was asked for. answers: of a default verification; None of a suite.
     """
 
     target: str
@@ -547,6 +616,7 @@ class VerifyResult:
     needle_answers: KeyTokenResult | None = None
     cache_type: str | None = None
     yardsticks: tuple[YardstickResult, ...] = ()
+    answers: Answers | None = None
 
     @property
     def verdict(self) -> str:

@@ -15,15 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
 from ropetool.verification import estimate, floors, gate, reading, suites
 from ropetool.verification.beside import Beside, kept_as, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
-from ropetool.verification.duration import NO_BUDGET, Run, check_budget, check_duration
+from ropetool.verification.duration import Run, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
 from ropetool.verification.measures.answers import NAME as NEEDLE_ANSWERS
@@ -31,7 +29,7 @@ from ropetool.verification.measures.answers import needle_answers
 from ropetool.verification.measures.divergence import diverge, divergence_rows
 from ropetool.verification.measures.growing import prepare_cache
 from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
-from ropetool.verification.measures.loss import LastSegment, Losses, perplexity, prepare_last_segment
+from ropetool.verification.measures.loss import LastSegment, perplexity, prepare_last_segment
 from ropetool.verification.measures.many_shot import prepare_many_shot
 from ropetool.verification.measures.position import prepare_position
 from ropetool.verification.measures.protocols import PROTOCOLS
@@ -40,26 +38,31 @@ from ropetool.verification.measures.repeats import prepare_far
 from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
 from ropetool.verification.measures.ruler import prepare_effective_length
 from ropetool.verification.measures.segments import MIN_SEGMENTS
-from ropetool.verification.results import UNDECIDED, Check, DivergenceResult, Noise, VerifyResult, YardstickResult
+from ropetool.verification.options import check_budget
+from ropetool.verification.results import Check, DivergenceResult, Noise, VerifyResult, YardstickResult
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Runner, Tokenizes, ignore
+from ropetool.verification.scoring import (
+    BASELINE,
+    MIN_LENGTH,
+    TARGET,
+    Corpus,
+    Measurement,
+    Progress,
+    Runner,
+    Tokenizes,
+    ignore,
+)
 from ropetool.verification.shares import attainable_loss, paired_bounds
 from ropetool.verification.short_divergence import with_own_noise
-from ropetool.verification.statistics import ERROR, attainable
+from ropetool.verification.statistics import attainable
 from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
 
-MIN_LENGTH = 8
 AGAINST = "against"
 DIVERGENCE_TOKENS = 16384  # of each model, at most, unless one row is longer
 SPREAD = 0.15  # nats, by which documents differ in what an extension costs; of the demo's, which cost much
-SPENT = (0.01, 0.04)  # chances of a wrong verdict that the first and the second stage of a run with a budget may take
-MOST_SEGMENTS = 4096
 DISAGREEING = 0.1  # share of the pairs of trials of which one alone is right; the demo's, extended four times: 0.2
 LONG_RUN = 60.0  # seconds, beyond which the estimate is told
-
-Progress = Callable[[str, int, int], None]
-"""Told the stage in words, the tokens computed so far, and those of the whole run (0: not known yet)."""
 
 
 class MakeRunner(Protocol):
@@ -134,8 +137,7 @@ def verify(
     judge: a model that reads all lengths and chooses the key tokens.
     checks: finished checks, or a function that makes them after the estimate of the duration.
     wrap: wraps each runner; gets the runner and its role.
-    budget: minutes; None allows an hour, `NO_BUDGET` any time. If the first stage does not decide the losses, a run
-      with a budget adds segments within it. The stages share the chance of a wrong verdict.
+    budget: minutes that the run may take; None allows an hour, `NO_BUDGET` any time.
     foretell: returns one more sentence about the work, which is printed before it starts.
     baseline_reach: the longest text that the baseline can read, in tokens; None for no limit.
     target_runner: opens the target, if `runner` must not.
@@ -205,17 +207,8 @@ def verify(
         if callable(checks):  # they run both models
             runners[TARGET].close()
             checks = checks()
-        more = (
-            None
-            if budget in (None, NO_BUDGET)
-            else _affordable(suite, corpus, pace, work, measurements, asked, budget, limits, seed)
-        )
-        if more is not None:
-            measurements = [
-                m if not isinstance(m, LastSegment) else more.part(0, suite.segments, SPENT[0]) for m in measurements
-            ]
         told = told_by(measurements)
-        able = _attainable(measurements if more is None else [more])
+        able = _attainable(measurements)
         if say is not None:
             if able is not None:
                 say(_told(able, limits))
@@ -242,21 +235,6 @@ def verify(
                 trained_length=trained_length, context_length=max(lengths), grade=limits.grade, seed=seed,
             )  # fmt: skip
             held.append(yardstick_result(name, beside, of_yardstick, told, raw[TARGET], raw[name]))
-        error = ERROR if budget in (None, NO_BUDGET) else SPENT[0]
-        decide = partial(
-            checks_of, trained_length=trained_length, context_length=context_length or max(lengths), limits=limits
-        )
-        straddling = {check.name for check in decide(found, error=error) if check.verdict == UNDECIDED}
-        if more is not None and straddling & {gate.RATIO, gate.FAR_TEXT}:
-            rest, error = more.part(suite.segments, None, SPENT[1]), SPENT[1]
-            again = _measure_each(around, [rest], tell)
-            joined = {role: _joined(raw[role][more.name], again[role][more.name]) for role in again}
-            more = replace(more, error=error)
-            measurements = [m if not isinstance(m, LastSegment) else more for m in measurements]
-            found[more.name] = more.result(joined[TARGET], joined.get(BASELINE))
-            notes.append(
-                f"the first {suite.segments} segments decided nothing at {100 * SPENT[0]:g} %, so there was a second stage"
-            )
         divergence, own, noise = None, None, None
         if against is not None:
             rounding = (runners[role].arithmetic for role in (TARGET, AGAINST))
@@ -272,7 +250,11 @@ def verify(
                     divergence, runners[AGAINST], runners[TARGET], measure, against.routed
                 )
             divergence = replace(divergence, reference=hub.name_of(against.other))
-    checked = (*checks, *decide(found, divergence, own, against, noise, error=error))
+    judged = checks_of(
+        found, divergence, own, against, noise, trained_length=trained_length,
+        context_length=context_length or max(lengths), limits=limits,
+    )  # fmt: skip
+    checked = (*checks, *judged)
     result = result_of(
         found, measurements, corpus, checked, suite=suite, trained_length=trained_length, grade=limits.grade, seed=seed,
         context_length=max(lengths) if context_length is None else context_length,
@@ -372,41 +354,6 @@ def with_proofs(suite: Suite, limits: Limits, beyond: bool, documents: int) -> S
         return suite
     proofs = [*([suites.FAR] if documents > 1 else []), suites.RETRIEVAL]
     return replace(suite, measures=(*suite.measures, *(name for name in proofs if name not in suite.measures)))
-
-
-def _affordable(
-    suite: Suite,
-    corpus: Corpus,
-    pace: Callable[[], estimate.Pace],
-    work: Mapping[int, int],
-    measurements: Sequence[Measurement],
-    roles: Sequence[str],
-    budget: float,
-    limits: Limits,
-    seed: int,
-) -> LastSegment | None:
-    """Return the last segments with as many places as the budget leaves time for; None where that is no more than asked.
-
-    budget: minutes, for all of the work, rows by length, as `estimate` knows it beforehand.
-    """
-    first = next((m for m in measurements if isinstance(m, LastSegment)), None)
-    if first is None:
-        return None
-    spent = pace()(work)
-    one = pace()(work_of([first], roles)) / suite.segments
-    extra = int((60 * budget - spent) / one) if one else 0
-    if extra < MIN_SEGMENTS:
-        return None
-    return prepare_last_segment(
-        corpus, first.asked, first.trained_length, context_length=first.context_length, margin=limits.asked.margin,
-        segments=min(suite.segments + extra, MOST_SEGMENTS), seed=seed, most_scored=suite.most_scored,
-        baseline_reach=first.baseline_reach,
-    )  # fmt: skip
-
-
-def _joined(first: Losses, rest: Losses) -> Losses:
-    """Return the losses of both stages, by length."""
-    return {length: np.concatenate([part, rest[length]]) if length in rest else part for length, part in first.items()}
 
 
 def _attainable(measurements: Sequence[Measurement]) -> float | None:
@@ -613,7 +560,6 @@ def checks_of(
     trained_length: int,
     context_length: int,
     limits: Limits,
-    error: float,
 ) -> list[Check]:
     checks: list[Check] = []
     if suites.LAST_SEGMENT in found:
@@ -623,8 +569,8 @@ def checks_of(
             tokens = found.get(name)
             if tokens is not None and tokens.gain is not None and not tokens.note:
                 evidence.append(gate.Evidence(f"gain on {tokens.tokens} {said}", tokens.gain))
-        checks += gate.loss_checks(lengths, trained_length, limits, error)
-        checks.append(gate.reading_check(evidence, limits.asked, trained_length, context_length, error))
+        checks += gate.loss_checks(lengths, trained_length, limits)
+        checks.append(gate.reading_check(evidence, limits.asked, trained_length, context_length))
     for name in (suites.KEY_TOKENS, NEEDLE_ANSWERS):
         if found.get(name) is not None:
             checks.append(reading.key_tokens_check(found[name], name.replace("-", " ")))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
 
 PIECE_TOKENS = 512  # positions whose logits are held at a time: 0.26 GB in float32 at a vocabulary of 128k
@@ -20,6 +21,13 @@ Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 Done = Callable[[int], None]
 """Told how many tokens of model input a step took."""
+Progress = Callable[[str, int, int], None]
+"""Told the stage in words, the tokens computed so far, and those of the whole run (0: not known yet)."""
+MIN_LENGTH = 8  # tokens of a row
+
+
+class NoMemory(ConfigError):
+    """A row does not fit into memory."""
 
 
 def ignore(tokens: int) -> None:
@@ -60,6 +68,22 @@ class Generated:
     whole: Logits
     rounding: str
     moving: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a row that was read. end: tokens of the row read so far.
+
+    indices: of the scored tokens in the row, rising. losses: of each, in nats. Shapes: both (scored,).
+    """
+
+    end: int
+    indices: Tokens
+    losses: Array
+
+
+Wanted = Callable[[Tokens], npt.NDArray[np.bool_]]
+"""Tells which tokens are to be scored. Shapes: indices of tokens in the row (tokens,) -> (tokens,)."""
 
 
 class Tokenizes(Protocol):
@@ -103,6 +127,23 @@ class Runner(Tokenizes, Protocol):
 
     def generated(self, ids: Sequence[int], count: int, done: Done) -> Generated:
         """Return what generation of the last `count` tokens of a row has for logits, one token after the other, and one pass."""
+
+    def close(self) -> None:
+        """Free the model."""
+
+
+class Reader(Tokenizes, Protocol):
+    """A checkpoint that reads rows piece by piece, so that a reading can be stopped. Raises: as a runner; NoMemory."""
+
+    @property
+    def description(self) -> str: ...
+
+    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+        """Yield the losses of the wanted tokens of one row as it is read, some hundred tokens at a time.
+
+        `wanted` is asked before each piece, of its tokens. The runner computes no other row meanwhile. A table that
+        follows the length of the text takes the row in one piece.
+        """
 
     def close(self) -> None:
         """Free the model."""

@@ -21,26 +21,19 @@ from ropetool.servers.http import Http
 from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import catalogue, suites
-from ropetool.verification.checkpoints import (
-    Open,
-    Wrap,
-    documents_of,
-    kept_on_disk,
-    lengths_of,
-    vocabulary_of,
-    yardsticks,
-)
 from ropetool.verification.conditions import conditions, run_key
-from ropetool.verification.duration import NO_BUDGET
 from ropetool.verification.gate import Limits
 from ropetool.verification.journal import JournaledRunner
+from ropetool.verification.opening import Open
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
-from ropetool.verification.run import Progress, default_lengths, verify
+from ropetool.verification.run import default_lengths, verify
 from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import Counting, Reader, ServerRunner, Unseen
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer
-from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Runner, ignore
+from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progress, Runner, ignore
+from ropetool.verification.session import documents_of, lengths_of
+from ropetool.verification.whole_suites import Wrap, kept_on_disk, vocabulary_of, yardsticks
 
 SERVED = Path("the served model")  # in the place of a path: the target's own may be the baseline's too
 SHOWN = "answers shown"
@@ -121,14 +114,9 @@ def verify_served(
         counting = Counting(server.limits, asking.prefix, score_prompts=served.score_prompts)
         for measurement in measurements:
             measurement.run(counting, TARGET, ignore)  # type: ignore[arg-type] # all that runs on a server asks for these
-        more = (
-            ""
-            if budget in (None, NO_BUDGET)
-            else "; where that decides nothing, a second stage asks for more, as far as --budget goes"
-        )
         return (
             f"{server.program} is asked about {counting.requests} times, {server.limits.at_once} at a time, for prompts of "
-            f"about {counting.tokens} tokens together, the longest of {counting.longest}{more}"
+            f"about {counting.tokens} tokens together, the longest of {counting.longest}"
         )
 
     def runner(path: Path, *, device: str, dtype: str, report: Callable[[str], None]) -> Runner:

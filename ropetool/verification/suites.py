@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ropetool.errors import ConfigError, did_you_mean
+from ropetool.verification import results
 from ropetool.verification.measures.protocols import PROTOCOLS
 
 LAST_SEGMENT, POSITION, FAR, RETRIEVAL = "last-segment", "position", "far", "retrieval"
@@ -65,7 +66,7 @@ SUITES = {
         Suite("full", MEASURES, segments=64, passages=32, trials=40),
     )
 }
-CUSTOM = "custom"
+CUSTOM = results.CUSTOM
 # What can be measured where the probabilities of single tokens are told; the others ask for all logits, or for a cache.
 BY_TOKENS = (LAST_SEGMENT, POSITION, FAR, *RETRIEVALS)
 MOST_SCORED = 16  # tokens at the end of a passage: each is a request with all that is before it

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Count how often intervals cover the truth and verdicts are wrong, and write it to tests/verification/intervals.json and docs/verify.md.
+"""Count how often intervals cover the truth and verdicts are wrong. Writes tests/verification/intervals.json and two pages.
 
-Four counts: made-up documents of known spread; documents drawn from the catalogue, whose mean over all is the truth
-(tests/verification/catalogue_losses.json); verdicts on such draws; and effective lengths that are too long. About two minutes of
-one core, no model, no network.
+Five counts: made-up documents of known spread; documents drawn from the catalogue, whose mean over all is the truth
+(tests/verification/catalogue_losses.json); verdicts on such draws; runs that read text after text; and effective lengths that
+are too long. About two minutes of one core, no model, no network.
 
     scripts/catalogue/intervals.py            count, write both files
     scripts/catalogue/intervals.py --docs     write the page from the counts as they are
@@ -31,18 +31,15 @@ from ropetool.verification.measures.loss import verdicts
 from ropetool.verification.measures.ruler import KEPT
 from ropetool.verification.measures.segments import lacking
 from ropetool.verification.results import UNDECIDED, WORSE
-from ropetool.verification.run import SPENT
 from ropetool.verification.shares import Pairs, ratio_bounds
 from ropetool.verification.statistics import ERROR, clustered, lower_bound, t_quantile, upper_bound
+from ropetool.verification.verdict import bounds
 
 LOSSES = ROOT / "tests" / "verification" / "catalogue_losses.json"
 RESULT = ROOT / "tests" / "verification" / "intervals.json"
-PAGE = ROOT / "docs" / "verify.md"
+PAGE, LOOKS_PAGE = ROOT / "docs" / "suites.md", ROOT / "docs" / "judging.md"
 DRAWS, SEEDS = 3000, 1000
 Array = npt.NDArray[np.float64]
-Stages = tuple[tuple[float, float], ...]
-WHOLE: Stages = ((1.0, ERROR),)
-BUDGET: Stages = ((0.25, SPENT[0]), (1.0, SPENT[1]))  # 16 segments of 16 documents, then 64
 Draw = Callable[[np.random.Generator], tuple[Array, list[int]]]
 """A sample of mean 0, or whatever the truth is: a difference for each segment, and the document of each."""
 
@@ -182,39 +179,51 @@ def _former(values: Array, documents: Sequence[int], mean: float) -> float:
 
 
 def judgements(
-    tables: dict[str, Array], sizes: Sequence[int], margin: float, seeds: int, seed: str, stages: Stages = WHOLE
+    tables: dict[str, Array], sizes: Sequence[int], margin: float, seeds: int, seed: str, error: float = ERROR
 ) -> dict[str, float]:
-    """Return how often a run over these lengths fails, is left undecided, and passes, as the gate says it.
-
-    stages: the share of a document's segments that each stage has read, and the chance of a wrong verdict that it takes.
-    second: how often there is one.
-    """
+    """Return how often a run over these lengths fails, is left undecided, and passes, as the gate says it."""
     rng = np.random.default_rng(list(seed.encode()))
     ends: list[str] = []
-    second = 0
     first = next(iter(tables.values()))
     for _ in range(seeds):
         _, segments = drawn(rng, sizes, *first.shape)
-        segments = [segment for turn in range(max(sizes)) for segment in segments_of_turn(segments, turn)]
-        for number, (share, error) in enumerate(stages):
-            some = segments[: round(share * len(segments))]
-            documents = [document for document, _ in some]
-            found = [clustered(np.array([table[at] for at in some]), documents) for table in tables.values()]
-            said = verdicts(found, margin, error)
-            second += number > 0
-            if WORSE in said or UNDECIDED not in said:
-                break
+        documents = [document for document, _ in segments]
+        found = [clustered(np.array([table[at] for at in segments]), documents) for table in tables.values()]
+        said = verdicts(found, margin, error)
         ends.append("fail" if WORSE in said else "undecided" if UNDECIDED in said else "pass")
-    shares = {end: ends.count(end) / seeds for end in ("fail", "undecided", "pass")}
-    return shares if len(stages) == 1 else {**shares, "second": second / seeds}
+    return {end: ends.count(end) / seeds for end in ("fail", "undecided", "pass")}
 
 
-def segments_of_turn(segments: Sequence[tuple[int, int]], turn: int) -> list[tuple[int, int]]:
-    """Return the segment of each document in this turn: the first ones of all come before any second one."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for segment in segments:
-        found.setdefault(segment[0], []).append(segment)
-    return [some[turn] for some in found.values() if turn < len(some)]
+# --- texts one by one
+
+RATIOS = (1.0, 1.05, bounds.KEPT, 1.3, bounds.WORKING, 2.0)
+ENDS = (bounds.KEEP, bounds.WORKS, bounds.COSTS, bounds.BROKEN, bounds.MEASURED)
+
+
+def looked(table: Array, ratio: float, seeds: int, seed: str) -> dict[str, float]:
+    """Return how runs end that read one document of the catalogue after the other, up to the last look.
+
+    The gaps are the table's, put on a true ratio. wrong: how often any bound of a run is on the wrong side of it. texts: how
+    many a run reads, the mean.
+    """
+    rng = np.random.default_rng(list(seed.encode()))
+    truth = math.log(ratio)
+    parts = table - table.mean() + truth
+    gaps, errors = parts.mean(axis=1), parts.std(axis=1, ddof=1) / math.sqrt(parts.shape[1])
+    ends: list[str] = []
+    wrong = texts = 0
+    for _ in range(seeds):
+        order = rng.permutation(len(gaps))[: bounds.LOOKS[-1]]
+        read, broken = gaps[order].tolist(), [bounds.is_broken(gaps[at], errors[at]) for at in order]
+        steps = [bounds.bounds(read[:look], range(look)) for look in bounds.LOOKS]
+        wrong += any(step.lower > truth or step.upper < truth for step in steps)
+        for count in range(1, len(read) + 1):
+            end = bounds.verdict([bounds.bounds(read[:count], range(count))], broken[:count])
+            if bounds.is_final(end):
+                break
+        ends.append(end)
+        texts += count
+    return {**{end: ends.count(end) / seeds for end in ENDS}, "wrong": wrong / seeds, "texts": texts / seeds}
 
 
 # --- effective lengths
@@ -260,7 +269,7 @@ def counted() -> dict[str, Any]:
         for length, table in lengths.items()
         for design, sizes in REAL.items()
     }
-    said, budget = {}, {}
+    said = {}
     for name, lengths in known.items():
         worst = max(float(table.mean()) for table in lengths.values())
         for grade in GRADES.values():
@@ -269,10 +278,14 @@ def counted() -> dict[str, Any]:
                 key = f"{name}, {grade.name}, {where}"
                 found = judgements(tables, REAL["16 of 2"], grade.margin, SEEDS, key)
                 said[key] = {"ratio": round(math.exp(worst + shift), 4), "limit": grade.max_ratio, **found}
-                found = judgements(tables, (4,) * 16, grade.margin, SEEDS, key, BUDGET)
-                budget[key] = {**said[key], **found}
     return {
-        "simulated": simulated, "real": measured, "verdicts": said, "budget": budget,
+        "simulated": simulated, "real": measured, "verdicts": said,
+        "looks": {
+            f"{name} at {length}, {ratio:g}": looked(table, ratio, SEEDS, f"{name} {length} {ratio}")
+            for name, lengths in known.items()
+            for length, table in lengths.items()
+            for ratio in RATIOS
+        },
         "effective lengths": lengths_counted(DRAWS),
     }  # fmt: skip
 
@@ -304,14 +317,6 @@ def tables(found: dict[str, Any]) -> Iterator[str]:
     yield "| extension, grade | true ratio, the larger | limit | fail | undecided | pass |\n| --- | --: | --: | --: | --: | --: |"
     for name, cell in found["verdicts"].items():
         yield f"| {_said(name, cell)} |"
-    first, second = (f"at {100 * error:g} %" for error in SPENT)
-    yield f"\nThe same with `--budget`: 1 segment of each first, {first}, and 4 of each where that decides nothing, {second}:\n"
-    yield (
-        "| extension, grade | true ratio, the larger | limit | fail | undecided | pass | second stage |\n"
-        "| --- | --: | --: | --: | --: | --: | --: |"
-    )
-    for name, cell in found["budget"].items():
-        yield f"| {_said(name, cell)} | {cell['second']:.2f} |"
     yield (
         f"\nEffective lengths that are too long: {DRAWS} draws of trials whose true ratio is {KEPT:g}, and the share that is called "
         "no worse. The target loses right answers only, or has them independently of the trained length:\n"
@@ -326,20 +331,30 @@ def _said(name: str, cell: dict[str, float]) -> str:
     return f"{name} | {cell['ratio']:.3f} | {cell['limit']:g} | {ends}"
 
 
-def page(found: dict[str, Any]) -> str:
-    """Return the text of docs/verify.md with these counts."""
-    text = PAGE.read_text(encoding="utf-8")
-    lines = "\n".join(tables(found))
+def looks_table(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines on texts that are read one by one."""
+    yield f"| extension, length, true ratio | {' | '.join(ENDS)} | texts | a bound ever wrong |"
+    yield f"| --- |{' --: |' * (len(ENDS) + 2)}"
+    for name, cell in found["looks"].items():
+        shares = " | ".join(f"{cell[end]:.3f}" for end in ENDS)
+        yield f"| {name} | {shares} | {cell['texts']:.1f} | {cell['wrong']:.3f} |"
+
+
+def pages(found: dict[str, Any]) -> dict[Path, str]:
+    """Return the texts of docs/suites.md and docs/judging.md with these counts."""
+    parts = {PAGE: ("intervals", tables(found)), LOOKS_PAGE: ("looks", looks_table(found))}
+    return {path: _filled(path, name, "\n".join(lines)) for path, (name, lines) in parts.items()}
+
+
+def _filled(path: Path, name: str, lines: str) -> str:
     text, count = re.subn(
-        r"(<!-- intervals -->\n).*?(<!-- /intervals -->)",
+        rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
         lambda at: f"{at[1]}\n{lines}\n\n{at[2]}",
-        text,
+        path.read_text(encoding="utf-8"),
         flags=re.DOTALL,
     )
     if count != 1:
-        raise SystemExit(
-            f"{PAGE}: {count} places between <!-- intervals --> and <!-- /intervals -->; there must be one"
-        )
+        raise SystemExit(f"{path}: {count} places between <!-- {name} --> and <!-- /{name} -->; there must be one")
     return text
 
 
@@ -348,7 +363,8 @@ def main() -> int:
     parser.add_argument("--docs", action="store_true", help="count nothing; write the page")
     if not parser.parse_args().docs:
         RESULT.write_text(json.dumps(counted(), indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(json.loads(RESULT.read_text(encoding="utf-8"))), encoding="utf-8")
+    for path, text in pages(json.loads(RESULT.read_text(encoding="utf-8"))).items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

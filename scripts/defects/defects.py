@@ -6,7 +6,7 @@ alone, with `--against` the unquantised extension, and with nothing. With the re
 otherwise into an extension that was made by hand. What counts as found is a check that fails and does not fail on the same
 files without the defect, or a refusal. Readback comes first; losses are measured only where it finds nothing. With nothing
 at hand some rows are run in whole; of the others the files alone say that the verdict cannot be a pass. Honest extensions of
-others' making are verified likewise, and none may fail. scripts/docs.py writes the tables of docs/verify.md from the result.
+others' making are verified likewise, and none may fail. scripts/docs.py writes the tables of docs/suites.md from the result.
 
     scripts/defects/defects.py                      everything: some 25 minutes of a core; writes tests/verification/defects.json
     scripts/defects/defects.py --model demo         one model, keep the rest
@@ -60,7 +60,7 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import RopetoolError
 from ropetool.verification import run as verification_run
-from ropetool.verification.checkpoints import verify_checkpoint, yardsticks
+from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import KL
 from ropetool.verification.measures.rotary import check_rotation
@@ -68,6 +68,7 @@ from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import SAME_TABLES, read_back
 from ropetool.verification.results import FAIL, NOT_RUN, Check
 from ropetool.verification.texts import embedded_documents
+from ropetool.verification.whole_suites import yardsticks
 
 CONFIGS = Path(os.environ.get("ROPETOOL_REAL_FILES", "nowhere"), "configs")
 HF, F16, Q8_0, Q4_K_M, EXPORTED = FORMS = ("directory", "GGUF f16", "GGUF Q8_0", "GGUF Q4_K_M", "exported GGUF")

@@ -126,8 +126,9 @@ def test_every_command_shows_a_hostile_folder_and_file_and_quotes_it() -> None:
     again = clean(run("extend", output, "--method", "yarn", "--factor", "8"))
     assert again.code == 1
     holds(tries(again), output)
-    clean(run("export", output))  # its certificate is missing
-    holds(tries(clean(run("export", output))), output)
+    clean(run("export", output))
+    ungraded = clean(run("export", output, "--require", "usable", "-o", "graded.gguf"))
+    holds(tries(ungraded), output)
 
 
 def test_a_plan_a_bake_and_its_record() -> None:

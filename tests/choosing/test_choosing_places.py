@@ -61,7 +61,7 @@ def test_a_place_is_refused_before_anything_is_measured(line: tuple[str, ...], w
     [
         (("--config-style", "v5"), "--config-style is not for --method auto"),
         (("--as", "llama"), "--as is not for --method auto"),
-        (("--budget", "3", "--original-length", "128"), "leave out one of it and --original-length"),
+        (("--tune-minutes", "3", "--original-length", "128"), "leave out one of it and --original-length"),
     ],
 )
 def test_what_is_not_measured_is_not_said_to_be(options: tuple[str, ...], words: str) -> None:
@@ -97,7 +97,7 @@ def test_only_yarn_is_tuned(method: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("ropetool.cli.compare.compared", lambda *_, **__: None)
     monkeypatch.setattr("ropetool.choosing.choice.choose", lambda _: choice)
     monkeypatch.setattr("ropetool.lab.tuning.tuning.tune", lambda *_, **__: tuned)
-    done = run(*AUTO, "--budget", "3", "--dry-run", "--json")
+    done = run(*AUTO, "--tune-minutes", "3", "--dry-run", "--json")
     assert done.code == 0, done.err
     assert done.json["plan"]["method"] == ("linear" if method == "yarn" else method)
     assert ("not tuned" in done.err) == (method != "yarn")

@@ -368,7 +368,7 @@ def test_extend_takes_what_is_measured(folder: Path, monkeypatch: pytest.MonkeyP
     assert ropetool.diff(folder / "auto", folder / "model-yarn").same
     for wrong in ["--beta-fast", "8"], ["--attention-factor", "1.2"], ["--companion", "model"]:
         assert run("extend", "model", "--method", "auto", "--factor", "2", *wrong).code == 2
-    assert run("extend", "model", "--method", "yarn", "--factor", "2", "--budget", "3").code == 2
+    assert run("extend", "model", "--method", "yarn", "--factor", "2", "--tune-minutes", "3").code == 2
     assert run("extend", "model", "--method", "auto").code == 2
 
 
@@ -384,7 +384,7 @@ def test_a_budget_tunes_what_is_measured_best(folder: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("ropetool.plans.advice.CLOSED_FORMS", ("yarn",))
     monkeypatch.setattr(tuning, "tune", few)
-    line = ("extend", "model", "--method", "auto", "--factor", "2", "--budget", "3")
+    line = ("extend", "model", "--method", "auto", "--factor", "2", "--tune-minutes", "3")
     for better, output in ((False, "untuned"), (True, "tuned")):
         monkeypatch.setattr(TuneResult, "is_better", better)
         done = run(*line, "-o", output)

@@ -15,6 +15,7 @@ from making import run
 import ropetool
 from ropetool.checkpoint import certificate, fingerprints, provenance
 from ropetool.checkpoint.certificate import Certificate
+from ropetool.gguf_export import vouching
 from ropetool.plans.serving import gguf_lines
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -148,7 +149,6 @@ VERIFY = "Try: ropetool verify model-yarn-4x --suite quick"
 LACKING = {
     "none": "no verification of it is on record",
     "stale": "its config, tokenizer, templates or weights are not those that its certificate was made for",
-    "failed": "it failed the quick suite up to 1024 tokens at grade research: ratio",
     "partial": "it went through the quick suite up to 1024 tokens at grade research in part: not run were ratio",
     "short": "it passed the quick suite up to 512 tokens at grade research, but states a context of 1024",
 }
@@ -160,24 +160,72 @@ def lacking(extended: Path, case: str) -> None:
         config = extended / "config.json"
         config.write_text(config.read_text() + "\n")
     elif case != "none":
-        verdict = {"failed": "fail", "partial": "not run", "short": "pass"}[case]
+        verdict = {"failed": "fail", "partial": "not run", "short": "pass", "undecided": "undecided"}[case]
         certify(extended, verdict, 512 if case == "short" else 1024)
 
 
+@pytest.fixture
+def too_long_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vouching, "seconds", lambda source: 3600.0)
+
+
 @pytest.mark.parametrize("case", LACKING)
-def test_an_output_of_ours_needs_a_certificate(case: str, extended: Path) -> None:
+def test_what_nobody_measured_is_exported_and_says_so(case: str, extended: Path, too_long_to_measure: None) -> None:
     lacking(extended, case)
+    done = run("export", "model-yarn-4x")
+    assert done.code == 0
+    assert done.err == f"Note: not measured: {LACKING[case]}; `ropetool verify model-yarn-4x` measures it\n"
+    refused = run("export", "model-yarn-4x", "--require", "research", "-o", "b.gguf", "--json").json["error"]
+    assert (refused["type"], refused["where"]) == ("CheckpointError", "model-yarn-4x")
+    assert refused["message"] == f"--require asks for grade research, and {LACKING[case]}"
+    assert refused["try"] == "ropetool verify model-yarn-4x --suite standard --grade research"
+    assert not Path("b.gguf").exists()
+
+
+def test_what_takes_no_two_minutes_is_measured(extended: Path) -> None:
+    done = run("export", "model-yarn-4x")
+    found = certificate.read(extended)
+    assert (done.code, found is not None and found.suite) == (0, certificate.DEFAULT)
+    assert found is not None
+    if found.verdict == "pass":
+        assert done.err == "Note: certificate: it passed the default verification up to 1024 tokens at grade research\n"
+
+
+def test_a_failed_verification_is_refused(extended: Path) -> None:
+    certify(extended, "fail")
     before = sorted(Path().iterdir())
     done = run("export", "model-yarn-4x")
     assert (done.code, done.out) == (1, "")
-    asked = " --grade research" if case in ("failed", "short") else ""  # that of the certificate on record
-    assert done.err.splitlines() == [f"Error: model-yarn-4x: ropetool made it, and {LACKING[case]}", VERIFY + asked]
+    failed = "it failed the quick suite up to 1024 tokens at grade research: ratio"
+    assert done.err.splitlines() == [
+        f"Error: model-yarn-4x: ropetool made it, and {failed}",
+        f"{VERIFY} --grade research",
+    ]
     assert sorted(Path().iterdir()) == before
-    refused = run("export", "model-yarn-4x", "--json").json["error"]
-    assert (refused["type"], refused["where"]) == ("CheckpointError", "model-yarn-4x")
     waived = run("export", "model-yarn-4x", "--allow-unverified")
     assert waived.code == 0
     assert waived.err == "Note: exported without asking for a certificate, as --allow-unverified says\n"
+
+
+def test_what_is_not_what_its_record_says_is_refused(extended: Path, too_long_to_measure: None) -> None:
+    config = json.loads((extended / "config.json").read_text())
+    (config.get("rope_parameters") or config["rope_scaling"])["factor"] = 5.0
+    (extended / "config.json").write_text(json.dumps(config))
+    done = run("export", "model-yarn-4x")
+    assert (done.code, "it is not what its record says: tables" in done.err) == (1, True)
+    assert "Try: extend its source again, or --allow-unverified" in done.err
+    assert not list(Path().glob("*.gguf"))
+
+
+def test_a_grade_that_there_is_not_is_refused(extended: Path) -> None:
+    done = run("export", "model-yarn-4x", "--require", "useable")
+    assert "'useable' is not one of research, usable, publishable (did you mean" in done.err
+    certify(extended)
+    missed = run("export", "model-yarn-4x", "--require", "usable")
+    assert (
+        "--require asks for grade usable, and it passed the quick suite up to 1024 tokens at grade research"
+        in missed.err
+    )
 
 
 def test_a_certificate_opens_the_gate(extended: Path) -> None:
@@ -186,23 +234,6 @@ def test_a_certificate_opens_the_gate(extended: Path) -> None:
     note = "Note: certificate: it passed the quick suite up to 1024 tokens at grade research\n"
     assert (done.code, done.err) == (0, note)
     assert types(Path("model-yarn-4x-BF16.gguf")) == {"BF16"}
-
-
-def test_what_is_undecided_is_exported_where_that_is_accepted(extended: Path) -> None:
-    certify(extended, "undecided")
-    refused = run("export", "model-yarn-4x")
-    assert (refused.code, "left undecided: ratio" in refused.err) == (1, True)
-    assert "Try: ropetool verify model-yarn-4x --suite quick --grade research with more --text" in refused.err
-    accepted = run("export", "model-yarn-4x", "--accept-undecided")
-    assert (accepted.code, "left undecided: ratio" in accepted.err) == (0, True)
-    certify(extended, "fail")
-    assert run("export", "model-yarn-4x", "--accept-undecided", "--force").code == 1
-
-
-def test_without_the_gate_the_refused_would_be_exported(extended: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: nothing but the certificate stands in the way of what is refused above."""
-    monkeypatch.setattr(certificate, "shortfall", lambda path, length, **_: "")
-    assert run("export", "model-yarn-4x").code == 0
 
 
 def test_an_edited_certificate_is_refused(extended: Path) -> None:

@@ -86,7 +86,7 @@ served by
 
 next
   KV cache    1.00 MiB for one sequence of 4096 tokens
-  measure it  ropetool verify {here}/model-yarn-8x.gguf --suite quick --grade research --segments 8 --lengths 512,4096
+  measure it  ropetool verify {here}/model-yarn-8x.gguf
 """
 
 

@@ -16,7 +16,7 @@ from ropetool.verification.measures import growing
 from ropetool.verification.measures.rotary import ROTATION
 from ropetool.verification.readback.claimed import DRESS
 from ropetool.verification.readback.comparing import FILES, SAME_TABLES, TABLES, WEIGHTS
-from ropetool.verification.reading import COPIES, POSITION
+from ropetool.verification.reading import COPIES
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, RetrievalPair, VerifyResult
 
 SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"
@@ -189,7 +189,6 @@ def test_every_check_that_can_fail_is_told_in_words() -> None:
         ROTATION,
         RATIO,
         COPIES,
-        POSITION,
         growing.NAME,
         "lm-eval",
         *kl_gate.NAMES,

@@ -20,8 +20,8 @@ from ropetool.checkpoint.certificate import state
 from ropetool.errors import ConfigError, MissingDependency, RopetoolError
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
 from ropetool.report.verdict import summary
-from ropetool.verification import checkpoints
 from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.runners import llama_runner, torch_runner
 from ropetool.verification.scoring import Scores
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -62,8 +62,8 @@ class Llama(Fake):
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, Path]]:
-    monkeypatch.setattr(checkpoints, "TorchRunner", Torch)
-    monkeypatch.setattr(checkpoints, "LlamaRunner", Llama)
+    monkeypatch.setattr(torch_runner, "TorchRunner", Torch)
+    monkeypatch.setattr(llama_runner, "LlamaRunner", Llama)
     monkeypatch.setenv("ROPETOOL_CACHE", str(tmp_path / "cache"))
     Fake.opened.clear()
     Fake.caches.clear()

@@ -1,4 +1,4 @@
-"""The committed table of planted defects: complete, as docs/verify.md shows it, what it must say, and some of it again.
+"""The committed table of planted defects: complete, as docs/suites.md shows it, what it must say, and some of it again.
 
 scripts/defects/defects.py makes it. While the code is that which it was made with, a sample of its rows is computed here, which
 another state of the code draws anew; otherwise all rows that need no model are, and more of those that need one. A check
@@ -20,7 +20,7 @@ from loading import script
 from safetensors.torch import load_file
 
 from ropetool.checkpoint.tensor_bytes import Compared
-from ropetool.verification import checkpoints, gate
+from ropetool.verification import gate, whole_suites
 from ropetool.verification.readback import claimed, comparing, keys
 from ropetool.verification.results import PASS, Check, VerifyResult
 
@@ -325,7 +325,7 @@ BROKEN: dict[str, tuple[list[tuple[Any, str, Any]], Cell]] = {
     "rotation": ([(defects, "check_rotation", always(defects.check_rotation))],
                  (defects.DEMO, F16, "half of every head rotates", NOTHING)),
     "yardstick": ([(defects, "yardsticks", lambda *_: [])], (defects.DEMO, HF, "noise of 5 %", NOTHING)),
-    "yardstick of a whole run": ([(checkpoints, "yardsticks", lambda *_: [])], (defects.DEMO, HF, "two layers exchanged", NOTHING)),
+    "yardstick of a whole run": ([(whole_suites, "yardsticks", lambda *_: [])], (defects.DEMO, HF, "two layers exchanged", NOTHING)),
     "verdict": ([(VerifyResult, "verdict", property(lambda _: PASS))], (defects.DEMO, HF, "two layers exchanged", NOTHING)),
     "ratio": ([(gate, "_ratio_check", always(gate._ratio_check))], (defects.DEMO, HF, "linear in place of yarn", BASELINE)),
 }  # fmt: skip

@@ -16,7 +16,7 @@ import ropetool
 from ropetool.cli.options import with_options
 from ropetool.errors import ConfigError
 from ropetool.verification import duration, estimate, suites
-from ropetool.verification.duration import FITTING, NO_BUDGET, Run, TooLong, check_duration
+from ropetool.verification.duration import FITTING, LONGEST, NO_BUDGET, Run, TooLong, check_duration
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED = 8192
@@ -52,7 +52,7 @@ def test_the_smaller_run_fits(seed: int) -> None:
     assert changes
     assert free or "--grade" not in changes
     smaller = made_of(asked, changes)
-    assert slow()(rows(smaller)) <= 60 * FITTING
+    assert slow()(rows(smaller)) <= 60 * LONGEST * FITTING
     check_duration(smaller, rows, slow, None, TRAINED, free_grade=free)
     assert "reaches" not in str(refused.value.notes)
     assert f"of {longest} tokens" in refused.value.notes[0]
@@ -78,7 +78,7 @@ def test_a_run_within_the_limit_is_not_refused() -> None:
     hour = pace(1e-3 * 61 / minutes, 0)
     with pytest.raises(TooLong, match="the run takes about 61 min on this machine; it may take 60 minutes"):
         check_duration(asked, rows, hour, None, TRAINED, free_grade=True)
-    with pytest.raises(TooLong):  # a smaller budget than an hour is for the second stage
+    with pytest.raises(TooLong, match="it may take 30 minutes"):
         check_duration(asked, rows, hour, 30, TRAINED, free_grade=True)
     check_duration(asked, rows, hour, 62, TRAINED, free_grade=True)
     check_duration(asked, rows, pace(1e3, 1), NO_BUDGET, TRAINED, free_grade=True)
@@ -88,7 +88,7 @@ def test_a_smaller_run_keeps_the_lengths_where_it_can() -> None:
     asked = Run(suite("standard"), (2048, 4096, 8192, 16384), "research")
     quick = sum(length * count for length, count in rows(Run(suite("quick"), asked.lengths, "research")).items())
     with pytest.raises(TooLong) as refused:
-        check_duration(asked, rows, pace(60 * FITTING / quick * 0.99, 0), None, TRAINED, free_grade=True)
+        check_duration(asked, rows, pace(60 * LONGEST * FITTING / quick * 0.99, 0), None, TRAINED, free_grade=True)
     assert refused.value.changes == {"--suite": "quick", "--measure": None, "--segments": None, "--trials": None}
 
 
@@ -129,7 +129,7 @@ def extended() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--baseline", "model"], ["--grade", "usable", "--seed", "3", "--json"], ["--suite", "standard"]]
+    "options", [["--suite", "standard", "--baseline", "model"], ["--grade", "usable", "--seed", "3", "--json"]]
 )
 def test_verify_names_a_line_that_runs(slow: Path, options: list[str]) -> None:
     extended()
@@ -173,6 +173,8 @@ def test_a_budget_lets_a_long_run_begin(slow: Path) -> None:
         assert done.code in (0, 3), done.err
     wrong = run("verify", "extended", "--budget", "much")
     assert (wrong.code, "'much' is not a number of minutes, or none" in wrong.err) == (2, True)
+    capped = run("verify", "extended", *few, "--segments", "200", "--budget", "30")
+    assert "it may take 30 minutes" in capped.err
     for value in ("0", "nan", "-5"):
         assert "is not a number of minutes above 0" in run("verify", "extended", "--budget", value).err
 
@@ -210,10 +212,10 @@ def test_models_are_not_run_before_the_refusal(slow: Path, monkeypatch: pytest.M
     def computed(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a model was run")
 
-    from ropetool.verification import checkpoints
+    from ropetool.verification import whole_suites
     from ropetool.verification.runners.torch_runner import TorchRunner
 
-    monkeypatch.setattr(checkpoints, "kl_to_claim", computed)
+    monkeypatch.setattr(whole_suites, "kl_to_claim", computed)
     monkeypatch.setattr(TorchRunner, "score", computed)
     with pytest.raises(ConfigError, match="the run takes about"):
-        ropetool.verify(slow / "extended", baseline=slow / "model")
+        ropetool.verify(slow / "extended", baseline=slow / "model", suite="standard")

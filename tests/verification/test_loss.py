@@ -290,41 +290,6 @@ def test_values_that_make_no_measurement_are_refused(fake: Any, options: dict[st
     assert not runner.rows
 
 
-def unlike(fake: Any) -> type[FakeRunner]:
-    """Return models of the same loss in the mean, which differ by half a nat from place to place."""
-    plain = fake(target=FLAT, base=FLAT)
-
-    class Unlike(plain):  # type: ignore[misc, valid-type]
-        def score(self, rows: Sequence[Sequence[int]], scored: int, done: Callable[[int], None]) -> Scores:
-            found = super().score(rows, scored, done)
-            moved = (
-                np.array([0.5 * math.sin(row[-1]) for row in rows]) if self.name == "target" else np.zeros(len(rows))
-            )
-            return Scores(found.losses + moved[:, None], found.hits)
-
-    return Unlike
-
-
-def test_a_budget_pays_for_a_second_stage_where_the_first_decides_nothing(fake: Any) -> None:
-    strict = {"segments": 16, "grade": "usable", "lengths": [64, 256]}
-    assert run(unlike(fake), **strict).lengths[0].verdict == "undecided"
-    paid = run(unlike(fake), budget=1.0, **strict)
-    assert {entry.verdict for entry in paid.lengths} == {"no worse"}
-    assert paid.lengths[0].segments > 100
-    assert paid.lengths[0].target.tokens == paid.lengths[0].segments * SCORED
-    assert "the first 16 segments decided nothing at 1 %, so there was a second stage" in paid.notes
-    (ratio,) = (check for check in paid.checks if check.name == "ratio")
-    assert (ratio.verdict, ratio.detail[:16]) == ("pass", "96 % upper bound")
-
-
-def test_a_first_stage_that_decides_is_the_last(fake: Any) -> None:
-    broken = run(fake(target=(3.0, 3.0, 9.0, 3.0), base=FLAT), budget=1.0, segments=16)
-    assert (broken.verdict, broken.lengths[0].segments) == ("fail", 16)
-    (ratio,) = (check for check in broken.checks if check.name == "ratio")
-    assert ratio.detail[:16] == "99 % lower bound"
-    assert not any("second stage" in note for note in broken.notes)
-
-
 @pytest.mark.parametrize(
     ("trained", "target", "expected"),
     [

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from ropetool.verification import near_copies
-from ropetool.verification.checkpoints import documents_of
 from ropetool.verification.near_copies import independent
+from ropetool.verification.session import documents_of
 from ropetool.verification.texts import Document, embedded_documents, long_documents
 
 

@@ -526,27 +526,6 @@ def test_a_server_without_its_tokenizer_is_told(tiny: Path, serve: Callable[...,
         assert not any("tokenizer: " in note for note in verified(tiny, url, lengths=[16, 32]).notes)
 
 
-def test_a_budget_is_spent_on_more_passages(
-    tiny: Path, serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        estimate, "pace", lambda runner, corpus, lengths, scored: lambda rows: 0.01 * scored * sum(rows.values())
-    )
-    made, said = serve("vllm"), list[str]()
-    with serving(made) as url:
-        found = verified(
-            tiny, url, lengths=[16, 32, 64], trained_length=16, baseline=tiny, budget=1.0, say=said.append,
-            measures=["last-segment"],
-        )  # fmt: skip
-    assert any("there was a second stage" in note for note in found.notes)
-    assert max(entry.segments for entry in found.lengths) > 8
-    (told,) = (line for line in said if "is asked about" in line)
-    assert "a second stage asks for more" in told  # than is counted
-    assert "at most" not in told
-    (count,) = map(int, re.findall(r"about (\d+) times", told))
-    assert sum("token" not in path for path, _ in made.asked) > count + 10
-
-
 def test_the_pace_is_not_that_of_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that keeps prefixes computes what no earlier prompt began with, a second for each token."""
     clock = [0]

@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 
 import ropetool
 from ropetool.errors import CheckpointError, ConfigError, MissingDependency, ServerError
-from ropetool.verification import checkpoints, journal
+from ropetool.verification import journal, whole_suites
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
@@ -295,7 +295,7 @@ def test_figures_of_another_vllm_or_reach_are_not_gone_on_with(
     begun()
     assert not resumed(lengths=[128, 256, 384])
     monkeypatch.setattr(vllm_engine, "version", lambda: "0.0.1")
-    monkeypatch.setattr(checkpoints, "version", lambda: "0.0.1")
+    monkeypatch.setattr(whole_suites, "version", lambda: "0.0.1")
     assert not resumed()
 
 

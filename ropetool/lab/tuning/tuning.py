@@ -38,14 +38,14 @@ from ropetool.lab.tuning.spaces import Space
 from ropetool.plans.plan import Plan
 from ropetool.runtimes import inspection
 from ropetool.verification import estimate
-from ropetool.verification.checkpoints import Open, documents_of, lengths_of
 from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.gate import GRADES
 from ropetool.verification.journal import Journal, JournaledRunner, kept_journal
-from ropetool.verification.run import Progress
+from ropetool.verification.opening import Open
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import TARGET, Done, Runner
+from ropetool.verification.scoring import TARGET, Done, Progress, Runner
+from ropetool.verification.session import documents_of, lengths_of
 from ropetool.verification.texts import fingerprint
 
 MINUTES = 10.0  # of a budget that nobody stated

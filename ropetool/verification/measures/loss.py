@@ -80,11 +80,6 @@ class LastSegment:
         found = [self._compared(length, before.get(length), target, baseline) for length in self.asked]
         return tuple(judged(found, self.margin, self.error))
 
-    def part(self, start: int, end: int | None, error: float) -> LastSegment:
-        """Return the measurement at some of the segments of each length, judged with this chance of a wrong verdict."""
-        cut = {length: segments[start:end] for length, segments in self.chosen.items()}
-        return replace(self, chosen={length: some for length, some in cut.items() if some}, error=error)
-
     def documents(self) -> tuple[str, ...]:
         """Return the names of the documents that are read."""
         used = sorted({segment.document for segments in self.chosen.values() for segment in segments})

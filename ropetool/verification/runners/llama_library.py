@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ropetool.errors import CheckpointError, ConfigError, MissingDependency
+from ropetool.errors import CheckpointError, MissingDependency
 from ropetool.files.gguf import ggml_type
-from ropetool.verification.scoring import PIECE_TOKENS, Logits, Tokens
+from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
 
@@ -59,10 +60,12 @@ def listening(lib: Any) -> Iterator[list[str]]:
 class LlamaModel:
     """A model and one context of it, freed by `close`.
 
-    cache: a type of ggml, as `q8_0`. Raises: CheckpointError with llama.cpp's own words if it does not load.
+    cache: a type of ggml, as `q8_0`. flash_attention: None leaves it to llama.cpp.
+
+    Raises: CheckpointError with llama.cpp's own words if it does not load.
     """
 
-    def __init__(self, lib: Any, path: Path, *, gpu: bool, cache: str, flash_attention: bool) -> None:
+    def __init__(self, lib: Any, path: Path, *, gpu: bool, cache: str, flash_attention: bool | None) -> None:
         self._lib, self._path, self._gpu = lib, path, gpu
         self._cache = ggml_type(cache.upper())  # llama_cpp has no name for BF16
         self._flash_attention = flash_attention
@@ -86,14 +89,16 @@ class LlamaModel:
         settings.n_outputs_max = outputs
         settings.n_threads = settings.n_threads_batch = threads
         settings.type_k = settings.type_v = self._cache
-        settings.flash_attn_type = (
-            lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if self._flash_attention else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
+        settings.flash_attn_type = {
+            True: lib.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            False: lib.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+            None: lib.LLAMA_FLASH_ATTN_TYPE_AUTO,
+        }[self._flash_attention]
         settings.offload_kqv = settings.op_offload = self._gpu
         with listening(lib) as said:
             self._context = lib.llama_init_from_model(self._model, settings)
         if not self._context:
-            raise ConfigError(
+            raise NoMemory(
                 f"no context of {length} tokens: {last_words(said)}",
                 where=str(self._path),
                 try_="shorter --lengths, or another --cache-type",
@@ -112,11 +117,29 @@ class LlamaModel:
         prompt = end if single is None else single
         edges = [*range(0, prompt, PIECE_TOKENS), *range(prompt, end), end]
         for start, stop in pairwise(edges):
-            self._decode(row[start:stop], start, first)
+            self._decode(row[start:stop], start, np.arange(start, stop) >= first)
             if stop > first:
                 count = stop - max(start, first)
                 raw = lib.llama_get_logits(self._context)
                 yield max(start, first), np.ctypeslib.as_array(raw, (count, self.vocabulary_size))
+
+    def steps(self, row: Tokens, wanted: Wanted) -> Iterator[tuple[int, Tokens, Logits]]:
+        """Yield how many tokens of a row were read, the positions among them that were wanted, and the logits after these.
+
+        Raises: as `logits`.
+        """
+        lib = self._lib
+        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+        for start in range(0, len(row), PIECE_TOKENS):
+            stop = min(start + PIECE_TOKENS, len(row))
+            asked = wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < len(row) - 1)
+            self._decode(row[start:stop], start, asked)
+            count = int(asked.sum())
+            raw = lib.llama_get_logits(self._context) if count else None
+            logits = (
+                np.ctypeslib.as_array(raw, (count, self.vocabulary_size)) if count else np.empty((0, 1), np.float32)
+            )
+            yield stop, start + np.flatnonzero(asked), logits
 
     def close(self) -> None:
         """Free everything."""
@@ -124,14 +147,13 @@ class LlamaModel:
         self._lib.llama_batch_free(self._batch)
         free(self._lib, self._model)
 
-    def _decode(self, ids: Tokens, start: int, first: int) -> None:
+    def _decode(self, ids: Tokens, start: int, asked: npt.NDArray[np.bool_]) -> None:
         lib, batch, count = self._lib, self._batch, len(ids)
-        positions = np.arange(start, start + count)
         batch.n_tokens = count
         np.ctypeslib.as_array(batch.token, (count,))[:] = ids
-        np.ctypeslib.as_array(batch.pos, (count,))[:] = positions
+        np.ctypeslib.as_array(batch.pos, (count,))[:] = np.arange(start, start + count)
         np.ctypeslib.as_array(batch.n_seq_id, (count,))[:] = 1
-        np.ctypeslib.as_array(batch.logits, (count,))[:] = positions >= first
+        np.ctypeslib.as_array(batch.logits, (count,))[:] = asked
         for row in range(count):
             batch.seq_id[row][0] = 0
         with listening(lib) as said:

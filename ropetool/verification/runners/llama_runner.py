@@ -31,7 +31,18 @@ from ropetool.verification.runners.llama_library import (  # fmt: skip
     piece_of,
     tokens_of,
 )
-from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
+from ropetool.verification.scoring import (
+    PIECE_TOKENS,
+    Done,
+    Generated,
+    Logits,
+    Piece,
+    Predictions,
+    Scores,
+    Tokens,
+    Wanted,
+    ignore,
+)
 
 DTYPES = {"auto": "f32", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 BLOCK_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
@@ -44,6 +55,7 @@ class LlamaRunner:
 
     device: cpu, auto, or a GPU's name; auto takes a GPU where llama.cpp was built for one. dtype: the type of the cache, float32 for auto.
     cache_type: the same by llama.cpp's own names, which come before; one in blocks takes flash attention, which its values need.
+    as_served: as llama.cpp's own programs compute: a float16 cache for auto, and flash attention where llama.cpp chooses it.
     context_length: tokens that every context is made for. Without it a context is as long as the rows, which
     matters where the file holds two lists of frequencies: llama.cpp chooses by the size of the context.
 
@@ -61,14 +73,16 @@ class LlamaRunner:
         context_length: int | None = None,
         flash_attention: bool = False,
         cache_type: str | None = None,
+        as_served: bool = False,
     ) -> None:
         self._library = lib = library()
         self._gpu = _is_gpu(lib, device)
         if dtype not in DTYPES:
             raise ConfigError(f"{dtype!r} is not one of {', '.join(DTYPES)}", where="--dtype")
         check_cache_type(cache_type)
-        self._cache = cache_type or DTYPES[dtype]
-        self._context_length, self._flash_attention = context_length, flash_attention or self._in_blocks
+        self._cache = cache_type or ("f16" if as_served and dtype == "auto" else DTYPES[dtype])
+        self._context_length = context_length
+        self._flash_attention = True if flash_attention or self._in_blocks else None if as_served else False
         headers = _checked(path)
         self.path, self._weights = headers[0].path, _weight_type(headers)
         self._looks_ahead = _looks_ahead(headers)
@@ -92,7 +106,9 @@ class LlamaRunner:
     def description(self) -> str:
         """The library, device, weight type and cache type, for the record."""
         device = "GPU" if self._gpu else "cpu"
-        attention = ", flash attention" if self._flash_attention else ""
+        attention = {True: ", flash attention", False: "", None: ", attention as llama.cpp chooses"}[
+            self._flash_attention
+        ]
         cache = f"{self._cache.upper()} cache{f' not rotated ({UNROTATED})' if self._in_blocks and unrotated() else ''}"
         return f"llama-cpp-python {self._library.__version__}, {device}, {self._weights} weights, {cache}{attention}"
 
@@ -144,7 +160,7 @@ class LlamaRunner:
         for index, row in enumerate(ids):
             first = len(row) - scored - 1
             for start, logits in model.logits(row, first, len(row) - 1):
-                self._refuse_not_finite(logits, start, len(row))
+                self._refuse_not_finite(logits, np.arange(start, start + len(logits)), len(row))
                 place = slice(start - first, start - first + len(logits))
                 targets = row[start + 1 : start + 1 + len(logits)]
                 losses[index, place] = _cross_entropy(logits, targets)
@@ -162,7 +178,7 @@ class LlamaRunner:
         log_probs, top = np.empty(few.shape), np.empty(len(ids), dtype=np.int64)
         for index, row in enumerate(ids):
             for start, logits in model.logits(row, len(row) - 1, len(row)):
-                self._refuse_not_finite(logits, start, len(row))
+                self._refuse_not_finite(logits, np.arange(start, start + len(logits)), len(row))
                 log_probs[index] = -_cross_entropy(np.repeat(logits, few.shape[1], axis=0), few[index])
                 top[index] = logits[0].argmax()
             done(row.size)
@@ -190,9 +206,17 @@ class LlamaRunner:
             pieces = [logits.copy() for _, logits in model.logits(row, first, row.size - 1, single)]
             found.append(np.concatenate(pieces))
         for logits in found:
-            self._refuse_not_finite(logits, first, row.size)
+            self._refuse_not_finite(logits, np.arange(first, first + len(logits)), row.size)
         done(row.size)
         return Generated(found[0], found[1], self._rounding, False)
+
+    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+        """Yield the losses of the wanted tokens of a row as it is read. Raises: as `score`."""
+        row = np.array(ids, dtype=np.int64)
+        self._refuse_looking_ahead()
+        for end, positions, logits in self._open(row[None], PIECE_TOKENS).steps(row, wanted):
+            self._refuse_not_finite(logits, positions, row.size)
+            yield Piece(end, positions + 1, _cross_entropy(logits, row[positions + 1]))
 
     def close(self) -> None:
         """Free the model."""
@@ -207,11 +231,11 @@ class LlamaRunner:
                 "of a next token", where=str(self.path),
             )  # fmt: skip
 
-    def _refuse_not_finite(self, logits: Logits, start: int, length: int) -> None:
+    def _refuse_not_finite(self, logits: Logits, positions: Tokens, length: int) -> None:
         bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
         if bad.size:
             raise CheckpointError(
-                f"llama.cpp gives logits that are not finite, first at position {start + bad[0]} of {length}",
+                f"llama.cpp gives logits that are not finite, first at position {positions[bad[0]]} of {length}",
                 where=str(self.path),
                 try_="--dtype float32, or --cache-type f32, if the cache was narrower",
             )

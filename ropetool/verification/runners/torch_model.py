@@ -114,20 +114,29 @@ class TorchModel:
 
         A chunk sees those before it through a cache of keys and values. Shapes: ids (rows, tokens).
         """
+        parts = []
+        for start, hidden in self.steps(ids, chunk):
+            if start + hidden.states.shape[1] > first:
+                parts.append(hidden.states[:, max(0, first - start) :])
+        return Hidden(hidden.kind, parts[0] if len(parts) == 1 else self._torch.cat(parts, dim=1))
+
+    def steps(self, ids: Any, chunk: int) -> Iterator[tuple[int, Hidden]]:
+        """Yield the last hidden states of `chunk` tokens after the other, with the position of the first.
+
+        A table that follows the length of the text takes all tokens at once. Shapes: ids (rows, tokens).
+        """
         self._rope_state.restore()
         if not self.fixed_table or chunk >= ids.shape[1]:
             # No mask and no position_ids: rows are of one length, and transformers reads steps other than one
             # as the borders of packed sequences.
             outputs = self._body(input_ids=ids, use_cache=False)
-            return Hidden(type(outputs), outputs.last_hidden_state[:, first:])
-        cache, parts = None, []
+            yield 0, Hidden(type(outputs), outputs.last_hidden_state)
+            return
+        cache = None
         for start in range(0, ids.shape[1], chunk):
-            piece = ids[:, start : start + chunk]
-            outputs = self._body(input_ids=piece, past_key_values=cache, use_cache=True)
+            outputs = self._body(input_ids=ids[:, start : start + chunk], past_key_values=cache, use_cache=True)
             cache = outputs.past_key_values
-            if start + piece.shape[1] > first:
-                parts.append(outputs.last_hidden_state[:, max(0, first - start) :])
-        return Hidden(type(outputs), self._torch.cat(parts, dim=1))
+            yield start, Hidden(type(outputs), outputs.last_hidden_state)
 
     @property
     def dtype(self) -> str:

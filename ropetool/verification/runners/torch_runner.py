@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ropetool.errors import CheckpointError, ConfigError, MissingFile, NotACheckpoint
+from ropetool.errors import CheckpointError, MissingFile, NotACheckpoint
 from ropetool.files.parts import pickled
 from ropetool.names import CONFIG_JSON, MODEL_TYPE, PICKLE_SUFFIXES
 from ropetool.verification.runners.torch_library import (
@@ -25,12 +25,25 @@ from ropetool.verification.runners.torch_library import (
 )
 from ropetool.verification.runners.torch_model import Hidden, TorchModel
 from ropetool.verification.runners.torch_tokenizer import TorchTokenizer, reading
-from ropetool.verification.scoring import PIECE_TOKENS, Done, Generated, Logits, Predictions, Scores, Tokens, ignore
+from ropetool.verification.scoring import (
+    PIECE_TOKENS,
+    Done,
+    Generated,
+    Logits,
+    NoMemory,
+    Piece,
+    Predictions,
+    Scores,
+    Tokens,
+    Wanted,
+    ignore,
+)
 
 CPU_BATCH_TOKENS = 8192  # more is not faster on a CPU
 GPU_BATCH_TOKENS = 32768
 CPU_CHUNK_TOKENS = 16384  # of one row, beyond which it is computed in pieces; a CPU has no out-of-memory to catch
 GPU_CHUNK_TOKENS = 131072
+GPU_PIECE_TOKENS = 4096  # of a row that is read piece by piece; PIECE_TOKENS on a CPU
 MIN_CHUNK_TOKENS = 256
 LOGITS_AT_ONCE = 2**24  # entries: 64 MB in float32
 
@@ -162,6 +175,44 @@ class TorchRunner:
         done(row.size)
         return Generated(parts[0], parts[1], model.dtype, not model.fixed_table)
 
+    def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+        """Yield the losses of the wanted tokens of a row as it is read. Raises: as `score`."""
+        model, row = self._known(np.array([ids], dtype=np.int64))
+        on_device = self._on_device(row)
+        pieces = model.steps(on_device, PIECE_TOKENS if self._device.type == "cpu" else GPU_PIECE_TOKENS)
+        while True:
+            # The mode is of the whole thread, so it ends before the caller gets the piece.
+            try:
+                with self._torch.inference_mode(), quiet(self._transformers):
+                    found = next(pieces, None)
+                    piece = None if found is None else self._piece(model, on_device, *found, wanted)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise self._too_long(row.shape[1]) from None
+            if piece is None:
+                return
+            yield piece
+
+    def _piece(self, model: TorchModel, row: Any, start: int, hidden: Hidden, wanted: Wanted) -> Piece:
+        """Return the losses of the wanted tokens after the hidden states of a piece that begins at `start`."""
+        torch, stop = self._torch, start + hidden.states.shape[1]
+        asked = wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < row.shape[1] - 1)
+        places = np.flatnonzero(asked)
+        chosen = Hidden(hidden.kind, hidden.states[:, self._on_device(places)])
+        losses, step = [], max(1, LOGITS_AT_ONCE // model.vocabulary)
+        for first in range(0, len(places), step):
+            part = places[first : first + step]
+            logits = model.logits(chosen, first, first + len(part))[0]
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            losses.append(
+                torch.nn.functional.cross_entropy(wide, row[0, self._on_device(part) + start + 1], reduction="none")
+            )
+        found = torch.cat(losses).cpu().numpy().astype(np.float64) if losses else np.empty(0)
+        if not np.isfinite(found).all():
+            self._refuse_not_finite(model, row[:, :stop].cpu().numpy(), found[None], start + int(places[0]))
+        return Piece(stop, places + start + 1, found)
+
     def close(self) -> None:
         """Free the model."""
         if self._loaded is not None:
@@ -170,12 +221,7 @@ class TorchRunner:
 
     def _batches(self, ids: Tokens, compute: Callable[..., Found], done: Done, *more: Tokens) -> Iterator[Found]:
         """Yield what `compute` makes of each batch of rows, and of those rows of what else goes with them."""
-        model, start = self._model(), 0
-        if ids.max() >= model.vocabulary:
-            raise CheckpointError(
-                f"the tokenizer gives token {ids.max()}, but the model has embeddings for {model.vocabulary}",
-                where=str(self.path),
-            )
+        (model, _), start = self._known(ids), 0
         while start < len(ids):
             part = slice(start, start + max(1, self._batch_tokens // ids.shape[1]))
             found = self._fitting(lambda part=part: compute(model, ids[part], *(m[part] for m in more)), ids[part])  # type: ignore[misc]
@@ -183,6 +229,16 @@ class TorchRunner:
                 yield found
                 start += len(ids[part])
                 done(ids[part].size)
+
+    def _known(self, ids: Tokens) -> tuple[TorchModel, Tokens]:
+        """Return the model and rows that it can read. Raises: CheckpointError if a token has no embedding."""
+        model = self._model()
+        if ids.max() >= model.vocabulary:
+            raise CheckpointError(
+                f"the tokenizer gives token {ids.max()}, but the model has embeddings for {model.vocabulary}",
+                where=str(self.path),
+            )
+        return model, ids
 
     def _fitting(self, compute: Callable[[], Found], batch: Tokens) -> Found | None:
         """Return what is computed; None if the batch had to be halved. A single row goes on in smaller chunks."""
@@ -256,12 +312,15 @@ class TorchRunner:
             self._chunk_tokens = chunk
             self._say(f"no memory for {length} tokens in one pass; going on with {chunk} at a time")
         else:
-            raise ConfigError(
-                f"one row of {length} tokens does not fit into the memory of {self._device}",
-                where=str(self.path),
-                try_="--dtype bfloat16, another --device, or shorter --lengths",
-            )
+            raise self._too_long(length)
         return bool(rows > 1)
+
+    def _too_long(self, length: int) -> NoMemory:
+        return NoMemory(
+            f"one row of {length} tokens does not fit into the memory of {self._device}",
+            where=str(self.path),
+            try_="--dtype bfloat16, another --device, or shorter --lengths",
+        )
 
     def _say(self, sentence: str) -> None:
         if self._report is not None:

@@ -1,0 +1,94 @@
+"""What vouches for an export of a checkpoint that ropetool made: its certificate, or what can be measured in two minutes.
+
+Whether the checkpoint is what its record says is always asked. What nobody measured is said in the notes, and is no obstacle.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ropetool.checkpoint import certificate
+from ropetool.checkpoint.certificate import FAILED, GRADES
+from ropetool.checkpoint.hf import HfCheckpoint
+from ropetool.errors import CheckpointError, ConfigError, RopetoolError, did_you_mean
+from ropetool.escaping import command
+from ropetool.gguf_export.container import Progress
+from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.results import FAIL
+from ropetool.verification.session import Session
+from ropetool.verification.verdict.checkpoint import read_alone
+from ropetool.verification.verdict.reading import Shape
+
+MINUTES = 2.0  # that an export may measure
+SPEED = 5e10  # products and sums a second that any machine of today has
+TEXTS = 3  # at least, for a verdict
+
+
+def vouched(source: HfCheckpoint, context_length: int, required: str, tell: Progress) -> tuple[str, ...]:
+    """Return the notes on what vouches for a checkpoint that ropetool made.
+
+    required: a grade that its certificate must have, empty for none.
+    Raises: CheckpointError for one that failed, that is not what its record says, or that misses the grade.
+    """
+    path = source.path
+    _refuse_what_failed(source)
+    lacking = certificate.shortfall(path, context_length)
+    if lacking and not required and seconds(source) < 60 * MINUTES:
+        lacking = _measured(source, context_length, tell) or lacking
+        _refuse_what_failed(source)
+        lacking = certificate.shortfall(path, context_length) and lacking
+    found = certificate.state(path)
+    grade = "" if found.certificate is None else found.certificate.grade
+    if required and (lacking or GRADES.index(grade) < GRADES.index(required)):
+        raise CheckpointError(
+            f"--require asks for grade {required}, and {lacking or found.why}", where=str(path),
+            try_=command("ropetool", "verify", path, "--suite", "standard", "--grade", required),
+        )  # fmt: skip
+    if not lacking:
+        return (f"certificate: {found.why}",)
+    _refuse_what_it_is_not(source)
+    return (f"not measured: {lacking}; `{command('ropetool', 'verify', path)}` measures it",)
+
+
+def check_grade(required: str) -> None:
+    """Raise ConfigError for a grade that there is not."""
+    if required and required not in GRADES:
+        raise ConfigError(
+            f"{required!r} is not one of {', '.join(GRADES)}{did_you_mean(required, GRADES)}", where="--require"
+        )
+
+
+def seconds(source: HfCheckpoint) -> float:
+    """Return about how long a verdict on a checkpoint takes: three texts, two numbers for each weight and token."""
+    session = Session.open(source.path, None, None)
+    shape = Shape.of(session.trained, max(session.trained, session.context), False)
+    weights = sum(math.prod(tensor.shape) for tensor in source.stored.values())
+    return TEXTS * 2 * weights * (shape.target + shape.trained + shape.short) / SPEED
+
+
+def _measured(source: HfCheckpoint, context_length: int, tell: Progress) -> str:
+    """Verify a checkpoint for at most two minutes; return why that was not possible, empty if it was."""
+    try:
+        found = verify_checkpoint(source.path, budget=MINUTES, progress=lambda stage, *_: tell(stage, 0, 0))
+    except RopetoolError as error:
+        return error.message
+    reached = 0 if found.answers is None else found.answers.length
+    return f"{reached} of {context_length} tokens were measured in {MINUTES:g} minutes"
+
+
+def _refuse_what_failed(source: HfCheckpoint) -> None:
+    found = certificate.state(source.path)
+    if found.name == FAILED:
+        raise CheckpointError(
+            f"ropetool made it, and {found.why}", where=str(source.path), try_=certificate.remedy(source.path)
+        )
+
+
+def _refuse_what_it_is_not(source: HfCheckpoint) -> None:
+    """Raise CheckpointError for a checkpoint that differs from its record."""
+    failed = [check for check in read_alone(Session.open(source.path, None, None)) if check.verdict == FAIL]
+    if failed:
+        raise CheckpointError(
+            f"it is not what its record says: {failed[0].name}: {failed[0].detail}", where=str(source.path),
+            try_="extend its source again, or --allow-unverified",
+        )  # fmt: skip

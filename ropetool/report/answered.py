@@ -1,0 +1,196 @@
+"""The answers of a default verification: one sentence, a table of three questions, and a curve. Judges nothing."""
+
+from __future__ import annotations
+
+import math
+
+from ropetool.report.plot import TRAINED, perplexity_plot
+from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, row
+from ropetool.verification.results import FAIL, NOT_RUN, Answers, Question, VerifyResult
+from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, KEPT, LOOKS, MEASURED, WORKING, WORKS
+from ropetool.verification.verdict.deciding import FILE, TEXTS
+
+TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
+SIGN = "●"
+MARGIN = 1.2  # times the minutes that further texts took, and one minute to load the models
+
+
+def answers_sentence(result: VerifyResult) -> str:
+    """Return what the texts say, without the word of the verdict; empty where no text was read."""
+    found = result.answers
+    assert found is not None
+    if found.verdict == BROKEN:
+        return _broken(result, found)
+    texts = f"in {_counted(len(found.texts), 'text')}"
+    paid = ", ".join(filter(None, (_paid("short texts", found, found.short), _paid(_tokens(found), found, found.long))))
+    lines = [f"{paid}, {texts}" if paid else "no text could be read to its end in this time"]
+    if found.verdict == WORKS:
+        lines.append(f"that it costs no more than {100 * (KEPT - 1):.0f} % is not sure yet")
+    if found.verdict == MEASURED:
+        if 0 < len(found.texts) < LOOKS[0]:
+            lines.append(f"a verdict takes {LOOKS[0]} texts")
+        if found.length < found.target_length:
+            lines.append(f"{found.target_length:,} tokens were not reached")
+        lines += [check.detail for check in result.checks if check.verdict == NOT_RUN and check.name != "lengths"]
+    more = next_step(found)
+    return "; ".join([*lines, *([more] if more else [])])
+
+
+def next_step(found: Answers) -> str:
+    """Return what would decide, and how long that takes; empty where nothing is open."""
+    if found.verdict in (KEEP, COSTS, BROKEN):
+        return ""
+    if found.more_texts is None or found.more_minutes is None:
+        return f"even {LOOKS[-1]} texts like these would hardly decide"
+    if found.ended == TEXTS:
+        return f"{_counted(found.more_texts, 'more text')} would decide: --text takes documents"
+    minutes = max(1, math.ceil(found.more_minutes))
+    budget = math.ceil(MARGIN * found.more_minutes) + 1
+    return (
+        f"{_counted(found.more_texts, 'more text')}, about {_counted(minutes, 'minute')}: the same command with "
+        f"`--resume --budget {budget}`"
+    )
+
+
+def questions_section(result: VerifyResult) -> Section:
+    """Return the three questions with their answers."""
+    found = result.answers
+    assert found is not None
+    failed = [
+        check for check in result.checks if check.verdict == FAIL and check.name not in ("short texts", "whole length")
+    ]
+    read = [check for check in result.checks if check.name in ("tables", "weights", "files", "rotation")]
+    if found.ended == FILE:
+        file = Cell("no", BAD)
+        why = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+    else:
+        open_ones = [check for check in read if check.verdict == NOT_RUN]
+        file = Cell("not known", WARN) if open_ones else Cell("yes", GOOD)
+        why = "; ".join(f"{check.name}: {check.detail}" for check in open_ones or read)
+    rows = [row("Is the file what it says?", file, why)]
+    if found.ended != FILE:
+        rows.append(
+            row("What do short texts pay?", *_answer(found, found.short, "there is no source to hold it against"))
+        )
+        rows.append(row("Does it work at its length?", *_answer(found, found.long, "not measured")))
+    return Section("answers", "Three questions", Table(("question", "answer", ""), tuple(rows), words=(0, 1, 2)))
+
+
+def texts_section(result: VerifyResult) -> Section:
+    """Return what each text says of itself."""
+    assert result.answers is not None
+    rows = tuple(
+        row(
+            text.document,
+            text.kind or NONE,
+            f"{text.length:,}",
+            _gap(text.short, text.short_error),
+            _gap(text.long, text.long_error),
+            "broken" if text.broken else "cut" if text.cut else "",
+        )
+        for text in result.answers.texts
+    )
+    legend = (
+        ("tokens", "how far the target read"),
+        (
+            "short, at length",
+            "how much more perplexity the target has than the source on the same tokens, with two standard errors",
+        ),
+    )
+    return Section(
+        "texts",
+        "Text by text",
+        Table(("text", "kind", "tokens", "short", "at length", ""), rows, words=(0, 1, 5)),
+        legend,
+    )
+
+
+def curve_plot(found: Answers, width: int) -> str:
+    """Return the target's perplexity by position in characters; empty where too little was read."""
+    if len(found.curve) < 3:
+        return ""
+    points = [(point.position, point.loss) for point in found.curve]
+    key = f"{'ppl':>8}  {SIGN} target, by position  {TRAINED} trained length\n"
+    return key + perplexity_plot({SIGN: points}, found.trained_length, width)
+
+
+def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[Cell, str]:
+    if question is None:
+        return Cell("not measured", WARN), otherwise
+    texts = f"{question.length:,} tokens, {_counted(question.texts, 'text')}"
+    if question.lower is None or question.upper is None:
+        return Cell(_cost(question.ratio)), f"{texts}; {_own_interval(found, question)}"
+    tone = (
+        GOOD if question.upper <= KEPT else BAD if question.lower > WORKING else WARN if question.lower > KEPT else ""
+    )
+    return Cell(
+        _cost(question.ratio), tone
+    ), f"{texts}; surely from {_share(question.lower)} to {_share(question.upper)}"
+
+
+def _paid(what: str, found: Answers, question: Question | None) -> str:
+    if question is None:
+        return ""
+    if question.upper is None or question.lower is None:
+        return f"{what} {_cost(question.ratio)} ({_own_interval(found, question)})"
+    if found.verdict == KEEP:
+        most = "at most" if question.ratio >= 1 else "and pay at most"
+        return f"{what} {_cost(question.ratio)} ({most} {_share(question.upper)})"
+    return f"{what} {_cost(question.ratio)} ({_share(question.lower)} to {_share(question.upper)})"
+
+
+def _broken(result: VerifyResult, found: Answers) -> str:
+    if found.ended == FILE:
+        return ""
+    broken = [text for text in found.texts if text.broken]
+    questions = [each for each in (found.long, found.short) if each is not None and each.ratio > WORKING]
+    source = result.baseline or "itself on text cut to its trained length"
+    if not questions:
+        return f"{len(broken)} of {_counted(len(found.texts), 'text')} are read much worse than by {source}"
+    worst = questions[0]
+    where = f"at {worst.length:,} tokens{' and more' if any(text.cut for text in found.texts) else ''}"
+    count = f"{len(broken)} of {_counted(len(found.texts), 'text')}" if broken else _counted(len(found.texts), "text")
+    return f"{where} its perplexity is {worst.ratio:.1f} times that of {source}, in {count}"
+
+
+def _own_interval(found: Answers, question: Question) -> str:
+    """Return what a few texts show of themselves: two standard errors over their own tokens."""
+    is_short = question is found.short
+    errors = [error for text in found.texts if (error := text.short_error if is_short else text.long_error) is not None]
+    reach = 2 * math.sqrt(sum(error**2 for error in errors)) / max(1, len(errors))
+    if not math.isfinite(reach):
+        return "of these tokens alone"
+    mean = math.log(question.ratio)
+    return f"{_share(math.exp(mean - reach))} to {_share(math.exp(mean + reach))} on these very tokens"
+
+
+def _gap(gap: float | None, error: float | None) -> str:
+    if gap is None:
+        return NONE
+    if error is None or not math.isfinite(error):
+        return _share(math.exp(gap))
+    return f"{_share(math.exp(gap))} ± {200 * error:.1f} %"
+
+
+def _cost(ratio: float) -> str:
+    """Return what a ratio of perplexities costs, in words."""
+    if ratio >= 2:
+        return f"pay {ratio:.1f} times the perplexity"
+    return f"gain {_share(2 - ratio)}" if round(100 * (ratio - 1), 1) < 0 else f"pay {_share(ratio)}"
+
+
+def _share(ratio: float) -> str:
+    """Return how much more a ratio of perplexities is, in per cent."""
+    if ratio >= 3:
+        return f"{ratio:.1f} times"
+    percent = 100 * (ratio - 1)
+    text = f"{percent:.0f} %" if abs(percent) >= 9.95 else f"{percent:.1f} %"
+    return "0.0 %" if text == "-0.0 %" else text
+
+
+def _tokens(found: Answers) -> str:
+    return f"{found.length:,} tokens"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

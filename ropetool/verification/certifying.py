@@ -1,0 +1,68 @@
+"""The certificate of a finished verification: written where there is a place for it, with a note that says so."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+from ropetool import __version__
+from ropetool.checkpoint import certificate, fingerprints, provenance
+from ropetool.checkpoint.certificate import Certificate
+from ropetool.errors import ConfigError
+from ropetool.files import hub
+from ropetool.plans import model_card
+from ropetool.verification.results import CUSTOM, VerifyResult
+
+
+def certified(result: VerifyResult, target: Path, place: Path | None, marked: str, command: str) -> VerifyResult:
+    """Write the certificate where there is a place for it; return the result with a note that says so."""
+    if result.suite == CUSTOM:
+        if place is None:
+            return result
+        raise ConfigError("single measurements make no certificate", where="--certificate", try_="--suite quick")
+    if place is None and result.cache_type is not None:
+        note = "no certificate is put on record: --cache-type is of this run, not of the file; --certificate FILE writes one"
+        return replace(result, notes=(*result.notes, note))
+    if place is None and hub.origin(target) is not None:
+        note = "no certificate is written into the hub's cache; --certificate FILE writes one elsewhere"
+        return replace(result, notes=(*result.notes, note))
+    lengths = (
+        tuple(entry.length for entry in result.lengths)
+        if result.answers is None
+        else tuple(filter(None, [result.answers.length]))
+    )
+    versions = {"ropetool": __version__, "python": platform.python_version(), "runtime": result.runtime}
+    found = Certificate(
+        verdict=result.verdict,
+        suite=result.suite,
+        longest=max(lengths, default=0),
+        checks=tuple(vars(check) for check in result.checks),
+        text_fingerprint=result.text_fingerprint,
+        versions=versions,
+        command=model_card.portable(command),
+        made=certificate.now(),
+        fingerprint=marked,
+        full_hash=fingerprints.is_full(marked),
+        lengths=lengths,
+        baseline=result.baseline,
+        texts=result.texts,
+        unbound=fingerprints.unbound(target, marked),
+        grade=result.grade,
+        cache_type=result.cache_type,
+    )
+    reach = certificate.reach(found.to_json())
+    if reach:
+        result = replace(result, notes=(*result.notes, reach))
+    file = place or provenance.place(target)
+    kept = certificate.kept(target, found, place)
+    if kept:
+        state = {"file": str(file), "written": False, "kept": kept}
+        return replace(result, certificate=state, notes=(*result.notes, kept))
+    written = certificate.write(target, found, place)
+    if written is not None and place is None:
+        model_card.refresh(target, found.to_json())
+    if written is None:
+        return result
+    state = {"file": str(written), "written": True, "kept": ""}
+    return replace(result, certificate=state, notes=(*result.notes, f"certificate: {written}"))

@@ -1,0 +1,128 @@
+"""Bounds that hold at every look, and the verdict that follows from them.
+
+A text gives one gap for each question: the loss of the target minus that of the source on the same tokens, in nats a
+token. After each text the bounds of the mean gap are looked at, and a run may stop there. The schedule depends on the
+number of texts alone, so a run that is resumed, interrupted or cut by the clock keeps its chance of error.
+
+Knows nothing of models, texts or time. docs/judging.md has the reasons and the simulations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ropetool.rope.tables import Array
+from ropetool.verification.results import Estimate
+from ropetool.verification.statistics import clustered, t_quantile
+
+KEEP, WORKS, COSTS, BROKEN, MEASURED = "keep", "works", "costs", "broken", "right as far as measured"
+KEPT, WORKING = 1.10, 1.50  # ratios of perplexities: a model that is kept, and one that works, loses no more
+LOOKS = (3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
+CHANCE = 0.0232  # of a bound at one text; over all looks together a bound is wrong in 5 %, on either side
+BLOCKS = 8  # parts of the scored tokens of one text, for its own error
+# Broken texts that are enough: 2 of the first 2, 3 of 4, ... If one text in ten is broken, that happens in 2.5 %.
+BROKEN_OF = ((2, 2), (4, 3), (8, 4), (13, 5), (18, 6), (24, 7))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The mean gap in nats a token, and what the true mean is above and below. Infinite before the first look."""
+
+    mean: float
+    lower: float
+    upper: float
+
+
+def chance(texts: int) -> float:
+    """Return the chance of error that one bound takes at a look after so many texts."""
+    return CHANCE / math.sqrt(texts)
+
+
+def last_look(texts: int) -> int:
+    """Return the number of texts at the last look that so many texts allow; 0 before the first one."""
+    return max((look for look in LOOKS if look <= texts), default=0)
+
+
+def bounds(gaps: Sequence[float], books: Sequence[int]) -> Bounds:
+    """Return the mean of all gaps, and the bounds of the last look.
+
+    books: the number of each text's book; places of one book count as one cluster. Shapes: both (texts,).
+    """
+    look = last_look(len(gaps))
+    mean = float(np.mean(gaps)) if gaps else math.nan
+    if not look:
+        return Bounds(mean, -math.inf, math.inf)
+    estimate = clustered(np.array(gaps[:look]), books[:look])
+    reach = half_width(estimate, look)
+    return Bounds(mean, estimate.mean - reach, estimate.mean + reach)
+
+
+def half_width(estimate: Estimate, texts: int) -> float:
+    """Return how far the bounds are from the mean at a look; infinite for a single book."""
+    if not estimate.degrees:
+        return math.inf
+    return t_quantile(1 - 2 * chance(texts), estimate.degrees) * estimate.standard_error
+
+
+def own_error(gaps: Array) -> float:
+    """Return the standard error of one text's gap, from blocks of its tokens. gaps: of each token, in nats."""
+    blocks = [float(np.mean(block)) for block in np.array_split(gaps, min(BLOCKS, len(gaps)))]
+    return float(np.std(blocks, ddof=1) / math.sqrt(len(blocks))) if len(blocks) > 1 else math.inf
+
+
+def is_broken(gap: float, error: float) -> bool:
+    """Return whether one text is surely read worse than a working model may: by two of its own standard errors."""
+    return gap - 2 * error > math.log(WORKING)
+
+
+def broken_by_count(broken: Sequence[bool]) -> bool:
+    """Return whether so many of the texts are broken that more than one text in ten must be. broken: in reading order."""
+    found = 0
+    for texts, one in enumerate(broken, start=1):
+        found += one
+        needed = next((least for most, least in BROKEN_OF if texts <= most), math.inf)
+        if found >= needed:
+            return True
+    return False
+
+
+def verdict(questions: Sequence[Bounds], broken: Sequence[bool]) -> str:
+    """Return the verdict on the questions together, `MEASURED` where the bounds leave it open.
+
+    questions: what short texts pay and what the whole length costs, as far as each is asked. broken: of each text.
+    """
+    kept, working = math.log(KEPT), math.log(WORKING)
+    if broken_by_count(broken) or any(question.lower > working for question in questions):
+        return BROKEN
+    if not questions or any(question.upper > working for question in questions):
+        return MEASURED
+    if all(question.upper <= kept for question in questions):
+        return KEEP
+    return COSTS if any(question.lower > kept for question in questions) else WORKS
+
+
+def is_final(found: str) -> bool:
+    """Return whether further texts are not needed: a model that works may still turn out to keep or to cost."""
+    return found in (KEEP, COSTS, BROKEN)
+
+
+def texts_needed(gaps: Sequence[float], books: Sequence[int], usual: float) -> int | None:
+    """Return how many texts decide this question if those to come are like these; None if 64 do not.
+
+    usual: the standard deviation of a text that is taken where fewer than two books tell it.
+    """
+    estimate = clustered(np.array(gaps), books) if gaps else None
+    mean = estimate.mean if estimate is not None else 0.0
+    count = len({*books})
+    spread = estimate.standard_error * math.sqrt(count) if estimate is not None and count > 1 else usual
+    for look in (look for look in LOOKS if look > len(gaps)):
+        reach = t_quantile(1 - 2 * chance(look), look - 1) * spread / math.sqrt(look)
+        inside = mean + reach <= math.log(KEPT)
+        beyond = mean - reach > math.log(KEPT) and mean + reach <= math.log(WORKING)
+        if inside or beyond or mean - reach > math.log(WORKING):
+            return look
+    return None

@@ -1,0 +1,248 @@
+"""A default verification of a checkpoint: is it what it says, what do short texts pay, does it work at its length.
+
+Finds the files, the texts and the budget; `deciding` reads text after text; what is found becomes checks and a certificate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ropetool.checkpoint import certificate, fingerprints
+from ropetool.checkpoint.certificate import DEFAULT, RESEARCH
+from ropetool.errors import ConfigError
+from ropetool.files import hub
+from ropetool.files.counting import nobody
+from ropetool.verification import catalogue
+from ropetool.verification.certifying import certified
+from ropetool.verification.conditions import conditions
+from ropetool.verification.journal import Journal
+from ropetool.verification.measures.rotary import check_rotation
+from ropetool.verification.opening import Open
+from ropetool.verification.options import VerifyOptions
+from ropetool.verification.readback.comparing import read_back
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Answers, Check, VerifyResult
+from ropetool.verification.runners.llama_runner import cache_ways
+from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, Progress, Reader, Tokenizes
+from ropetool.verification.session import Session, documents_of
+from ropetool.verification.texts import Document, fingerprint
+from ropetool.verification.verdict import bounds
+from ropetool.verification.verdict.deciding import DECIDED, FILE, Run
+from ropetool.verification.verdict.pacing import Clock
+from ropetool.verification.verdict.places import Places, longest_row
+from ropetool.verification.verdict.reading import Shape, Timed
+
+SHORT, LONG, TEXTS, YARDSTICK, LENGTHS = "short texts", "whole length", "broken texts", "yardstick", "lengths"
+
+
+def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Progress | None = None) -> VerifyResult:
+    """Return the answers to the three questions, as far as the clock allows. Raises: CheckpointError, ConfigError."""
+    target, tell = session.target, progress or nobody
+    if options.place is not None:
+        certificate.check_place(target.path, options.place)
+    marked = fingerprints.of(target, options.full_hash)  # before measuring: an edit meanwhile makes it stale
+    length = max(session.trained, session.context)
+    documents = documents_of(options.texts, length, session.notes)
+    tell("reading the file back", 0, 0)
+    checks = read_alone(session)
+    answers, description = _none(session, length, clock), ""
+    if all(check.verdict != FAIL for check in checks):
+        with ExitStack() as stack:
+            readers = _readers(session, options, stack)
+            description = readers[TARGET].description
+            kept = stack.enter_context(_kept(session, marked, options))
+            answers = _answered(session, readers, documents, length, clock, kept, options.seed, tell)
+            if answers.ended == DECIDED:
+                kept.finish()
+    checks += checks_of(answers)
+    if answers.verdict not in (bounds.BROKEN, bounds.MEASURED) and any(c.verdict == NOT_RUN for c in checks):
+        answers = replace(answers, verdict=bounds.MEASURED)
+    result = VerifyResult(
+        target=hub.name_of(target.path),
+        baseline=None if session.source is None else hub.name_of(session.source.path),
+        against=None,
+        suite=DEFAULT,
+        trained_length=session.trained,
+        context_length=session.context,
+        scored=Shape.of(session.trained, length, False).scored,
+        seed=options.seed,
+        documents=tuple(dict.fromkeys(text.document for text in answers.texts)),
+        text_fingerprint=fingerprint(documents),
+        lengths=(),
+        protocols=(),
+        position=None,
+        far=None,
+        retrieval=(),
+        divergence=None,
+        bands=None,
+        checks=tuple(checks),
+        runtime=description,
+        notes=tuple(session.notes),
+        extension=session.extension,
+        texts=catalogue.described(documents, bundled=not options.texts),
+        grade=RESEARCH,
+        cache_type=options.cache_type,
+        answers=answers,
+    )
+    return certified(result, target.path, options.place, marked, options.command)
+
+
+def read_alone(session: Session) -> list[Check]:
+    """Return the checks of the first question: files, tables and rotation, without a text."""
+    checks = [*read_back(session.target, session.source, session.terms), check_rotation(session.target)]
+    if session.look.made is None and session.source is None:
+        why = "neither a record nor a baseline says what it was before: --baseline SOURCE"
+        checks.append(Check(YARDSTICK, None, None, NOT_RUN, why))
+    return checks
+
+
+def _ways(options: VerifyOptions) -> list[str]:
+    """Return what figures depend on beside the files."""
+    return [options.device, options.dtype, *cache_ways(options.cache_type)]
+
+
+def _readers(session: Session, options: VerifyOptions, stack: ExitStack) -> dict[str, Reader]:
+    """Return the models by role, opened."""
+    opener = Open(session.renamed, as_served=options.dtype == "auto")
+
+    def opened(path: Path, cache: str | None = None) -> Reader:
+        runner = opener(path, device=options.device, dtype=options.dtype, report=session.notes.append, cache_type=cache)
+        return stack.enter_context(closing(runner))
+
+    readers = {TARGET: opened(session.target.path, options.cache_type)}
+    if session.source is not None:
+        readers[BASELINE] = opened(session.source.path)
+    return readers
+
+
+def _answered(
+    session: Session,
+    readers: dict[str, Reader],
+    documents: Sequence[Document],
+    length: int,
+    clock: Clock,
+    kept: _Kept,
+    seed: int,
+    tell: Progress,
+) -> Answers:
+    """Return the answers of a run over these texts."""
+    moving = _is_moving(session)
+    room = longest_row(documents, readers[TARGET])
+    reached = min(length, room)
+    if reached < length:
+        session.notes.append(
+            f"the longest text has about {room} tokens, so {length} are not reached; --text takes longer ones"
+        )
+    if reached < MIN_LENGTH:
+        raise ConfigError(
+            f"the texts are too short: the longest has {room} tokens", where="--text", try_="a longer text"
+        )
+    stages = _Stages(tell)
+    models = {role: Timed(reader, clock, kept.journal(role), stages.read) for role, reader in readers.items()}
+    run = Run(
+        models[TARGET], models.get(BASELINE), Shape.of(session.trained, reached, moving), length, clock, stages.begin,
+        session.notes,
+    )  # fmt: skip
+    asked: dict[str, Tokenizes] = dict(readers)
+    paths = {role: checkpoint.path for role, checkpoint in session.models.items()}
+    return run.result(run.decide(Places(documents, reached, asked, paths, seed)))
+
+
+class _Stages:
+    """Progress of a run: tokens of the stage at hand."""
+
+    def __init__(self, tell: Progress) -> None:
+        self._tell, self._stage, self._total, self._done = tell, "", 0, 0
+
+    def begin(self, stage: str, tokens: int) -> None:
+        self._stage, self._total, self._done = stage, tokens, 0
+        self._tell(stage, 0, tokens)
+
+    def read(self, tokens: int) -> None:
+        self._done += tokens
+        self._tell(self._stage, self._done, self._total)
+
+
+class _Kept:
+    """The rows that runs keep: of the source for all its targets, of the target until its run has decided."""
+
+    def __init__(self, journals: dict[str, Journal]) -> None:
+        self._journals, self._finished = journals, False
+
+    def journal(self, role: str) -> Journal | None:
+        return self._journals.get(role)
+
+    def finish(self) -> None:
+        self._finished = True
+
+    def close(self) -> None:
+        for role, journal in self._journals.items():
+            finished = self._finished and role == TARGET
+            journal.close(remove=finished or not (journal.rows or journal.problem))
+
+
+@contextmanager
+def _kept(session: Session, marked: str, options: VerifyOptions) -> Iterator[_Kept]:
+    journals: dict[str, Journal] = {}
+    for role, checkpoint in session.models.items():
+        known = {role: marked} if role == TARGET else {}
+        decides = conditions({role: checkpoint}, (), known, options.device)
+        key = "\n".join([f"{role} text by text", str(checkpoint.path.absolute()), *_ways(options)])
+        journals[role] = Journal(key, decides, resume=options.resume or role == BASELINE)
+        if role == TARGET and options.resume:
+            session.notes.append(journals[role].resumed)
+    kept = _Kept(journals)
+    try:
+        yield kept
+    except KeyboardInterrupt as error:
+        journal = journals[TARGET]
+        error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
+        raise
+    finally:
+        kept.close()
+
+
+def _is_moving(session: Session) -> bool:
+    """Return whether the target's table follows the length of the text."""
+    rope = session.look.rope
+    return rope is not None and any(
+        entry.table is not None and not entry.table.is_fixed for entry in rope.entries.values()
+    )
+
+
+def _none(session: Session, length: int, clock: Clock) -> Answers:
+    """Return the answers where the file is not what it says, and no text was read."""
+    return Answers(
+        verdict=bounds.BROKEN, trained_length=session.trained, target_length=length, length=0, short=None, long=None, texts=(),
+        curve=(), looks=0, own=session.source is None, minutes=clock.spent / 60, more_texts=None, more_minutes=None, ended=FILE,
+    )  # fmt: skip
+
+
+def checks_of(answers: Answers) -> list[Check]:
+    """Return the checks of grade research that the answers make: bounds, broken texts, and the length that was reached."""
+    if answers.ended == FILE:
+        return []
+    checks = []
+    for name, question in ((SHORT, answers.short), (LONG, answers.long)):
+        if question is None:
+            continue
+        told = f"{question.texts} texts of {question.length} tokens"
+        if question.upper is None or question.lower is None:
+            checks.append(
+                Check(name, question.ratio, bounds.WORKING, UNDECIDED, f"{told}; a verdict takes {bounds.LOOKS[0]}")
+            )
+        elif question.lower > bounds.WORKING:
+            checks.append(Check(name, question.lower, bounds.WORKING, FAIL, f"lower bound of the ratio, {told}"))
+        else:
+            verdict = PASS if question.upper <= bounds.WORKING else UNDECIDED
+            checks.append(Check(name, question.upper, bounds.WORKING, verdict, f"upper bound of the ratio, {told}"))
+    broken = [answer.broken for answer in answers.texts]
+    if bounds.broken_by_count(broken):
+        told = f"of {len(broken)}; more than one text in ten is read worse than the limit allows"
+        checks.append(Check(TEXTS, float(sum(broken)), None, FAIL, told))
+    elif answers.length < answers.target_length:
+        told = f"the longest measured is {answers.length}, and a context of {answers.target_length} is stated"
+        checks.append(Check(LENGTHS, None, None, NOT_RUN, told))
+    return checks

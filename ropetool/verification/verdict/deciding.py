@@ -1,0 +1,292 @@
+"""The run: text after text until the bounds decide, the time is up, or no text is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ropetool.rope.tables import Array
+from ropetool.verification.gate import SUSPICIOUS_BITS
+from ropetool.verification.results import Answers, CurvePoint, Question, TextAnswer
+from ropetool.verification.scoring import NoMemory
+from ropetool.verification.verdict import bounds
+from ropetool.verification.verdict.pacing import Clock, Pace
+from ropetool.verification.verdict.places import Place
+from ropetool.verification.verdict.reading import FRESH, STEP, OutOfTime, Pass, Shape, Timed
+
+USUAL = 0.05  # nats: by how much texts differ, where nothing tells it yet
+DECIDED, TIME, TEXTS, FILE, MEMORY = "decided", "time", "texts", "file", "memory"
+
+Stage = Callable[[str, int], None]
+"""Told what begins, and how many tokens it takes."""
+
+
+@dataclass
+class Run:
+    """A verification that goes on text by text.
+
+    source: None where the target is held against itself within its trained length. stated: the length that the target states,
+    beyond that of the shape where texts or memory do not reach it. stage: is told what begins.
+    """
+
+    target: Timed
+    source: Timed | None
+    shape: Shape
+    stated: int
+    clock: Clock
+    stage: Stage
+    notes: list[str] = field(default_factory=list)
+    answers: list[TextAnswer] = field(default_factory=list)
+    books: list[int] = field(default_factory=list)
+    reach: int = 0  # where a pass was cut before, and further ones end
+    _passes: list[Pass] = field(default_factory=list)
+
+    def decide(self, places: Iterable[Place]) -> str:
+        """Read texts until the run ends; return why it did."""
+        for place in places:
+            if self.answers and not self._fits():
+                return TIME
+            try:
+                self._read(place)
+            except OutOfTime:
+                return TIME
+            except NoMemory as error:
+                if self.answers or self.shape.target <= 2 * self.shape.trained:
+                    raise
+                self.shape = replace(self.shape, target=self.shape.target // 2 // STEP * STEP)
+                self.notes.append(f"{error.message}; it is read to {self.shape.target} tokens instead")
+                continue
+            if bounds.is_final(self.verdict):
+                return DECIDED
+            if len(self.answers) == bounds.LOOKS[-1]:
+                return TEXTS
+            if self.answers and self.answers[-1].length < self.shape.target and not self.reach:
+                return TIME  # it was shortened: there is no time for another one
+        return TEXTS
+
+    @property
+    def verdict(self) -> str:
+        """What the texts say so far. Where they were not read to the end, only that it is broken."""
+        asked = [each for each in (self._bounds("short"), self._bounds("long")) if each is not None]
+        found = bounds.verdict(asked, [answer.broken for answer in self.answers])
+        whole = self.shape.target >= self.stated and bool(self._whole)
+        return found if found == bounds.BROKEN or whole else bounds.MEASURED
+
+    def result(self, ended: str) -> Answers:
+        """Return the answers of a run that has ended."""
+        whole = self._whole or self.answers
+        length = max((answer.length for answer in whole), default=0)
+        found = self.verdict
+        more = None if bounds.is_final(found) else self._needed()
+        return Answers(
+            verdict=found,
+            trained_length=self.shape.trained,
+            target_length=self.stated,
+            length=length,
+            short=self._question("short", self.shape.short),
+            long=self._question("long", length),
+            texts=tuple(self.answers),
+            curve=tuple(self._curve()),
+            looks=bounds.last_look(len(self.answers)),
+            own=self.source is None,
+            minutes=self.clock.spent / 60,
+            more_texts=more,
+            more_minutes=None if more is None else self._seconds(more) / 60,
+            ended=ended,
+        )
+
+    # --- one text
+
+    def _read(self, place: Place) -> None:
+        goal = self.reach or self.shape.target
+        row = place.row(goal, goal)
+        short: Array | None = None
+        head = place.row(self.shape.short, self.shape.short)
+        half = self.shape.short - self.shape.short // 2
+        number = f"text {len(self.answers) + 1}"
+        if self.source is not None:
+            timing = "timing the model" if not self.source.pace.is_known else f"{number}: a short prompt, the source"
+            self.stage(timing, len(head))
+            short = self.source.last(head, half)
+            if self._recites(place, short):
+                return
+        self.stage(f"{number}: {goal} tokens, the extension", goal)
+        found = Pass(row, self.shape, watched=self.source is not None and not self.reach)
+        gaps: Array | None = None
+        try:
+            self._go(found, place)
+            if self.source is None and self._recites(place, found.short):
+                return
+            gaps = self._long(found, place)
+        finally:  # a text that the clock cuts still tells what short texts pay
+            if gaps is not None or (short is not None and found.end >= self.shape.short):
+                own = None if short is None else self._short(found, head, half) - short
+                self._add(place, found, own, gaps)
+
+    def _short(self, found: Pass, head: Sequence[int], half: int) -> Array:
+        return self.target.last(head, half) if self.shape.moving else found.short
+
+    def _go(self, found: Pass, place: Place) -> None:
+        """Have the target read a row, as far as time and sense allow."""
+        if self.reach:
+            found.scored = FRESH
+        kept = self.target.kept(found.row, "pass")
+        if kept is not None:
+            found.restore(kept)
+            self.reach = found.goal if found.cut else self.reach
+            return
+        if not self._pace_fits(0, found.goal) and not self._pace_fits(0, found.soonest):
+            if self.source is None or self._pace.seconds(0, self.shape.short) > self.clock.left:
+                raise OutOfTime
+            found.only_short()
+        for piece in self.target.read(found.row, found.wanted):
+            looked_closer = found.take(piece)
+            if found.end >= found.goal:
+                break
+            if looked_closer and self._is_lost(found, place):
+                found.cut_here()
+                self.reach = found.goal
+                break
+            if found.is_lost():
+                found.look_closer()
+            if not self._pace_fits(found.end, found.goal) and not self._may_go_on(found):
+                found.end_soon()
+                if found.end >= found.goal:
+                    break
+        if not found.scored:
+            raise OutOfTime
+        if found.goal == len(found.row) or found.cut:
+            self.target.keep(found.row, "pass", found.to_keep())
+
+    def _may_go_on(self, found: Pass) -> bool:
+        """Return whether a pass that does not fit whole can read another piece, and still end in time."""
+        return found.can_end_later and self._pace_fits(found.end, found.soonest + found.step)
+
+    def _is_lost(self, found: Pass, place: Place) -> bool:
+        """Return whether the source, with no more than a short prompt, is surely better on the tokens just scored."""
+        assert self.source is not None
+        own = self.source.last(place.row(found.end, self.shape.short), FRESH)
+        gaps = found.losses[found.end - FRESH : found.end] - own
+        return bounds.is_broken(float(gaps.mean()), bounds.own_error(gaps))
+
+    def _long(self, found: Pass, place: Place) -> Array:
+        """Return the gap of each token at the end of a pass."""
+        source = self.source or self.target
+        length = self.shape.short if found.cut or self.reach else self.shape.trained
+        self.stage(f"text {len(self.answers) + 1}: the same tokens, the source", length)
+        own = source.last(place.row(found.goal, min(length, found.goal)), found.scored)
+        return found.losses[found.goal - found.scored : found.goal] - own
+
+    def _add(self, place: Place, found: Pass, short: Array | None, long: Array | None) -> None:
+        gaps = [None if each is None else float(each.mean()) for each in (short, long)]
+        errors = [None if each is None else bounds.own_error(each) for each in (short, long)]
+        broken = any(
+            bounds.is_broken(gap, error)
+            for gap, error in zip(gaps, errors, strict=True)
+            if gap is not None and error is not None
+        )
+        cut = found.cut or bool(self.reach)
+        self.answers.append(
+            TextAnswer(
+                place.name,
+                place.kind,
+                place.start,
+                min(found.end, found.goal),
+                gaps[0],
+                errors[0],
+                gaps[1],
+                errors[1],
+                cut,
+                broken,
+            )
+        )
+        self.books.append(place.book)
+        self._passes.append(found)
+
+    def _recites(self, place: Place, losses: Array) -> bool:
+        """Return whether the model knows a text by heart, which hides what it pays; tell so."""
+        bits = float(losses.mean()) / math.log(2) / place.size
+        if bits >= SUSPICIOUS_BITS:
+            return False
+        self.notes.append(f"{place.name} is left out: {bits:.2f} bits a byte say that the model recites it")
+        return True
+
+    # --- time
+
+    def _pace_fits(self, start: int, goal: int) -> bool:
+        """Return whether the rest of a pass fits into the time left, and the source's pass after it."""
+        source = (self.source or self.target).pace
+        return self._pace.seconds(start, goal) + source.seconds(0, self.shape.trained) <= self.clock.left
+
+    @property
+    def _pace(self) -> Pace:
+        """That of the target, or of its source until the target has read something."""
+        return self.target.pace if self.target.pace.is_known else (self.source or self.target).pace
+
+    def _fits(self) -> bool:
+        return self._seconds(1) <= self.clock.left
+
+    def _seconds(self, texts: int) -> float:
+        """Return about how many seconds so many more texts take."""
+        goal, source = self.reach or self.shape.target, self.source or self.target
+        rows = (self.shape.short if self.source is not None else 0, self.shape.trained)
+        return texts * (self._pace.seconds(0, goal) + sum(source.pace.seconds(0, row) for row in rows))
+
+    def _needed(self) -> int | None:
+        """Return how many more texts are likely to decide; None where 64 are not."""
+        needed = 0
+        for name in ("short", "long"):
+            gaps, books = self._gaps(name)
+            if name == "short" and not gaps:
+                continue
+            if name == "long" and not self._whole and not self.reach:
+                gaps, books = [], []  # texts that were read less far say nothing of the whole length
+            texts = bounds.texts_needed(gaps, books, USUAL)
+            if texts is None:
+                return None
+            needed = max(needed, texts - len(gaps))
+        return max(needed, 1)
+
+    # --- what was found
+
+    @property
+    def _whole(self) -> list[TextAnswer]:
+        """The texts that were read to the end of the target's length."""
+        return [answer for answer in self.answers if answer.length >= self.shape.target]
+
+    def _gaps(self, name: str) -> tuple[list[float], list[int]]:
+        chosen = self.answers if name == "short" or self.reach else (self._whole or self.answers)
+        pairs = [
+            (getattr(answer, name), book)
+            for answer, book in zip(self.answers, self.books, strict=True)
+            if answer in chosen and getattr(answer, name) is not None
+        ]
+        return [gap for gap, _ in pairs], [book for _, book in pairs]
+
+    def _bounds(self, name: str) -> bounds.Bounds | None:
+        gaps, books = self._gaps(name)
+        return bounds.bounds(gaps, books) if gaps else None
+
+    def _question(self, name: str, length: int) -> Question | None:
+        found, (gaps, _) = self._bounds(name), self._gaps(name)
+        if found is None:
+            return None
+        known = math.isfinite(found.upper)
+        return Question(
+            length,
+            math.exp(found.mean),
+            math.exp(found.lower) if known else None,
+            math.exp(found.upper) if known else None,
+            len(gaps),
+        )
+
+    def _curve(self) -> Iterator[CurvePoint]:
+        windows = [found.windows for found in self._passes]
+        for index in range(max(map(len, windows), default=0)):
+            here = [float(each[index]) for each in windows if len(each) > index]
+            with suppress(ValueError):
+                yield CurvePoint((index + 1) * STEP, float(np.mean(here)), len(here))

@@ -1,0 +1,141 @@
+"""The texts of a verdict: places of books, kinds in turn, each read by both tokenizers alike.
+
+Only the part of a book that is read is tokenized. Knows nothing of losses or time.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ropetool.errors import ConfigError
+from ropetool.verification.corpus import refuse_other_ids
+from ropetool.verification.scoring import TARGET, Tokenizes
+from ropetool.verification.texts import Document
+
+SAMPLE = 20_000  # characters that tell how many of them a token has
+SPARE = 1.2  # times the characters that tokens usually have, so that a place has enough of them
+LONGER = 1.5  # times as many again where it has not
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of a book as ids. book: the number of the document. prefix: ids in front of every row (BOS). size: bytes a token."""
+
+    book: int
+    name: str
+    kind: str
+    start: int
+    prefix: tuple[int, ...]
+    ids: tuple[int, ...]
+    size: float
+
+    def row(self, end: int, length: int) -> list[int]:
+        """Return a row of `length` tokens, prefix included, that ends where a row from the front with `end` tokens ends."""
+        stop = end - len(self.prefix)
+        return [*self.prefix, *self.ids[stop - (length - len(self.prefix)) : stop]]
+
+
+class Places:
+    """The places of a run, in an order that follows from the seed.
+
+    length: tokens of a row, prefix included. readers: the models by role, with the target.
+    paths: of the same, for errors.
+    """
+
+    def __init__(
+        self,
+        documents: Sequence[Document],
+        length: int,
+        readers: Mapping[str, Tokenizes],
+        paths: Mapping[str, Path],
+        seed: int,
+    ) -> None:
+        self._documents, self._readers, self._paths = documents, readers, paths
+        target = readers[TARGET]
+        self.prefix = tuple(target.prefix)
+        for role, reader in readers.items():
+            refuse_other_ids("special tokens in front", self.prefix, reader.prefix, paths[TARGET], paths[role])
+        sample = documents[0].text[:SAMPLE]
+        self._characters = len(sample) / max(1, len(target.tokenize(sample)))
+        self.length = length
+        self._order = self._shuffled(seed)
+
+    @property
+    def count(self) -> int:
+        """How many places there are at most."""
+        return len(self._order)
+
+    def _span(self) -> int:
+        return int(self.length * self._characters * SPARE)
+
+    def _shuffled(self, seed: int) -> list[tuple[int, int]]:
+        """Return (document, first character) of all places: kinds in turn, in each kind books in turn."""
+        chosen = random.Random(seed)
+        span, by_kind = self._span(), dict[str, list[list[tuple[int, int]]]]()
+        for number, document in enumerate(self._documents):
+            room = len(document.text) - span
+            count = max(1, len(document.text) // span)
+            shift = chosen.randrange(max(1, len(document.text) - count * span + 1))
+            places = [(number, shift + index * span) for index in range(count)] if room >= 0 else [(number, 0)]
+            chosen.shuffle(places)
+            by_kind.setdefault(document.kind, []).append(places)
+        for books in by_kind.values():
+            chosen.shuffle(books)
+        kinds = [_in_turn(books) for _, books in sorted(by_kind.items())]
+        chosen.shuffle(kinds)
+        return _in_turn(kinds)
+
+    def __iter__(self) -> Iterator[Place]:
+        """Yield the places with enough text. Raises: ConfigError where the models read a text otherwise."""
+        for number, start in self._order:
+            document = self._documents[number]
+            begin = _at_a_line(document.text, start)
+            place = self._place(number, document, begin)
+            if place is not None:
+                yield place
+
+    def _place(self, number: int, document: Document, begin: int) -> Place | None:
+        needed, size = self.length - len(self.prefix), self._span()
+        while True:
+            text = document.text[begin : begin + size]
+            ids = self._readers[TARGET].tokenize(text)
+            if len(ids) > needed:  # the last token may have been cut
+                break
+            if begin + size >= len(document.text):
+                return None
+            size = int(LONGER * size)
+        for role, reader in self._readers.items():
+            if role != TARGET:
+                refuse_other_ids(document.name, ids, reader.tokenize(text), self._paths[TARGET], self._paths[role])
+        return Place(
+            number, document.name, document.kind, begin, self.prefix, tuple(ids[:needed]), len(text.encode()) / len(ids)
+        )
+
+
+def longest_row(documents: Sequence[Document], target: Tokenizes) -> int:
+    """Return about how many tokens the longest document has. Raises: ConfigError without a document."""
+    if not documents:
+        raise ConfigError("there is no text to read", where="--text")
+    sample = documents[0].text[:SAMPLE]
+    characters = len(sample) / max(1, len(target.tokenize(sample)))
+    return int(max(len(document.text) for document in documents) / characters / SPARE)
+
+
+def _at_a_line(text: str, start: int) -> int:
+    """Return the first character of the line after `start`; `start` itself at the front and where no line ends soon."""
+    if not start:
+        return 0
+    end = text.find("\n", start, start + 2000)
+    return start if end < 0 else end + 1
+
+
+def _in_turn(lists: Sequence[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+    """Return the entries of all lists: the first of each, then the second of each, and so on."""
+    return [
+        entry
+        for index in range(max(map(len, lists), default=0))
+        for entry in (each[index] for each in lists if index < len(each))
+    ]

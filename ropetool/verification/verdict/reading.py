@@ -1,0 +1,196 @@
+"""One text: a pass of the target, and two short ones of the source over the same tokens.
+
+A pass may be cut: by the clock, which moves its end forward, or because the target has surely lost the thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ropetool.rope.tables import Array
+from ropetool.verification.journal import Journal
+from ropetool.verification.scoring import Piece, Reader, Tokens
+from ropetool.verification.verdict.pacing import Clock, Pace
+
+SHORT = 2048  # tokens of a short prompt, at most
+MOST_SCORED = 2048  # at the end of a pass; of a small model a quarter of its trained length, or a half up to FEW
+FEW = 256
+STEP, WINDOW = 512, 64  # the curve: the last WINDOW of each STEP tokens
+FRESH = STEP - 1  # tokens that are scored after an alarm: the first of a piece was asked with the piece before it
+WINDOWS = 4  # within the trained length, before which nothing is said to be lost
+LOST = 1.0  # nats above the pass's own mean, in two windows in a row, that tell of a lost thread
+SPREADS = 2.5  # and as many deviations of its own windows
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The lengths of a run in tokens, prefix included.
+
+    trained: what the source reads at most. target: what the target is read to. short: a short prompt. scored: at the end of a
+    pass. moving: the target's table follows the length, so a short prompt is a row of its own.
+    """
+
+    trained: int
+    target: int
+    short: int
+    scored: int
+    moving: bool = False
+
+    @classmethod
+    def of(cls, trained: int, target: int, moving: bool) -> Shape:
+        """Return the shape for these two lengths."""
+        trained = min(trained, target)
+        scored = min(MOST_SCORED, max(trained // 4, min(trained // 2, FEW)))
+        return cls(trained, target, min(SHORT, trained), scored, moving)
+
+
+class OutOfTime(Exception):
+    """A row does not fit into what is left of the budget."""
+
+
+class Timed:
+    """A model that reads rows against the clock, and keeps what it has read. kept: None for a run that keeps nothing.
+
+    told: how many tokens were read, after each piece.
+    """
+
+    def __init__(self, reader: Reader, clock: Clock, kept: Journal | None, told: Callable[[int], None]) -> None:
+        self.reader, self.pace, self._clock, self._kept, self._told = reader, Pace(), clock, kept, told
+
+    def read(self, row: Sequence[int], wanted: Callable[[Tokens], npt.NDArray[np.bool_]]) -> Iterator[Piece]:
+        """Yield the pieces of a row, and take in how long each takes."""
+        end, began = 0, self._clock.now()
+        for piece in self.reader.read(row, wanted):
+            self.pace.add(end, piece.end, self._clock.now() - began)
+            self._told(piece.end - end)
+            yield piece
+            end, began = piece.end, self._clock.now()
+
+    def last(self, row: Sequence[int], scored: int) -> Array:
+        """Return the losses of the last tokens of a row. Shapes: (scored,). Raises: OutOfTime."""
+        kept = self.kept(row, f"last {scored}")
+        if kept is not None:
+            self._told(len(row))
+            return kept
+        if self.pace.seconds(0, len(row)) > self._clock.left:
+            raise OutOfTime
+        first, losses = len(row) - scored, []
+        for piece in self.read(row, lambda tokens: tokens >= first):
+            losses.append(piece.losses)
+            if self.pace.seconds(piece.end, min(piece.end + STEP, len(row))) > self._clock.left:
+                raise OutOfTime
+        found = np.concatenate(losses)
+        self.keep(row, f"last {scored}", found)
+        return found
+
+    def kept(self, row: Sequence[int], what: str) -> Array | None:
+        """Return what was kept of a row, None if nothing was."""
+        return None if self._kept is None else self._kept.get(self._key(row, what))
+
+    def keep(self, row: Sequence[int], what: str, figures: Array) -> None:
+        """Keep figures of a row for another run."""
+        if self._kept is not None:
+            self._kept.put([self._key(row, what)], figures[None])
+
+    def _key(self, row: Sequence[int], what: str) -> bytes:
+        told = f"{self.reader.description} {what} ".encode()
+        return hashlib.sha256(told + np.array(row, dtype=np.int64).tobytes()).digest()
+
+
+class Pass:
+    """A pass of the target over one row: which tokens are scored, and what they cost so far.
+
+    goal: where it ends, in tokens; the clock may move it forward. step: tokens of a piece. losses: by token, NaN where it is not scored.
+    """
+
+    def __init__(self, row: Sequence[int], shape: Shape, watched: bool) -> None:
+        self.row, self.goal, self.end = row, len(row), 0
+        self.losses = np.full(len(row), np.nan)
+        self.scored = shape.scored
+        self.cut, self.step = False, STEP
+        self._shape, self._watched, self._closer = shape, watched, False
+
+    def wanted(self, tokens: Tokens) -> npt.NDArray[np.bool_]:
+        """Return which of these tokens are scored: of the short prompt, of the curve, at the end, and after an alarm."""
+        short = (tokens >= self._shape.short // 2) & (tokens < self._shape.short)
+        curve = tokens % STEP >= STEP - WINDOW
+        return short | curve | (tokens >= self.goal - self.scored) | self._closer
+
+    def take(self, piece: Piece) -> bool:
+        """Take in what a piece cost. Return whether all of its tokens were scored, after an alarm."""
+        self.losses[piece.indices] = piece.losses
+        self.step, self.end = max(STEP, piece.end - self.end), piece.end
+        looked_closer, self._closer = self._closer, False
+        return looked_closer
+
+    def only_short(self) -> None:
+        """End with the short prompt."""
+        self.goal, self.scored = self._shape.short, 0
+
+    def to_keep(self) -> Array:
+        """Return all of it as figures, for `restore`."""
+        return np.array([self.goal, self.scored, self.cut, *self.losses[: self.goal]])
+
+    def restore(self, figures: Array) -> None:
+        """Take over a pass that another run kept."""
+        self.goal = self.end = int(figures[0])
+        self.scored, self.cut = int(figures[1]), bool(figures[2])
+        self.losses[: self.goal] = figures[3:]
+
+    @property
+    def short(self) -> Array:
+        """The losses of the second half of the short prompt."""
+        return self.losses[self._shape.short // 2 : self._shape.short]
+
+    @property
+    def windows(self) -> Array:
+        """The mean loss of each window that was read."""
+        whole = self.losses[: self.end // STEP * STEP].reshape(-1, STEP)
+        means: Array = whole[:, STEP - WINDOW :].mean(axis=1)
+        return means
+
+    def is_lost(self) -> bool:
+        """Return whether the last two windows tell that the thread is lost, and that was not looked into yet."""
+        within, windows = self._shape.trained // STEP, self.windows
+        if (
+            not self._watched
+            or within < WINDOWS
+            or len(windows) < within + 2
+            or self.end + STEP > self.goal - self.scored
+        ):
+            return False
+        own = windows[:within]
+        return bool((windows[-2:] > own.mean() + max(LOST, SPREADS * own.std(ddof=1))).all())
+
+    def look_closer(self) -> None:
+        """Have the next piece scored token by token, to hold it against the source."""
+        self._closer, self._watched = True, False
+
+    def cut_here(self) -> None:
+        """End where it is, with the tokens of the last piece that were scored one by one."""
+        self.goal, self.scored, self.cut = self.end, FRESH, True
+
+    @property
+    def can_end_later(self) -> bool:
+        """Whether its last tokens are not being scored yet."""
+        return self.end < self.goal - self.scored
+
+    @property
+    def soonest(self) -> int:
+        """The first end before which as many tokens are scored as at the planned one."""
+        return min(self.goal, max(self.end + self.step + self.scored, self._shape.short))
+
+    def end_soon(self) -> None:
+        """Move the end forward: to the soonest, or where it is if its last tokens are being scored. Raises: OutOfTime."""
+        if self.can_end_later:
+            self.goal = self.soonest
+            return
+        ready = self.end - (self.goal - self.scored)
+        if ready < STEP:
+            raise OutOfTime
+        self.goal, self.scored = self.end, ready
