@@ -534,7 +534,7 @@ class Answers:
     verdict: keep, works, costs, broken, or right as far as measured. length: tokens that the texts were read to; target_length:
     those that the target states. short, long: None where the question could not be asked. looks: texts at the last look. own: the
     source is the target itself. minutes: of the whole command. more_texts, more_minutes: what would settle it; None where
-    nothing is open, or 64 texts would not. ended: why it ended, `decided`, `time`, `texts`, `file` or `memory`.
+    nothing is open, or 64 texts would not. ended: why it ended, `decided`, `time`, `texts` or `file`.
     """
 
     verdict: str

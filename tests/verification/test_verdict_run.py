@@ -159,6 +159,27 @@ def test_a_hard_passage_is_not_taken_for_a_lost_thread() -> None:
     assert not run.answers[0].cut
 
 
+def test_one_text_that_breaks_does_not_shorten_the_others() -> None:
+    """The second text is read with a loss, and the further ones are not."""
+    ticks, texts = Ticks(), [0]
+
+    class Once(Model):
+        def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
+            texts[0] += 1
+            self.cost = lost_after(12_000, 4.0) if texts[0] == 2 else FREE
+            yield from super().read(ids, wanted)
+
+    readers = {TARGET: Once(ticks), BASELINE: Model(ticks)}
+    clock = Clock(math.inf, 0.0, ticks)
+    timed = {role: Timed(reader, clock, None, lambda tokens: None) for role, reader in readers.items()}
+    run = Run(timed[TARGET], timed[BASELINE], Shape.of(TRAINED, LENGTH, False), LENGTH, clock, lambda *stage: None)
+    found = run.result(run.decide(Places(BOOKS, LENGTH, readers, dict.fromkeys(readers, Path("x")), 0)))
+    assert [text.cut for text in found.texts[:4]] == [False, True, True, False]
+    assert [text.broken for text in found.texts[:4]] == [False, True, False, False]
+    assert found.texts[-1].length == LENGTH
+    assert found.verdict not in (bounds.KEEP, bounds.BROKEN)
+
+
 def test_a_loss_at_the_end_alone_is_found_without_the_alarm() -> None:
     _, found, _, _ = run_of(lost_after(15_000, 1.5))
     assert found.verdict == bounds.BROKEN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from ropetool.verification.verdict.places import Place
 from ropetool.verification.verdict.reading import FRESH, STEP, OutOfTime, Pass, Shape, Timed
 
 USUAL = 0.05  # nats: by how much texts differ, where nothing tells it yet
-DECIDED, TIME, TEXTS, FILE, MEMORY = "decided", "time", "texts", "file", "memory"
+DECIDED, TIME, TEXTS, FILE = "decided", "time", "texts", "file"
 
 Stage = Callable[[str, int], None]
 """Told what begins, and how many tokens it takes."""
@@ -42,7 +41,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
     answers: list[TextAnswer] = field(default_factory=list)
     books: list[int] = field(default_factory=list)
-    reach: int = 0  # where a pass was cut before, and further ones end
+    reach: int = 0  # where the pass before was cut, and this one ends
     _passes: list[Pass] = field(default_factory=list)
 
     def decide(self, places: Iterable[Place]) -> str:
@@ -62,9 +61,11 @@ class Run:
                 continue
             if bounds.is_final(self.verdict):
                 return DECIDED
+            if self.reach and self.answers and not self.answers[-1].broken:
+                self.reach = 0  # it was that one text: further ones are read to the end
             if len(self.answers) == bounds.LOOKS[-1]:
                 return TEXTS
-            if self.answers and self.answers[-1].length < self.shape.target and not self.reach:
+            if self.answers and self.answers[-1].length < self.shape.target and not self.answers[-1].cut:
                 return TIME  # it was shortened: there is no time for another one
         return TEXTS
 
@@ -258,8 +259,18 @@ class Run:
         """The texts that were read to the end of the target's length."""
         return [answer for answer in self.answers if answer.length >= self.shape.target]
 
+    @property
+    def _long_ones(self) -> list[TextAnswer]:
+        """The texts that tell of the target's length: those read to its end, and those that broke before."""
+        whole = self._whole
+        return (
+            [answer for answer in self.answers if answer in whole or (answer.cut and answer.broken)]
+            if whole
+            else self.answers
+        )
+
     def _gaps(self, name: str) -> tuple[list[float], list[int]]:
-        chosen = self.answers if name == "short" or self.reach else (self._whole or self.answers)
+        chosen = self.answers if name == "short" else self._long_ones
         pairs = [
             (getattr(answer, name), book)
             for answer, book in zip(self.answers, self.books, strict=True)
@@ -288,5 +299,4 @@ class Run:
         windows = [found.windows for found in self._passes]
         for index in range(max(map(len, windows), default=0)):
             here = [float(each[index]) for each in windows if len(each) > index]
-            with suppress(ValueError):
-                yield CurvePoint((index + 1) * STEP, float(np.mean(here)), len(here))
+            yield CurvePoint((index + 1) * STEP, float(np.mean(here)), len(here))
