@@ -27,6 +27,7 @@ from ropetool.report.advised import advice_json
 from ropetool.report.inspected import inspection_json
 from ropetool.report.verdict import verify_json
 from ropetool.runtimes import inspection
+from ropetool.verification.verdict.checking import check
 
 ROOT = Path(ropetool.__file__).parents[1]
 DEMO = ROOT / "ropetool" / "demo" / "model"
@@ -319,6 +320,10 @@ def test_the_json_of_extend_is_documented(extended: tuple[Path, Any]) -> None:
 
 def test_the_json_of_a_plan_is_documented(extended: tuple[Path, Any]) -> None:
     assert key_tree(documented("Plan")) == key_tree(extended[1]["plan"])
+
+
+def test_the_json_of_check_is_documented(extended: tuple[Path, Any]) -> None:
+    assert key_tree(documented("check --json")) == key_tree(check(extended[0] / "out").to_json())
 
 
 def test_the_answers_of_verify_are_documented(extended: tuple[Path, Any], tmp_path: Path) -> None:

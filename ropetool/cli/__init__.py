@@ -40,6 +40,7 @@ COMMANDS = {
     "bake": ("bake", "Fold scaling factors into the weights."),
     "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
     "compare": ("compare", "Measure several methods side by side in one model."),
+    "check": ("check", "Say what a checkpoint is, and whether that is true."),
     "verify": ("verify", "Measure what a longer context does, and judge it."),
     "tune": (None, "Search the RoPE settings that serve one model best."),
     "identify": ("identify", "Say which rotary table a running server computes."),
@@ -56,7 +57,8 @@ COMMANDS = {
 PAGES = {
     "inspect": "runtimes.md", "doctor": "doctor.md", "advise": "choosing.md", "methods": "methods.md",
     "families": "families.md", "runtimes": "runtimes.md", "extend": "choosing.md", "bake": "bake.md", "apply": "choosing.md",
-    "compare": "choosing.md", "verify": "verify.md", "tune": "tune.md", "identify": "identify.md", "restore": "in-place.md",
+    "compare": "choosing.md", "check": "verify.md",
+    "verify": "verify.md", "tune": "tune.md", "identify": "identify.md", "restore": "in-place.md",
     "export": "export.md", "import": "import.md", "gguf": "gguf.md", "diff": "diff.md", "recover": "in-place.md",
     "demo": "tutorial.md",
 }  # fmt: skip
@@ -66,7 +68,7 @@ GROUPS = {
     "See": ("inspect", "doctor", "diff", "identify"),
     "Choose": ("advise", "compare", "tune", "methods", "families", "runtimes"),
     "Extend": ("extend", "bake", "apply", "restore", "recover"),
-    "Measure": ("verify", "demo"),
+    "Measure": ("check", "verify", "demo"),
     "Move": ("export", "import", "gguf"),
 }
 

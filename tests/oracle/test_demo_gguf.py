@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,8 @@ from verifying import cut_texts, remember
 import ropetool
 from ropetool.errors import ConfigError
 from ropetool.files.gguf import Patch, read_header, write_patched
-from ropetool.verification import suites
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.parity import logit_parity
-from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.texts import Document, embedded_documents
 
@@ -85,10 +82,6 @@ def test_logits_are_those_of_the_checkpoint(folder: Path) -> None:
 
 @pytest.mark.parametrize("installed", [True, False], ids=["with llama.cpp", "without"])
 def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ropetool.cli.demo.LENGTHS", [2048])  # up to the context stated: the export asks for it
-    monkeypatch.setattr("ropetool.cli.demo.SHORTER", [512])
-    monkeypatch.setattr("ropetool.cli.demo.FACTOR", 2)  # surely good enough with so few places
-    monkeypatch.setitem(suites.SUITES, "quick", replace(suites.SUITES["quick"], segments=MIN_SEGMENTS))
     if not installed:
         monkeypatch.setitem(sys.modules, "llama_cpp", None)
     done = run("demo", tmp_path / "demo")
@@ -103,5 +96,5 @@ def test_the_demo_ends_with_the_parity(installed: bool, tmp_path: Path, monkeypa
         assert parity == 'parity: not measured, llama-cpp-python is not installed; pip install "ropetool[llama]"'
     names = sorted(path.name for path in (tmp_path / "demo").iterdir())
     beside = [f"model-yarn-8x-F32.gguf{end}" for end in ("", ".Modelfile", ".README.md", ".ropetool.json")]
-    assert names == ["model", "model-yarn-2x", "model-yarn-8x", *beside]
+    assert names == ["model", "model-yarn-8x", *beside]
     assert str(tmp_path) not in done.out.partition("The checkpoints")[0]

@@ -1,0 +1,72 @@
+"""The first question alone: what a checkpoint says, whether that is true, and what was measured of it. Runs no text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ropetool.checkpoint import certificate
+from ropetool.checkpoint.certificate import State
+from ropetool.files import hub
+from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check
+from ropetool.verification.session import Session
+from ropetool.verification.verdict.checkpoint import read_alone
+
+SCHEMA = 1
+TRUE, FALSE, NOT_KNOWN = "true", "false", "not known"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a checkpoint says, and whether it is true.
+
+    extension: method, factor and parameters of what made it longer; None without one. source: what it was compared with, by
+    name; None without one. checks: of tables, weights, files and rotation. measured: its certificate.
+    """
+
+    target: str
+    source: str | None
+    trained_length: int
+    context_length: int
+    extension: Mapping[str, Any] | None
+    checks: tuple[Check, ...]
+    measured: State
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """`false` if a check failed, `not known` if one could not run or none passed, else `true`."""
+        found = {check.verdict for check in self.checks}
+        return FALSE if FAIL in found else TRUE if PASS in found and NOT_RUN not in found else NOT_KNOWN
+
+    @property
+    def exit_code(self) -> int:
+        """0 for true, 3 for false, 1 if that is not known."""
+        return {TRUE: 0, FALSE: 3, NOT_KNOWN: 1}[self.verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        found = {name: value for name, value in vars(self).items() if name not in ("checks", "measured", "notes")}
+        return {
+            "schema": SCHEMA, "verdict": self.verdict, **found, "checks": [vars(check) for check in self.checks],
+            "certificate": {"state": self.measured.name, "why": self.measured.why}, "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def check(target: str | Path, baseline: str | Path | None = None, terms: Terms | None = None) -> Checked:
+    """Return what a checkpoint says and whether it is true. Raises: CheckpointError, ConfigError."""
+    session = Session.open(target, baseline, terms)
+    path = session.target.path
+    return Checked(
+        hub.name_of(path),
+        None if session.source is None else hub.name_of(session.source.path),
+        session.trained,
+        session.context,
+        session.extension,
+        tuple(read_alone(session)),
+        certificate.state(path),
+        tuple(session.notes),
+    )
