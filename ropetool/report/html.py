@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ropetool import __version__
 from ropetool.report import charts
+from ropetool.report.answered import TONES as ANSWERED
+from ropetool.report.answered import questions_section, texts_section
 from ropetool.report.gate import gate_section
 from ropetool.report.grids import bands_section
 from ropetool.report.inspected_page import runtimes_section
@@ -41,7 +43,11 @@ def render(
     result: VerifyResult, command: str = "", serving: Sequence[str] = (), target: Inspection | None = None
 ) -> dict[str, bytes]:
     """Return the files of a report by name: the page, then the plots."""
+    word, tone = result.verdict, TONES[result.verdict]
     shown = [gate_section(result), *sections(result)]
+    if result.answers is not None:
+        word, tone = result.answers.verdict, ANSWERED[result.answers.verdict]
+        shown = [questions_section(result), texts_section(result), *shown]
     if result.bands is not None:
         shown.append(bands_section(result.bands))
     if target is not None:
@@ -49,9 +55,9 @@ def render(
     return rendered(
         Page(
             command="verify",
-            title=f"{result.verdict}: {result.target}",
-            word=result.verdict,
-            tone=TONES[result.verdict],
+            title=f"{word}: {result.target}",
+            word=word,
+            tone=tone,
             sentence=summary(result).partition(": ")[2],
             conditions=conditions(result),
             facts=[*_facts(result, command), *(("served by", line) for line in serving)],

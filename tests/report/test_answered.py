@@ -1,0 +1,132 @@
+"""The words of a default verification: one sentence for each verdict, the three questions, and the page."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import sample
+
+from ropetool.report.answered import curve_plot, next_step, questions_section
+from ropetool.report.html import render
+from ropetool.report.verdict import summary
+from ropetool.report.verified import verify_text
+from ropetool.verification.results import FAIL, PASS, Answers, Check, CurvePoint, Question, TextAnswer, VerifyResult
+from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, MEASURED, WORKS
+from ropetool.verification.verdict.checkpoint import checks_of
+
+TEXT = TextAnswer("rust-book.txt.xz", "reference", 1000, 16384, 0.02, 0.003, 0.04, 0.01, False, False)
+
+
+def answers(verdict: str, short: Question | None, long: Question | None, **changes: object) -> Answers:
+    curve = tuple(CurvePoint(512 * index, 3.0 - 0.01 * index, 2) for index in range(1, 33))
+    made = Answers(
+        verdict, 8192, 16384, 16384, short, long, (TEXT, replace(TEXT, document="emma.txt", kind="prose")), curve, 0, False,
+        9.5, None, None, "decided",
+    )  # fmt: skip
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def question(length: int, ratio: float, lower: float | None, upper: float | None, texts: int = 6) -> Question:
+    return Question(length, ratio, lower, upper, texts)
+
+
+def result(found: Answers) -> VerifyResult:
+    checks = (Check("tables", 0.0, 1e-6, PASS, "llama.cpp: the plan's tables, context 16384"), *checks_of(found))
+    return replace(
+        sample.full(), target="smol.gguf", baseline="small.gguf", against=None, lengths=(), protocols=(), position=None,
+        far=None, retrieval=(), divergence=None, bands=None, checks=checks, answers=found, suite="default", grade="research",
+        yardsticks=(), key_tokens=None, long_pass=None, needle_answers=None, effective_length=None, many_shot=None, cache=None,
+    )  # fmt: skip
+
+
+SHORT, LONG = question(2048, 1.025, 1.01, 1.04), question(16384, 1.034, 1.01, 1.06)
+CASES = {
+    KEEP: (
+        answers(KEEP, SHORT, LONG, texts=(TEXT,) * 6),
+        "keep: smol.gguf: short texts pay 2.5 % (at most 4.0 %), 16,384 tokens pay 3.4 % (at most 6.0 %), in 6 texts.",
+        0,
+    ),
+    WORKS: (
+        answers(WORKS, SHORT, question(16384, 0.98, 0.9, 1.126, 3), texts=(TEXT,) * 3, more_texts=1, more_minutes=4.2, ended="time"),
+        "works: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens gain 2.0 % (-10 % to 13 %), in 3 texts; that it "
+        "costs no more than 10 % is not sure yet; 1 more text, about 5 minutes: the same command with `--resume --budget 7`.",
+        0,
+    ),
+    COSTS: (
+        answers(COSTS, SHORT, question(16384, 1.2, 1.12, 1.29), texts=(TEXT,) * 6),
+        "costs: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens pay 20 % (12 % to 29 %), in 6 texts.",
+        0,
+    ),
+    BROKEN: (
+        answers(
+            BROKEN, SHORT, question(14336, 17.2, None, None, 2), length=14336,
+            texts=(replace(TEXT, length=14336, long=2.8, cut=True, broken=True),) * 2,
+        ),
+        "broken: smol.gguf: at 14,336 tokens and more its perplexity is 17.2 times that of small.gguf, in 2 of 2 texts.",
+        3,
+    ),
+    MEASURED: (
+        answers(
+            MEASURED, question(2048, 1.003, None, None, 2), question(12288, 1.039, None, None, 2), length=12288,
+            more_texts=3, more_minutes=13.0, ended="time",
+        ),
+        "right as far as measured: smol.gguf: short texts pay 0.3 % (-0.1 % to 0.7 % on these very tokens), 12,288 tokens pay "
+        "3.9 % (2.4 % to 5.4 % on these very tokens), in 2 texts; a verdict takes 3 texts; 16,384 tokens were not reached; "
+        "3 more texts, about 13 minutes: the same command with `--resume --budget 17`.",
+        1,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verdict", CASES)
+def test_a_verdict_is_one_sentence(verdict: str) -> None:
+    found, sentence, code = CASES[verdict]
+    assert summary(result(found)) == sentence
+    assert result(found).exit_code == code
+
+
+@pytest.mark.parametrize("verdict", CASES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_answer_fits_one_screen(verdict: str, width: int) -> None:
+    lines = verify_text(result(CASES[verdict][0]), width=width).splitlines()
+    assert len(lines) <= 45
+    assert all(len(line) <= width for line in lines)
+    assert lines[0].startswith(f"{verdict}: ")
+    assert sum("?" in line for line in lines) == 3
+
+
+def test_a_file_that_is_not_what_it_says_is_told_with_its_remedy() -> None:
+    found = answers(BROKEN, None, None, texts=(), curve=(), length=0, ended="file")
+    wrong = replace(result(found), checks=(Check("tables", 0.2, 1e-6, FAIL, "layer 0 rotates otherwise"),))
+    assert summary(wrong).startswith("broken: smol.gguf: its positions are not what its record or its method gives")
+    assert wrong.exit_code == 3
+    (row,) = questions_section(wrong).table.rows
+    assert row[1].text == "no"
+
+
+def test_texts_that_ran_out_ask_for_texts() -> None:
+    assert next_step(answers(WORKS, SHORT, LONG, ended="texts", more_texts=4, more_minutes=1.0)) == (
+        "4 more texts would decide: --text takes documents"
+    )
+    assert "would hardly decide" in next_step(answers(WORKS, SHORT, LONG, ended="time"))
+
+
+def test_a_curve_needs_points() -> None:
+    assert curve_plot(answers(KEEP, SHORT, LONG, curve=()), 80) == ""
+    assert curve_plot(answers(KEEP, SHORT, LONG), 80).count("●") >= 10
+
+
+def test_the_page_has_the_verdict_the_questions_and_the_texts() -> None:
+    page = render(result(CASES[KEEP][0]))["index.html"].decode()
+    assert "<title>keep: smol.gguf" in page
+    assert page.index("Three questions") < page.index("Text by text") < page.index("Gate")
+    assert "rust-book.txt.xz" in page
+
+
+def test_what_is_infinite_is_told_without_a_figure() -> None:
+    lone = answers(
+        MEASURED, None, question(512, 1.2, None, None, 1), texts=(replace(TEXT, long_error=math.inf),), length=512
+    )
+    assert "of these tokens alone" in summary(result(lone))
