@@ -21,13 +21,19 @@ def answers_sentence(result: VerifyResult) -> str:
     assert found is not None
     if found.verdict == BROKEN:
         return _broken(result, found)
-    texts = f"in {_counted(len(found.texts), 'text')}"
-    paid = ", ".join(filter(None, (_paid("short texts", found, found.short), _paid(_tokens(found), found, found.long))))
-    lines = [f"{paid}, {texts}" if paid else "no text could be read to its end in this time"]
+    asked = [("short texts", found.short), (_tokens(found), found.long)]
+    answered = [(what, question) for what, question in asked if question is not None]
+    alike = len({question.texts for _, question in answered}) == 1
+    paid = [
+        _paid(what, found, question) + ("" if alike else f" in {_counted(question.texts, 'text')}")
+        for what, question in answered
+    ]
+    said = ", ".join([*paid, *([f"in {_counted(answered[0][1].texts, 'text')}"] if alike else [])])
+    lines = [said or "no text could be read to its end in this time"]
     if found.verdict == WORKS:
         lines.append(f"that it costs no more than {100 * (KEPT - 1):.0f} % is not sure yet")
     if found.verdict == MEASURED:
-        if 0 < len(found.texts) < LOOKS[0]:
+        if found.long is not None and found.long.texts < LOOKS[0]:
             lines.append(f"a verdict takes {LOOKS[0]} texts")
         if found.length < found.target_length:
             lines.append(f"{found.target_length:,} tokens were not reached")
@@ -128,9 +134,7 @@ def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[
     ), f"{texts}; surely from {_share(question.lower)} to {_share(question.upper)}"
 
 
-def _paid(what: str, found: Answers, question: Question | None) -> str:
-    if question is None:
-        return ""
+def _paid(what: str, found: Answers, question: Question) -> str:
     if question.upper is None or question.lower is None:
         return f"{what} {_cost(question.ratio)} ({_own_interval(found, question)})"
     if found.verdict == KEEP:

@@ -49,7 +49,7 @@ CASES = {
         0,
     ),
     WORKS: (
-        answers(WORKS, SHORT, question(16384, 0.98, 0.9, 1.126, 3), texts=(TEXT,) * 3, more_texts=1, more_minutes=4.2, ended="time"),
+        answers(WORKS, replace(SHORT, texts=3), question(16384, 0.98, 0.9, 1.126, 3), texts=(TEXT,) * 3, more_texts=1, more_minutes=4.2, ended="time"),
         "works: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens gain 2.0 % (-10 % to 13 %), in 3 texts; that it "
         "costs no more than 10 % is not sure yet; 1 more text, about 5 minutes: the same command with `--resume --budget 7`.",
         0,
@@ -104,6 +104,13 @@ def test_a_file_that_is_not_what_it_says_is_told_with_its_remedy() -> None:
     assert wrong.exit_code == 3
     (row,) = questions_section(wrong).table.rows
     assert row[1].text == "no"
+
+
+def test_short_texts_may_be_more_than_long_ones() -> None:
+    found = answers(
+        MEASURED, question(2048, 1.02, 1.01, 1.04, 5), question(12288, 1.04, None, None, 1), length=12288, ended="time"
+    )
+    assert "short texts pay 2.0 % (1.0 % to 4.0 %) in 5 texts, 12,288 tokens pay 4.0 % (" in summary(result(found))
 
 
 def test_texts_that_ran_out_ask_for_texts() -> None:

@@ -257,12 +257,27 @@ def test_no_time_at_all_still_tells_of_short_texts() -> None:
     assert found.short.ratio == pytest.approx(math.exp(0.05))
 
 
+def test_time_that_is_too_little_for_a_whole_text_settles_the_short_ones() -> None:
+    _, found, target, _ = run_of(pays(0.02), minutes=8, pace=PACES["steady"])
+    lengths = [text.length for text in found.texts]
+    assert lengths[0] == LENGTH
+    assert lengths[-1] == 2048
+    assert found.short is not None
+    assert found.short.upper is not None
+    assert found.short.upper < 1.1
+    assert (found.verdict, found.ended) == (bounds.MEASURED, TIME)
+    assert 60 * found.minutes <= 480
+    assert 2048 not in target.rows  # it is the beginning of the same row, left early
+
+
 def test_the_budget_changes_no_text_and_no_bound() -> None:
     noisy: Cost = lambda at: 0.09 + 0.1 * np.sin(at / 37.0)  # noqa: E731
     whole = run_of(noisy)[1]
     for minutes in (8, 15, 30):
         part = run_of(noisy, minutes=minutes)[1]
-        assert part.texts == whole.texts[: len(part.texts)]
+        read = [text for text in part.texts if text.length == LENGTH]
+        assert read == [*whole.texts[: len(read)]]
+        assert [text.short for text in part.texts] == [text.short for text in whole.texts[: len(part.texts)]]
         assert part.verdict in (whole.verdict, bounds.WORKS, bounds.MEASURED)
 
 

@@ -41,18 +41,20 @@ class Run:
     notes: list[str] = field(default_factory=list)
     answers: list[TextAnswer] = field(default_factory=list)
     books: list[int] = field(default_factory=list)
+    short_only: bool = False  # there is no time for a whole text any more
     reach: int = 0  # where the pass before was cut, and this one ends
     _passes: list[Pass] = field(default_factory=list)
 
     def decide(self, places: Iterable[Place]) -> str:
         """Read texts until the run ends; return why it did."""
         for place in places:
-            if self.answers and not self._fits():
+            if not self._has_time():
                 return TIME
             try:
                 self._read(place)
             except OutOfTime:
-                return TIME
+                self.short_only = True
+                continue
             except NoMemory as error:
                 if self.answers or self.shape.target <= 2 * self.shape.trained:
                     raise
@@ -61,13 +63,25 @@ class Run:
                 continue
             if bounds.is_final(self.verdict):
                 return DECIDED
-            if self.reach and self.answers and not self.answers[-1].broken:
-                self.reach = 0  # it was that one text: further ones are read to the end
             if len(self.answers) == bounds.LOOKS[-1]:
                 return TEXTS
-            if self.answers and self.answers[-1].length < self.shape.target and not self.answers[-1].cut:
-                return TIME  # it was shortened: there is no time for another one
+            if self.answers:
+                self._plan(self.answers[-1])
         return TEXTS
+
+    def _has_time(self) -> bool:
+        """Return whether another text may begin; a short one if there is no time for a whole one, and short ones are open."""
+        if not self.answers and not self.short_only:
+            return True  # it is read as far as time allows
+        self.short_only = self.short_only or not self._fits()
+        return not self.short_only or (self._fits() and not self._short_is_settled)
+
+    def _plan(self, last: TextAnswer) -> None:
+        """Decide how far the next text is read."""
+        if not last.broken:
+            self.reach = 0  # it was one text that broke: further ones are read to the end
+        if last.length < self.shape.target and not last.cut:
+            self.short_only = True  # the clock shortened it
 
     @property
     def verdict(self) -> str:
@@ -140,7 +154,7 @@ class Run:
             found.restore(kept)
             self.reach = found.goal if found.cut else self.reach
             return
-        if not self._pace_fits(0, found.goal) and not self._pace_fits(0, found.soonest):
+        if self.short_only or not (self._pace_fits(0, found.goal) or self._pace_fits(0, found.soonest)):
             if self.source is None or self._pace.seconds(0, self.shape.short) > self.clock.left:
                 raise OutOfTime
             found.only_short()
@@ -221,7 +235,7 @@ class Run:
     def _pace_fits(self, start: int, goal: int) -> bool:
         """Return whether the rest of a pass fits into the time left, and the source's pass after it."""
         source = (self.source or self.target).pace
-        return self._pace.seconds(start, goal) + source.seconds(0, self.shape.trained) <= self.clock.left
+        return self._pace.seconds(start, goal) + source.seconds(0, min(self.shape.trained, goal)) <= self.clock.left
 
     @property
     def _pace(self) -> Pace:
@@ -229,7 +243,18 @@ class Run:
         return self.target.pace if self.target.pace.is_known else (self.source or self.target).pace
 
     def _fits(self) -> bool:
-        return self._seconds(1) <= self.clock.left
+        if not self.short_only:
+            return self._seconds(1) <= self.clock.left
+        source = (self.source or self.target).pace
+        return self._pace.seconds(0, self.shape.short) + source.seconds(0, self.shape.short) <= self.clock.left
+
+    @property
+    def _short_is_settled(self) -> bool:
+        """Whether what short texts pay is within a limit or beyond it, or cannot be asked."""
+        found = self._bounds("short")
+        if self.source is None:
+            return True
+        return found is not None and (found.upper <= math.log(bounds.KEPT) or found.lower > math.log(bounds.KEPT))
 
     def _seconds(self, texts: int) -> float:
         """Return about how many seconds so many more texts take."""
