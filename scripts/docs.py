@@ -43,7 +43,7 @@ from engine_grid import judging, recorded
 
 from ropetool import families, runtimes
 from ropetool.cli import group
-from ropetool.cli.helping import ALL_SHOWN
+from ropetool.cli.options import ALL_SHOWN
 from ropetool.doctor import rules as doctor_rules
 from ropetool.families import records
 from ropetool.families.wrappers import UNREAD, WRAPPERS

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.helping import Grouped
 from ropetool.cli.options import (
     GRADE,
     WHOLE,
     Factor,
+    Grouped,
     Length,
     Lengths,
     Minutes,

@@ -12,7 +12,6 @@ import click
 from ropetool.cli import config_alone, local_source, notes, print_json, show, terminal_width
 from ropetool.cli.chain import Chain
 from ropetool.cli.companion import Companion
-from ropetool.cli.helping import Grouped
 from ropetool.cli.options import (
     AS,
     EXPLAIN,
@@ -20,6 +19,7 @@ from ropetool.cli.options import (
     METHOD,
     NUMBER,
     Factor,
+    Grouped,
     Length,
     check_in_place,
     check_new,

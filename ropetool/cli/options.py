@@ -1,4 +1,4 @@
-"""What the options of several commands take: lengths in tokens, factors, and names that a shell completes.
+"""What the options of several commands take: lengths in tokens, factors, and names that a shell completes; their help.
 
 Names are completed without the modules that they stand for: those load numpy, and a shell waits for each key.
 """
@@ -21,6 +21,8 @@ from click.types import FloatParamType, IntParamType
 from ropetool.errors import ConfigError, OutputError
 from ropetool.escaping import command, read_number, read_whole
 
+ALL = "--help-all"
+ALL_SHOWN = "ropetool.help_all"  # in the context: every option is shown
 LONGEST = 2**31  # tokens
 LIST_FILE_BYTES = 4 << 20
 UNITS = {"": 1, "k": 1024, "m": 1024**2}
@@ -335,3 +337,52 @@ def check_in_place(in_place: bool, copy_if_needed: bool, others: Mapping[str, An
     given = [name for name, value in others.items() if value]
     if in_place and given:
         raise click.UsageError(f"--in-place writes no output, so {given[0]} says nothing")
+
+
+# --- help of commands with many options
+
+
+class Grouped(click.Command):
+    """A command whose help shows some options in groups.
+
+    groups: names of parameters by the title of their group.
+    """
+
+    def __init__(self, *arguments: Any, groups: Mapping[str, Sequence[str]], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.groups = groups
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return the parameters with --help-all before --help."""
+        *params, last = super().get_params(ctx)
+        shown = click.Option(
+            [ALL], is_flag=True, is_eager=True, expose_value=False, callback=show_all, help="Show all options and exit."
+        )
+        return [*params, shown, last]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups; behind them all other options, or how many there are."""
+        *params, show_rest, show_help = self.get_params(ctx)
+        records = {param.name: param.get_help_record(ctx) for param in params}
+        about_help = [record for param in (show_rest, show_help) if (record := param.get_help_record(ctx))]
+        grouped = {name for names in self.groups.values() for name in names}
+        rest = [record for name, record in records.items() if record and name not in grouped]
+        for title, names in self.groups.items():
+            with formatter.section(title):
+                formatter.write_dl([record for name in names if (record := records[name])])
+        if ctx.meta.get(ALL_SHOWN):
+            with formatter.section("Other options"):
+                formatter.write_dl([*rest, *about_help])
+            return
+        with formatter.section("Help"):
+            formatter.write_dl(about_help)
+        formatter.write_paragraph()
+        formatter.write_text(f"{len(rest)} more options: {ctx.command_path} {ALL}")
+
+
+def show_all(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Print the help with every option, and exit."""
+    if value and not ctx.resilient_parsing:
+        ctx.meta[ALL_SHOWN] = True
+        click.echo(ctx.get_help(), color=ctx.color)
+        ctx.exit()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ropetool.cli import command_line, in_colour, local_source, notes, print_json, show, terminal_width
-from ropetool.cli.helping import Grouped
-from ropetool.cli.options import GRADE, NUMBER, WHOLE, Lengths, Minutes, naming_a_smaller_run
+from ropetool.cli.options import GRADE, NUMBER, WHOLE, Grouped, Lengths, Minutes, naming_a_smaller_run
 from ropetool.escaping import command
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "baking")]
+sys.path[:0] = [str(ROOT / name) for name in ("scripts", "scripts/golden", "tests/baking")]
 
 from conformance_kit import cases, checkpoints, making, record  # noqa: E402
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "baking")]
+sys.path[:0] = [str(ROOT / name) for name in ("scripts", "scripts/golden", "tests/baking")]
 
 import golden_formulas  # noqa: E402
 from conformance_kit import cases, checkpoints, goldens, making, page, record  # noqa: E402

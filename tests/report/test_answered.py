@@ -49,7 +49,10 @@ CASES = {
         0,
     ),
     WORKS: (
-        answers(WORKS, replace(SHORT, texts=3), question(16384, 0.98, 0.9, 1.126, 3), texts=(TEXT,) * 3, more_texts=1, more_minutes=4.2, ended="time"),
+        answers(
+            WORKS, replace(SHORT, texts=3), question(16384, 0.98, 0.9, 1.126, 3), texts=(TEXT,) * 3, more_texts=1,
+            more_minutes=4.2, ended="time",
+        ),
         "works: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens gain 2.0 % (-10 % to 13 %), in 3 texts; that it "
         "costs no more than 10 % is not sure yet; 1 more text, about 5 minutes: the same command with `--resume --budget 7`.",
         0,
