@@ -1,6 +1,6 @@
-"""What vouches for an export of a checkpoint that ropetool made: its certificate, or what can be measured in two minutes.
+"""The gate of an export of a checkpoint that ropetool made: a certificate, or a measurement of two minutes.
 
-Whether the checkpoint is what its record says is always asked. What nobody measured is said in the notes, and is no obstacle.
+The checkpoint is always compared with its record. If it was not measured, a note says so, and the export goes on.
 """
 
 from __future__ import annotations

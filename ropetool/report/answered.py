@@ -16,7 +16,7 @@ MARGIN = 1.2  # times the minutes that further texts took, and one minute to loa
 
 
 def answers_sentence(result: VerifyResult) -> str:
-    """Return what the texts say, without the word of the verdict; empty where no text was read."""
+    """Return the answers in words, without the verdict; empty for a file that failed the first question."""
     found = result.answers
     assert found is not None
     if found.verdict == BROKEN:
@@ -43,7 +43,7 @@ def answers_sentence(result: VerifyResult) -> str:
 
 
 def next_step(found: Answers) -> str:
-    """Return what would decide, and how long that takes; empty where nothing is open."""
+    """Return the next step and its duration; empty if the question is decided."""
     if found.verdict in (KEEP, COSTS, BROKEN):
         return ""
     if found.more_texts is None or found.more_minutes is None:
@@ -83,7 +83,7 @@ def questions_section(result: VerifyResult) -> Section:
 
 
 def texts_section(result: VerifyResult) -> Section:
-    """Return what each text says of itself."""
+    """Return a row for each text."""
     assert result.answers is not None
     rows = tuple(
         row(
@@ -158,7 +158,7 @@ def _broken(result: VerifyResult, found: Answers) -> str:
 
 
 def _own_interval(found: Answers, question: Question) -> str:
-    """Return what a few texts show of themselves: two standard errors over their own tokens."""
+    """Return the interval of a few texts, by two standard errors over their tokens."""
     is_short = question is found.short
     errors = [error for text in found.texts if (error := text.short_error if is_short else text.long_error) is not None]
     reach = 2 * math.sqrt(sum(error**2 for error in errors)) / max(1, len(errors))

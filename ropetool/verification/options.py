@@ -1,4 +1,4 @@
-"""What a verification is asked for, apart from the target. Plain data."""
+"""The options of a verification of files."""
 
 from __future__ import annotations
 

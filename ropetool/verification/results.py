@@ -487,11 +487,15 @@ class YardstickResult:
 
 @dataclass(frozen=True)
 class TextAnswer:
-    """What one text says: gaps are the target's loss minus the source's on the same tokens, in nats a token.
+    """The gaps of one text: the loss of the target minus that of the source on the same tokens, in nats per token.
 
-    start: the first character of the place in its document. length: tokens that the target read. short: the gap on a short
-    prompt, None without a source. long: the gap at the end of what was read, None where that was not finished. errors: their
-    own standard errors, from blocks of tokens. cut: the pass was ended early because the target had lost the thread.
+    start: the first character of the text in its document.
+    length: the tokens that the target read.
+    short: the gap on a short prompt, or None without a source.
+    long: the gap at the end of the text, or None if it was not read to its end.
+    short_error, long_error: their standard errors, from blocks of tokens.
+    cut: the pass ended early, because the target had lost the text.
+    broken: a gap is above the limit by two standard errors.
     """
 
     document: str
@@ -508,8 +512,12 @@ class TextAnswer:
 
 @dataclass(frozen=True)
 class Question:
-    """What texts of one length cost. ratio: of perplexities, target over source. lower, upper: what the true ratio is above,
-    and below, at every look together with 95 % confidence each; None before the first look."""
+    """The cost of texts of one length.
+
+    ratio: of perplexities, target over source.
+    lower, upper: bounds of the true ratio, with 95 % confidence each over all looks. None before the first look.
+    texts: the number of texts.
+    """
 
     length: int
     ratio: float
@@ -529,12 +537,18 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Answers:
-    """The three questions of a default verification, answered within a number of minutes.
+    """The answers of a default verification.
 
-    verdict: keep, works, costs, broken, or right as far as measured. length: tokens that the texts were read to; target_length:
-    those that the target states. short, long: None where the question could not be asked. looks: texts at the last look. own: the
-    source is the target itself. minutes: of the whole command. more_texts, more_minutes: what would settle it; None where
-    nothing is open, or 64 texts would not. ended: why it ended, `decided`, `time`, `texts` or `file`.
+    verdict: keep, works, costs, broken, or right as far as measured.
+    target_length: the configured context length of the target in tokens.
+    length: the tokens to which the texts were read.
+    short, long: the two questions, or None if they could not be asked.
+    curve: the loss of the target by position.
+    looks: the number of texts at the last look.
+    own: the target was compared with itself.
+    minutes: of the whole command.
+    more_texts, more_minutes: the price of a decision, or None if nothing is open or 64 texts would not decide.
+    ended: the reason for the end: decided, time, texts or file.
     """
 
     verdict: str

@@ -1,4 +1,4 @@
-"""What a verification is of: a target, its source, the lengths of both, and the texts. Opens files and runs no model."""
+"""The subject of a verification: a target, its source, both lengths and the texts. It opens files and runs no model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ from ropetool.verification.texts import Document, default_documents, read_docume
 
 @dataclass(frozen=True)
 class Session:
-    """A target and what it is held against.
+    """A target, and the checkpoint that it is compared with.
 
-    source: the baseline as given, or the unchanged checkpoint that the target was made from; None without one. context: the
-    tokens that the target states. trained: what the model was trained on before any extension, in tokens. notes: for the
-    result.
+    source: the given baseline, or else the unchanged source of the target, or None.
+    look, source_look: the decoded settings of both.
+    context: the configured context length of the target in tokens.
+    trained: the trained length before any extension in tokens.
+    terms: the user's statements about the target.
+    notes: sentences for the result.
     """
 
     target: Checkpoint

@@ -75,7 +75,7 @@ def own_error(gaps: Array) -> float:
 
 
 def is_broken(gap: float, error: float) -> bool:
-    """Return whether one text is surely read worse than a working model may: by two of its own standard errors."""
+    """Return whether the gap of one text is above the limit by two of its standard errors."""
     return gap - 2 * error > math.log(WORKING)
 
 
@@ -93,7 +93,8 @@ def broken_by_count(broken: Sequence[bool]) -> bool:
 def verdict(questions: Sequence[Bounds], broken: Sequence[bool]) -> str:
     """Return the verdict on the questions together, `MEASURED` where the bounds leave it open.
 
-    questions: what short texts pay and what the whole length costs, as far as each is asked. broken: of each text.
+    questions: the bounds of the short and of the long gap, if both are measured.
+    broken: whether each text is broken.
     """
     kept, working = math.log(KEPT), math.log(WORKING)
     if broken_by_count(broken) or any(question.lower > working for question in questions):

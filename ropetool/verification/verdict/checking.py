@@ -1,4 +1,4 @@
-"""The first question alone: what a checkpoint says, whether that is true, and what was measured of it. Runs no text."""
+"""The first question of a verification: is the file what it says? No text is read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ TRUE, FALSE, NOT_KNOWN = "true", "false", "not known"
 
 @dataclass(frozen=True)
 class Checked:
-    """What a checkpoint says, and whether it is true.
+    """The settings of a checkpoint, and the checks of them.
 
-    extension: method, factor and parameters of what made it longer; None without one. source: what it was compared with, by
-    name; None without one. checks: of tables, weights, files and rotation. measured: its certificate.
+    source: the name of the checkpoint that it was compared with, or None.
+    extension: method, factor and parameters of the extension, or None.
+    checks: tables, weights, files and rotation.
+    measured: the state of its certificate.
     """
 
     target: str
@@ -57,7 +59,7 @@ class Checked:
 
 
 def check(target: str | Path, baseline: str | Path | None = None, terms: Terms | None = None) -> Checked:
-    """Return what a checkpoint says and whether it is true. Raises: CheckpointError, ConfigError."""
+    """Compare a checkpoint with its record, or with a baseline. Raises: CheckpointError, ConfigError."""
     session = Session.open(target, baseline, terms)
     path = session.target.path
     return Checked(

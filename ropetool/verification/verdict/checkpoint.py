@@ -1,6 +1,6 @@
-"""A default verification of a checkpoint: is it what it says, what do short texts pay, does it work at its length.
+"""The default verification of a checkpoint: three questions, answered within a time limit.
 
-Finds the files, the texts and the budget; `deciding` reads text after text; what is found becomes checks and a certificate.
+It reads the file back, opens both models, lets `deciding` read the texts, and turns the answers into checks and a certificate.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _is_moving(session: Session) -> bool:
 
 
 def _none(session: Session, length: int, clock: Clock) -> Answers:
-    """Return the answers where the file is not what it says, and no text was read."""
+    """Return the answers for a file that failed the first question. No text was read."""
     return Answers(
         verdict=bounds.BROKEN, trained_length=session.trained, target_length=length, length=0, short=None, long=None, texts=(),
         curve=(), looks=0, own=session.source is None, minutes=clock.spent / 60, more_texts=None, more_minutes=None, ended=FILE,

@@ -21,15 +21,21 @@ USUAL = 0.05  # nats: by how much texts differ, where nothing tells it yet
 DECIDED, TIME, TEXTS, FILE = "decided", "time", "texts", "file"
 
 Stage = Callable[[str, int], None]
-"""Told what begins, and how many tokens it takes."""
+"""A callback with the name of the next stage and its number of tokens."""
 
 
 @dataclass
 class Run:
     """A verification that goes on text by text.
 
-    source: None where the target is held against itself within its trained length. stated: the length that the target states,
-    beyond that of the shape where texts or memory do not reach it. stage: is told what begins.
+    source: the model before the extension. None compares the target with itself within its trained length.
+    shape: the lengths to read.
+    stated: the target's context length in tokens. It is longer than the shape if texts or memory do not reach it.
+    stage: receives each stage.
+    notes: sentences for the result.
+    answers, books: each text that was read, and the number of its document.
+    short_only: there is no time for a whole text any more.
+    reach: the position at which the previous pass was cut; the next pass ends there. 0 for none.
     """
 
     target: Timed
@@ -41,8 +47,8 @@ class Run:
     notes: list[str] = field(default_factory=list)
     answers: list[TextAnswer] = field(default_factory=list)
     books: list[int] = field(default_factory=list)
-    short_only: bool = False  # there is no time for a whole text any more
-    reach: int = 0  # where the pass before was cut, and this one ends
+    short_only: bool = False
+    reach: int = 0
     _passes: list[Pass] = field(default_factory=list)
 
     def decide(self, places: Iterable[Place]) -> str:
@@ -70,7 +76,7 @@ class Run:
         return TEXTS
 
     def _has_time(self) -> bool:
-        """Return whether another text may begin; a short one if there is no time for a whole one, and short ones are open."""
+        """Return whether another text may begin: a whole one, or a short one if the short question is still open."""
         if not self.answers and not self.short_only:
             return True  # it is read as far as time allows
         self.short_only = self.short_only or not self._fits()
@@ -85,7 +91,7 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """What the texts say so far. Where they were not read to the end, only that it is broken."""
+        """The verdict so far. Texts that were not read to the end can only show that the target is broken."""
         asked = [each for each in (self._bounds("short"), self._bounds("long")) if each is not None]
         found = bounds.verdict(asked, [answer.broken for answer in self.answers])
         whole = self.shape.target >= self.stated and bool(self._whole)
@@ -146,7 +152,7 @@ class Run:
         return self.target.last(head, half) if self.shape.moving else found.short
 
     def _go(self, found: Pass, place: Place) -> None:
-        """Have the target read a row, as far as time and sense allow."""
+        """Let the target read a row until its end, the end of the time, or a cut."""
         if self.reach:
             found.scored = FRESH
         kept = self.target.kept(found.row, "pass")
@@ -182,7 +188,7 @@ class Run:
         return found.can_end_later and self._pace_fits(found.end, found.soonest + found.step)
 
     def _is_lost(self, found: Pass, place: Place) -> bool:
-        """Return whether the source, with no more than a short prompt, is surely better on the tokens just scored."""
+        """Return whether the source predicts the last tokens much better from a short prompt alone."""
         assert self.source is not None
         own = self.source.last(place.row(found.end, self.shape.short), FRESH)
         gaps = found.losses[found.end - FRESH : found.end] - own
@@ -223,7 +229,7 @@ class Run:
         self._passes.append(found)
 
     def _recites(self, place: Place, losses: Array) -> bool:
-        """Return whether the model knows a text by heart, which hides what it pays; tell so."""
+        """Return whether the model knows a text by heart, and add a note. Such a text hides what an extension costs."""
         bits = float(losses.mean()) / math.log(2) / place.size
         if bits >= SUSPICIOUS_BITS:
             return False
@@ -239,7 +245,7 @@ class Run:
 
     @property
     def _pace(self) -> Pace:
-        """That of the target, or of its source until the target has read something."""
+        """The pace of the target, or of its source until the target has read something."""
         return self.target.pace if self.target.pace.is_known else (self.source or self.target).pace
 
     def _fits(self) -> bool:
@@ -250,14 +256,14 @@ class Run:
 
     @property
     def _short_is_settled(self) -> bool:
-        """Whether what short texts pay is within a limit or beyond it, or cannot be asked."""
+        """Whether the short question has an answer, or no source to ask."""
         found = self._bounds("short")
         if self.source is None:
             return True
         return found is not None and (found.upper <= math.log(bounds.KEPT) or found.lower > math.log(bounds.KEPT))
 
     def _seconds(self, texts: int) -> float:
-        """Return about how many seconds so many more texts take."""
+        """Return the expected seconds for this number of further texts."""
         goal, source = self.reach or self.shape.target, self.source or self.target
         rows = (self.shape.short if self.source is not None else 0, self.shape.trained)
         return texts * (self._pace.seconds(0, goal) + sum(source.pace.seconds(0, row) for row in rows))
@@ -286,7 +292,7 @@ class Run:
 
     @property
     def _long_ones(self) -> list[TextAnswer]:
-        """The texts that tell of the target's length: those read to its end, and those that broke before."""
+        """The texts that count for the full length: read to its end, or broken before."""
         whole = self._whole
         return (
             [answer for answer in self.answers if answer in whole or (answer.cut and answer.broken)]

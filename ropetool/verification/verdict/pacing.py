@@ -1,4 +1,4 @@
-"""The time of a run: what is left of the budget, and how long a row will take. Knows nothing of models or texts."""
+"""The time of a run: the rest of the budget, and the expected duration of a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ MOST_SPARE = 10.0
 
 @dataclass(frozen=True)
 class Clock:
-    """The budget of a command in seconds, infinite for none. started, now: seconds of one monotonic clock."""
+    """The time limit of a command.
+
+    budget: seconds; infinity for no limit.
+    started, now: the start, and the clock that counts from it, in seconds.
+    """
 
     budget: float
     started: float = field(default_factory=time.monotonic)
@@ -39,9 +43,9 @@ class Clock:
 
 @dataclass
 class Pace:
-    """Seconds a token, by how many tokens stand before it: a + b depth, by least squares over what was read.
+    """The seconds per token as a + b x position, by least squares over the pieces that were read.
 
-    The first piece of a model loads it and does not count.
+    The first piece of a model does not count, because it loads the model.
     """
 
     _seen: list[tuple[float, float, int]] = field(default_factory=list)
@@ -49,7 +53,7 @@ class Pace:
     _first: tuple[float, float, int] | None = None
 
     def add(self, start: int, end: int, seconds: float) -> None:
-        """Take in a piece of a row: its tokens from `start` up to `end`, and how long they took."""
+        """Add the duration of a piece: the tokens from `start` up to `end` of a row."""
         piece = ((start + end) / 2, seconds / (end - start), end - start)
         if self._first is None:
             self._first = piece
@@ -64,7 +68,7 @@ class Pace:
         return self._first is not None
 
     def seconds(self, start: int, end: int) -> float:
-        """Return about how long the tokens from `start` up to `end` of a row take. 0 if nothing was read yet."""
+        """Return the expected seconds for the tokens from `start` up to `end` of a row; 0 before the first piece."""
         if not self.is_known or end <= start:
             return 0.0
         busy = float(np.mean(self._recent)) if self._recent else 1.0

@@ -29,10 +29,13 @@ SPREADS = 2.5  # and as many deviations of its own windows
 
 @dataclass(frozen=True)
 class Shape:
-    """The lengths of a run in tokens, prefix included.
+    """The lengths of a run in tokens, including the prefix.
 
-    trained: what the source reads at most. target: what the target is read to. short: a short prompt. scored: at the end of a
-    pass. moving: the target's table follows the length, so a short prompt is a row of its own.
+    trained: the longest row of the source.
+    target: the row of the target.
+    short: a short prompt.
+    scored: the scored tokens at the end of a row.
+    moving: the target's table follows the text length, so a short prompt needs a separate row.
     """
 
     trained: int
@@ -54,16 +57,17 @@ class OutOfTime(Exception):
 
 
 class Timed:
-    """A model that reads rows against the clock, and keeps what it has read. kept: None for a run that keeps nothing.
+    """A model that reads rows against the clock, and saves their losses.
 
-    told: how many tokens were read, after each piece.
+    kept: the journal; None saves nothing.
+    told: receives the number of tokens of each piece.
     """
 
     def __init__(self, reader: Reader, clock: Clock, kept: Journal | None, told: Callable[[int], None]) -> None:
         self.reader, self.pace, self._clock, self._kept, self._told = reader, Pace(), clock, kept, told
 
     def read(self, row: Sequence[int], wanted: Callable[[Tokens], npt.NDArray[np.bool_]]) -> Iterator[Piece]:
-        """Yield the pieces of a row, and take in how long each takes."""
+        """Yield the pieces of a row, and measure how long each takes."""
         end, began = 0, self._clock.now()
         for piece in self.reader.read(row, wanted):
             self.pace.add(end, piece.end, self._clock.now() - began)
@@ -89,11 +93,11 @@ class Timed:
         return found
 
     def kept(self, row: Sequence[int], what: str) -> Array | None:
-        """Return what was kept of a row, None if nothing was."""
+        """Return the saved figures of a row, or None."""
         return None if self._kept is None else self._kept.get(self._key(row, what))
 
     def keep(self, row: Sequence[int], what: str, figures: Array) -> None:
-        """Keep figures of a row for another run."""
+        """Save figures of a row for another run."""
         if self._kept is not None:
             self._kept.put([self._key(row, what)], figures[None])
 
@@ -105,7 +109,12 @@ class Timed:
 class Pass:
     """A pass of the target over one row: which tokens are scored, and what they cost so far.
 
-    goal: where it ends, in tokens; the clock may move it forward. step: tokens of a piece. losses: by token, NaN where it is not scored.
+    goal: the end of the pass in tokens. The clock may move it forward.
+    end: the tokens read so far.
+    step: the tokens of a piece.
+    losses: nats by token, NaN for a token that is not scored.
+    scored: the scored tokens at the end.
+    cut: the pass ended early, because the target had lost the text.
     """
 
     def __init__(self, row: Sequence[int], shape: Shape, watched: bool) -> None:
@@ -122,7 +131,7 @@ class Pass:
         return short | curve | (tokens >= self.goal - self.scored) | self._closer
 
     def take(self, piece: Piece) -> bool:
-        """Take in what a piece cost. Return whether all of its tokens were scored, after an alarm."""
+        """Add the losses of a piece. Return whether all of its tokens were scored, after an alarm."""
         self.losses[piece.indices] = piece.losses
         self.step, self.end = max(STEP, piece.end - self.end), piece.end
         looked_closer, self._closer = self._closer, False
