@@ -140,6 +140,7 @@ RECORDS = (
         "intervals",
         (
             *STATISTICS, "ropetool/verification/shares.py", "ropetool/verification/measures/loss.py",
+            "ropetool/verification/verdict/bounds.py",
             "tests/verification/catalogue_losses.json",
         ),
         ("catalogue/intervals.py",), 2,
