@@ -86,6 +86,15 @@ Wanted = Callable[[Tokens], npt.NDArray[np.bool_]]
 """Tells which tokens are to be scored. Shapes: indices of tokens in the row (tokens,) -> (tokens,)."""
 
 
+def asked(wanted: Wanted, start: int, stop: int, length: int) -> npt.NDArray[np.bool_]:
+    """Return after which positions of a piece a wanted token follows.
+
+    start, stop: the piece, of a row of `length` tokens. After the last token of a row nothing follows.
+    Shapes: (stop - start,).
+    """
+    return wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < length - 1)
+
+
 class Tokenizes(Protocol):
     """A tokenizer. prefix: the ids that it puts in front of a text (BOS)."""
 

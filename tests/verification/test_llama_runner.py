@@ -97,6 +97,25 @@ def test_logits_equal_the_forward_pass_and_those_of_pieces(tiny: Path) -> None:
     assert np.abs(losses - naive(tiny, [row], 600)).max() < 1e-3
 
 
+@pytest.mark.parametrize("as_served", [False, True])
+@pytest.mark.parametrize("length", [SCORED + 1, 700])
+def test_wanted_tokens_of_a_row_that_is_read_cost_what_the_forward_pass_says(
+    tiny: Path, length: int, as_served: bool
+) -> None:
+    (row,) = rows_of(length, 1)
+    expected = naive(tiny, [row], length - 1)[0]  # of the tokens from the second on
+    runner = LlamaRunner(tiny, as_served=as_served)
+    pieces = list(runner.read(row, lambda tokens: (tokens % 3 == 0) & (tokens < 600)))
+    assert [piece.end for piece in pieces] == [min(end, length) for end in range(512, length + 512, 512)]
+    indices = np.concatenate([piece.indices for piece in pieces])
+    assert indices.tolist() == list(range(3, min(length, 600), 3))
+    bound = 0.05 if as_served else 1e-3  # its cache holds float16
+    assert np.abs(np.concatenate([piece.losses for piece in pieces]) - expected[indices - 1]).max() < bound
+    assert np.abs(np.diff(expected[indices - 1])).max() > 0.5  # the next wanted token would not pass
+    assert "F16 cache, attention as llama.cpp chooses" in runner.description or not as_served
+    assert [len(piece.indices) for piece in runner.read(row, lambda tokens: tokens < 0)] == [0] * len(pieces)
+
+
 def test_hits_and_predictions_are_those_of_the_forward_pass(tiny: Path) -> None:
     rows = rows_of(90)
     entry = decoder.decode(GgufCheckpoint.of(read_shards(tiny))).entries["full_attention"]

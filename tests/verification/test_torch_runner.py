@@ -51,6 +51,27 @@ def test_losses_equal_a_naive_loop_over_full_logits(tiny: Path, length: int) -> 
     assert np.abs(found[:, 1:] - expected[:, :-1]).max() > 0.5  # shifted by one it would not pass
 
 
+@pytest.mark.parametrize("length", [SCORED + 1, 700])
+def test_wanted_tokens_of_a_row_that_is_read_cost_what_a_naive_loop_says(tiny: Path, length: int) -> None:
+    (row,) = rows_of(length, 1)
+    expected = naive(tiny, [row], length - 1)[0]  # of the tokens from the second on
+    pieces = list(TorchRunner(tiny, dtype="float64").read(row, lambda tokens: tokens % 3 == 0))
+    assert [piece.end for piece in pieces] == [min(end, length) for end in range(512, length + 512, 512)]
+    indices = np.concatenate([piece.indices for piece in pieces])
+    assert indices.tolist() == list(range(3, length, 3))
+    assert np.abs(np.concatenate([piece.losses for piece in pieces]) - expected[indices - 1]).max() < 1e-9
+    assert expected.std() > 0.01  # tokens differ, so another index would show
+
+
+def test_a_row_that_is_read_may_be_left_and_another_begun(tiny: Path) -> None:
+    first, second = rows_of(1200, 2)
+    runner = TorchRunner(tiny, dtype="float64")
+    left = next(iter(runner.read(first, lambda tokens: tokens > 0)))
+    assert (left.end, len(left.indices)) == (512, 512)
+    again = np.concatenate([piece.losses for piece in runner.read(second, lambda tokens: tokens >= 1100)])
+    assert np.abs(again - naive(tiny, [second], 100)[0]).max() < 1e-9
+
+
 def test_batches_equal_single_rows_and_leave_no_row_out(tiny: Path) -> None:
     rows = rows_of(50, count=7)
     counted: list[int] = []

@@ -6,7 +6,7 @@ Its high-level class overrides values of the file (YaRN's factor and betas), so 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import byref, c_int32, c_void_p, create_string_buffer
 from importlib import import_module
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ropetool.errors import CheckpointError, MissingDependency
 from ropetool.files.gguf import ggml_type
-from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted
+from ropetool.verification.scoring import PIECE_TOKENS, Logits, NoMemory, Tokens, Wanted, asked
 
 ERROR_LEVEL = 4  # ggml/include/ggml.h; the list in llama-cpp-python's own _logger.py is an older one
 
@@ -112,34 +112,36 @@ class LlamaModel:
         Shapes: (tokens of the piece, vocabulary).
         Raises: CheckpointError if a token is not in the vocabulary, or the computation fails.
         """
-        lib = self._lib
-        lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
         prompt = end if single is None else single
         edges = [*range(0, prompt, PIECE_TOKENS), *range(prompt, end), end]
-        for start, stop in pairwise(edges):
-            self._decode(row[start:stop], start, np.arange(start, stop) >= first)
-            if stop > first:
-                count = stop - max(start, first)
-                raw = lib.llama_get_logits(self._context)
-                yield max(start, first), np.ctypeslib.as_array(raw, (count, self.vocabulary_size))
+        for _, positions, logits in self._pieces(row, edges, lambda start, stop: np.arange(start, stop) >= first):
+            if len(positions):
+                yield int(positions[0]), logits
 
     def steps(self, row: Tokens, wanted: Wanted) -> Iterator[tuple[int, Tokens, Logits]]:
         """Yield how many tokens of a row were read, the positions among them that were wanted, and the logits after these.
 
         Raises: as `logits`.
         """
+        edges = [*range(0, len(row), PIECE_TOKENS), len(row)]
+        yield from self._pieces(row, edges, lambda start, stop: asked(wanted, start, stop, len(row)))
+
+    def _pieces(
+        self, row: Tokens, edges: Sequence[int], chosen: Callable[[int, int], npt.NDArray[np.bool_]]
+    ) -> Iterator[tuple[int, Tokens, Logits]]:
+        """Decode a row from edge to edge; yield each end, the chosen positions before it, and the logits after these."""
         lib = self._lib
         lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
-        for start in range(0, len(row), PIECE_TOKENS):
-            stop = min(start + PIECE_TOKENS, len(row))
-            asked = wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < len(row) - 1)
-            self._decode(row[start:stop], start, asked)
-            count = int(asked.sum())
-            raw = lib.llama_get_logits(self._context) if count else None
-            logits = (
-                np.ctypeslib.as_array(raw, (count, self.vocabulary_size)) if count else np.empty((0, 1), np.float32)
-            )
-            yield stop, start + np.flatnonzero(asked), logits
+        for start, stop in pairwise(edges):
+            mask = chosen(start, stop)
+            self._decode(row[start:stop], start, mask)
+            positions = start + np.flatnonzero(mask)
+            logits = np.empty((0, self.vocabulary_size), np.float32)
+            if len(positions):
+                logits = np.ctypeslib.as_array(
+                    lib.llama_get_logits(self._context), (len(positions), self.vocabulary_size)
+                )
+            yield stop, positions, logits
 
     def close(self) -> None:
         """Free everything."""
@@ -147,13 +149,13 @@ class LlamaModel:
         self._lib.llama_batch_free(self._batch)
         free(self._lib, self._model)
 
-    def _decode(self, ids: Tokens, start: int, asked: npt.NDArray[np.bool_]) -> None:
+    def _decode(self, ids: Tokens, start: int, mask: npt.NDArray[np.bool_]) -> None:
         lib, batch, count = self._lib, self._batch, len(ids)
         batch.n_tokens = count
         np.ctypeslib.as_array(batch.token, (count,))[:] = ids
         np.ctypeslib.as_array(batch.pos, (count,))[:] = np.arange(start, start + count)
         np.ctypeslib.as_array(batch.n_seq_id, (count,))[:] = 1
-        np.ctypeslib.as_array(batch.logits, (count,))[:] = asked
+        np.ctypeslib.as_array(batch.logits, (count,))[:] = mask
         for row in range(count):
             batch.seq_id[row][0] = 0
         with listening(lib) as said:

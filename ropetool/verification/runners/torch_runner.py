@@ -36,6 +36,7 @@ from ropetool.verification.scoring import (
     Scores,
     Tokens,
     Wanted,
+    asked,
     ignore,
 )
 
@@ -153,7 +154,7 @@ class TorchRunner:
         for start in range(0, count, PIECE_TOKENS):
             with self._torch.inference_mode(), quiet(self._transformers):
                 piece = self._model().logits(hidden, start, min(start + PIECE_TOKENS, count))[0]
-                wide = piece.to(self._torch.promote_types(piece.dtype, self._torch.float32)).cpu().numpy()
+                wide = self._wide(piece).cpu().numpy()
             yield start, wide  # out here: the mode is of the whole thread, and whoever takes a piece may go elsewhere
 
     @property
@@ -171,13 +172,14 @@ class TorchRunner:
         for compute in (model.grown, lambda found, tokens: model.whole(found, tokens, self._chunk_tokens)):
             found = self._fitting(lambda compute=compute: compute(self._on_device(row), count), row)  # type: ignore[misc]
             assert found is not None  # only batches of several rows are halved
-            parts.append(found.to(self._torch.promote_types(found.dtype, self._torch.float32)).cpu().numpy())
+            parts.append(self._wide(found).cpu().numpy())
         done(row.size)
         return Generated(parts[0], parts[1], model.dtype, not model.fixed_table)
 
     def read(self, ids: Sequence[int], wanted: Wanted) -> Iterator[Piece]:
         """Yield the losses of the wanted tokens of a row as it is read. Raises: as `score`."""
-        model, row = self._known(np.array([ids], dtype=np.int64))
+        row = np.array([ids], dtype=np.int64)
+        model = self._model_for(row)
         on_device = self._on_device(row)
         pieces = model.steps(on_device, PIECE_TOKENS if self._device.type == "cpu" else GPU_PIECE_TOKENS)
         while True:
@@ -197,17 +199,13 @@ class TorchRunner:
     def _piece(self, model: TorchModel, row: Any, start: int, hidden: Hidden, wanted: Wanted) -> Piece:
         """Return the losses of the wanted tokens after the hidden states of a piece that begins at `start`."""
         torch, stop = self._torch, start + hidden.states.shape[1]
-        asked = wanted(np.arange(start + 1, stop + 1)) & (np.arange(start, stop) < row.shape[1] - 1)
-        places = np.flatnonzero(asked)
+        places = np.flatnonzero(asked(wanted, start, stop, row.shape[1]))
         chosen = Hidden(hidden.kind, hidden.states[:, self._on_device(places)])
-        losses, step = [], max(1, LOGITS_AT_ONCE // model.vocabulary)
-        for first in range(0, len(places), step):
-            part = places[first : first + step]
-            logits = model.logits(chosen, first, first + len(part))[0]
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            losses.append(
-                torch.nn.functional.cross_entropy(wide, row[0, self._on_device(part) + start + 1], reduction="none")
-            )
+        targets = row[0, self._on_device(places) + start + 1]
+        losses = [
+            torch.nn.functional.cross_entropy(wide[0], targets[part], reduction="none")
+            for part, wide in self._wide_logits(model, chosen)
+        ]
         found = torch.cat(losses).cpu().numpy().astype(np.float64) if losses else np.empty(0)
         if not np.isfinite(found).all():
             self._refuse_not_finite(model, row[:, :stop].cpu().numpy(), found[None], start + int(places[0]))
@@ -221,7 +219,7 @@ class TorchRunner:
 
     def _batches(self, ids: Tokens, compute: Callable[..., Found], done: Done, *more: Tokens) -> Iterator[Found]:
         """Yield what `compute` makes of each batch of rows, and of those rows of what else goes with them."""
-        (model, _), start = self._known(ids), 0
+        model, start = self._model_for(ids), 0
         while start < len(ids):
             part = slice(start, start + max(1, self._batch_tokens // ids.shape[1]))
             found = self._fitting(lambda part=part: compute(model, ids[part], *(m[part] for m in more)), ids[part])  # type: ignore[misc]
@@ -230,15 +228,15 @@ class TorchRunner:
                 start += len(ids[part])
                 done(ids[part].size)
 
-    def _known(self, ids: Tokens) -> tuple[TorchModel, Tokens]:
-        """Return the model and rows that it can read. Raises: CheckpointError if a token has no embedding."""
+    def _model_for(self, ids: Tokens) -> TorchModel:
+        """Return the model, to read these rows. Raises: CheckpointError if a token has no embedding."""
         model = self._model()
         if ids.max() >= model.vocabulary:
             raise CheckpointError(
                 f"the tokenizer gives token {ids.max()}, but the model has embeddings for {model.vocabulary}",
                 where=str(self.path),
             )
-        return model, ids
+        return model
 
     def _fitting(self, compute: Callable[[], Found], batch: Tokens) -> Found | None:
         """Return what is computed; None if the batch had to be halved. A single row goes on in smaller chunks."""
@@ -257,12 +255,10 @@ class TorchRunner:
         """Return losses and hits of one batch, a few places at a time. Shapes: (rows, scored)."""
         torch, ids = self._torch, self._on_device(batch)
         hidden = model.hidden(ids, batch.shape[1] - scored - 1, self._chunk_tokens)
-        step = max(1, LOGITS_AT_ONCE // (len(batch) * model.vocabulary))
+        targets = ids[:, batch.shape[1] - scored :]
         losses, hits = [], []
-        for start in range(0, scored, step):
-            logits = model.logits(hidden, start, min(start + step, scored))
-            wanted = ids[:, batch.shape[1] - scored + start :][:, : logits.shape[1]]
-            wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        for part, wide in self._wide_logits(model, Hidden(hidden.kind, hidden.states[:, :scored])):
+            wanted = targets[:, part]
             flat = torch.nn.functional.cross_entropy(wide.flatten(0, 1), wanted.flatten(), reduction="none")
             losses.append(flat.view(wanted.shape))
             hits.append(wide.argmax(dim=-1) == wanted)
@@ -274,7 +270,7 @@ class TorchRunner:
         torch = self._torch
         hidden = model.hidden(self._on_device(batch), batch.shape[1] - 1, self._chunk_tokens)
         logits = model.logits(hidden, 0, 1)[:, 0]
-        log_probs = torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)
+        log_probs = torch.log_softmax(self._wide(logits), dim=-1)
         found = log_probs.gather(1, self._on_device(candidates)).cpu().numpy().astype(np.float64)
         self._refuse_not_finite(model, batch, found[:, :1], batch.shape[1] - 1)
         return found, logits.argmax(dim=-1).cpu().numpy()
@@ -292,6 +288,18 @@ class TorchRunner:
             where=str(self.path),
             try_="--dtype float32, if the checkpoint was loaded in a narrower type",
         )
+
+    def _wide_logits(self, model: TorchModel, hidden: Hidden) -> Iterator[tuple[slice, Any]]:
+        """Yield the logits of hidden states, some places at a time, with the places. Shapes: (rows, places, vocabulary)."""
+        rows, places = hidden.states.shape[:2]
+        step = max(1, LOGITS_AT_ONCE // (rows * model.vocabulary))
+        for start in range(0, places, step):
+            part = slice(start, min(start + step, places))
+            yield part, self._wide(model.logits(hidden, part.start, part.stop))
+
+    def _wide(self, numbers: Any) -> Any:
+        """Return a tensor in float32, or in its own type where that is wider."""
+        return numbers.to(self._torch.promote_types(numbers.dtype, self._torch.float32))
 
     def _on_device(self, ids: Tokens) -> Any:
         return self._torch.from_numpy(np.ascontiguousarray(ids)).to(self._device)
