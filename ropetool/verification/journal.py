@@ -53,11 +53,13 @@ class Journal:
     problem: the reason why figures are only in memory, or an empty string.
     lost: the reason why saved figures are not used, or an empty string.
     changed: the conditions that differ from the saved ones, as the end of a sentence.
+    stays: whether a complete run leaves its rows for another run.
     """
 
     def __init__(self, key: str, conditions: Mapping[str, str] | None = None, *, resume: bool) -> None:
         self.path = folder() / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.sqlite"
         self.problem = self.lost = self.changed = ""
+        self.stays = False
         self._conditions = dict(conditions or {})
         self._memory: dict[bytes, bytes] = {}
         self._lock = self._locked()
@@ -197,7 +199,10 @@ class Journal:
 
 @contextmanager
 def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: list[str]) -> Iterator[Journal]:
-    """Give the journal of one run, and remove it when the run is complete; add a note on a resumed run."""
+    """Give the journal of one run, and remove it when the run is complete, unless it `stays`.
+
+    notes: receives a note on a resumed run, and one if nothing is kept on disk.
+    """
     journal = Journal(key, conditions, resume=resume)
     if resume:
         notes.append(journal.resumed)
@@ -210,7 +215,7 @@ def kept_journal(key: str, conditions: Mapping[str, str], resume: bool, notes: l
         error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
         raise
     finally:
-        journal.close(remove=complete or not (journal.rows or journal.problem))
+        journal.close(remove=(complete and not journal.stays) or not (journal.rows or journal.problem))
     if journal.problem:
         notes.append(f"the results were kept only in memory, so --resume would not find them: {journal.problem}")
 

@@ -5,8 +5,8 @@ It reads the file back, opens both models, lets `deciding` read the texts, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ropetool.files.counting import nobody
 from ropetool.verification import catalogue
 from ropetool.verification.certifying import certified
 from ropetool.verification.conditions import conditions
-from ropetool.verification.journal import Journal
+from ropetool.verification.journal import Journal, kept_journal
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
@@ -52,10 +52,9 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
         with ExitStack() as stack:
             readers = _readers(session, options, stack)
             description = readers[TARGET].description
-            kept = stack.enter_context(_kept(session, marked, options))
-            answers = _answered(session, readers, documents, length, clock, kept, options.seed, tell)
-            if answers.ended == DECIDED:
-                kept.finish()
+            journals = _journals(session, marked, options, stack)
+            answers = _answered(session, readers, documents, length, clock, journals, options.seed, tell)
+            journals[TARGET].stays = answers.ended != DECIDED
     checks += checks_of(answers)
     if answers.verdict not in (bounds.BROKEN, bounds.MEASURED) and any(c.verdict == NOT_RUN for c in checks):
         answers = replace(answers, verdict=bounds.MEASURED)
@@ -123,7 +122,7 @@ def _answered(
     documents: Sequence[Document],
     length: int,
     clock: Clock,
-    kept: _Kept,
+    journals: Mapping[str, Journal],
     seed: int,
     tell: Progress,
 ) -> Answers:
@@ -140,7 +139,7 @@ def _answered(
             f"the texts are too short: the longest has {room} tokens", where="--text", try_="a longer text"
         )
     stages = _Stages(tell)
-    models = {role: Timed(reader, clock, kept.journal(role), stages.read) for role, reader in readers.items()}
+    models = {role: Timed(reader, clock, journals[role], stages.read) for role, reader in readers.items()}
     run = Run(
         models[TARGET], models.get(BASELINE), Shape.of(session.trained, reached, moving), length, clock, stages.begin,
         session.notes,
@@ -165,43 +164,19 @@ class _Stages:
         self._tell(self._stage, self._done, self._total)
 
 
-class _Kept:
-    """The rows that runs keep: of the source for all its targets, of the target until its run has decided."""
-
-    def __init__(self, journals: dict[str, Journal]) -> None:
-        self._journals, self._finished = journals, False
-
-    def journal(self, role: str) -> Journal | None:
-        return self._journals.get(role)
-
-    def finish(self) -> None:
-        self._finished = True
-
-    def close(self) -> None:
-        for role, journal in self._journals.items():
-            finished = self._finished and role == TARGET
-            journal.close(remove=finished or not (journal.rows or journal.problem))
-
-
-@contextmanager
-def _kept(session: Session, marked: str, options: VerifyOptions) -> Iterator[_Kept]:
+def _journals(session: Session, marked: str, options: VerifyOptions, stack: ExitStack) -> dict[str, Journal]:
+    """Return the journals by role. The source's rows stay for all its targets, the target's until its run has decided."""
     journals: dict[str, Journal] = {}
+    # The target's is opened first and closed last, so an interruption names its rows.
     for role, checkpoint in session.models.items():
         known = {role: marked} if role == TARGET else {}
         decides = conditions({role: checkpoint}, (), known, options.device)
         key = "\n".join([f"{role} text by text", str(checkpoint.path.absolute()), *_ways(options)])
-        journals[role] = Journal(key, decides, resume=options.resume or role == BASELINE)
-        if role == TARGET and options.resume:
-            session.notes.append(journals[role].resumed)
-    kept = _Kept(journals)
-    try:
-        yield kept
-    except KeyboardInterrupt as error:
-        journal = journals[TARGET]
-        error.unkept, error.rows = journal.problem, journal.rows  # type: ignore[attr-defined]
-        raise
-    finally:
-        kept.close()
+        notes = session.notes if role == TARGET else []
+        kept = kept_journal(key, decides, options.resume or role == BASELINE, notes)
+        journals[role] = stack.enter_context(kept)
+        journals[role].stays = True
+    return journals
 
 
 def _is_moving(session: Session) -> bool:
