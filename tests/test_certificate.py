@@ -671,6 +671,21 @@ def test_what_would_replace_it_is_told(output: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("new", "command"),
+    [
+        ({"lengths": (1024,), "longest": 1024}, "ropetool verify {}"),
+        ({"suite": "quick", "lengths": (1024,), "longest": 1024},
+         "ropetool verify {} --suite quick --grade research --lengths 512,1024,2048"),
+    ],
+)  # fmt: skip
+def test_what_would_replace_a_default_verification(new: dict[str, Any], command: str, output: Path) -> None:
+    """A default verification has no option that asks for its lengths."""
+    default = {"suite": certificate.DEFAULT, "lengths": (512, 2048)}
+    write(output, made(output, **default))
+    assert kept(output, made(output, **{**default, **new})).endswith(f"; to replace it: `{command.format(output)}`")
+
+
 def test_only_one_of_the_same_bytes_stays(full: bool, output: Path) -> None:
     write(output, made(output, full_hash=full, **WIDE))
     assert kept(output, made(output))

@@ -159,7 +159,7 @@ def write(path: Path, certificate: Certificate, place: Path | None = None) -> Pa
         if not fingerprints.holds(path, certificate.fingerprint):
             raise OutputError(
                 "was written anew by another command while this certificate was made, of the files that were there",
-                where=str(file), try_=escaping.command("ropetool", "verify", path, *_suite(certificate.suite)),
+                where=str(file), try_=escaping.command("ropetool", "verify", path, *_again(certificate.suite)),
             )  # fmt: skip
 
 
@@ -182,9 +182,9 @@ def kept(path: Path, new: Certificate, place: Path | None = None) -> str:
     more = wider(held, new) if fingerprints.holds(path, held.fingerprint) else ""
     if not more:
         return ""
-    words: list[str | Path] = ["ropetool", "verify", path, *_suite(_higher(SUITES, held.suite, new.suite))]
-    words += _asking(_higher(GRADES, held.grade, new.grade))
-    if held.lengths:
+    suite = _higher(SUITES, held.suite, new.suite)
+    words: list[str | Path] = ["ropetool", "verify", path, *_again(suite, _higher(GRADES, held.grade, new.grade))]
+    if held.lengths and suite != DEFAULT:
         words += ["--lengths", ",".join(map(str, sorted({*held.lengths, *new.lengths})))]
     if held.baseline is not None and new.baseline is None:
         words += ["--baseline", held.baseline]
@@ -264,14 +264,9 @@ def state(path: Path, place: Path | None = None) -> State:
     return State(*_judged(found), found)
 
 
-def _asking(grade: str) -> list[str]:
-    """Return the option that asks for a grade, where it is not the default."""
-    return [] if grade == USABLE else ["--grade", grade]
-
-
-def _suite(name: str) -> list[str]:
-    """Return the option that asks for a suite, where one is needed."""
-    return [] if name == DEFAULT else ["--suite", name]
+def _again(suite: str, grade: str = USABLE) -> list[str]:
+    """Return the options that ask for a suite and a grade. A default verification has neither, and a suite is usable without one."""
+    return [] if suite == DEFAULT else ["--suite", suite, *([] if grade == USABLE else ["--grade", grade])]
 
 
 def _named_suite(name: str) -> str:
@@ -298,9 +293,7 @@ def remedy(path: Path) -> str:
     found = state(path)
     held = found.certificate if found.name in (PASSED, FAILED, UNDECIDED) else None
     suite = held.suite if held is not None and held.suite in SUITES else SUITES[0]
-    again = escaping.command(
-        "ropetool", "verify", path, *_suite(suite), *(_asking(held.grade) if suite != DEFAULT and held else ())
-    )
+    again = escaping.command("ropetool", "verify", path, *_again(suite, held.grade if held else USABLE))
     return f"{again} with more --text" if found.name == UNDECIDED else again
 
 
