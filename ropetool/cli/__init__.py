@@ -27,41 +27,31 @@ from ropetool.escaping import command, escaped, visible
 BUG = 70  # sysexits.h: EX_SOFTWARE
 WORDS = 300  # characters of an exception that are shown
 
-# name -> (module, first line of its help); the line stands here so that --help loads no command. Without a module, the
-# laboratory has registered the command.
+# name -> (module, first line of its help, page of docs/); the line is here so that --help loads no command. Without a module,
+# the laboratory has registered the command.
 COMMANDS = {
-    "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it."),
-    "doctor": ("doctor", "Find and mend what runtimes get wrong in checkpoints."),
-    "advise": ("advise", "Recommend a method for a target length, and say why."),
-    "methods": ("lists", "List the methods, or explain one."),
-    "families": ("lists", "List the model families, or explain one."),
-    "runtimes": ("lists", "List the runtimes, or explain one."),
-    "extend": ("extend", "Write a copy of a model with a longer context."),
-    "bake": ("bake", "Fold scaling factors into the weights."),
-    "apply": ("apply", "Carry out a plan made by extend or bake --plan-out."),
-    "compare": ("compare", "Measure several methods side by side in one model."),
-    "check": ("check", "Say what a checkpoint is, and whether that is true."),
-    "verify": ("verify", "Measure what a longer context does, and judge it."),
-    "tune": (None, "Search the RoPE settings that serve one model best."),
-    "identify": ("identify", "Say which rotary table a running server computes."),
-    "restore": ("restore", "Undo the last edit in place of a GGUF file."),
-    "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp."),
-    "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint."),
-    "gguf": ("gguf", "List and set keys of GGUF files; split and merge them."),
-    "diff": ("diff", "Say how two checkpoints differ, tensor by tensor."),
-    "recover": ("recover", "Finish or take back an interrupted edit in place."),
-    "demo": ("demo", "Extend, verify and export the embedded checkpoint."),
+    "inspect": ("inspect", "Show what a checkpoint says and what runtimes make of it.", "runtimes.md"),
+    "doctor": ("doctor", "Find and mend what runtimes get wrong in checkpoints.", "doctor.md"),
+    "advise": ("advise", "Recommend a method for a target length, and say why.", "choosing.md"),
+    "methods": ("lists", "List the methods, or explain one.", "methods.md"),
+    "families": ("lists", "List the model families, or explain one.", "families.md"),
+    "runtimes": ("lists", "List the runtimes, or explain one.", "runtimes.md"),
+    "extend": ("extend", "Write a copy of a model with a longer context.", "choosing.md"),
+    "bake": ("bake", "Fold scaling factors into the weights.", "bake.md"),
+    "apply": ("apply", "Carry out a plan made by extend or bake --plan-out.", "choosing.md"),
+    "compare": ("compare", "Measure several methods side by side in one model.", "choosing.md"),
+    "check": ("check", "Say what a checkpoint is, and whether that is true.", "verify.md"),
+    "verify": ("verify", "Measure what a longer context does, and judge it.", "verify.md"),
+    "tune": (None, "Search the RoPE settings that serve one model best.", "tune.md"),
+    "identify": ("identify", "Say which rotary table a running server computes.", "identify.md"),
+    "restore": ("restore", "Undo the last edit in place of a GGUF file.", "in-place.md"),
+    "export": ("export", "Write a checkpoint as a GGUF file for llama.cpp.", "export.md"),
+    "import": ("import_", "Write a GGUF file as a Hugging Face checkpoint.", "import.md"),
+    "gguf": ("gguf", "List and set keys of GGUF files; split and merge them.", "gguf.md"),
+    "diff": ("diff", "Say how two checkpoints differ, tensor by tensor.", "diff.md"),
+    "recover": ("recover", "Finish or take back an interrupted edit in place.", "in-place.md"),
+    "demo": ("demo", "Extend, verify and export the embedded checkpoint.", "tutorial.md"),
 }
-
-# The page of docs/ on each command.
-PAGES = {
-    "inspect": "runtimes.md", "doctor": "doctor.md", "advise": "choosing.md", "methods": "methods.md",
-    "families": "families.md", "runtimes": "runtimes.md", "extend": "choosing.md", "bake": "bake.md", "apply": "choosing.md",
-    "compare": "choosing.md", "check": "verify.md",
-    "verify": "verify.md", "tune": "tune.md", "identify": "identify.md", "restore": "in-place.md",
-    "export": "export.md", "import": "import.md", "gguf": "gguf.md", "diff": "diff.md", "recover": "in-place.md",
-    "demo": "tutorial.md",
-}  # fmt: skip
 
 # What commands are for, in the order of the help.
 GROUPS = {
@@ -82,14 +72,14 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, attribute = COMMANDS[cmd_name][0], f"{cmd_name}_command"
+        (module, _, page), attribute = COMMANDS[cmd_name], f"{cmd_name}_command"
         if module is None:
             from ropetool.registry import addition
 
             command: click.Command = addition(attribute)
         else:
             command = getattr(importlib.import_module(f"ropetool.cli.{module}"), attribute)
-        command.epilog = f"More: docs/{PAGES[cmd_name]}"
+        command.epilog = f"More: docs/{page}"
         return command
 
     def resolve_command(
