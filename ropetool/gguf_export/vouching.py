@@ -33,20 +33,16 @@ def vouched(source: HfCheckpoint, context_length: int, required: str, tell: Prog
     path = source.path
     _refuse_what_failed(source)
     lacking = certificate.shortfall(path, context_length)
-    if lacking and not required and seconds(source) < 60 * MINUTES:
-        lacking = _measured(source, context_length, tell) or lacking
-        _refuse_what_failed(source)
-        lacking = certificate.shortfall(path, context_length) and lacking
-    found = certificate.state(path)
-    grade = "" if found.certificate is None else found.certificate.grade
-    if required and (lacking or GRADES.index(grade) < GRADES.index(required)):
-        raise CheckpointError(
-            f"--require asks for grade {required}, and {lacking or found.why}", where=str(path),
-            try_=command("ropetool", "verify", path, "--suite", "standard", "--grade", required),
-        )  # fmt: skip
+    if required:
+        _refuse_below(source, required, lacking)
+    if lacking:
+        session = Session.open(path, None, None)
+        if seconds(session) < 60 * MINUTES:
+            lacking = _measured(source, tell) or certificate.shortfall(path, context_length)
+            _refuse_what_failed(source)
     if not lacking:
-        return (f"certificate: {found.why}",)
-    _refuse_what_it_is_not(source)
+        return (f"certificate: {certificate.state(path).why}",)
+    _refuse_what_it_is_not(session)
     return (f"not measured: {lacking}; `{command('ropetool', 'verify', path)}` measures it",)
 
 
@@ -58,22 +54,30 @@ def check_grade(required: str) -> None:
         )
 
 
-def seconds(source: HfCheckpoint) -> float:
+def seconds(session: Session) -> float:
     """Return about how long a verdict on a checkpoint takes: three texts, two numbers for each weight and token."""
-    session = Session.open(source.path, None, None)
     shape = Shape.of(session.trained, max(session.trained, session.context), False)
-    weights = sum(math.prod(tensor.shape) for tensor in source.stored.values())
+    weights = sum(math.prod(tensor.shape) for tensor in session.target.stored.values())
     return TEXTS * 2 * weights * (shape.target + shape.trained + shape.short) / SPEED
 
 
-def _measured(source: HfCheckpoint, context_length: int, tell: Progress) -> str:
+def _measured(source: HfCheckpoint, tell: Progress) -> str:
     """Verify a checkpoint for at most two minutes; return why that was not possible, empty if it was."""
     try:
-        found = verify_checkpoint(source.path, budget=MINUTES, progress=lambda stage, *_: tell(stage, 0, 0))
+        verify_checkpoint(source.path, budget=MINUTES, progress=lambda stage, *_: tell(stage, 0, 0))
     except RopetoolError as error:
         return error.message
-    reached = 0 if found.answers is None else found.answers.length
-    return f"{reached} of {context_length} tokens were measured in {MINUTES:g} minutes"
+    return ""
+
+
+def _refuse_below(source: HfCheckpoint, required: str, lacking: str) -> None:
+    """Raise CheckpointError for a certificate that is missing, or of a lower grade. lacking: why it is, or empty."""
+    found = certificate.state(source.path)
+    if lacking or found.certificate is None or GRADES.index(found.certificate.grade) < GRADES.index(required):
+        raise CheckpointError(
+            f"--require asks for grade {required}, and {lacking or found.why}", where=str(source.path),
+            try_=command("ropetool", "verify", source.path, "--suite", "standard", "--grade", required),
+        )  # fmt: skip
 
 
 def _refuse_what_failed(source: HfCheckpoint) -> None:
@@ -84,11 +88,11 @@ def _refuse_what_failed(source: HfCheckpoint) -> None:
         )
 
 
-def _refuse_what_it_is_not(source: HfCheckpoint) -> None:
+def _refuse_what_it_is_not(session: Session) -> None:
     """Raise CheckpointError for a checkpoint that differs from its record."""
-    failed = [check for check in read_alone(Session.open(source.path, None, None)) if check.verdict == FAIL]
+    failed = [check for check in read_alone(session) if check.verdict == FAIL]
     if failed:
         raise CheckpointError(
-            f"it is not what its record says: {failed[0].name}: {failed[0].detail}", where=str(source.path),
+            f"it is not what its record says: {failed[0].name}: {failed[0].detail}", where=str(session.target.path),
             try_="extend its source again, or --allow-unverified",
         )  # fmt: skip

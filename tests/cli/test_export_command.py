@@ -151,6 +151,7 @@ LACKING = {
     "stale": "its config, tokenizer, templates or weights are not those that its certificate was made for",
     "partial": "it went through the quick suite up to 1024 tokens at grade research in part: not run were ratio",
     "short": "it passed the quick suite up to 512 tokens at grade research, but states a context of 1024",
+    "undecided": "the quick suite up to 1024 tokens at grade research left undecided: ratio",
 }
 
 
@@ -160,7 +161,7 @@ def lacking(extended: Path, case: str) -> None:
         config = extended / "config.json"
         config.write_text(config.read_text() + "\n")
     elif case != "none":
-        verdict = {"failed": "fail", "partial": "not run", "short": "pass", "undecided": "undecided"}[case]
+        verdict = {"partial": "not run", "short": "pass", "undecided": "undecided"}[case]
         certify(extended, verdict, 512 if case == "short" else 1024)
 
 
@@ -185,10 +186,9 @@ def test_what_nobody_measured_is_exported_and_says_so(case: str, extended: Path,
 def test_what_takes_no_two_minutes_is_measured(extended: Path) -> None:
     done = run("export", "model-yarn-4x")
     found = certificate.read(extended)
-    assert (done.code, found is not None and found.suite) == (0, certificate.DEFAULT)
     assert found is not None
-    if found.verdict == "pass":
-        assert done.err == "Note: certificate: it passed the default verification up to 1024 tokens at grade research\n"
+    assert (done.code, found.suite, found.verdict) == (0, certificate.DEFAULT, "pass")
+    assert done.err == "Note: certificate: it passed the default verification up to 1024 tokens at grade research\n"
 
 
 def test_a_failed_verification_is_refused(extended: Path) -> None:
@@ -215,6 +215,22 @@ def test_what_is_not_what_its_record_says_is_refused(extended: Path, too_long_to
     assert (done.code, "it is not what its record says: tables" in done.err) == (1, True)
     assert "Try: extend its source again, or --allow-unverified" in done.err
     assert not list(Path().glob("*.gguf"))
+
+
+@pytest.mark.parametrize("refusal", ["_refuse_what_failed", "_refuse_what_it_is_not"])
+def test_without_its_refusals_the_gate_lets_everything_through(
+    refusal: str, extended: Path, too_long_to_measure: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: each of them alone stands in the way of what is refused above."""
+    if refusal == "_refuse_what_failed":
+        certify(extended, "fail")
+    else:
+        config = json.loads((extended / "config.json").read_text())
+        (config.get("rope_parameters") or config["rope_scaling"])["factor"] = 5.0
+        (extended / "config.json").write_text(json.dumps(config))
+    assert run("export", "model-yarn-4x", "--no-check").code == 1
+    monkeypatch.setattr(vouching, refusal, lambda _: None)
+    assert run("export", "model-yarn-4x", "--no-check").code == 0
 
 
 def test_a_grade_that_there_is_not_is_refused(extended: Path) -> None:
