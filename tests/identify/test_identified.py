@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from loading import script
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts" / "identify"))
-
-import identified  # noqa: E402
-import identified_page  # noqa: E402
+identified = script("identify/identified.py")
+identified_page = script("identify/identified_page.py")
 
 
 def test_every_recorded_row_is_named_as_what_it_amounts_to() -> None:

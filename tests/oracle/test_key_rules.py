@@ -16,6 +16,7 @@ import gguf
 import gguf_headers
 import gguf_making
 import pytest
+from loading import script
 
 from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
@@ -23,8 +24,7 @@ from ropetool.files.gguf.texts import value_of
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import key_rules, key_types
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "gguf_keys"))
-import gguf_key_types
+gguf_key_types = script("gguf_keys/gguf_key_types.py")
 
 pytest.importorskip("llama_cpp")
 PROBE = Path(__file__).with_name("key_probe.py")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import peers
 import pytest
 import sglang_families as asked
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "engine_files"))
-
-import engine_sources
+from loading import script
 
 from ropetool.runtimes import NotKnown, engine_formulas
+
+engine_sources = script("engine_files/engine_sources.py")
 
 
 @pytest.mark.parametrize("version", peers.RELEASES["sglang"])
