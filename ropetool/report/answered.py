@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+from ropetool.report.layout import counted
 from ropetool.report.plot import TRAINED, perplexity_plot
 from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, row
-from ropetool.verification.results import FAIL, NOT_RUN, Answers, Question, VerifyResult
+from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
+from ropetool.verification.gate import LENGTHS, LONG, SHORT
+from ropetool.verification.results import FAIL, FALSE, NOT_RUN, TRUE, VerifyResult, is_true
+from ropetool.verification.verdict.answers import Answers, Question
 from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, KEPT, LOOKS, MEASURED, WORKING, WORKS
 from ropetool.verification.verdict.deciding import FILE, TEXTS
 
@@ -21,14 +25,14 @@ def answers_sentence(result: VerifyResult) -> str:
     assert found is not None
     if found.verdict == BROKEN:
         return _broken(result, found)
-    asked = [("short texts", found.short), (_tokens(found), found.long)]
+    asked = [(SHORT, found.short), (_tokens(found), found.long)]
     answered = [(what, question) for what, question in asked if question is not None]
     alike = len({question.texts for _, question in answered}) == 1
     paid = [
-        _paid(what, found, question) + ("" if alike else f" in {_counted(question.texts, 'text')}")
+        _paid(what, found, question) + ("" if alike else f" in {counted(question.texts, 'text')}")
         for what, question in answered
     ]
-    said = ", ".join([*paid, *([f"in {_counted(answered[0][1].texts, 'text')}"] if alike else [])])
+    said = ", ".join([*paid, *([f"in {counted(answered[0][1].texts, 'text')}"] if alike else [])])
     lines = [said or "no text could be read to its end in this time"]
     if found.verdict == WORKS:
         lines.append(f"that it costs no more than {100 * (KEPT - 1):.0f} % is not sure yet")
@@ -37,7 +41,7 @@ def answers_sentence(result: VerifyResult) -> str:
             lines.append(f"a verdict takes {LOOKS[0]} texts")
         if found.length < found.target_length:
             lines.append(f"{found.target_length:,} tokens were not reached")
-        lines += [check.detail for check in result.checks if check.verdict == NOT_RUN and check.name != "lengths"]
+        lines += [check.detail for check in result.checks if check.verdict == NOT_RUN and check.name != LENGTHS]
     more = next_step(found)
     return "; ".join([*lines, *([more] if more else [])])
 
@@ -49,11 +53,11 @@ def next_step(found: Answers) -> str:
     if found.more_texts is None or found.more_minutes is None:
         return f"even {LOOKS[-1]} texts like these would hardly decide"
     if found.ended == TEXTS:
-        return f"{_counted(found.more_texts, 'more text')} would decide: --text takes documents"
+        return f"{counted(found.more_texts, 'more text')} would decide: --text takes documents"
     minutes = max(1, math.ceil(found.more_minutes))
     budget = math.ceil(MARGIN * found.more_minutes) + 1
     return (
-        f"{_counted(found.more_texts, 'more text')}, about {_counted(minutes, 'minute')}: the same command with "
+        f"{counted(found.more_texts, 'more text')}, about {counted(minutes, 'minute')}: the same command with "
         f"`--resume --budget {budget}`"
     )
 
@@ -62,17 +66,13 @@ def questions_section(result: VerifyResult) -> Section:
     """Return the three questions with their answers."""
     found = result.answers
     assert found is not None
-    failed = [
-        check for check in result.checks if check.verdict == FAIL and check.name not in ("short texts", "whole length")
-    ]
-    read = [check for check in result.checks if check.name in ("tables", "weights", "files", "rotation")]
-    if found.ended == FILE:
-        file = Cell("no", BAD)
-        why = "; ".join(f"{check.name}: {check.detail}" for check in failed)
-    else:
-        open_ones = [check for check in read if check.verdict == NOT_RUN]
-        file = Cell("not known", WARN) if open_ones else Cell("yes", GOOD)
-        why = "; ".join(f"{check.name}: {check.detail}" for check in open_ones or read)
+    read = [check for check in result.checks if check.name not in (SHORT, LONG, BROKEN_TEXTS, LENGTHS)]
+    answer = is_true(read)
+    deciding = {TRUE: read, FALSE: [check for check in read if check.verdict == FAIL]}.get(
+        answer, [check for check in read if check.verdict == NOT_RUN] or read
+    )
+    file = {TRUE: Cell("yes", GOOD), FALSE: Cell("no", BAD)}.get(answer, Cell(answer, WARN))
+    why = "; ".join(f"{check.name}: {check.detail}" for check in deciding)
     rows = [row("Is the file what it says?", file, why)]
     if found.ended != FILE:
         rows.append(
@@ -123,7 +123,7 @@ def curve_plot(found: Answers, width: int) -> str:
 def _answer(found: Answers, question: Question | None, otherwise: str) -> tuple[Cell, str]:
     if question is None:
         return Cell("not measured", WARN), otherwise
-    texts = f"{question.length:,} tokens, {_counted(question.texts, 'text')}"
+    texts = f"{question.length:,} tokens, {counted(question.texts, 'text')}"
     if question.lower is None or question.upper is None:
         return Cell(_cost(question.ratio)), f"{texts}; {_own_interval(found, question)}"
     tone = (
@@ -150,10 +150,10 @@ def _broken(result: VerifyResult, found: Answers) -> str:
     questions = [each for each in (found.long, found.short) if each is not None and each.ratio > WORKING]
     source = result.baseline or "itself on text cut to its trained length"
     if not questions:
-        return f"{len(broken)} of {_counted(len(found.texts), 'text')} are read much worse than by {source}"
+        return f"{len(broken)} of {counted(len(found.texts), 'text')} are read much worse than by {source}"
     worst = questions[0]
     where = f"at {worst.length:,} tokens{' and more' if any(text.cut for text in found.texts) else ''}"
-    count = f"{len(broken)} of {_counted(len(found.texts), 'text')}" if broken else _counted(len(found.texts), "text")
+    count = f"{len(broken)} of {counted(len(found.texts), 'text')}" if broken else counted(len(found.texts), "text")
     return f"{where} its perplexity is {worst.ratio:.1f} times that of {source}, in {count}"
 
 
@@ -194,7 +194,3 @@ def _share(ratio: float) -> str:
 
 def _tokens(found: Answers) -> str:
     return f"{found.length:,} tokens"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ropetool.report.layout import columns
-from ropetool.verification.verdict.checking import FALSE, TRUE, Checked
+from ropetool.verification.results import FALSE, TRUE
+from ropetool.verification.verdict.checking import Checked
 
 
 def checked_text(found: Checked, width: int | None = None) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from ropetool.choosing.ranking import PairResult, Ranking
 from ropetool.choosing.results import CandidateResult, Comparison
 from ropetool.escaping import escaped
-from ropetool.report.layout import wrapped
+from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
 from ropetool.report.sections import JUDGED
 from ropetool.report.tables import NONE, TONES, Cell, Section, Table, change, number, row
@@ -67,7 +67,7 @@ def _sentence(ranking: Ranking) -> str:
 def conditions(found: Comparison) -> str:
     """Return in one line under which conditions that holds."""
     grade = GRADES[found.grade]
-    documents = f"{len(found.documents)} document{'' if len(found.documents) == 1 else 's'}"
+    documents = counted(len(found.documents), "document")
     return (
         f"{found.source}, trained at {found.trained_length} tokens; grade {grade.name} allows {grade.max_ratio:g} times its "
         f"perplexity; suite {found.suite}, {documents}; {found.runtime}"

@@ -9,7 +9,7 @@ from ropetool import runtimes
 from ropetool.doctor import ERROR, NOTE, WARNING, Diagnosis, Examined, Finding, Rule
 from ropetool.doctor.fixing import Repair
 from ropetool.escaping import escaped
-from ropetool.report.layout import columns
+from ropetool.report.layout import columns, counted
 
 SCHEMA = 1
 SEVERITIES = (ERROR, WARNING, NOTE)
@@ -29,7 +29,7 @@ def _repaired(each: Repair) -> tuple[str, str, str]:
     """Return a row: the copy, or the checkpoint that has none; the rule; and the keys, or why not."""
     if each.output is None:
         return escaped(each.name), each.rule, f"not written: {each.refusal}"
-    left = f"; {_counted(each.errors_left, ERROR)} left in it" if each.errors_left else ""
+    left = f"; {counted(each.errors_left, ERROR)} left in it" if each.errors_left else ""
     keys = ", ".join(dict.fromkeys(".".join(edit.path) for edit in each.edits))
     return escaped(each.output), each.rule, f"{keys}{left}"
 
@@ -49,14 +49,10 @@ def _fix(finding: Finding) -> str:
 
 def _sum(found: Diagnosis, more: str) -> str:
     looked = [one for one in found.examined if not one.skipped]
-    counts = [_counted(found.count(severity), severity) for severity in SEVERITIES if found.count(severity)]
+    counts = [counted(found.count(severity), severity) for severity in SEVERITIES if found.count(severity)]
     quiet = sum(not one.findings for one in looked)
-    said = f"{_counted(len(looked), 'checkpoint')}: {', '.join(counts) or 'nothing found'}"
+    said = f"{counted(len(looked), 'checkpoint')}: {', '.join(counts) or 'nothing found'}"
     return f"{said}{f'; {quiet} without a finding' if counts and quiet else ''}{more}\n"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def diagnosis_json(found: Diagnosis, repairs: Sequence[Repair] = ()) -> dict[str, Any]:

@@ -58,3 +58,8 @@ def sidecar_rows(paths: Sequence[Path]) -> list[tuple[str, str]]:
 def serving_text(lines: Sequence[str]) -> str:
     """Return the command lines that serve an output, under their heading; empty where there are none."""
     return f"\nserved by\n{columns([(line,) for line in lines])}" if lines else ""
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words: 1 text, 2 texts."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

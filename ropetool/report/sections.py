@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ropetool.report.beside import yardstick_sections
 from ropetool.report.grids import divergence_section, retrieval_section
+from ropetool.report.layout import counted
 from ropetool.report.predicting import (
     cache_section,
     effective_length_section,
@@ -182,7 +183,7 @@ def _kinds(result: VerifyResult) -> Section:
 
 def texts_of(entry: LengthResult) -> str:
     """Return in how many texts the segments of a length lie."""
-    return f"{entry.documents} text{'' if entry.documents == 1 else 's'}"
+    return counted(entry.documents, "text")
 
 
 def asked(result: VerifyResult) -> str:

@@ -9,14 +9,15 @@ from ropetool.escaping import escaped
 from ropetool.report.answered import TONES as ANSWERED
 from ropetool.report.answered import curve_plot, questions_section, texts_section
 from ropetool.report.gate import gate_section
-from ropetool.report.layout import wrapped
+from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
 from ropetool.report.sections import sections
 from ropetool.report.tables import TONES
 from ropetool.report.terminal import STYLES, WIDTH, console_of, print_section, put, written
 from ropetool.report.verdict import summary
 from ropetool.verification.gate import GRADES
-from ropetool.verification.results import Answers, VerifyResult
+from ropetool.verification.results import VerifyResult
+from ropetool.verification.verdict.answers import Answers
 
 TARGET, BASELINE = "●", "○"
 POINTER = "--explain says below each table what its columns mean; so do the pages of --report."
@@ -74,7 +75,7 @@ def conditions(result: VerifyResult) -> str:
     grade = GRADES.get(result.grade)
     proof = " and asks for proof that far text is read" if grade and grade.reads_far else ""
     allowed = f"grade {grade.name} allows {grade.max_ratio:g} times the baseline's perplexity{proof}; " if grade else ""
-    documents = f"{len(result.documents)} document{'' if len(result.documents) == 1 else 's'}"
+    documents = counted(len(result.documents), "document")
     return (
         f"Trained at {result.trained_length} tokens, states {result.context_length}; {allowed}"
         f"suite {result.suite}, {documents}; {result.runtime}"

@@ -26,7 +26,9 @@ from ropetool.verification.results import (
 )  # fmt: skip
 from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, negated, rejected
 
-RATIO, FAR_TEXT = "ratio", "far text"
+RATIO, FAR_TEXT, YARDSTICK, LENGTHS = "ratio", "far text", "yardstick", "lengths"
+SHORT, LONG, BROKEN = "short texts", "whole length", "broken texts"  # of a default verification
+SURE = f"{100 * (1 - ERROR):g} %"  # what a bound is called
 NOTHING_BEYOND = "no length beyond the trained one was measured"
 SUSPICIOUS_BITS = 0.4  # bits a byte; models that never saw a text need .6 to .9, one that knows it by heart far less
 
@@ -82,12 +84,22 @@ class Limits:
         return GRADES[self.grade]
 
 
-def loss_checks(
-    lengths: Sequence[LengthResult], trained_length: int, limits: Limits, error: float = ERROR
-) -> list[Check]:
+def without_source() -> Check:
+    """Return the check of a target that nothing can be compared with."""
+    why = "neither a record nor a baseline says what it was before: --baseline SOURCE"
+    return Check(YARDSTICK, None, None, NOT_RUN, why)
+
+
+def not_reached(longest: int, context_length: int) -> Check:
+    """Return the check of a run that ends before the configured context length."""
+    why = f"the longest measured is {longest}, and a context of {context_length} is stated"
+    return Check(LENGTHS, None, None, NOT_RUN, why)
+
+
+def loss_checks(lengths: Sequence[LengthResult], trained_length: int, limits: Limits) -> list[Check]:
     """Return the checks on the last segments: the ratio's bounds, usefulness, and whether the texts sufficed."""
     checks = [
-        _ratio_check(lengths, limits.asked, confidence(error)),
+        _ratio_check(lengths, limits.asked),
         _useful_check([entry for entry in lengths if entry.length > trained_length], limits),
     ]
     thin = [str(entry.length) for entry in lengths if entry.partial]
@@ -96,7 +108,7 @@ def loss_checks(
     return checks
 
 
-def _ratio_check(lengths: Sequence[LengthResult], grade: Grade, sure: str) -> Check:
+def _ratio_check(lengths: Sequence[LengthResult], grade: Grade) -> Check:
     """Return whether every length is within the limit: by its upper bound, and by the lower one where it is surely not."""
     judged = [
         (entry.upper, entry.length) for entry in lengths if entry.verdict != NOT_JUDGED and entry.upper is not None
@@ -107,19 +119,14 @@ def _ratio_check(lengths: Sequence[LengthResult], grade: Grade, sure: str) -> Ch
     if worse:
         length = max(worse, key=worse.__getitem__)
         places = ", ".join(map(str, worse))
-        told = f"{sure} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
+        told = f"{SURE} lower bound at {length} tokens; worse than grade {grade.name} allows at {places}"
         return Check(RATIO, worse[length], grade.max_ratio, FAIL, told)
     upper, length = max(judged)
-    told = f"{sure} upper bound, the largest, at {length} tokens"
+    told = f"{SURE} upper bound, the largest, at {length} tokens"
     straddling = [str(entry.length) for entry in lengths if entry.verdict == UNDECIDED]
     if straddling:
         return Check(RATIO, upper, grade.max_ratio, UNDECIDED, f"{told}; more text decides at {', '.join(straddling)}")
     return Check(RATIO, upper, grade.max_ratio, PASS, told)
-
-
-def confidence(error: float) -> str:
-    """Return what a bound of this chance of error is called."""
-    return f"{100 * (1 - error):g} %"
 
 
 def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
@@ -159,9 +166,7 @@ def evidence_of_reading(
     return found
 
 
-def reading_check(
-    evidence: Sequence[Evidence], grade: Grade, trained_length: int, context_length: int, error: float = ERROR
-) -> Check:
+def reading_check(evidence: Sequence[Evidence], grade: Grade, trained_length: int, context_length: int) -> Check:
     """Return whether far text is shown to be read at the stated context: one proof of those tried, by Holm's rule."""
     name = FAR_TEXT
     if not grade.reads_far:
@@ -172,8 +177,8 @@ def reading_check(
         return Check(name, None, 0.0, NOT_RUN, f"nothing was compared at the stated context of {context_length} tokens")
     chances = [chance_of_less(each.gain, 0.0) for each in evidence]
     best = evidence[chances.index(min(chances))]
-    told = f"{confidence(error)} lower bound of the {best.said}"
-    return Check(name, lower_bound(best.gain, error), 0.0, PASS if any(rejected(chances, error)) else UNDECIDED, told)
+    told = f"{SURE} lower bound of the {best.said}"
+    return Check(name, lower_bound(best.gain), 0.0, PASS if any(rejected(chances)) else UNDECIDED, told)
 
 
 def contamination(lengths: Sequence[LengthResult]) -> str:

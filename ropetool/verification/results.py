@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ropetool.verification.verdict.answers import Answers
 
 SCHEMA = 1
 CUSTOM = "custom"  # in place of a suite: single measurements
@@ -485,88 +488,6 @@ class YardstickResult:
     many_shot: ManyShotResult | None
 
 
-@dataclass(frozen=True)
-class TextAnswer:
-    """The gaps of one text: the loss of the target minus that of the source on the same tokens, in nats per token.
-
-    start: the first character of the text in its document.
-    length: the tokens that the target read.
-    short: the gap on a short prompt, or None without a source.
-    long: the gap at the end of the text, or None if it was not read to its end.
-    short_error, long_error: their standard errors, from blocks of tokens.
-    cut: the pass ended early, because the target had lost the text.
-    broken: a gap is above the limit by two standard errors.
-    """
-
-    document: str
-    kind: str
-    start: int
-    length: int
-    short: float | None
-    short_error: float | None
-    long: float | None
-    long_error: float | None
-    cut: bool
-    broken: bool
-
-
-@dataclass(frozen=True)
-class Question:
-    """The cost of texts of one length.
-
-    ratio: of perplexities, target over source.
-    lower, upper: bounds of the true ratio, with 95 % confidence each over all looks. None before the first look.
-    texts: the number of texts.
-    """
-
-    length: int
-    ratio: float
-    lower: float | None
-    upper: float | None
-    texts: int
-
-
-@dataclass(frozen=True)
-class CurvePoint:
-    """The target's mean loss around a position, in nats a token, over `texts` texts."""
-
-    position: int
-    loss: float
-    texts: int
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The answers of a default verification.
-
-    verdict: keep, works, costs, broken, or right as far as measured.
-    target_length: the configured context length of the target in tokens.
-    length: the tokens to which the texts were read.
-    short, long: the two questions, or None if they could not be asked.
-    curve: the loss of the target by position.
-    looks: the number of texts at the last look.
-    own: the target was compared with itself.
-    minutes: of the whole command.
-    more_texts, more_minutes: the price of a decision, or None if nothing is open or 64 texts would not decide.
-    ended: the reason for the end: decided, time, texts or file.
-    """
-
-    verdict: str
-    trained_length: int
-    target_length: int
-    length: int
-    short: Question | None
-    long: Question | None
-    texts: tuple[TextAnswer, ...]
-    curve: tuple[CurvePoint, ...]
-    looks: int
-    own: bool
-    minutes: float
-    more_texts: int | None
-    more_minutes: float | None
-    ended: str
-
-
 PASS, FAIL, NOT_RUN, NOT_ASKED = "pass", "fail", "not run", "-"
 INEXACT = "inexact"  # not the same, as whoever made it accepted and the file states
 PARTIAL = "partial"
@@ -583,16 +504,34 @@ class Check:
     detail: str
 
 
+TRUE, FALSE, NOT_KNOWN = "true", "false", "not known"
+
+
+def is_true(checks: Iterable[Check]) -> str:
+    """Return whether a file is what it says, by the checks that read it back: `TRUE`, `FALSE` or `NOT_KNOWN`."""
+    found = {check.verdict for check in checks}
+    return FALSE if FAIL in found else TRUE if PASS in found and NOT_RUN not in found else NOT_KNOWN
+
+
 @dataclass(frozen=True)
 class VerifyResult:
-    """All measurements, what was compared on what, and the checks. `baseline` is None when the target is its own.
+    """The result of a verification: its subject, its figures and its checks.
 
-    certificate: `file`, whether it was `written`, and why an earlier one was `kept` in its place; None where there is
-    none to write. extension: method, factor and params of what made the target longer, as its record has them, or without
-    one as its keys state them, params then None. texts:
-    what was read, as `verification.catalogue` describes it; None where the caller brought its own documents. grade: what
-    was asked of it. attainable: the smallest ratio that these texts were likely to tell from 1, before the run. cache_type:
-    of llama.cpp's keys and values, where one was asked for. answers: of a default verification; None of a suite.
+    target, baseline, against: names of the checkpoints. baseline is None if the target was compared with itself.
+    suite: `default` for the three questions.
+    scored: the scored tokens at the end of a text.
+    documents: the names of the documents that were read.
+    text_fingerprint: of all documents that could be read.
+    checks: the lines of the gate, from which `verdict` follows.
+    runtime: a description of the program that computed the figures.
+    notes: sentences for the reader.
+    certificate: `file`, whether it was `written`, and why an earlier one was `kept`. None if there is none to write.
+    extension: method, factor and params of the extension, by the record; by the keys without a record, params then None.
+    texts: the documents as `verification.catalogue` describes them. None for documents of a caller.
+    grade: the grade that was asked for.
+    attainable: the smallest ratio that these texts can probably tell from 1, known before the run.
+    cache_type: the type of llama.cpp's keys and values, or None for its default.
+    answers: the answers to the three questions. None for a suite.
     """
 
     target: str

@@ -29,7 +29,7 @@ from ropetool.verification.beside import OPTION as YARDSTICKS
 from ropetool.verification.beside import Beside
 from ropetool.verification.certifying import certified
 from ropetool.verification.conditions import conditions, run_key
-from ropetool.verification.gate import NOTHING_BEYOND, Limits
+from ropetool.verification.gate import LENGTHS, NOTHING_BEYOND, Limits, not_reached, without_source
 from ropetool.verification.journal import JournaledRunner, kept_journal
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
@@ -185,17 +185,15 @@ def yardsticks(known: bool, lengths: Sequence[int], trained: int, context: int) 
     """Return what is missing to judge a longer context: something to hold it against, and lengths that reach it."""
     missing = []
     if not known:
-        why = "neither a record nor a baseline says what it was before: --baseline SOURCE"
-        missing.append(Check("yardstick", None, None, NOT_RUN, why))
+        missing.append(without_source())
     longest = max(lengths, default=0)
     if longest <= trained:
         beyond = (
             "" if context > trained else f", and it states no longer context than the {trained} that it was trained on"
         )
-        missing.append(Check("lengths", None, None, NOT_RUN, f"{NOTHING_BEYOND}{beyond}"))
+        missing.append(Check(LENGTHS, None, None, NOT_RUN, f"{NOTHING_BEYOND}{beyond}"))
     elif longest < context:
-        why = f"the longest measured is {longest}, and a context of {context} is stated"
-        missing.append(Check("lengths", None, None, NOT_RUN, why))
+        missing.append(not_reached(longest, context))
     return missing
 
 

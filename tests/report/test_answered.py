@@ -12,7 +12,8 @@ from ropetool.report.answered import curve_plot, next_step, questions_section
 from ropetool.report.html import render
 from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
-from ropetool.verification.results import FAIL, PASS, Answers, Check, CurvePoint, Question, TextAnswer, VerifyResult
+from ropetool.verification.results import FAIL, PASS, Check, VerifyResult
+from ropetool.verification.verdict.answers import Answers, CurvePoint, Question, TextAnswer
 from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, MEASURED, WORKS
 from ropetool.verification.verdict.checkpoint import checks_of
 

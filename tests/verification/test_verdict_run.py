@@ -14,10 +14,10 @@ import pytest
 
 from ropetool.errors import ConfigError
 from ropetool.verification.journal import Journal
-from ropetool.verification.results import Answers
 from ropetool.verification.scoring import BASELINE, TARGET, NoMemory, Piece, Wanted
 from ropetool.verification.texts import Document
 from ropetool.verification.verdict import bounds
+from ropetool.verification.verdict.answers import Answers
 from ropetool.verification.verdict.deciding import DECIDED, TEXTS, TIME, Run
 from ropetool.verification.verdict.pacing import Clock, Pace
 from ropetool.verification.verdict.places import Place, Places

@@ -16,7 +16,7 @@ from ropetool.lab.tuning.judging import ERROR, LEAST, Judgement
 from ropetool.lab.tuning.results import TuneResult
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
-from ropetool.report.layout import columns, wrapped
+from ropetool.report.layout import columns, counted, wrapped
 from ropetool.report.page import Page, rendered, write_page
 from ropetool.report.tables import BAD, GOOD, WARN, Cell, Section, Table, row
 from ropetool.rope.tables import TABLE_TOLERANCE
@@ -40,11 +40,6 @@ def tune_text(found: TuneResult, source: str, plan: Path, width: int | None = No
     return text + columns([(command("ropetool", "apply", source, plan),)])
 
 
-def _counted(number: int, noun: str) -> str:
-    """Return so many of something, in words."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _times(found: TuneResult) -> str:
     return f"{found.target_length / found.trained_length:g}"
 
@@ -61,7 +56,7 @@ def _searched(found: TuneResult) -> list[tuple[str, str]]:
         ("space", f"{found.space}: {spaces.get(found.space).summary}"),
         (
             "searched",
-            f"{found.points} points in {_counted(len(found.steps), 'generation')}, on {found.segments[0]} segments of "
+            f"{found.points} points in {counted(len(found.steps), 'generation')}, on {found.segments[0]} segments of "
             f"{len(found.searched)} documents, at {lengths} tokens",
         ),
         ("best", best),

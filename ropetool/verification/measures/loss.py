@@ -44,7 +44,7 @@ class LastSegment:
     """The segments of each length, those within the trained length included that the comparisons need.
 
     asked: the lengths to report. margin: what the target may lose, in nats a token. scored: how many tokens at the end of
-    a segment are scored. error: the chance of a wrong verdict. baseline_reach: the longest row that the baseline can read.
+    a segment are scored. baseline_reach: the longest row that the baseline can read.
     """
 
     corpus: Corpus
@@ -54,7 +54,6 @@ class LastSegment:
     margin: float
     scored: int
     chosen: Mapping[int, tuple[Segment, ...]]
-    error: float = ERROR
     baseline_reach: int | None = None
     name: str = "last-segment"
 
@@ -78,7 +77,7 @@ class LastSegment:
         """Return what was found at each length asked for; without a baseline the target is its own."""
         before = {longer: shorter for shorter, longer in pairwise(self.asked)}
         found = [self._compared(length, before.get(length), target, baseline) for length in self.asked]
-        return tuple(judged(found, self.margin, self.error))
+        return tuple(judged(found, self.margin))
 
     def documents(self) -> tuple[str, ...]:
         """Return the names of the documents that are read."""
@@ -104,8 +103,8 @@ class LastSegment:
             baseline_bits=None if shown is None else self._bits_per_byte(shown, segments),
             difference_to_truncation=difference,
             ratio=ratio,
-            lower=None if difference is None else perplexity(lower_bound(difference, self.error)),
-            upper=None if difference is None else perplexity(upper_bound(difference, self.error)),
+            lower=None if difference is None else perplexity(lower_bound(difference)),
+            upper=None if difference is None else perplexity(upper_bound(difference)),
             verdict=NOT_JUDGED,
             holds=False,
             useful=None,
@@ -167,12 +166,10 @@ def prepare_last_segment(
     )
 
 
-def judged(found: Sequence[LengthResult], margin: float, error: float) -> list[LengthResult]:
+def judged(found: Sequence[LengthResult], margin: float) -> list[LengthResult]:
     """Return the lengths with their verdicts; those without a comparison, or with thin texts, stay not judged."""
     known = [entry for entry in found if not entry.partial and entry.difference_to_truncation is not None]
-    said = verdicts(
-        [entry.difference_to_truncation for entry in known if entry.difference_to_truncation], margin, error
-    )
+    said = verdicts([entry.difference_to_truncation for entry in known if entry.difference_to_truncation], margin)
     by_length = {entry.length: verdict for entry, verdict in zip(known, said, strict=True)}
     return [_with(entry, by_length[entry.length]) if entry.length in by_length else entry for entry in found]
 

@@ -11,12 +11,11 @@ from ropetool.checkpoint import certificate
 from ropetool.checkpoint.certificate import State
 from ropetool.files import hub
 from ropetool.verification.readback.claimed import Terms
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, Check
+from ropetool.verification.results import FALSE, NOT_KNOWN, TRUE, Check, is_true
 from ropetool.verification.session import Session
 from ropetool.verification.verdict.checkpoint import read_alone
 
 SCHEMA = 1
-TRUE, FALSE, NOT_KNOWN = "true", "false", "not known"
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Checked:
     @property
     def verdict(self) -> str:
         """`false` if a check failed, `not known` if one could not run or none passed, else `true`."""
-        found = {check.verdict for check in self.checks}
-        return FALSE if FAIL in found else TRUE if PASS in found and NOT_RUN not in found else NOT_KNOWN
+        return is_true(self.checks)
 
     @property
     def exit_code(self) -> int:

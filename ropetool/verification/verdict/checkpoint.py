@@ -18,23 +18,23 @@ from ropetool.files.counting import nobody
 from ropetool.verification import catalogue
 from ropetool.verification.certifying import certified
 from ropetool.verification.conditions import conditions
+from ropetool.verification.gate import BROKEN, LONG, SHORT, not_reached, without_source
 from ropetool.verification.journal import Journal, kept_journal
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.comparing import read_back
-from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Answers, Check, VerifyResult
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
 from ropetool.verification.runners.llama_runner import cache_ways
 from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, Progress, Reader, Tokenizes
 from ropetool.verification.session import Session, documents_of
 from ropetool.verification.texts import Document, fingerprint
 from ropetool.verification.verdict import bounds
+from ropetool.verification.verdict.answers import Answers
 from ropetool.verification.verdict.deciding import DECIDED, FILE, Run
 from ropetool.verification.verdict.pacing import Clock
 from ropetool.verification.verdict.places import Places, longest_row
 from ropetool.verification.verdict.reading import Shape, Timed
-
-SHORT, LONG, TEXTS, YARDSTICK, LENGTHS = "short texts", "whole length", "broken texts", "yardstick", "lengths"
 
 
 def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Progress | None = None) -> VerifyResult:
@@ -92,8 +92,7 @@ def read_alone(session: Session) -> list[Check]:
     """Return the checks of the first question: files, tables and rotation, without a text."""
     checks = [*read_back(session.target, session.source, session.terms), check_rotation(session.target)]
     if session.look.made is None and session.source is None:
-        why = "neither a record nor a baseline says what it was before: --baseline SOURCE"
-        checks.append(Check(YARDSTICK, None, None, NOT_RUN, why))
+        checks.append(without_source())
     return checks
 
 
@@ -216,8 +215,7 @@ def checks_of(answers: Answers) -> list[Check]:
     broken = [answer.broken for answer in answers.texts]
     if bounds.broken_by_count(broken):
         told = f"of {len(broken)}; more than one text in ten is read worse than the limit allows"
-        checks.append(Check(TEXTS, float(sum(broken)), None, FAIL, told))
+        checks.append(Check(BROKEN, float(sum(broken)), None, FAIL, told))
     elif answers.length < answers.target_length:
-        told = f"the longest measured is {answers.length}, and a context of {answers.target_length} is stated"
-        checks.append(Check(LENGTHS, None, None, NOT_RUN, told))
+        checks.append(not_reached(answers.length, answers.target_length))
     return checks

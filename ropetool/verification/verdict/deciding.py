@@ -10,9 +10,9 @@ import numpy as np
 
 from ropetool.rope.tables import Array
 from ropetool.verification.gate import SUSPICIOUS_BITS
-from ropetool.verification.results import Answers, CurvePoint, Question, TextAnswer
 from ropetool.verification.scoring import NoMemory
 from ropetool.verification.verdict import bounds
+from ropetool.verification.verdict.answers import Answers, CurvePoint, Question, TextAnswer
 from ropetool.verification.verdict.pacing import Clock, Pace
 from ropetool.verification.verdict.places import Place
 from ropetool.verification.verdict.reading import FRESH, STEP, OutOfTime, Pass, Shape, Timed

@@ -58,15 +58,9 @@ class Places:
         self.prefix = tuple(target.prefix)
         for role, reader in readers.items():
             refuse_other_ids("special tokens in front", self.prefix, reader.prefix, paths[TARGET], paths[role])
-        sample = documents[0].text[:SAMPLE]
-        self._characters = len(sample) / max(1, len(target.tokenize(sample)))
+        self._characters = _characters(documents, target)
         self.length = length
         self._order = self._shuffled(seed)
-
-    @property
-    def count(self) -> int:
-        """How many places there are at most."""
-        return len(self._order)
 
     def _span(self) -> int:
         return int(self.length * self._characters * SPARE)
@@ -119,9 +113,13 @@ def longest_row(documents: Sequence[Document], target: Tokenizes) -> int:
     """Return about how many tokens the longest document has. Raises: ConfigError without a document."""
     if not documents:
         raise ConfigError("there is no text to read", where="--text")
+    return int(max(len(document.text) for document in documents) / _characters(documents, target) / SPARE)
+
+
+def _characters(documents: Sequence[Document], target: Tokenizes) -> float:
+    """Return how many characters a token usually has, by the beginning of the first document."""
     sample = documents[0].text[:SAMPLE]
-    characters = len(sample) / max(1, len(target.tokenize(sample)))
-    return int(max(len(document.text) for document in documents) / characters / SPARE)
+    return len(sample) / max(1, len(target.tokenize(sample)))
 
 
 def _at_a_line(text: str, start: int) -> int:
