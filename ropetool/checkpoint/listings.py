@@ -25,6 +25,7 @@ from ropetool.files.hidden import set_aside
 from ropetool.files.linking import HARD_LINKED, REFLINKED
 from ropetool.files.output import Rule
 
+LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})  # of a source, which no output carries along
 _SHOWN = 5
 NOT_LISTED = "no record of ropetool lists it"
 _REWRITTEN = {names.PROVENANCE_JSON, names.CARD}  # in a directory: `verify` writes figures into both

@@ -26,7 +26,7 @@ def check_command(target: str, baseline: str | None, trained_length: int | None,
     ropetool check downloaded.gguf --baseline original.gguf
     """
     from ropetool.report.checked import checked_text
-    from ropetool.verification.readback.claimed import Terms
+    from ropetool.verification.readback.terms import Terms
     from ropetool.verification.verdict.checking import check
 
     found = check(local_source(target), baseline, Terms(trained_length=trained_length))

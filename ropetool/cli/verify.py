@@ -290,17 +290,15 @@ def measured(
     words: the command line of this verification; None for the running command.
     """
     from ropetool.cli.progress import bar
-    from ropetool.plans.serving import serving_lines
-    from ropetool.report.html import write_report
-    from ropetool.report.page import check_folder
-    from ropetool.runtimes.inspection import inspect
     from ropetool.verification.checkpoints import verify_checkpoint
     from ropetool.verification.gate import Limits
-    from ropetool.verification.readback.claimed import Terms
+    from ropetool.verification.readback.terms import Terms
 
     served = options.pop("served", None)
     report, force = options.pop("report", None), options.pop("force", False)
     if report is not None:
+        from ropetool.report.page import check_folder
+
         check_folder(Path(report), force=force)
     asked = {name: options.pop(name, None) for name in ("grade", "max_kl", "require_useful")}
     limits = {name: value for name, value in asked.items() if value is not None and value is not False}
@@ -331,6 +329,10 @@ def measured(
             notes(["nothing was measured that could be kept"])
         raise
     if report is not None:
+        from ropetool.plans.serving import serving_lines
+        from ropetool.report.html import write_report
+        from ropetool.runtimes.inspection import inspect
+
         found = inspect(target)
         write_report(
             result, Path(report), force=force, command=command_line(), target=found,

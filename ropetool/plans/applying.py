@@ -38,7 +38,6 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.decoded import decoded
 from ropetool.weights import BakedTensor, WeightFile, marks, weight_files, write_weights
 
-LEFT_BEHIND = frozenset({".git", ".cache", "__pycache__"})
 _PLAN_AGAIN = "make a new plan with ropetool extend ... --dry-run --plan-out FILE"
 
 
@@ -336,10 +335,10 @@ def _sorted_out(checkpoint: Directory) -> tuple[list[Path], tuple[str, ...]]:
     carried, left = [], []
     for path in sorted(checkpoint.path.rglob("*")):
         relative = path.relative_to(checkpoint.path)
-        if not LEFT_BEHIND.isdisjoint(relative.parts[:-1]) or str(relative) == names.PROVENANCE_JSON:
+        if not listings.LEFT_BEHIND.isdisjoint(relative.parts[:-1]) or str(relative) == names.PROVENANCE_JSON:
             continue
         pickled = path in checkpoint.pickles or path.name == names.PICKLE_INDEX_JSON
-        if relative.name in LEFT_BEHIND or pickled or not (path.is_file() or _is_real_directory(path)):
+        if relative.name in listings.LEFT_BEHIND or pickled or not (path.is_file() or _is_real_directory(path)):
             left.append(str(relative))
         elif path.is_file():
             linking.check_within(path, checkpoint.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from ropetool.checkpoint import provenance
 from ropetool.checkpoint.provenance import Provenance
 from ropetool.errors import AmbiguousRope, InvalidRope
 from ropetool.escaping import command, number
-from ropetool.plans.formats import Format
 from ropetool.rope.arithmetic import base_inv_freq
 from ropetool.rope.methods import Source
 from ropetool.rope.tables import MAX_LENGTH, LayerRope, RopeSet
+
+if TYPE_CHECKING:
+    from ropetool.plans.formats import Format
 
 ORIGINAL, CURRENT, UNSCALED = "original", "current", "unscaled"
 

@@ -11,9 +11,9 @@ from ropetool.checkpoint.opening import Checkpoint
 from ropetool.errors import ConfigError
 from ropetool.escaping import command as command_line
 from ropetool.verification.options import MINUTES, VerifyOptions
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import VerifyResult
-from ropetool.verification.runners.llama_runner import check_cache_type
+from ropetool.verification.runners.llama_cache import check_cache_type
 from ropetool.verification.scoring import Progress
 from ropetool.verification.session import Session
 from ropetool.verification.verdict.checkpoint import answer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ropetool.errors import ConfigError
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 
 if TYPE_CHECKING:
     from ropetool.verification.gate import Limits

@@ -20,7 +20,7 @@ from ropetool.runtimes import inspection
 from ropetool.runtimes.inspection import Inspection
 from ropetool.verification import catalogue
 from ropetool.verification.near_copies import independent
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.runners.torch_library import without_class
 from ropetool.verification.scoring import BASELINE, TARGET
 from ropetool.verification.texts import Document, default_documents, read_documents

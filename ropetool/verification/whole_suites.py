@@ -40,7 +40,7 @@ from ropetool.verification.reading import harness_check
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, HarnessResult, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, default_lengths, verify
-from ropetool.verification.runners.llama_runner import BLOCK_TYPES, cache_ways
+from ropetool.verification.runners.llama_cache import BLOCK_TYPES, cache_ways
 from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner, version
 from ropetool.verification.scoring import TARGET, Progress, Runner
 from ropetool.verification.session import Session, documents_of, unchanged_source

@@ -32,7 +32,8 @@ from ropetool.files.hf import read_object
 from ropetool.gguf_export import export_checkpoint
 from ropetool.verification import texts
 from ropetool.verification.measures.divergence import diverge, divergence_rows
-from ropetool.verification.runners.llama_runner import UNROTATED, LlamaRunner
+from ropetool.verification.runners.llama_cache import UNROTATED
+from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.scoring import Corpus, ignore
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

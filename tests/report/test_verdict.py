@@ -14,8 +14,8 @@ from ropetool.verification import kl_gate
 from ropetool.verification.gate import FAR_TEXT, RATIO
 from ropetool.verification.measures import growing
 from ropetool.verification.measures.rotary import ROTATION
-from ropetool.verification.readback.claimed import DRESS
 from ropetool.verification.readback.comparing import FILES, SAME_TABLES, TABLES, WEIGHTS
+from ropetool.verification.readback.terms import DRESS
 from ropetool.verification.reading import COPIES
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, RetrievalPair, VerifyResult
 

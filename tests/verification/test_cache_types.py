@@ -19,7 +19,8 @@ from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.verification import suites
 from ropetool.verification.run import Pair, verify
-from ropetool.verification.runners.llama_runner import BLOCK_TYPES, CACHE_TYPES, LlamaRunner, cache_ways
+from ropetool.verification.runners.llama_cache import BLOCK_TYPES, CACHE_TYPES, cache_ways
+from ropetool.verification.runners.llama_runner import LlamaRunner
 from ropetool.verification.texts import Document
 
 llama_cpp = pytest.importorskip("llama_cpp")

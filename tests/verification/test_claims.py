@@ -26,9 +26,9 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.errors import ConfigError
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
-from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import read_back
 from ropetool.verification.readback.keys import of_directories
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import Check
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"

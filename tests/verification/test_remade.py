@@ -19,7 +19,7 @@ from ropetool.checkpoint.opening import open_checkpoint
 from ropetool.files.counting import nobody
 from ropetool.verification import remade, short_divergence
 from ropetool.verification.checkpoints import verify_checkpoint
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check
 from ropetool.verification.short_divergence import Lengths

@@ -26,7 +26,7 @@ from ropetool.verification import journal, whole_suites
 from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
 from ropetool.verification.measures.loss import LastSegment
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.runners import server_runner, vllm_engine
 from ropetool.verification.runners.torch_runner import TorchRunner

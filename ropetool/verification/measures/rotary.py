@@ -20,7 +20,6 @@ from ropetool.errors import CheckpointError, ConfigError, MissingDependency
 from ropetool.rope.tables import Array, LayerRope, Regime, RopeSet
 from ropetool.runtimes import inspection
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
-from ropetool.verification.runners import llama_probe
 from ropetool.verification.runners.torch_library import library, quiet
 
 ROTATION = "rotation"
@@ -42,6 +41,8 @@ def check_rotation(target: Path | Checkpoint) -> Check:
 
 
 def _by_llama_cpp(target: GgufCheckpoint) -> Check:
+    from ropetool.verification.runners import llama_probe  # for GGUF files alone
+
     probed = llama_probe.probe(target.path)
     if probed.difference is None:
         return Check(ROTATION, None, None, NOT_ASKED, probed.detail)

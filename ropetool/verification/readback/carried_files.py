@@ -11,12 +11,12 @@ from pathlib import Path
 from ropetool import names
 from ropetool.checkpoint.edits import FileEdit, edits_of_file
 from ropetool.checkpoint.gguf import GgufCheckpoint
+from ropetool.checkpoint.listings import LEFT_BEHIND
 from ropetool.checkpoint.tensor_bytes import Compared
 from ropetool.errors import PlanMismatch
 from ropetool.files.gguf.codec import shown as quoted
 from ropetool.files.hf import Directory, Edit, apply_edits, limits_of, parse_object, read_object
 from ropetool.files.regular import same_content
-from ropetool.plans.applying import LEFT_BEHIND
 from ropetool.verification.readback.keys import difference, is_read, pickled_weights
 
 SPLIT_KEYS = "split."  # of a model in several files; how many tensors there are follows from the plan

@@ -6,8 +6,6 @@ Reads files alone and runs no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from ropetool import names
 from ropetool.checkpoint import style
@@ -15,44 +13,20 @@ from ropetool.checkpoint.gguf import GgufCheckpoint
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared
-from ropetool.errors import ConfigError, RopetoolError
+from ropetool.errors import RopetoolError
 from ropetool.files.hf import ABSENT
 from ropetool.files.hf.jsontext import shown
-from ropetool.gguf_model.contents import exported_keys
 from ropetool.plans.claims import AS_IS, LENGTH, Claim, claim_of
 from ropetool.plans.plan import Plan
-from ropetool.rope.tables import MAX_LENGTH, TABLE_TOLERANCE, RopeSet
+from ropetool.rope.tables import TABLE_TOLERANCE, RopeSet
 from ropetool.runtimes.decoded import decoded
 from ropetool.verification.readback import keys
 from ropetool.verification.readback.table_parity import compare_tables
+from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import compare_weights
 from ropetool.verification.results import FAIL, NOT_ASKED, NOT_RUN, PASS, Check
 
-TABLES, WEIGHTS, FILES, DRESS = "tables", "weights", "files", "dress"
 UNTABLED = "no table says what llama.cpp's converter makes of this family"
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a user says of a target beside its files.
-
-    stated: keys that are meant as they are, with the value in JSON or "as-is". trained_length: of the model before any
-    extension. finetuned: its weights were trained, so that they are told and not judged. strict: what changes no number
-    fails too.
-    """
-
-    stated: Mapping[str, str] = field(default_factory=dict)
-    trained_length: int | None = None
-    finetuned: bool = False
-    strict: bool = False
-
-    def __post_init__(self) -> None:
-        length = self.trained_length
-        if length is not None and not 2 <= length <= MAX_LENGTH:
-            raise ConfigError(
-                f"{length} is not a length; it is a whole number of tokens from 2 to {MAX_LENGTH}",
-                where="--trained-length",
-            )
 
 
 def read_back_claim(target: Checkpoint, source: Checkpoint, terms: Terms) -> list[Check]:
@@ -197,7 +171,12 @@ def _said(target: Checkpoint, source: Checkpoint, expected: Checkpoint) -> keys.
             return keys.of_directories(target, expected)
         assert isinstance(target, GgufCheckpoint)
         # of a directory its own keys: a claim changes those of positions alone, which the tables speak for
-        model = exported_keys(source) if isinstance(source, HfCheckpoint) else expected
+        if isinstance(source, HfCheckpoint):
+            from ropetool.gguf_model.contents import exported_keys  # a quarter of all modules, for exports alone
+
+            model: Checkpoint = exported_keys(source)
+        else:
+            model = expected
         assert isinstance(model, GgufCheckpoint)
         return keys.of_models(target, model)
     except RopetoolError as error:

@@ -34,16 +34,8 @@ from ropetool.verification.readback.carried_files import (
     compare_files,
     compare_keys,
 )
-from ropetool.verification.readback.claimed import (
-    FILES,
-    TABLES,
-    WEIGHTS,
-    Terms,
-    is_untabled,
-    read_back_claim,
-    read_back_rest,
-)
 from ropetool.verification.readback.table_parity import compare_tables
+from ropetool.verification.readback.terms import FILES, TABLES, WEIGHTS, Terms
 from ropetool.verification.readback.weights import Named
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, Check
 from ropetool.weights import without_residual
@@ -91,6 +83,9 @@ def read_back(
     made = provenance.record(path)
     terms = terms or Terms()
     if made is None and baseline is not None and _is_judged_by(target, baseline, opened):
+        # It makes the plan again, which no other way needs.
+        from ropetool.verification.readback.claimed import is_untabled, read_back_claim, read_back_rest
+
         try:
             ours, theirs = opened(target), opened(baseline)
             if is_untabled(ours, theirs) or (states_inexact(ours) and ours.format != theirs.format):
@@ -106,6 +101,8 @@ def read_back(
         alike = baseline if baseline is not None and _alike(target, baseline, opened) else origin.source
         baked = (plan is not None and plan.bakes) or (made.export or {}).get("bakes")
         if alike is not None and not (baked and alike is origin.source):
+            from ropetool.verification.readback.claimed import read_back_rest
+
             rest = read_back_rest(opened(target), opened(alike), opened(alike), terms, None)
             return [tables, *rest]
     return [

@@ -9,9 +9,6 @@ from ropetool.checkpoint.gguf_edits import patch_of
 from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.checkpoint.opening import Checkpoint
 from ropetool.checkpoint.tensor_bytes import Compared, StoredTensor, compare_tensors
-from ropetool.comparison import compare
-from ropetool.comparison.reading import Matrix
-from ropetool.comparison.relations import REQUANTISED, ROUNDING
 from ropetool.errors import PlanMismatch
 from ropetool.plans.plan import Plan
 from ropetool.weights import baked_bytes, by_tensor
@@ -88,6 +85,9 @@ def _is_tied_head(name: str, target: Checkpoint, stored: Mapping[str, StoredTens
 
 def _converted(target: Checkpoint, source: Checkpoint) -> Compared:
     """Return which tensors of a GGUF file are not those of the directory that it was converted from."""
+    from ropetool.comparison import compare  # for files of two formats alone
+    from ropetool.comparison.relations import REQUANTISED
+
     found = [each for each in compare(source.path, target.path).tensors if each.name not in TABLES]
     problems = []
     for each in found:
@@ -107,6 +107,8 @@ def _without_tables(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTenso
 
 def _rounding(found: StoredTensor, wanted: StoredTensor) -> str:
     """Return why a tensor is not the other one rounded to its type, empty where it may be."""
+    from ropetool.comparison.reading import Matrix
+
     ours, theirs = Matrix((found,)), Matrix((wanted,))
     types = f"{found.dtype} instead of {wanted.dtype}"
     if not (ours.is_readable and theirs.is_readable):
@@ -132,6 +134,8 @@ def _beyond_rounding(error: float, found: str, wanted: str) -> str:
 
 def _type_error(dtype: str) -> float:
     """Return how far from the numbers a type may be, as a part of their root mean square."""
+    from ropetool.comparison.relations import ROUNDING
+
     if dtype in ROUNDING:
         return 2.0 ** -ROUNDING[dtype][0]  # half a step of the last digit
     return ALLOWED * TYPE_ERROR.get(dtype, 0.0)

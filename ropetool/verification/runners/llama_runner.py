@@ -5,8 +5,6 @@ Holds the logits of one chunk at a time. Knows nothing of documents, segments or
 
 from __future__ import annotations
 
-import os
-import re
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +21,7 @@ from ropetool.runtimes.base import NotKnown, Refuses
 from ropetool.runtimes.llama_cpp import architectures as archs
 from ropetool.runtimes.llama_cpp import decoding
 from ropetool.verification.floors import GPU
+from ropetool.verification.runners.llama_cache import BLOCK_TYPES, UNROTATED, check_cache_type, unrotated
 from ropetool.verification.runners.llama_library import (  # fmt: skip
     LlamaModel,
     free,
@@ -45,9 +44,6 @@ from ropetool.verification.scoring import (
 )
 
 DTYPES = {"auto": "f32", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-BLOCK_TYPES = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-CACHE_TYPES = ("f32", "f16", "bf16", *BLOCK_TYPES)  # those of `--cache-type-k` in common/arg.cpp
-UNROTATED = "LLAMA_ATTN_ROT_DISABLE"  # src/llama-kv-cache.cpp; by it caches in blocks are kept as they are
 
 
 class LlamaRunner:
@@ -253,23 +249,6 @@ class LlamaRunner:
         # llama.cpp pads a context to 256 tokens, and aborts where a batch is not allowed even one token per sequence.
         self._model.open(max(self._context_length or 0, ids.shape[1], 256), outputs)
         return self._model
-
-
-def check_cache_type(cache_type: str | None) -> None:
-    """Raise ConfigError for a type that no cache of llama.cpp has."""
-    if cache_type is not None and cache_type not in CACHE_TYPES:
-        raise ConfigError(f"{cache_type!r} is not one of {', '.join(CACHE_TYPES)}", where="--cache-type")
-
-
-def unrotated() -> bool:
-    """Return whether the environment keeps llama.cpp from rotating caches in blocks."""
-    found = re.match(r"\s*[+-]?\d+", os.environ.get(UNROTATED, ""))  # as C's atoi reads it
-    return found is not None and int(found[0]) != 0
-
-
-def cache_ways(cache_type: str | None) -> list[str]:
-    """Return what figures depend on where a type was asked for: the type, and whether blocks are rotated."""
-    return [] if cache_type is None else [f"{cache_type} cache", *([UNROTATED] if unrotated() else [])]
 
 
 def _checked(path: Path) -> tuple[GgufHeader, ...]:

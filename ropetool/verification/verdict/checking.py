@@ -10,7 +10,7 @@ from typing import Any
 from ropetool.checkpoint import certificate
 from ropetool.checkpoint.certificate import State
 from ropetool.files import hub
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import FALSE, NOT_KNOWN, TRUE, Check, is_true
 from ropetool.verification.session import Session
 from ropetool.verification.verdict.checkpoint import read_alone

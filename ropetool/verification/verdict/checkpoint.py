@@ -25,7 +25,7 @@ from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.comparing import read_back
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
-from ropetool.verification.runners.llama_runner import cache_ways
+from ropetool.verification.runners.llama_cache import cache_ways
 from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, Progress, Reader, Tokenizes
 from ropetool.verification.session import Session, documents_of
 from ropetool.verification.texts import Document, fingerprint
