@@ -35,6 +35,7 @@ LENGTHS = (256, 512, 1024, 2048)
 SEGMENTS = 32
 DEMO = Path(__file__).resolve().parents[2] / "ropetool" / "demo" / "model"
 ROPETOOL = [sys.executable, "-m", "ropetool"]
+VERIFY_INTO = ("sh", "-c", 'output=$1; shift; "$@" > "$output" || test $? -le 3', "sh")  # whatever its verdict
 SUITE_BUDGETS = {"quick": "-", "standard": "180 s"}
 EXPORT = [*ROPETOOL, "export", "--no-check"]
 HEAVY = ("numpy", "torch", "transformers", "gguf")
@@ -471,23 +472,36 @@ def long_row(folder: Path) -> list[str]:
 
 def suite_rows(folder: Path) -> list[list[str]]:
     """Return the rows of two suites on the demo checkpoint extended eight times, the whole command, whatever its verdict."""
-    run(*ROPETOOL, "extend", DEMO, "--method", "yarn", "--factor", "8", "-o", folder / "extended")
-    judged = (
-        "sh",
-        "-c",
-        '"$@" || test $? -le 3',
-        "sh",
-        *ROPETOOL,
-        "verify",
-        folder / "extended",
-        "--grade",
-        "research",
-    )
+    judged = (*VERIFY_INTO, folder / "result.json", *ROPETOOL, "verify", folder / "extended", "--grade", "research")
     rows = []
     for suite, budget in SUITE_BUDGETS.items():
         spent, peak = measured(*judged, "--suite", suite)
         rows.append([f"`verify`, {suite} suite, demo pair", f"{spent:.0f} s, {peak:.0f} MB", "-", "-", budget])
     return rows
+
+
+def verdict_rows(folder: Path) -> list[list[str]]:
+    """Return the rows of a default verification: seconds to the verdict, which stands beside them with its texts."""
+    for factor, name in (("8", "extended"), ("2", "twice")):
+        run(*ROPETOOL, "extend", DEMO, "--method", "yarn", "--factor", factor, "-o", folder / name)
+    only_states(folder / "stated")
+    rows = []
+    for work, name in (("yarn 2x", "twice"), ("yarn 8x", "extended"), ("as it is, states 8x", "stated")):
+        output = folder / "result.json"
+        trained = () if name != "stated" else ("--trained-length", "256")
+        spent, peak = measured(*VERIFY_INTO, output, *ROPETOOL, "verify", folder / name, *trained, "--json")
+        answers = json.loads(output.read_text())["answers"]
+        verdict = f"{answers['verdict']} after {len(answers['texts'])} texts"
+        rows.append([f"`verify`, demo {work}", f"{spent:.0f} s, {peak:.0f} MB", verdict, "-", "600 s"])
+    return rows
+
+
+def only_states(output: Path) -> None:
+    """Write the demo checkpoint with eight times its context stated, and nothing done for it."""
+    shutil.copytree(DEMO, output)
+    config = json.loads((output / "config.json").read_text())
+    config["max_position_embeddings"] *= 8
+    (output / "config.json").write_text(json.dumps(config))
 
 
 # --- the table
@@ -522,7 +536,7 @@ def main() -> None:
         rows += export_rows(Path(made))
         rows.append(import_row(Path(made)))
         rows += bake_rows(Path(made))
-        rows += [*suite_rows(Path(made)), long_row(Path(made))]
+        rows += [*verdict_rows(Path(made)), *suite_rows(Path(made)), long_row(Path(made))]
     rows.append(verify_row())
     print(f"{machine()}\n\n{table(rows)}")
 

@@ -64,8 +64,8 @@ from ropetool.verification.checkpoints import verify_checkpoint
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import KL
 from ropetool.verification.measures.rotary import check_rotation
-from ropetool.verification.readback.claimed import Terms
 from ropetool.verification.readback.comparing import SAME_TABLES, read_back
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.results import FAIL, NOT_RUN, Check
 from ropetool.verification.texts import embedded_documents
 from ropetool.verification.whole_suites import yardsticks

@@ -21,7 +21,7 @@ from defects_hf import EMBEDDING, FACTOR, WEIGHTS, added, config, read, tokenize
 from safetensors.torch import load_file, save_file
 
 from ropetool.files.gguf import Patch, Value, ValueType, read_header, write_patched
-from ropetool.verification.readback.claimed import Terms
+from ropetool.verification.readback.terms import Terms
 
 AS_IS = "as-is"
 Plant = Callable[[Path], None]

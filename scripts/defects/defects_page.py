@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "tests" / "verification" / "defects.json"
+VERDICTS = ROOT / "tests" / "verification" / "default_verdicts.json"
 RECORD, BASELINE, AGAINST, NOTHING = MODES = ("record", "baseline", "against", "nothing")
 HEADS = {
     RECORD: "with the record", BASELINE: "with `--baseline` alone", AGAINST: "by `--against`", NOTHING: "with nothing",
