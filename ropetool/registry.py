@@ -9,12 +9,16 @@ ADDITIONS = {
     "SPACES": "ropetool.lab.tuning.spaces",
     "tune": "ropetool.lab.tuning.tuning",
     "tune_command": "ropetool.lab.tuning.command",
+    "lm_eval_check": "ropetool.lab.lm_eval",
     "lm_eval_lines": "ropetool.lab.lm_eval",
     "lm_eval_result": "ropetool.lab.lm_eval",
     "yardstick_trials": "ropetool.lab.yardsticks.beside",
     "yardsticks_beside": "ropetool.lab.yardsticks.beside",
     "yardsticks_named": "ropetool.lab.yardsticks.named",
 }
+
+# A file of these packages may define measures (ropetool.verification.measures).
+MEASURE_PACKAGES = ("ropetool.verification.measures", "ropetool.lab.measures")
 
 
 def addition(name: str) -> Any:

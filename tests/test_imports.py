@@ -22,7 +22,7 @@ PACKAGE = Path(ropetool.__file__).parent
 
 # A package imports those above it in this list, which begins with what imports nothing; `demo` and `texts` are data.
 LAYERS = (
-    ("errors", "escaping", "names", "machine", "registry"),
+    ("errors", "escaping", "names", "machine", "registry", "sections"),
     ("rope",),
     ("files", "probing", "servers"),
     ("families",),

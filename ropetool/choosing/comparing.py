@@ -40,11 +40,12 @@ from ropetool.verification.conditions import SOURCE, conditions, run_key
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.duration import Run, check_duration
 from ropetool.verification.gate import Limits
+from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.opening import Open
 from ropetool.verification.options import check_budget
 from ropetool.verification.results import Estimate
-from ropetool.verification.run import check_amounts, checks_of, default_lengths, found_of, result_of, with_proofs
+from ropetool.verification.run import check_amounts, checks_of, default_lengths, result_of, results_of, with_proofs
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import TARGET, Progress
 from ropetool.verification.session import documents_of, lengths_of
@@ -129,10 +130,11 @@ def compare(
         able, unfit = views(runner, candidates, checkpoint, found.rope, wanted, everywhere=lengths is not None)
         (progress or nobody)("reading the texts", 0, 0)
         corpus = read_corpus(documents, {TARGET: runner}, {})
-        field = prepare(
-            chosen, corpus, runner, wanted, {*(trial.reach for trial in able), max(wanted)}, trained, limits, seed,
-            None if baseline_beyond else trained,
+        setting = Setting(
+            chosen, corpus, runner, tuple(wanted), trained, None, limits, seed,
+            baseline_reach=None if baseline_beyond else trained,
         )  # fmt: skip
+        field = prepare(setting, {*(trial.reach for trial in able), max(wanted)})
         able, unscaled = checked(able)
         beside, unfitting = _beside(named, runner, checkpoint, found.rope, max(wanted), trained)
         measured = [*able, *beside]
@@ -148,8 +150,7 @@ def compare(
                 return whole_work(field, measured)
             grade, longest = replace(limits, grade=run.grade), run.lengths[-1]
             suite = with_proofs(run.suite, grade, longest > trained, len(documents))
-            reach = None if baseline_beyond else trained
-            smaller = prepare(suite, corpus, runner, run.lengths, {longest}, trained, grade, seed, reach)
+            smaller = prepare(replace(setting, suite=suite, lengths=run.lengths, limits=grade), {longest})
             return whole_work(smaller, [replace(trial, reach=longest) for trial in measured])
 
         check_duration(asked_for, rows, pace, budget, trained, free_grade=free_grade)
@@ -212,16 +213,11 @@ def _result(trial: Trial, field: Field, raw: Raw, own: Raw, baseline: str) -> Ca
     made = trial.candidate
     context = trial.reach if made is None else made.target_length
     measurements = [replace(m, context_length=context) if isinstance(m, LastSegment) else m for m in field.of(trial)]
-    found = found_of(measurements, field.suite, field.trained_length, raw, own)
-    lengths = [length for length in field.lengths if length <= trial.reach]
-    checks = [
-        *yardsticks(True, lengths, field.trained_length, context),
-        *checks_of(found, trained_length=field.trained_length, context_length=context, limits=field.limits),
-    ]
-    result = result_of(
-        found, measurements, field.corpus, checks, suite=field.suite, trained_length=field.trained_length,
-        context_length=context, grade=field.limits.grade, seed=field.seed,
-    )  # fmt: skip
+    setting = replace(field.setting, context_length=context)
+    found = results_of(measurements, setting, raw, own)
+    lengths = [length for length in setting.lengths if length <= trial.reach]
+    checks = [*yardsticks(True, lengths, setting.trained_length, context), *checks_of(found, setting)]
+    result = result_of(found, measurements, checks, setting)
     result = replace(result, target=trial.name, baseline=baseline)
     if made is None:
         return CandidateResult(trial.name, None, result, note=YARDSTICK)

@@ -15,14 +15,14 @@ from ropetool.checkpoint.hf import HfCheckpoint
 from ropetool.choosing.candidates import Candidate, Refused
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import RopeSet
-from ropetool.verification import estimate, suites
-from ropetool.verification.gate import Limits
+from ropetool.verification import estimate
+from ropetool.verification.beside import told_by
+from ropetool.verification.measure import Setting
 from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.run import LONG_RUN, prepared, work_of
 from ropetool.verification.runners.rotated import RotatedRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
-from ropetool.verification.scoring import BASELINE, TARGET, Corpus, Measurement, Progress, Runner, Tokenizes
-from ropetool.verification.suites import Suite
+from ropetool.verification.scoring import BASELINE, TARGET, Measurement, Progress, Runner
 from ropetool.verification.whole_suites import Wrap
 
 Raw = Mapping[str, Any]
@@ -47,12 +47,7 @@ class Trial:
 class Field:
     """What all candidates are measured on. by_reach: the measurements up to each length that some candidate reaches."""
 
-    suite: Suite
-    corpus: Corpus
-    lengths: tuple[int, ...]
-    trained_length: int
-    limits: Limits
-    seed: int
+    setting: Setting
     by_reach: Mapping[int, tuple[Measurement, ...]]
 
     @cached_property
@@ -63,7 +58,7 @@ class Field:
     def of(self, trial: Trial) -> tuple[Measurement, ...]:
         """Return what is measured of a trial; a yardstick reads whole texts, without a cache."""
         made = self.by_reach[trial.reach]
-        return made if trial.candidate is not None else tuple(m for m in made if m.name != suites.CACHE)
+        return made if trial.candidate is not None else tuple(told_by(made))
 
 
 def views(
@@ -117,10 +112,7 @@ def _required(
     return found, refused
 
 
-def prepare(
-    suite: Suite, corpus: Corpus, reader: Tokenizes, lengths: Sequence[int], reaches: set[int], trained_length: int,
-    limits: Limits, seed: int, baseline_reach: int | None,
-) -> Field:  # fmt: skip
+def prepare(setting: Setting, reaches: set[int]) -> Field:
     """Return the rows, chosen for all; shorter reaches get the segments of the longest one.
 
     Raises: ConfigError if the texts are too short for the longest length.
@@ -128,11 +120,10 @@ def prepare(
     by_reach: dict[int, tuple[Measurement, ...]] = {}
     whole: LastSegment | None = None
     for reach in sorted(reaches, reverse=True):
-        within = [length for length in lengths if length <= reach]
-        made = prepared(suite, corpus, reader, within, trained_length, None, limits, seed, False, baseline_reach)
+        made = prepared(replace(setting, lengths=[length for length in setting.lengths if length <= reach]))
         whole = whole or next((m for m in made if isinstance(m, LastSegment)), None)
         by_reach[reach] = tuple(up_to(whole, reach) if whole and m.name == whole.name else m for m in made)
-    return Field(suite, corpus, tuple(lengths), trained_length, limits, seed, by_reach)
+    return Field(setting, by_reach)
 
 
 def up_to(measurement: LastSegment, reach: int) -> LastSegment:

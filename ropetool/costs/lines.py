@@ -201,7 +201,7 @@ def _verify_lines(checkpoint: Checkpoint, found: Inspection, held: Weights, leng
             raise RopetoolError("there is no tokenizer beside the config, and the rows are chosen among its tokens")
         planned = planned_rows(
             reader_of(checkpoint), documents_of((), length, []), default_lengths(trained, length), trained,
-            [suites.SUITES[name] for name in SUITES], Limits(),
+            [suites.named(name) for name in SUITES], Limits(),
         )  # fmt: skip
     except RopetoolError as error:
         yield from (CostLine(label, None, TOKENS, str(error)) for label in labels.values())

@@ -23,14 +23,19 @@ from ropetool.files import hub
 from ropetool.files.regular import open_regular
 from ropetool.rope.tables import Array
 from ropetool.runtimes.inspection import inspect_checkpoint
+from ropetool.verification.gate import Grade
 from ropetool.verification.results import (
     EXACT,
+    FAIL,
     NO_WORSE,
     NOT_JUDGED,
+    NOT_RUN,
     NUMERIC,
+    PASS,
     UNDECIDED,
     UNPAIRED,
     WORSE,
+    Check,
     HarnessResult,
     HarnessScore,
 )
@@ -397,3 +402,22 @@ def _verdict(score: HarnessScore, worse: bool, max_lost: float) -> str:
 
 def _refusal(where: Path | str, sentence: str, step: str = "") -> ConfigError:
     return ConfigError(f"{where}: {sentence}", where=WHERE, try_=step)
+
+
+def lm_eval_check(found: HarnessResult, grade: Grade) -> Check:
+    """Return whether other people's tasks lose no more than the grade allows, each by its own bounds."""
+    name, limit = "lm-eval", -grade.max_lost
+    judged = [score for score in found.scores if score.verdict != NOT_JUDGED]
+    if not judged:
+        return Check(name, None, limit, NOT_RUN, "every score has too few samples")
+    worse = [score for score in judged if score.verdict == WORSE]
+    unsure = [score for score in judged if score.verdict == UNDECIDED]
+    at = min(worse or judged, key=lambda score: score.lower)
+    told = f"95 % lower bound of what {at.task}, {at.metric}, gains, the lowest of {len(judged)} scores"
+    if worse:
+        told = f"95 % upper bound of what {at.task}, {at.metric}, gains; surely worse: {len(worse)} of {len(judged)} scores"
+        return Check(name, at.upper, limit, FAIL, told)
+    if unsure and grade.reads_far:
+        names = ", ".join(dict.fromkeys(score.task for score in unsure))
+        return Check(name, at.lower, limit, UNDECIDED, f"{told}; more samples decide {names}")
+    return Check(name, at.lower, limit, PASS, f"{told}; not surely worse" if unsure else told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ropetool.report.grids import share
-from ropetool.report.tables import NONE, Cell, Section, Table, change, number, perplexity, row
+from ropetool.sections import NONE, Cell, Section, Table, change, number, perplexity, row
 from ropetool.verification.results import Estimate, RetrievalResult, VerifyResult
 
 TITLE = "Yardsticks, which no file can hold: what is reached without training"

@@ -13,8 +13,8 @@ from ropetool.escaping import escaped
 from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
 from ropetool.report.sections import JUDGED
-from ropetool.report.tables import NONE, TONES, Cell, Section, Table, change, number, row
 from ropetool.report.terminal import WIDTH, console_of, print_section, put, written
+from ropetool.sections import NONE, TONES, Cell, Section, Table, change, number, row
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import NOT_JUDGED, Estimate, LengthResult, RetrievalPair
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ropetool.report.tables import exact
+from ropetool.sections import exact
 from ropetool.verification.results import Estimate
 
 if TYPE_CHECKING:

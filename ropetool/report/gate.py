@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropetool.report.tables import TONES, Cell, Section, Table, exact, row
+from ropetool.sections import TONES, Cell, Section, Table, exact, row
 from ropetool.verification.results import FAIL, INEXACT, NOT_ASKED, NOT_RUN, PASS, UNDECIDED, VerifyResult
 
 ORDER = (FAIL, NOT_RUN, UNDECIDED, INEXACT, PASS, NOT_ASKED)

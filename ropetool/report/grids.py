@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ropetool.report.tables import Cell, Section, Table, exact, half_width, number, row
 from ropetool.rope import arithmetic
+from ropetool.sections import Cell, Section, Table, exact, half_width, number, row
 from ropetool.verification.results import (
     DivergenceResult,
     DivergenceSpan,

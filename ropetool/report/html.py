@@ -14,10 +14,10 @@ from ropetool.report.grids import bands_section
 from ropetool.report.inspected_page import runtimes_section
 from ropetool.report.page import Page, check_folder, rendered, write_page
 from ropetool.report.sections import sections
-from ropetool.report.tables import TONES
 from ropetool.report.verdict import summary
 from ropetool.report.verified import conditions
 from ropetool.runtimes.inspection import Inspection
+from ropetool.sections import TONES
 from ropetool.verification.results import VerifyResult
 
 

@@ -14,9 +14,9 @@ from ropetool.report.charts import bands_chart
 from ropetool.report.grids import bands_section
 from ropetool.report.inspected import AGREES, made_of, named
 from ropetool.report.page import Page
-from ropetool.report.tables import BAD, GOOD, WARN, Cell, Section, Table, row
 from ropetool.rope.tables import LayerRope
 from ropetool.runtimes.inspection import Inspection
+from ropetool.sections import BAD, GOOD, WARN, Cell, Section, Table, row
 
 TONES = {AGREES: GOOD, "DIFFERS": BAD}
 

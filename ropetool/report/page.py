@@ -18,7 +18,7 @@ from ropetool.files.output import Rule, check_output, output_error
 from ropetool.files.transaction import staged
 from ropetool.report import drawing
 from ropetool.report.charts import Chart
-from ropetool.report.tables import Section
+from ropetool.sections import Section
 
 PAGE = "index.html"
 REPORT, HTML = "--report", "--html"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from ropetool.report.tables import number
+from ropetool.sections import number
 
 WIDTH, HEIGHT, MARGIN = 72, 9, 2
 AROUND = 18  # characters beside the plot: the scale on the left, half a label and the unit on the right

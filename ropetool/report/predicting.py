@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, change, number, row, with_interval
+from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table, change, number, row, with_interval
 from ropetool.verification.results import (
     BETTER,
     NO_WORSE,

@@ -14,7 +14,7 @@ from ropetool.report.predicting import (
     harness_section,
     many_shot_section,
 )
-from ropetool.report.tables import (
+from ropetool.sections import (
     BAD,
     GOOD,
     NONE,

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ropetool.escaping import escaped
-from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table
+from ropetool.sections import BAD, GOOD, NONE, WARN, Cell, Section, Table
 
 WIDTH, NARROW = 120, 80
 BESIDE = 30  # columns that words need to stand beside figures, and not below them

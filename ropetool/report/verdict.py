@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ropetool.report.answered import answers_sentence
-from ropetool.report.tables import exact
+from ropetool.sections import exact
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import (
     FAIL,

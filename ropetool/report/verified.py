@@ -12,9 +12,9 @@ from ropetool.report.gate import gate_section
 from ropetool.report.layout import counted, wrapped
 from ropetool.report.plot import SEVERAL, TRAINED, perplexity_plot
 from ropetool.report.sections import sections
-from ropetool.report.tables import TONES
 from ropetool.report.terminal import STYLES, WIDTH, console_of, print_section, put, written
 from ropetool.report.verdict import summary
+from ropetool.sections import TONES
 from ropetool.verification.gate import GRADES
 from ropetool.verification.results import VerifyResult
 from ropetool.verification.verdict.answers import Answers

@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ropetool.verification import suites
+from ropetool.verification import measures
 from ropetool.verification.measures.loss import LastSegment
 from ropetool.verification.results import VerifyResult, YardstickResult
 from ropetool.verification.scoring import Measurement, Runner
 from ropetool.verification.statistics import paired_difference
 
 OPTION = "--compare-with"
-UNTOLD = (suites.CACHE,)  # measurements that a yardstick is not asked for: it reads whole texts
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,8 @@ def kept_as(name: str, trained: int) -> str:
 
 def told_by(measurements: Sequence[Measurement]) -> list[Measurement]:
     """Return the measurements that yardsticks are asked for."""
-    return [m for m in measurements if m.name not in UNTOLD]
+    left_out = {measure.measured_as for measure in measures.every() if not measure.of_variants}
+    return [measurement for measurement in measurements if measurement.name not in left_out]
 
 
 def yardstick_result(

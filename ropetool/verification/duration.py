@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from ropetool.errors import ConfigError
 from ropetool.verification import estimate, suites
+from ropetool.verification.measure import Suite
 from ropetool.verification.measures.segments import MIN_SEGMENTS
-from ropetool.verification.suites import Suite
 
 LONGEST = 60.0  # minutes that a run may take without a budget
 FITTING = (
@@ -133,7 +133,7 @@ def _less(run: Run, free_grade: bool) -> Iterator[Run]:
     yield replace(run, suite=few)
     if suite.name == suites.CUSTOM:
         return
-    quick = replace(suites.SUITES["quick"], most_scored=suite.most_scored)
+    quick = replace(suites.named("quick"), most_scored=suite.most_scored)
     yield replace(run, suite=quick)
     yield replace(run, suite=replace(quick, segments=MIN_SEGMENTS))
     if free_grade:

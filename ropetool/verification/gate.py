@@ -21,10 +21,9 @@ from ropetool.verification.results import (
     WORSE,
     Check,
     Estimate,
-    FarResult,
     LengthResult,
 )  # fmt: skip
-from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, negated, rejected
+from ropetool.verification.statistics import ERROR, chance_of_less, lower_bound, rejected
 
 RATIO, FAR_TEXT, YARDSTICK, LENGTHS = "ratio", "far text", "yardstick", "lengths"
 SHORT, LONG, BROKEN = "short texts", "whole length", "broken texts"  # of a default verification
@@ -141,29 +140,13 @@ def _useful_check(beyond: Sequence[LengthResult], limits: Limits) -> Check:
 
 @dataclass(frozen=True)
 class Evidence:
-    """A gain that only text further away than the trained length can give, and where it was measured, in words."""
+    """A gain that only text further away than the trained length can give, and where it was measured, in words.
+
+    Each is compared with 0, whatever its unit.
+    """
 
     said: str
     gain: Estimate
-
-
-def evidence_of_reading(
-    lengths: Sequence[LengthResult], far: FarResult | None, trained_length: int, context_length: int
-) -> list[Evidence]:
-    """Return what was measured at the stated context that can show that far text is read; none below that context.
-
-    The gain over truncation is in nats a token, that of far dependence a part of 1; each is held against 0.
-    """
-    reached = [entry for entry in lengths if entry.length >= context_length and not entry.partial]
-    found = []
-    if reached and reached[0].difference_to_truncation is not None:
-        gain = negated(reached[0].difference_to_truncation)
-        found.append(Evidence(f"gain over truncation at {reached[0].length} tokens", gain))
-    distant = [] if far is None else [entry for entry in far.distances if entry.distance > trained_length]
-    if reached and distant:
-        last = max(distant, key=lambda entry: entry.distance)
-        found.append(Evidence(f"gain from a copy {last.distance} tokens before", last.gain))
-    return found
 
 
 def reading_check(evidence: Sequence[Evidence], grade: Grade, trained_length: int, context_length: int) -> Check:

@@ -18,28 +18,20 @@ from typing import Any, Protocol
 from ropetool.errors import ConfigError
 from ropetool.files import hub
 from ropetool.files.counting import nobody
-from ropetool.verification import estimate, floors, gate, reading, suites
+from ropetool.verification import estimate, floors, gate, measures, suites
 from ropetool.verification.beside import Beside, kept_as, told_by, yardstick_result
 from ropetool.verification.corpus import read_corpus
 from ropetool.verification.duration import Run, check_duration
 from ropetool.verification.gate import Limits
 from ropetool.verification.kl_gate import kl_checks, passes, with_inexact_tables
-from ropetool.verification.measures.answers import NAME as NEEDLE_ANSWERS
-from ropetool.verification.measures.answers import needle_answers
+from ropetool.verification.measure import Grading, Setting, Suite
 from ropetool.verification.measures.divergence import diverge, divergence_rows
-from ropetool.verification.measures.growing import prepare_cache
-from ropetool.verification.measures.long_pass import JUDGE, LongPass, of_copies, prepare_long_pass
-from ropetool.verification.measures.loss import LastSegment, perplexity, prepare_last_segment
-from ropetool.verification.measures.many_shot import prepare_many_shot
-from ropetool.verification.measures.position import prepare_position
-from ropetool.verification.measures.protocols import PROTOCOLS
-from ropetool.verification.measures.protocols import prepare as prepare_protocol
-from ropetool.verification.measures.repeats import prepare_far
-from ropetool.verification.measures.retrieval import Retrieval, prepare_retrieval
-from ropetool.verification.measures.ruler import prepare_effective_length
+from ropetool.verification.measures.long_pass import JUDGE, LongPass
+from ropetool.verification.measures.loss import LastSegment, perplexity
+from ropetool.verification.measures.retrieval import Retrieval
 from ropetool.verification.measures.segments import MIN_SEGMENTS
 from ropetool.verification.options import check_budget
-from ropetool.verification.results import Check, DivergenceResult, Noise, VerifyResult, YardstickResult
+from ropetool.verification.results import Check, DivergenceResult, VerifyResult, YardstickResult
 from ropetool.verification.runners.torch_runner import TorchRunner
 from ropetool.verification.scoring import (
     BASELINE,
@@ -55,7 +47,6 @@ from ropetool.verification.scoring import (
 from ropetool.verification.shares import attainable_loss, paired_bounds
 from ropetool.verification.short_divergence import with_own_noise
 from ropetool.verification.statistics import attainable
-from ropetool.verification.suites import Suite
 from ropetool.verification.texts import Document, fingerprint
 
 AGAINST = "against"
@@ -147,7 +138,7 @@ def verify(
     run exceeds the budget; CheckpointError if a checkpoint cannot be read or its logits are not finite.
     """
     free_grade = limits is None
-    suite, limits = suite or suites.SUITES["quick"], limits or Limits()
+    suite, limits = suite or suites.named("quick"), limits or Limits()
     check_budget(budget)
     check_amounts(lengths, trained_length, suite)
     asked_for = Run(suite, tuple(lengths), limits.grade)
@@ -172,10 +163,11 @@ def verify(
         around = runners if wrap is None else {role: wrap(made, role) for role, made in runners.items()}
         tell("reading the texts", 0, 0)
         corpus = read_corpus(texts, runners, paths)
-        measurements = prepared(
+        setting = Setting(
             suite, corpus, runners[TARGET], lengths, trained_length, context_length, limits, seed, judge is not None,
             baseline_reach,
         )  # fmt: skip
+        measurements = prepared(setting)
         asked = [role for role in paths if role in (TARGET, BASELINE)]
         on = asked[-1]
         yardsticks: Mapping[str, Runner] = {}
@@ -197,10 +189,8 @@ def verify(
             if run == asked_for:
                 return work
             grade, beyond = replace(limits, grade=run.grade), run.lengths[-1] > trained_length
-            made = prepared(
-                with_proofs(run.suite, grade, beyond, len(texts)), corpus, runners[TARGET], run.lengths, trained_length,
-                context_length, grade, seed, judge is not None, baseline_reach,
-            )  # fmt: skip
+            less = with_proofs(run.suite, grade, beyond, len(texts))
+            made = prepared(replace(setting, suite=less, lengths=run.lengths, limits=grade))
             return work_of(made, asked) + work_of(told_by(made) * len(yardsticks), [TARGET])
 
         check_duration(asked_for, rows, pace, budget, trained_length, free_grade=free_grade)
@@ -218,7 +208,7 @@ def verify(
                 say(foretell(measurements))
             _estimate(pace, work, say)
         raw = _measure_each(around, measurements, tell, {on: yardsticks})
-        found = found_of(measurements, suite, trained_length, raw[TARGET], raw.get(BASELINE, {}))
+        found = results_of(measurements, setting, raw[TARGET], raw.get(BASELINE, {}))
         long_pass = next((m for m in measurements if isinstance(m, LongPass)), None)
         if long_pass is not None and judge is not None:
             tell("the judge: key tokens", 0, 0)
@@ -230,10 +220,7 @@ def verify(
         held: list[YardstickResult] = []
         for name in yardsticks:
             assert beside is not None
-            of_yardstick = result_of(
-                found_of(told, suite, trained_length, raw[name], reference), told, corpus, (), suite=suite,
-                trained_length=trained_length, context_length=max(lengths), grade=limits.grade, seed=seed,
-            )  # fmt: skip
+            of_yardstick = result_of(results_of(told, setting, raw[name], reference), told, (), setting)
             held.append(yardstick_result(name, beside, of_yardstick, told, raw[TARGET], raw[name]))
         divergence, own, noise = None, None, None
         if against is not None:
@@ -250,15 +237,11 @@ def verify(
                     divergence, runners[AGAINST], runners[TARGET], measure, against.routed
                 )
             divergence = replace(divergence, reference=hub.name_of(against.other))
-    judged = checks_of(
-        found, divergence, own, against, noise, trained_length=trained_length,
-        context_length=context_length or max(lengths), limits=limits,
-    )  # fmt: skip
-    checked = (*checks, *judged)
-    result = result_of(
-        found, measurements, corpus, checked, suite=suite, trained_length=trained_length, grade=limits.grade, seed=seed,
-        context_length=max(lengths) if context_length is None else context_length,
-    )  # fmt: skip
+    checked = [*checks, *checks_of(found, setting)]
+    if divergence is not None and against is not None:
+        apart = kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl, noise)
+        checked += with_inexact_tables(apart) if against.inexact else apart
+    result = result_of(found, measurements, checked, setting)
     return replace(
         result,
         target=hub.name_of(target),
@@ -275,31 +258,23 @@ def verify(
     )
 
 
-def found_of(
-    measurements: Sequence[Measurement],
-    suite: Suite,
-    trained_length: int,
-    target: Mapping[str, Any],
-    baseline: Mapping[str, Any],
+def results_of(
+    measurements: Sequence[Measurement], setting: Setting, target: Mapping[str, Any], baseline: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the result of each measurement by its name, from what was measured of both models; key tokens are those of copies."""
-    found = {m.name: m.result(target[m.name], baseline.get(m.name)) for m in measurements}
-    if suites.KEY_TOKENS in suite.measures:
-        found[suites.KEY_TOKENS] = of_copies(found.get(suites.FAR), trained_length)
-    return found
+    """Return the result of each measure by its name, from the raw figures of both models by measurement."""
+    made = {m.name: m for m in measurements}
+    results: dict[str, Any] = {}
+    for measure in measures.every():
+        name = measure.measured_as
+        if name in made:
+            results[measure.name] = made[name].result(target[name], baseline.get(name))
+        elif measure.derive is not None and measure.name in setting.suite.measures:
+            results[measure.name] = measure.derive(results, setting.trained_length)
+    return results
 
 
 def result_of(
-    found: Mapping[str, Any],
-    measurements: Sequence[Measurement],
-    corpus: Corpus,
-    checks: Sequence[Check],
-    *,
-    suite: Suite,
-    trained_length: int,
-    context_length: int,
-    grade: str,
-    seed: int,
+    found: Mapping[str, Any], measurements: Sequence[Measurement], checks: Sequence[Check], setting: Setting
 ) -> VerifyResult:
     """Return the result of a suite; whose it is, and what it was measured with, is for the caller to say."""
     segments = next((m for m in measurements if isinstance(m, LastSegment)), None)
@@ -309,30 +284,30 @@ def result_of(
         target="",
         baseline=None,
         against=None,
-        suite=suite.name,
-        trained_length=trained_length,
-        context_length=context_length,
+        suite=setting.suite.name,
+        trained_length=setting.trained_length,
+        context_length=setting.context,
         scored=segments.scored if segments else 0,
-        seed=seed,
-        documents=segments.documents() if segments else corpus.names,
+        seed=setting.seed,
+        documents=segments.documents() if segments else setting.corpus.names,
         text_fingerprint="",
         lengths=by_length,
-        protocols=tuple(found[name] for name in PROTOCOLS if name in found),
-        position=found.get(suites.POSITION),
+        protocols=tuple(found[name] for name in ("yarn", "llama.cpp") if name in found),
+        position=found.get("position"),
         far=found.get(suites.FAR),
-        retrieval=tuple(found[n] for n in suites.RETRIEVALS if n in found),
+        retrieval=tuple(found[n] for n in ("retrieval", "many-keys", "variables", "needles") if n in found),
         divergence=None,
         bands=None,
         checks=tuple(checks),
         runtime="",
         notes=(warning,) if warning else (),
-        grade=grade,
+        grade=setting.limits.grade,
         key_tokens=found.get(suites.KEY_TOKENS),
-        long_pass=next((found[m.name] for m in measurements if isinstance(m, LongPass)), None),
-        needle_answers=found.get(NEEDLE_ANSWERS),
-        effective_length=found.get(suites.EFFECTIVE_LENGTH),
-        many_shot=found.get(suites.MANY_SHOT),
-        cache=found.get(suites.CACHE),
+        long_pass=found.get("by-position"),
+        needle_answers=found.get("needle-answers"),
+        effective_length=found.get("effective-length"),
+        many_shot=found.get("many-shot"),
+        cache=found.get("cache"),
     )
 
 
@@ -410,66 +385,17 @@ def planned_rows(
     corpus, found = read_corpus(texts, {TARGET: reader}, {}), []
     for suite in chosen:
         whole = with_proofs(suite, limits, max(lengths) > trained_length, len(texts))
-        measurements = prepared(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed, False)
-        found.append(work_of(measurements, (TARGET, BASELINE)))
+        setting = Setting(whole, corpus, reader, lengths, trained_length, max(lengths), limits, seed)
+        found.append(work_of(prepared(setting), (TARGET, BASELINE)))
     return found
 
 
-def prepared(
-    suite: Suite,
-    corpus: Corpus,
-    target: Tokenizes,
-    lengths: Sequence[int],
-    trained_length: int,
-    context_length: int | None,
-    limits: Limits,
-    seed: int,
-    judged: bool,
-    baseline_reach: int | None = None,
-) -> list[Measurement]:
+def prepared(setting: Setting) -> list[Measurement]:
     """Return the measurements of the suite, their rows chosen. Raises: ConfigError if the texts are too short."""
     made: list[Measurement] = []
-    for name in suite.measures:
-        if name == suites.LAST_SEGMENT:
-            made.append(
-                prepare_last_segment(
-                    corpus, lengths, trained_length, context_length=context_length, margin=limits.asked.margin,
-                    segments=suite.segments, seed=seed, most_scored=suite.most_scored, baseline_reach=baseline_reach,
-                )
-            )  # fmt: skip
-        elif name == suites.POSITION:
-            made.append(prepare_position(corpus, lengths, trained_length, count=suite.passages, seed=seed))
-        elif name == suites.FAR:
-            made.append(prepare_far(corpus, lengths, trained_length, count=suite.passages, seed=seed, ends=suite.ends))
-        elif name in (suites.BY_POSITION, suites.KEY_TOKENS):
-            wanted = name == suites.BY_POSITION or judged
-            if wanted and lengths[-1] > trained_length and not any(isinstance(m, LongPass) for m in made):
-                made.append(prepare_long_pass(corpus, lengths[-1], trained_length, count=suite.segments, seed=seed))
-        elif name == suites.EFFECTIVE_LENGTH:
-            made.append(
-                prepare_effective_length(
-                    corpus, target.tokenize, lengths, trained_length, trials=suite.task_trials, seed=seed
-                )
-            )
-        elif name == suites.MANY_SHOT:
-            made.append(
-                prepare_many_shot(corpus, target.tokenize, lengths, trained_length, trials=suite.lessons, seed=seed)
-            )
-        elif name == suites.CACHE:
-            made.append(prepare_cache(corpus, lengths, trained_length, seed=seed))
-        elif name in PROTOCOLS:
-            made.append(prepare_protocol(name, corpus, [n for n in lengths if n >= trained_length] or lengths[-1:]))
-        else:
-            task = "keys" if name == suites.RETRIEVAL else name
-            made.append(
-                prepare_retrieval(
-                    task, corpus, target.tokenize, lengths[-1:] if suite.ends else lengths, trained_length,
-                    trials=suite.trials, seed=seed,
-                )
-            )  # fmt: skip
-    if suites.KEY_TOKENS in suite.measures and not judged:
-        tasks = [m for m in made if isinstance(m, Retrieval)]
-        made += [needle_answers(tasks, corpus.prefix, trained_length)] if tasks else []
+    for measure in measures.of(setting.suite.measures):
+        measurement = measure.prepare(setting, made)
+        made += [] if measurement is None else [measurement]
     return made
 
 
@@ -550,48 +476,14 @@ def _own_divergence(
         return _diverge(other, target, corpus, trained_length, trained_length, seed, tell)
 
 
-def checks_of(
-    found: Mapping[str, Any],
-    divergence: DivergenceResult | None = None,
-    own: DivergenceResult | None = None,
-    against: Pair | None = None,
-    noise: Noise | None = None,
-    *,
-    trained_length: int,
-    context_length: int,
-    limits: Limits,
-) -> list[Check]:
-    checks: list[Check] = []
-    if suites.LAST_SEGMENT in found:
-        lengths = found[suites.LAST_SEGMENT]
-        evidence = gate.evidence_of_reading(lengths, found.get(suites.FAR), trained_length, context_length)
-        for name, said in (suites.KEY_TOKENS, "key tokens"), (NEEDLE_ANSWERS, "needle answers"):
-            tokens = found.get(name)
-            if tokens is not None and tokens.gain is not None and not tokens.note:
-                evidence.append(gate.Evidence(f"gain on {tokens.tokens} {said}", tokens.gain))
-        checks += gate.loss_checks(lengths, trained_length, limits)
-        checks.append(gate.reading_check(evidence, limits.asked, trained_length, context_length))
-    for name in (suites.KEY_TOKENS, NEEDLE_ANSWERS):
-        if found.get(name) is not None:
-            checks.append(reading.key_tokens_check(found[name], name.replace("-", " ")))
-    if suites.POSITION in found:
-        checks.append(reading.position_check(found[suites.POSITION], limits.asked))
-    if suites.FAR in found:
-        checks.append(reading.copies_check(found[suites.FAR], limits.asked))
-    for name in suites.RETRIEVALS:
-        if name in found:
-            copies = suites.FAR in found
-            checks += reading.retrieval_checks(found[name], limits.asked, trained_length, copies)
-    if suites.EFFECTIVE_LENGTH in found:
-        checks.append(reading.effective_length_check(found[suites.EFFECTIVE_LENGTH], context_length))
-    if suites.CACHE in found:
-        checks.append(reading.cache_check(found[suites.CACHE]))
-    if suites.MANY_SHOT in found:
-        checks.append(reading.many_shot_check(found[suites.MANY_SHOT]))
-    if divergence is not None and against is not None:
-        apart = kl_checks(divergence, own, floors.limit(against.kinds, against.layers), limits.max_kl, noise)
-        checks += with_inexact_tables(apart) if against.inexact else apart
-    return checks
+def checks_of(results: Mapping[str, Any], setting: Setting) -> list[Check]:
+    """Return the lines of the gate on these results, which are by measure."""
+    made = [measure for measure in measures.every() if results.get(measure.name) is not None]
+    grading = Grading(setting.limits, setting.trained_length, setting.context, results)
+    evidence = [each for measure in made for each in measure.evidence(results[measure.name], grading)]
+    grading = replace(grading, evidence=evidence)
+    made.sort(key=lambda measure: measure.order if measure.checked is None else measure.checked)
+    return [check for measure in made for check in measure.checks(results[measure.name], grading)]
 
 
 def check_amounts(lengths: Sequence[int], trained_length: int, suite: Suite) -> None:

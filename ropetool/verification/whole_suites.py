@@ -31,12 +31,12 @@ from ropetool.verification.certifying import certified
 from ropetool.verification.conditions import conditions, run_key
 from ropetool.verification.gate import LENGTHS, NOTHING_BEYOND, Limits, not_reached, without_source
 from ropetool.verification.journal import JournaledRunner, kept_journal
+from ropetool.verification.measure import Suite
 from ropetool.verification.measures.long_pass import JUDGE
 from ropetool.verification.measures.rotary import check_rotation
 from ropetool.verification.opening import Open
 from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.comparing import read_back, same_tables
-from ropetool.verification.reading import harness_check
 from ropetool.verification.remade import kl_to_claim
 from ropetool.verification.results import INEXACT, NOT_RUN, Check, HarnessResult, VerifyResult
 from ropetool.verification.run import AGAINST, Pair, default_lengths, verify
@@ -45,7 +45,6 @@ from ropetool.verification.runners.vllm_engine import OPTION, Engine, VllmRunner
 from ropetool.verification.scoring import TARGET, Progress, Runner
 from ropetool.verification.session import Session, documents_of, unchanged_source
 from ropetool.verification.short_divergence import Lengths
-from ropetool.verification.suites import Suite
 
 Wrap = Callable[[Runner, str], Runner]
 UNQUANTISED = frozenset({"F32", "F16", "BF16", "F64"})
@@ -73,7 +72,7 @@ def measure_suites(
     ]  # fmt: skip
     tasks = _harness(session, options)
     if tasks is not None:
-        checks.append(harness_check(tasks, (options.limits or Limits()).asked))
+        checks.append(addition("lm_eval_check")(tasks, (options.limits or Limits()).asked))
     pair = None
     if other is not None:
         tables = same_tables(checkpoint, other)

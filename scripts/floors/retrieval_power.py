@@ -20,8 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from ropetool.verification.gate import GRADES
-from ropetool.verification.measures.retrieval import DEPTHS
-from ropetool.verification.reading import retrieval_checks
+from ropetool.verification.measures.retrieval import DEPTHS, retrieval_checks
 from ropetool.verification.results import FAIL, PASS, RetrievalPair, RetrievalResult
 from ropetool.verification.shares import paired_bounds
 from ropetool.verification.statistics import wilson

@@ -8,7 +8,7 @@ import pytest
 import sample
 
 from ropetool.report.plot import perplexity_plot
-from ropetool.report.tables import change, exact, number, perplexity, with_interval
+from ropetool.sections import change, exact, number, perplexity, with_interval
 
 
 @pytest.mark.parametrize(

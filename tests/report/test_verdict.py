@@ -13,10 +13,10 @@ from ropetool.report.verdict import WORDS, summary, verify_json
 from ropetool.verification import kl_gate
 from ropetool.verification.gate import FAR_TEXT, RATIO
 from ropetool.verification.measures import growing
+from ropetool.verification.measures.repeats import COPIES
 from ropetool.verification.measures.rotary import ROTATION
 from ropetool.verification.readback.comparing import FILES, SAME_TABLES, TABLES, WEIGHTS
 from ropetool.verification.readback.terms import DRESS
-from ropetool.verification.reading import COPIES
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, RetrievalPair, VerifyResult
 
 SUBJECT = "demo-yarn-8x (yarn, factor 8), measured up to 2048 tokens against demo and demo-yarn-8x.gguf,"

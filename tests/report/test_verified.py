@@ -11,10 +11,10 @@ import sample
 
 from ropetool.report.gate import gate_section
 from ropetool.report.sections import sections
-from ropetool.report.tables import Section, Table, row
 from ropetool.report.terminal import WIDTH, section_text
 from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
+from ropetool.sections import Section, Table, row
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 

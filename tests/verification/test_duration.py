@@ -17,6 +17,7 @@ from ropetool.cli.options import with_options
 from ropetool.errors import ConfigError
 from ropetool.verification import duration, estimate, suites
 from ropetool.verification.duration import FITTING, LONGEST, NO_BUDGET, Run, TooLong, check_duration
+from ropetool.verification.measure import Suite
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
 TRAINED = 8192
@@ -33,7 +34,7 @@ def pace(first: float, growth: float) -> Callable[[], estimate.Pace]:
     return lambda: lambda work: sum(count * length * (first + growth * length) for length, count in work.items())
 
 
-def suite(name: str | None, measures: tuple[str, ...] = ()) -> suites.Suite:
+def suite(name: str | None, measures: tuple[str, ...] = ()) -> Suite:
     return suites.choose(name, measures, None)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.verification import gate
+from ropetool.verification import gate, measures
 from ropetool.verification.gate import Limits
+from ropetool.verification.measure import Grading
 from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
@@ -106,17 +107,26 @@ def test_publishable_and_usable_ask_for_proof_that_far_text_is_read() -> None:
     assert checked("usable", context=256).verdict == checked("research", 0.0).verdict == NOT_ASKED
 
 
+def evidence(lengths: list[LengthResult], far: FarResult, context: int) -> list[gate.Evidence]:
+    results = {"last-segment": lengths, "far": far}
+    grading = Grading(Limits(), TRAINED, context, results)
+    return [
+        each for measure in measures.every() if measure.name in results
+        for each in measure.evidence(results[measure.name], grading)
+    ]  # fmt: skip
+
+
 def test_only_what_was_measured_at_the_stated_context_shows_that_it_is_read() -> None:
     far = FarResult(128, 64, 8, 8, tuple(DistanceResult(d, *[about(0.3)] * 3) for d in (128, 900)), "")
     lengths = [at(256), at(1024, difference_to_truncation=about(-0.2))]
-    truncation, copy = gate.evidence_of_reading(lengths, far, TRAINED, 1024)
+    truncation, copy = evidence(lengths, far, 1024)
     assert (truncation.said, truncation.gain.mean) == ("gain over truncation at 1024 tokens", 0.2)
     assert (truncation.gain.low, truncation.gain.high) == pytest.approx((0.19, 0.21))
     assert (copy.said, copy.gain) == ("gain from a copy 900 tokens before", about(0.3))
-    assert gate.evidence_of_reading(lengths, far, TRAINED, 2048) == []
+    assert evidence(lengths, far, 2048) == []
     near = replace(far, distances=far.distances[:1])
-    assert len(gate.evidence_of_reading(lengths, near, TRAINED, 1024)) == 1
-    assert gate.evidence_of_reading([at(1024, partial=True)], None, TRAINED, 1024) == []
+    assert len(evidence(lengths, near, 1024)) == 1
+    assert evidence([at(1024, partial=True)], far, 1024) == []
 
 
 def test_a_text_known_by_heart_is_warned_of() -> None:

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from ropetool.errors import ConfigError
-from ropetool.lab.lm_eval import command_lines, compared, has_logs
+from ropetool.lab.lm_eval import command_lines, compared, has_logs, lm_eval_check
 from ropetool.verification.gate import GRADES
-from ropetool.verification.reading import harness_check
 from ropetool.verification.results import FAIL, NO_WORSE, NOT_RUN, PASS, UNDECIDED, WORSE, Check, HarnessResult
 from ropetool.verification.shares import paired_bounds
 
@@ -58,7 +57,7 @@ def read(folder: Path, grade: str = "usable") -> HarnessResult:
 
 
 def judged(folder: Path, grade: str = "usable") -> Check:
-    return harness_check(read(folder, grade), GRADES[grade])
+    return lm_eval_check(read(folder, grade), GRADES[grade])
 
 
 def right(share: float, count: int = 400, seed: int = 0) -> np.ndarray:

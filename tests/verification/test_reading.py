@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ropetool.verification import reading
 from ropetool.verification.gate import GRADES, Grade
-from ropetool.verification.measures.retrieval import DEPTHS
+from ropetool.verification.measures.position import position_check
+from ropetool.verification.measures.repeats import copies_check
+from ropetool.verification.measures.retrieval import DEPTHS, retrieval_checks
 from ropetool.verification.results import (
     FAIL,
     NOT_ASKED,
@@ -54,7 +55,7 @@ def grid(*pairs: RetrievalPair, note: str = "") -> RetrievalResult:
 
 
 def chosen(found: RetrievalResult, grade: Grade = USABLE, copies: bool = True) -> str:
-    return reading.retrieval_checks(found, grade, TRAINED, copies)[0].verdict
+    return retrieval_checks(found, grade, TRAINED, copies)[0].verdict
 
 
 @pytest.mark.parametrize(
@@ -77,9 +78,7 @@ def test_no_more_answers_may_be_lost_than_the_grade_allows(
 
 
 def test_the_figure_is_the_score_and_the_limit_what_it_may_fall_to() -> None:
-    check, written = reading.retrieval_checks(
-        grid(pair(512, 80, 80, 100), pair(1024, 78, 80, 100)), USABLE, TRAINED, True
-    )
+    check, written = retrieval_checks(grid(pair(512, 80, 80, 100), pair(1024, 78, 80, 100)), USABLE, TRAINED, True)
     assert (check.name, check.figure, check.verdict) == ("retrieval, keys", 0.78, PASS)
     assert check.limit == pytest.approx(0.7)
     assert check.detail.startswith("78 of 100 right at 1024 tokens, 80 of the same at 256: difference -0.02")
@@ -88,9 +87,9 @@ def test_the_figure_is_the_score_and_the_limit_what_it_may_fall_to() -> None:
 
 def test_written_answers_are_judged_by_themselves() -> None:
     found = grid(pair(1024, 90, 90, 100), pair(1024, 50, 90, 100, written=True))
-    assert [check.verdict for check in reading.retrieval_checks(found, USABLE, TRAINED, True)] == [PASS, FAIL]
+    assert [check.verdict for check in retrieval_checks(found, USABLE, TRAINED, True)] == [PASS, FAIL]
     mute = grid(pair(1024, 90, 90, 100), pair(1024, 0, 5, 100, written=True))
-    assert [check.verdict for check in reading.retrieval_checks(mute, USABLE, TRAINED, True)] == [PASS, NOT_ASKED]
+    assert [check.verdict for check in retrieval_checks(mute, USABLE, TRAINED, True)] == [PASS, NOT_ASKED]
 
 
 def test_one_lost_depth_does_not_hide_behind_the_others() -> None:
@@ -98,7 +97,7 @@ def test_one_lost_depth_does_not_hide_behind_the_others() -> None:
     cells = [pair(1024, 8 if depth == 0 else 20, 20, 20, depth) for depth in DEPTHS]
     whole = pair(1024, 88, 100, 100)
     assert chosen(grid(whole)) == UNDECIDED
-    check = reading.retrieval_checks(grid(whole, *cells), USABLE, TRAINED, True)[0]
+    check = retrieval_checks(grid(whole, *cells), USABLE, TRAINED, True)[0]
     assert (check.verdict, check.figure) == (FAIL, 0.4)
     assert "8 of 20 right at 1024 tokens, depth 0.00, 20 of the same at 256" in check.detail
 
@@ -108,7 +107,7 @@ def test_each_depth_has_to_be_shown_to_be_read() -> None:
     cells = [pair(1024, 4 if depth == 0.5 else 8, 8, 20, depth) for depth in DEPTHS]
     whole = pair(1024, 96, 100, 250)  # as many as another task has; .016 lost
     assert chosen(grid(whole)) == PASS
-    check = reading.retrieval_checks(grid(whole, *cells), USABLE, TRAINED, True)[0]
+    check = retrieval_checks(grid(whole, *cells), USABLE, TRAINED, True)[0]
     assert (check.verdict, check.figure) == (UNDECIDED, 0.384)
     assert "not shown to be read at depth 0.50" in check.detail
 
@@ -203,15 +202,15 @@ def far(*gains: float, own: float = 0.3, error: float = 0.01, note: str = "") ->
 def test_copies_help_as_much_beyond_the_trained_length_and_at_all(
     gains: Sequence[float], own: float, verdicts: Sequence[str]
 ) -> None:
-    found = [reading.copies_check(far(*gains, own=own), grade) for grade in (PUBLISHABLE, USABLE, RESEARCH)]
+    found = [copies_check(far(*gains, own=own), grade) for grade in (PUBLISHABLE, USABLE, RESEARCH)]
     assert [check.verdict for check in found] == list(verdicts)
     assert found[0].limit == pytest.approx(own - 0.05)
     assert found[1].figure in gains
 
 
 def test_copies_of_thin_texts_or_within_the_trained_length_say_nothing() -> None:
-    assert reading.copies_check(far(0.3, note="only 3 passages"), USABLE).verdict == NOT_RUN
-    assert reading.copies_check(far(), USABLE).verdict == NOT_RUN
+    assert copies_check(far(0.3, note="only 3 passages"), USABLE).verdict == NOT_RUN
+    assert copies_check(far(), USABLE).verdict == NOT_RUN
 
 
 def position(*differences: float, error: float = 0.005, note: str = "") -> PositionResult:
@@ -235,7 +234,7 @@ def position(*differences: float, error: float = 0.005, note: str = "") -> Posit
 def test_a_passage_that_costs_more_behind_far_text_informs_and_fails_nothing(
     differences: Sequence[float], verdicts: Sequence[str], surely: bool
 ) -> None:
-    found = [reading.position_check(position(*differences), grade) for grade in (PUBLISHABLE, USABLE, RESEARCH)]
+    found = [position_check(position(*differences), grade) for grade in (PUBLISHABLE, USABLE, RESEARCH)]
     assert [check.verdict for check in found] == list(verdicts)
     bound = max(differences) + (-1 if surely else 1) * t_quantile(0.90, 9) * 0.005
     assert found[0].figure == pytest.approx(bound)
@@ -243,5 +242,5 @@ def test_a_passage_that_costs_more_behind_far_text_informs_and_fails_nothing(
 
 
 def test_a_probe_of_thin_texts_or_within_the_trained_length_says_nothing() -> None:
-    assert reading.position_check(position(0.0, 0.0, 0.0, note="only 3 passages"), USABLE).verdict == NOT_RUN
-    assert reading.position_check(position(0.0, 0.0), USABLE).verdict == NOT_RUN
+    assert position_check(position(0.0, 0.0, 0.0, note="only 3 passages"), USABLE).verdict == NOT_RUN
+    assert position_check(position(0.0, 0.0), USABLE).verdict == NOT_RUN

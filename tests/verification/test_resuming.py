@@ -44,7 +44,7 @@ def interrupted(model: Path, **options: Any) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt):
-        patch.setattr(run, "found_of", stop)
+        patch.setattr(run, "results_of", stop)
         verified(model, **options)
 
 

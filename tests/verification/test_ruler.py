@@ -12,8 +12,13 @@ from word_reading import Blind, Reader, Vocabulary, make_corpus
 
 from ropetool.verification.measures import ruler
 from ropetool.verification.measures.retrieval import WORDS, Context
-from ropetool.verification.measures.ruler import TASKS, EffectiveLength, prepare_effective_length, single_tokens
-from ropetool.verification.reading import effective_length_check
+from ropetool.verification.measures.ruler import (
+    TASKS,
+    EffectiveLength,
+    effective_length_check,
+    prepare_effective_length,
+    single_tokens,
+)
 from ropetool.verification.results import NO_WORSE, NOT_ASKED, WORSE, EffectiveLengthResult
 from ropetool.verification.scoring import BASELINE, TARGET, Done, Predictions, ignore
 from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds

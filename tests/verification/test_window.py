@@ -14,9 +14,10 @@ import pytest
 
 import ropetool
 from ropetool.verification.gate import GRADES, Limits
+from ropetool.verification.measure import Suite
 from ropetool.verification.results import FAIL, NOT_ASKED, PASS, VerifyResult
 from ropetool.verification.run import verify
-from ropetool.verification.suites import FAR, LAST_SEGMENT, RETRIEVAL, Suite
+from ropetool.verification.suites import FAR, LAST_SEGMENT, RETRIEVAL
 from ropetool.verification.texts import default_documents
 
 DEMO = Path(ropetool.__file__).parent / "demo" / "model"
@@ -68,7 +69,8 @@ def test_a_model_that_never_looks_back_is_neither_publishable_nor_usable(extende
 
 def verified_again(found: VerifyResult, grade: str) -> str:
     """The verdict of the proofs alone for a grade, from the figures at hand."""
-    from ropetool.verification.reading import copies_check, retrieval_checks
+    from ropetool.verification.measures.repeats import copies_check
+    from ropetool.verification.measures.retrieval import retrieval_checks
 
     assert found.far is not None
     checks = [

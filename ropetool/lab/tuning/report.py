@@ -18,8 +18,8 @@ from ropetool.report import drawing
 from ropetool.report.charts import Chart
 from ropetool.report.layout import columns, counted, wrapped
 from ropetool.report.page import Page, rendered, write_page
-from ropetool.report.tables import BAD, GOOD, WARN, Cell, Section, Table, row
 from ropetool.rope.tables import TABLE_TOLERANCE
+from ropetool.sections import BAD, GOOD, WARN, Cell, Section, Table, row
 from ropetool.verification.results import Estimate
 
 SCHEMA = 1

@@ -1,1 +1,46 @@
-"""The measurements, one module each: rows chosen beforehand, a runner asked, raw figures turned into results."""
+"""The measures, found by discovery: rows chosen beforehand, a runner asked, raw figures turned into results.
+
+A file in this folder or in `ropetool/lab/measures/` that defines `MEASURES` adds measures. The other files are parts that
+measures share.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Collection
+from functools import cache
+
+from ropetool import registry
+from ropetool.verification.measure import Measure
+
+
+@cache
+def every() -> tuple[Measure, ...]:
+    """Return all measures, in their order."""
+    files = [
+        f"{package}.{info.name}"
+        for package in registry.MEASURE_PACKAGES
+        for info in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    ]
+    listed = [measure for file in files for measure in getattr(importlib.import_module(file), "MEASURES", ())]
+    return tuple(sorted(listed, key=lambda measure: measure.order))
+
+
+def offered() -> tuple[str, ...]:
+    """Return the names of the measures that a user can choose."""
+    return tuple(measure.name for measure in every() if not measure.part_of)
+
+
+def of(names: Collection[str]) -> list[Measure]:
+    """Return the measures of these names, with their parts."""
+    return [measure for measure in every() if (measure.part_of or measure.name) in names]
+
+
+def by_key() -> dict[str, Measure]:
+    """Return one measure for each key of results, in the order of a report."""
+    shown = sorted(every(), key=lambda measure: measure.order if measure.shown is None else measure.shown)
+    first: dict[str, Measure] = {}
+    for measure in shown:
+        first.setdefault(measure.key, measure)
+    return first

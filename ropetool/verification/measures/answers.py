@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.rope.tables import Array
-from ropetool.verification.measures.long_pass import FEWEST, LONG, SHORT
+from ropetool.verification.measure import Grading, Measure, Setting
+from ropetool.verification.measures.long_pass import FEWEST, LONG, SHORT, key_tokens_check, token_evidence
 from ropetool.verification.measures.retrieval import Context, Retrieval
-from ropetool.verification.results import KeyTokenResult
-from ropetool.verification.scoring import TARGET, Done, Runner
+from ropetool.verification.results import Check, KeyTokenResult
+from ropetool.verification.scoring import TARGET, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered, paired_difference
+from ropetool.verification.suites import KEY_TOKENS
 
 NAME = "needle-answers"
 
@@ -78,3 +80,22 @@ def needle_answers(tasks: Sequence[Retrieval], prefix: tuple[int, ...], trained_
     return NeedleAnswers(
         tuple(some for some in chosen if some) if length > trained_length else (), prefix, length, trained_length
     )
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> NeedleAnswers | None:
+    tasks = [m for m in made if isinstance(m, Retrieval)]
+    if setting.judged or not tasks:
+        return None
+    return needle_answers(tasks, setting.corpus.prefix, setting.trained_length)
+
+
+def _checks(answers: KeyTokenResult, grading: Grading) -> list[Check]:
+    return [key_tokens_check(answers, "needle answers")]
+
+
+MEASURES = (
+    Measure(
+        NAME, "needle_answers", 900, _prepare, part_of=KEY_TOKENS, evidence=token_evidence("needle answers"), checks=_checks,
+        checked=12, shown=65,
+    ),
+)  # fmt: skip

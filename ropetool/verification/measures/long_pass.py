@@ -8,18 +8,22 @@ Source: Fang et al., What is wrong with perplexity for long-context language mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ropetool.rope.tables import Array
+from ropetool.verification.gate import Evidence
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.loss import row
 from ropetool.verification.measures.segments import Segment, choose_segments, lacking
-from ropetool.verification.results import FarResult, KeyTokenResult, LongPassResult, PassSpan
-from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
-from ropetool.verification.statistics import clustered, clustered_sums, paired_difference
+from ropetool.verification.results import NOT_ASKED, Check, FarResult, KeyTokenResult, LongPassResult, PassSpan
+from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
+from ropetool.verification.statistics import clustered, clustered_sums, lower_bound, paired_difference
+from ropetool.verification.suites import FAR, KEY_TOKENS
 
 GAIN = 2.0  # nats, by which the long context has to help the judge
 LIKELY = -2.0  # the log-probability that the judge has to give the token with it
@@ -143,3 +147,55 @@ def prepare_long_pass(corpus: Corpus, length: int, trained_length: int, *, count
     sizes = [len(tokens) for tokens in corpus.tokens]
     places = choose_segments(sizes, [length], scored, count, seed, len(corpus.prefix))[length]
     return LongPass(corpus, places, length, trained_length, scored)
+
+
+def key_tokens_check(found: KeyTokenResult, name: str = "key tokens") -> Check:
+    """Return the line on key tokens, which informs: as proof that far text is read they count under `far text`."""
+    if found.note or found.gain is None:
+        return Check(name, None, None, NOT_ASKED, found.note)
+    told = (
+        f"95 % lower bound of the gain over truncation on {found.tokens} of {found.scored} tokens, nats a token; "
+        f"the mean is {found.gain.mean:.2f}"
+    )
+    return Check(name, lower_bound(found.gain), 0.0, NOT_ASKED, told)
+
+
+def token_evidence(name: str) -> Callable[[KeyTokenResult, Grading], list[Evidence]]:
+    """Return what takes the gain on some tokens as evidence. name: of the tokens."""
+
+    def evidence(tokens: KeyTokenResult, grading: Grading) -> list[Evidence]:
+        if tokens.gain is None or tokens.note:
+            return []
+        return [Evidence(f"gain on {tokens.tokens} {name}", tokens.gain)]
+
+    return evidence
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> LongPass | None:
+    longest = setting.lengths[-1]
+    if longest <= setting.trained_length or any(isinstance(m, LongPass) for m in made):
+        return None
+    count, seed = setting.suite.segments, setting.seed
+    return prepare_long_pass(setting.corpus, longest, setting.trained_length, count=count, seed=seed)
+
+
+def _prepare_judged(setting: Setting, made: Sequence[Measurement]) -> LongPass | None:
+    """Return the long pass that a judge reads too; without one, key tokens are those of copies."""
+    return _prepare(setting, made) if setting.judged else None
+
+
+def _of_copies(results: Mapping[str, Any], trained_length: int) -> KeyTokenResult | None:
+    return of_copies(results.get(FAR), trained_length)
+
+
+def _key_token_checks(tokens: KeyTokenResult, grading: Grading) -> list[Check]:
+    return [key_tokens_check(tokens)]
+
+
+MEASURES = (
+    Measure("by-position", "long_pass", 50, _prepare, measurement=LongPass.name),
+    Measure(
+        KEY_TOKENS, "key_tokens", 60, _prepare_judged, derive=_of_copies, evidence=token_evidence("key tokens"),
+        checks=_key_token_checks, checked=11,
+    ),
+)  # fmt: skip

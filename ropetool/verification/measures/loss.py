@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ropetool.rope.tables import Array
+from ropetool.verification.gate import Evidence, loss_checks, reading_check
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.segments import Segment, choose_segments, lacking, scored_tokens
 from ropetool.verification.results import (
     BETTER,
@@ -18,17 +20,19 @@ from ropetool.verification.results import (
     NOT_JUDGED,
     UNDECIDED,
     WORSE,
+    Check,
     Estimate,
     KindResult,
     LengthResult,
 )
-from ropetool.verification.scoring import BASELINE, Corpus, Done, Runner
+from ropetool.verification.scoring import BASELINE, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     ERROR,
     chance_of_less,
     chance_of_more,
     clustered,
     lower_bound,
+    negated,
     paired_difference,
     rejected,
     upper_bound,
@@ -206,3 +210,39 @@ def row(corpus: Corpus, segment: Segment, length: int) -> list[int]:
     """Return the model input of `length` tokens that ends where the segment does: the prefix, then the text."""
     tokens = corpus.tokens[segment.document]
     return [*corpus.prefix, *tokens[segment.end - length + len(corpus.prefix) : segment.end].tolist()]
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> LastSegment:
+    return prepare_last_segment(
+        setting.corpus, setting.lengths, setting.trained_length, context_length=setting.context_length,
+        margin=setting.limits.asked.margin, segments=setting.suite.segments, seed=setting.seed,
+        most_scored=setting.suite.most_scored, baseline_reach=setting.baseline_reach,
+    )  # fmt: skip
+
+
+def _evidence(lengths: Sequence[LengthResult], grading: Grading) -> list[Evidence]:
+    """Return the gain over truncation at the configured context, in nats a token."""
+    reached = reaching(lengths, grading.context_length)
+    if not reached or reached[0].difference_to_truncation is None:
+        return []
+    gain = negated(reached[0].difference_to_truncation)
+    return [Evidence(f"gain over truncation at {reached[0].length} tokens", gain)]
+
+
+def _checks(lengths: Sequence[LengthResult], grading: Grading) -> list[Check]:
+    trained, limits = grading.trained_length, grading.limits
+    far_text = reading_check(grading.evidence, limits.asked, trained, grading.context_length)
+    return [*loss_checks(lengths, trained, limits), far_text]
+
+
+def reaching(lengths: Sequence[LengthResult], context_length: int) -> list[LengthResult]:
+    """Return the results at the configured context and beyond that have enough text."""
+    return [entry for entry in lengths if entry.length >= context_length and not entry.partial]
+
+
+MEASURES = (
+    Measure(
+        "last-segment", "lengths", 10, _prepare, suites=("quick", "standard", "full"), by_tokens=True,
+        evidence=_evidence, checks=_checks,
+    ),
+)  # fmt: skip

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ropetool.rope.tables import Array
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
 from ropetool.verification.measures.ruler import ASKED, PAIR, single_tokens
-from ropetool.verification.results import BETTER, UNDECIDED, WORSE, ManyShotLength, ManyShotResult
-from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.results import BETTER, NOT_ASKED, UNDECIDED, WORSE, Check, ManyShotLength, ManyShotResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import (
     chance_of_less,
     chance_of_more,
     clustered,
+    lower_bound,
     paired_difference,
     rejected,
     wilson,
@@ -29,6 +31,7 @@ from ropetool.verification.statistics import (
 
 NAME = "many-shot"
 LABELS = 4
+TRIALS = 4  # for each trial of retrieval at a depth
 MOST_WORDS = 128  # that have labels
 FEWEST_WORDS = 12
 SEEN = 2  # words for each shot that the trained length holds, so that more shots have more to say
@@ -175,3 +178,30 @@ def _lesson(
     right = of_words[asked]
     ordered = (*(tokens[label] for label in labels if label != right), tokens[right])
     return Lesson(tuple(row[-room:]), ordered, tuple(at for at in seen if at >= 0))
+
+
+def many_shot_check(found: ManyShotResult) -> Check:
+    """Return the line on learning from the shots of the longest length, which informs."""
+    name = "many-shot"
+    last = found.lengths[-1] if found.lengths else None
+    if last is None or last.gain is None:
+        return Check(name, None, None, NOT_ASKED, found.note)
+    told = (
+        f"95 % lower bound of the gain of {last.shots} shots over those that the trained length holds, nats a label; "
+        f"the mean is {last.gain.mean:.2f}"
+    )
+    return Check(name, lower_bound(last.gain), 0.0, NOT_ASKED, told)
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> ManyShot:
+    return prepare_many_shot(
+        setting.corpus, setting.target.tokenize, setting.lengths, setting.trained_length,
+        trials=TRIALS * setting.suite.trials, seed=setting.seed,
+    )  # fmt: skip
+
+
+def _checks(learned: ManyShotResult, grading: Grading) -> list[Check]:
+    return [many_shot_check(learned)]
+
+
+MEASURES = (Measure(NAME, "many_shot", 80, _prepare, checks=_checks),)

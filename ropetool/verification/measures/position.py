@@ -9,11 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ropetool.rope.tables import Array
+from ropetool.verification.gate import NOTHING_BEYOND, Grade
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
 from ropetool.verification.measures.segments import lacking
-from ropetool.verification.results import OffsetResult, PositionResult
-from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
-from ropetool.verification.statistics import clustered, paired_difference
+from ropetool.verification.results import NOT_ASKED, NOT_RUN, PASS, Check, OffsetResult, PositionResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
+from ropetool.verification.statistics import (
+    chance_of_less,
+    clustered,
+    lower_bound,
+    paired_difference,
+    rejected,
+    upper_bound,
+)
+
+POSITION = "position"  # the check
 
 
 @dataclass(frozen=True)
@@ -101,3 +112,39 @@ def prepare_position(
     fillers = tuple(filler for filler in rest if filler >= 0)
     within = max(filler for filler in fillers if filler <= max(0, trained_length - len(corpus.prefix) - size))
     return PositionProbe(corpus, passages(corpus, size, fillers[-1], count, seed), size, fillers, within)
+
+
+def position_check(found: PositionResult, grade: Grade) -> Check:
+    """Return whether a passage costs no more behind far text than the baseline's behind what fits its trained length.
+
+    It passes or informs: an honest extension of a small model may cost more there, and works.
+    """
+    judged = [(entry, entry.difference) for entry in found.offsets if entry.difference is not None]
+    if found.note or not any(entry.filler > found.within for entry, _ in judged):
+        return Check(POSITION, None, grade.margin, NOT_RUN, found.note or NOTHING_BEYOND)
+    uppers = [upper_bound(difference) for _, difference in judged]
+    surely = rejected([chance_of_less(difference, grade.margin) for _, difference in judged])
+    places: Sequence[int] = [i for i, sure in enumerate(surely) if sure] or range(len(judged))
+    at = max(places, key=lambda i: judged[i][1].mean if any(surely) else uppers[i])
+    entry, difference = judged[at]
+    where = f"nats a token behind {entry.filler} tokens of other text, minus the baseline's within its trained length"
+    if any(surely):
+        return Check(POSITION, lower_bound(difference), grade.margin, NOT_ASKED, f"95 % lower bound: {where}")
+    verdict = PASS if uppers[at] <= grade.margin else NOT_ASKED
+    return Check(POSITION, uppers[at], grade.margin, verdict, f"95 % upper bound, the largest: {where}")
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> PositionProbe:
+    count, seed = setting.suite.passages, setting.seed
+    return prepare_position(setting.corpus, setting.lengths, setting.trained_length, count=count, seed=seed)
+
+
+def _checks(probed: PositionResult, grading: Grading) -> list[Check]:
+    return [position_check(probed, grading.limits.asked)]
+
+
+MEASURES = (
+    Measure(
+        "position", "position", 20, _prepare, suites=("standard", "full"), by_tokens=True, checks=_checks,
+    ),
+)  # fmt: skip

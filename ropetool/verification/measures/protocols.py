@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,8 +15,9 @@ import numpy as np
 
 from ropetool.errors import ConfigError, UnknownName
 from ropetool.rope.tables import Array
+from ropetool.verification.measure import Measure, Setting
 from ropetool.verification.results import ProtocolLength, ProtocolResult
-from ropetool.verification.scoring import Corpus, Done, Runner
+from ropetool.verification.scoring import Corpus, Done, Measurement, Runner
 from ropetool.verification.statistics import clustered_sums
 
 YARN, LLAMA_CPP = "yarn", "llama.cpp"
@@ -180,3 +181,19 @@ def _calls(windows: Sequence[Window]) -> Iterator[list[int]]:
         step = max(1, CALL_IDS // length)
         for start in range(0, len(members), step):
             yield members[start : start + step]
+
+
+def _prepare(protocol: str) -> Callable[[Setting, Sequence[Measurement]], ProtocolMeasurement]:
+    """Return what prepares the measurement of a protocol."""
+
+    def prepared(setting: Setting, made: Sequence[Measurement]) -> ProtocolMeasurement:
+        lengths = [length for length in setting.lengths if length >= setting.trained_length]
+        return prepare(protocol, setting.corpus, lengths or setting.lengths[-1:])
+
+    return prepared
+
+
+MEASURES = tuple(
+    Measure(protocol, "protocols", 100 + index, _prepare(protocol), several=True, shown=15 + index)
+    for index, protocol in enumerate(PROTOCOLS)
+)

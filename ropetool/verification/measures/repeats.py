@@ -12,11 +12,24 @@ import numpy as np
 
 from ropetool.errors import ConfigError
 from ropetool.rope.tables import Array
+from ropetool.verification.gate import NOTHING_BEYOND, Evidence, Grade
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.fillers import Passage, passage_length, passages
+from ropetool.verification.measures.loss import reaching
 from ropetool.verification.measures.segments import lacking
-from ropetool.verification.results import DistanceResult, FarResult
-from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
-from ropetool.verification.statistics import clustered, paired_difference
+from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, DistanceResult, FarResult
+from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
+from ropetool.verification.statistics import (
+    chance_of_more,
+    clustered,
+    lower_bound,
+    paired_difference,
+    rejected,
+    upper_bound,
+)
+from ropetool.verification.suites import FAR, LAST_SEGMENT
+
+COPIES = "copies"  # the check
 
 
 @dataclass(frozen=True)
@@ -120,3 +133,61 @@ def prepare_far(
     within = max((distance for distance in distances if distance + size <= trained_length), default=0)
     chosen = passages(corpus, size, max(distances) - size, count, seed)
     return FarDependence(corpus, chosen, size, tuple(distances), within)
+
+
+def copies_check(found: FarResult, grade: Grade) -> Check:
+    """Return whether copies beyond the trained length help as much as within it, and help at all at the farthest."""
+    beyond = [(entry, entry.change) for entry in found.distances if entry.change is not None]
+    if found.note or not beyond:
+        return Check(COPIES, None, None, NOT_RUN, found.note or NOTHING_BEYOND)
+    own = found.own.mean if found.own is not None else 0.0
+    limit = own - grade.max_lost
+    lost = rejected([chance_of_more(change, -grade.max_lost) for _, change in beyond])
+    worse = [entry for (entry, _), sure in zip(beyond, lost, strict=True) if sure]
+    entry, change = max(beyond, key=lambda each: each[0].distance)
+    if worse:
+        entry = min(worse, key=lambda each: each.gain.mean)
+        change = entry.change or change
+    told = (
+        f"gain from a copy {entry.distance} tokens before, {own:.2f} at {found.within}: difference {change.mean:+.2f}, "
+        f"95 % bounds {lower_bound(change):+.2f} and {upper_bound(change):+.2f}"
+    )
+    if worse:
+        return Check(COPIES, entry.gain.mean, limit, FAIL, f"{told}; surely worse")
+    if not grade.reads_far:
+        return Check(COPIES, entry.gain.mean, limit, PASS, f"{told}; not surely worse")
+    if lower_bound(entry.gain) <= 0:
+        return Check(COPIES, entry.gain.mean, limit, UNDECIDED, f"{told}; not shown to be above 0")
+    return Check(COPIES, entry.gain.mean, limit, PASS if lower_bound(change) >= -grade.max_lost else UNDECIDED, told)
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> FarDependence:
+    suite = setting.suite
+    return prepare_far(
+        setting.corpus,
+        setting.lengths,
+        setting.trained_length,
+        count=suite.passages,
+        seed=setting.seed,
+        ends=suite.ends,
+    )
+
+
+def _evidence(far: FarResult, grading: Grading) -> list[Evidence]:
+    """Return the gain from the farthest copy, as a part of 1, if the losses reach the configured context."""
+    distant = [entry for entry in far.distances if entry.distance > grading.trained_length]
+    if not distant or not reaching(grading.results.get(LAST_SEGMENT, ()), grading.context_length):
+        return []
+    last = max(distant, key=lambda entry: entry.distance)
+    return [Evidence(f"gain from a copy {last.distance} tokens before", last.gain)]
+
+
+def _checks(far: FarResult, grading: Grading) -> list[Check]:
+    return [copies_check(far, grading.limits.asked)]
+
+
+MEASURES = (
+    Measure(
+        FAR, "far", 30, _prepare, suites=("standard", "full"), by_tokens=True, evidence=_evidence, checks=_checks,
+    ),
+)  # fmt: skip

@@ -16,14 +16,28 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from ropetool.verification.gate import NOTHING_BEYOND, Grade
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.fillers import filler_of_others
-from ropetool.verification.results import RetrievalCell, RetrievalPair, RetrievalResult
-from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
-from ropetool.verification.shares import paired_bounds
-from ropetool.verification.statistics import wilson
+from ropetool.verification.results import (
+    FAIL,
+    NOT_ASKED,
+    NOT_RUN,
+    PASS,
+    UNDECIDED,
+    Check,
+    RetrievalCell,
+    RetrievalPair,
+    RetrievalResult,
+)
+from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
+from ropetool.verification.shares import chance_of_so_few, paired_bounds
+from ropetool.verification.statistics import rejected, wilson
+from ropetool.verification.suites import FAR, RETRIEVAL
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 FEWEST = 3  # candidates, below which a guess is right too often
+KEYS = "keys"  # the task of the measure `retrieval`
 PROSE = "prose"  # a kind of text in the catalogue
 MOST_OF_CONTEXT = 0.5  # what the sentences may take; the rest is filler
 # Common words: all are one token in the vocabularies of Llama 3, Qwen2 and GPT-2, 37 are in the 2048 of the demo.
@@ -66,7 +80,7 @@ class Task:
 TASKS = {
     task.name: task
     for task in (
-        Task("keys", 8, "\n[ {key} {value} ]\n", "\n[ {key}"),
+        Task(KEYS, 8, "\n[ {key} {value} ]\n", "\n[ {key}"),
         Task("many-keys", 32, "\n[ {key} {value} ]\n", "\n[ {key}"),
         Task(
             "variables", 4, "\nThe secret word of {key} is {value}.\n", "\nThe secret word of {key} is",
@@ -75,6 +89,11 @@ TASKS = {
         Task("needles", 8, " The secret word of {key} is {value}.", " The secret word of {key} is", in_prose=True),
     )
 }  # fmt: skip
+
+
+def name_of(task: str) -> str:
+    """Return the name of the measure of a task."""
+    return RETRIEVAL if task == KEYS else task
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,7 @@ class Retrieval:
 
     @property
     def name(self) -> str:
-        return "retrieval" if self.task.name == "keys" else self.task.name
+        return name_of(self.task.name)
 
     def rows(self, role: str) -> Mapping[int, int]:
         return {length: len(self.contexts[length]) for length in self._lengths(role)}
@@ -295,3 +314,92 @@ def woven(filler: Sequence[int], placed: Sequence[tuple[float, list[int]]], ends
         row += [*filler[start:end], *sentence]
         start = end
     return [*row, *filler[start:]]
+
+
+def retrieval_checks(grid: RetrievalResult, grade: Grade, trained_length: int, copies: bool) -> list[Check]:
+    """Return the checks on the answers chosen among the candidates, and on those that greedy generation writes.
+
+    copies: whether those were measured, which stand in for answers that the model does not give at any length.
+    """
+    return [_answers(grid, grade, trained_length, copies, generated) for generated in (False, True)]
+
+
+def _answers(grid: RetrievalResult, grade: Grade, trained_length: int, copies: bool, generated: bool) -> Check:
+    """Return whether the answers at the longest length are as right as their twins within the trained length.
+
+    It fails where that is surely not so at some length or depth, all of them together by Holm's rule: a depth that is not
+    read does not hide behind those that are. It passes where the answers of all depths together show it, and each depth by
+    itself shows that it is read at all. Where the twins themselves are hardly better than a guess nothing is said.
+    """
+    name = f"retrieval, {grid.task}{', written' if generated else ''}"
+    pairs = [pair for pair in grid.pairs if pair.generated == generated]
+    beyond = [pair for pair in pairs if pair.length > trained_length and pair.depth is None]
+    stand_in = (NOT_ASKED, "; copies stand in") if copies else (NOT_RUN, "")
+    if not beyond and grid.note:
+        return Check(name, None, None, stand_in[0], f"{grid.note}{stand_in[1]}")
+    if not beyond:
+        return Check(name, None, None, NOT_RUN, NOTHING_BEYOND)
+    last = max(beyond, key=lambda pair: pair.length)
+    own = last.own / last.trials
+    if own < max(2 * grid.chance, grid.chance + 2 * grade.max_lost):
+        told = f"within {trained_length} tokens {last.own} of {last.trials} are right, a blind guess {grid.chance:.2f}"
+        return Check(name, None, None, stand_in[0], f"{told}{stand_in[1]}")
+    limit = own - grade.max_lost
+    lost = rejected([chance_of_so_few(pair.gained, pair.lost, pair.trials, -grade.max_lost) for pair in pairs])
+    worse = [pair for pair, sure in zip(pairs, lost, strict=True) if sure]
+    if worse:
+        first = min(worse, key=lambda pair: (pair.depth is not None, pair.upper))
+        limit = first.own / first.trials - grade.max_lost
+        return Check(name, first.hits / first.trials, limit, FAIL, f"{_beside(first, trained_length)}; surely worse")
+    if not grade.reads_far:
+        return Check(name, last.hits / last.trials, limit, PASS, f"{_beside(last, trained_length)}; not surely worse")
+    told = _beside(last, trained_length)
+    dark = [
+        f"{p.depth:.2f}" for p in pairs if p.length == last.length and p.depth is not None and _may_be_dead(p, grid)
+    ]
+    if last.lower >= -grade.max_lost and not dark:
+        return Check(name, last.hits / last.trials, limit, PASS, told)
+    dark_told = f"; not shown to be read at depth {', '.join(dark)}" if dark else ""
+    told = f"{told}{dark_told}; --trials with more of them decides"
+    return Check(name, last.hits / last.trials, limit, UNDECIDED, told)
+
+
+def _may_be_dead(pair: RetrievalPair, grid: RetrievalResult) -> bool:
+    """Return whether the answers at a depth may be guesses, and those of the twins are not."""
+    own = pair.own / pair.trials
+    return own > grid.chance and pair.lower <= grid.chance - own
+
+
+def _beside(pair: RetrievalPair, trained_length: int) -> str:
+    depth = "" if pair.depth is None else f", depth {pair.depth:.2f}"
+    return (
+        f"{pair.hits} of {pair.trials} right at {pair.length} tokens{depth}, {pair.own} of the same at {trained_length}: "
+        f"difference {pair.difference:+.2f}, 95 % bounds {pair.lower:+.2f} and {pair.upper:+.2f}"
+    )
+
+
+def _prepare(task: str) -> Callable[[Setting, Sequence[Measurement]], Retrieval]:
+    """Return what prepares the measurement of a task."""
+
+    def prepared(setting: Setting, made: Sequence[Measurement]) -> Retrieval:
+        suite = setting.suite
+        lengths = setting.lengths[-1:] if suite.ends else setting.lengths
+        return prepare_retrieval(
+            task, setting.corpus, setting.target.tokenize, lengths, setting.trained_length, trials=suite.trials,
+            seed=setting.seed,
+        )  # fmt: skip
+
+    return prepared
+
+
+def _checks(grid: RetrievalResult, grading: Grading) -> list[Check]:
+    return retrieval_checks(grid, grading.limits.asked, grading.trained_length, FAR in grading.results)
+
+
+MEASURES = tuple(
+    Measure(
+        name_of(task), "retrieval", 40 + index, _prepare(task), suites=("standard", "full") if task == KEYS else ("full",),
+        several=True, by_tokens=True, checks=_checks,
+    )
+    for index, task in enumerate(TASKS)
+)  # fmt: skip

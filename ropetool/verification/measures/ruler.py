@@ -16,22 +16,26 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
+from ropetool.verification.measure import Grading, Measure, Setting
 from ropetool.verification.measures.fillers import text_of_others
 from ropetool.verification.measures.retrieval import MOST_OF_CONTEXT, WORDS, Context, woven
 from ropetool.verification.results import (
     NO_WORSE,
+    NOT_ASKED,
     UNDECIDED,
     WORSE,
+    Check,
     EffectiveLengthResult,
     EffectiveLengthStep,
     EffectiveLengthTask,
 )
-from ropetool.verification.scoring import TARGET, Corpus, Done, Runner
+from ropetool.verification.scoring import TARGET, Corpus, Done, Measurement, Runner
 from ropetool.verification.shares import Pairs, chance_of_so_low, paired_ratio, ratio_bounds
 from ropetool.verification.statistics import rejected
 
 NAME = "effective-length"
 KEPT = 0.9  # of the score at the trained length
+TRIALS = 2  # of each task, for each trial of retrieval at a depth
 WEAK = 0.2  # score at the trained length, below which nothing is judged
 
 PAIR, WORD, GIVEN, ASKED = "\n[ {} {} ]\n", "\n[ {} ]\n", "\n[ {} {} ]", "\n[ {}"
@@ -304,3 +308,35 @@ def _context(
     filler = text_of_others(corpus, None, room, rng, unwanted)
     row = (*corpus.prefix, *woven(filler, placed), *question)
     return Context(0.0, row, tuple(candidates), len(candidates) - 1)
+
+
+def effective_length_check(found: EffectiveLengthResult, context_length: int) -> Check:
+    """Return the line on the effective length beside the stated context, which informs."""
+    name = "effective length"
+    if found.longest is None or found.own is None:
+        return Check(name, None, None, NOT_ASKED, found.note)
+    reached = found.steps[-1].length
+    longest, surely, possibly = (
+        _at_most(n, found.steps[0].length) for n in (found.longest, found.surely, found.possibly)
+    )
+    more = " or more" if found.possibly == reached else ""
+    told = f"tokens up to which {found.kept:g} of a score of {found.own:.2f} is kept: {longest}; bounds {surely} to {possibly}{more}"
+    return Check(name, float(found.longest), float(context_length), NOT_ASKED, told)
+
+
+def _at_most(length: int | None, first: int) -> str:
+    return str(length) if length else f"less than {first}"
+
+
+def _prepare(setting: Setting, made: Sequence[Measurement]) -> EffectiveLength:
+    return prepare_effective_length(
+        setting.corpus, setting.target.tokenize, setting.lengths, setting.trained_length,
+        trials=TRIALS * setting.suite.trials, seed=setting.seed,
+    )  # fmt: skip
+
+
+def _checks(lengths: EffectiveLengthResult, grading: Grading) -> list[Check]:
+    return [effective_length_check(lengths, grading.context_length)]
+
+
+MEASURES = (Measure(NAME, "effective_length", 70, _prepare, checks=_checks),)

@@ -1,0 +1,1 @@
+"""Measures for research, one file each, found by discovery."""

@@ -1,0 +1,127 @@
+"""Sections of a report as plain data: tables of ready-made text, and how numbers become text.
+
+Knows nothing of terminals, HTML or measurements, so that whatever is measured can state its own section.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+NONE = "-"
+GOOD, BAD, WARN = "good", "bad", "warn"
+TONES = {"pass": GOOD, "fail": BAD, "partial": WARN, "undecided": WARN, "not run": WARN, "inexact": WARN}
+
+
+class Interval(Protocol):
+    """A mean between two bounds, which are infinite if there is no interval."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def low(self) -> float: ...
+
+    @property
+    def high(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, and whether what it says is good, bad or a warning; empty for a plain figure."""
+
+    text: str
+    tone: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a head. words: the columns that hold words, all others hold figures. title: of a detail.
+
+    A last column of words without a name holds whole sentences, which may be broken.
+    """
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    words: tuple[int, ...] = ()
+    title: str = ""
+
+    @property
+    def ends_in_sentences(self) -> bool:
+        """Whether the last column holds sentences."""
+        return len(self.head) - 1 in self.words and not self.head[-1]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One measurement: its table, what the columns mean, notes, and tables for where there is more room."""
+
+    key: str
+    title: str
+    table: Table
+    legend: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    details: tuple[Table, ...] = ()
+
+
+def row(*cells: str | Cell) -> tuple[Cell, ...]:
+    """Return cells, plain ones from strings."""
+    return tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in cells)
+
+
+def yes_no(value: bool | None, otherwise: str) -> Cell:
+    """Return yes, which is good, or no, which is `otherwise`."""
+    return Cell(NONE) if value is None else Cell("yes", GOOD) if value else Cell("no", otherwise)
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, in whole ones from 100 on, with an exponent from 1e5 on and below 1e-3."""
+    size = abs(value)
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if size >= 1e5 or size < 1e-3:
+        return _short(f"{value:.1e}")
+    return f"{value:.0f}" if size >= 99.95 else f"{value:#.3g}"
+
+
+def exact(value: float | None) -> str:
+    """Return a number with five digits, so that one just above a limit does not look equal to it."""
+    return NONE if value is None else _short(f"{value:.5g}")
+
+
+def _short(text: str) -> str:
+    """Return a number without the padding of its exponent."""
+    digits, sign, exponent = text.partition("e")
+    return f"{digits}e{int(exponent)}" if sign else text
+
+
+def perplexity(loss: Interval | None) -> str:
+    """Return exp of a loss and of the ends of its interval."""
+    if loss is None:
+        return NONE
+    mean, low, high = (number(math.exp(min(value, 709))) for value in (loss.mean, loss.low, loss.high))
+    return f"{mean} (no interval)" if math.isinf(loss.high) else f"{mean} ({low}-{high})"
+
+
+def with_interval(value: Interval | None) -> str:
+    """Return a mean with the ends of its interval."""
+    if value is None:
+        return NONE
+    if math.isinf(value.high):
+        return f"{value.mean:.3f} (no interval)"
+    return f"{value.mean:.3f} ({value.low:.3f} to {value.high:.3f})"
+
+
+def change(difference: Interval | None, sign: int = 1) -> str:
+    """Return a difference, or with sign -1 its opposite, ± its 95 % interval."""
+    if difference is None:
+        return NONE
+    mean = sign * difference.mean + 0.0  # no minus before a zero
+    reach = half_width(difference)
+    return f"{mean:+.3f} ± {'?' if math.isinf(reach) else f'{reach:.3f}'}"
+
+
+def half_width(value: Interval) -> float:
+    """Return how far an interval reaches to either side."""
+    return (value.high - value.low) / 2

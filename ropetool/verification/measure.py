@@ -1,0 +1,137 @@
+"""What a file of `measures/` states of its measure: how rows are chosen, what is checked, and what a report shows.
+
+Knows no measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ropetool.sections import BAD, GOOD, WARN, Section
+from ropetool.verification.gate import Evidence, Limits
+from ropetool.verification.results import BETTER, NO_WORSE, NOT_JUDGED, UNDECIDED, WORSE, Check, VerifyResult
+from ropetool.verification.scoring import Corpus, Measurement, Tokenizes
+
+TONES = {BETTER: GOOD, NO_WORSE: "", UNDECIDED: WARN, WORSE: BAD, NOT_JUDGED: "", "": ""}
+"""How a report colours the verdict on a length or a score."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What is measured. segments: places scored at each length; passages: of the probes; trials: of each depth.
+
+    ends: far dependence and retrieval are measured at the trained and the longest length alone. most_scored: tokens at
+    the end of a segment, at most; None for as many as its length allows.
+    """
+
+    name: str
+    measures: tuple[str, ...]
+    segments: int
+    passages: int
+    trials: int
+    ends: bool = False
+    most_scored: int | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the rows of a run follow from.
+
+    corpus: the texts, as ids of the target's tokenizer.
+    lengths: tokens, increasing.
+    trained_length: tokens, before any extension.
+    context_length: tokens, as configured; None if only the lengths count.
+    judged: a judge chooses the key tokens.
+    baseline_reach: the longest text that the baseline can read, in tokens; None for no limit.
+    """
+
+    suite: Suite
+    corpus: Corpus
+    target: Tokenizes
+    lengths: Sequence[int]
+    trained_length: int
+    context_length: int | None
+    limits: Limits
+    seed: int = 0
+    judged: bool = False
+    baseline_reach: int | None = None
+
+    @property
+    def context(self) -> int:
+        """The configured context length, else the longest length, in tokens."""
+        return self.context_length or max(self.lengths)
+
+
+@dataclass(frozen=True)
+class Grading:
+    """What a check may know besides its own result.
+
+    results: of all measures, by name.
+    context_length: tokens that the target has to reach.
+    evidence: what all measures found that shows the use of long-range context.
+    """
+
+    limits: Limits
+    trained_length: int
+    context_length: int
+    results: Mapping[str, Any]
+    evidence: Sequence[Evidence] = ()
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a verdict of a check says of the checkpoint, and the next step; {names} are those of report/verdict.py."""
+
+    said: str
+    step: str = ""
+
+
+def _nothing(*_: Any) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One measure. A file lists its measures, mostly one, in `MEASURES`.
+
+    name: for --measure and in suites. A measurement has it too, unless `measurement` is its name.
+    key: of the result, in `VerifyResult.measures` and in --json. Measures that share one are `several`: their results
+      are a list there.
+    order: among all measures.
+    prepare: returns the measurement with its rows, or None if there is nothing to measure. It gets the measurements that
+      are prepared already.
+    suites: the suites that contain it.
+    part_of: the measure that it is prepared with. --measure does not offer it then.
+    by_tokens: it needs only probabilities of single tokens, as servers return them.
+    of_variants: it is made of reference attention variants too.
+    derive: makes the result from the results of other measures and the trained length, if there is no measurement.
+    evidence: what shows in its result that long-range context is used.
+    checks, checked: the lines of the gate, and their order, if it differs.
+    words: by check and verdict, the sentence of a verdict.
+    sections, shown: the tables of a report, from the result under the key, and their order, if it differs.
+    """
+
+    name: str
+    key: str
+    order: int
+    prepare: Callable[[Setting, Sequence[Measurement]], Measurement | None]
+    suites: tuple[str, ...] = ("full",)
+    measurement: str = ""
+    several: bool = False
+    part_of: str = ""
+    by_tokens: bool = False
+    of_variants: bool = True
+    derive: Callable[[Mapping[str, Any], int], Any] | None = None
+    evidence: Callable[[Any, Grading], Sequence[Evidence]] = _nothing
+    checks: Callable[[Any, Grading], Sequence[Check]] = _nothing
+    checked: int | None = None
+    words: Mapping[str, Mapping[str, Words]] = field(default_factory=dict)
+    sections: Callable[[Any, VerifyResult], Iterable[Section]] = _nothing
+    shown: int | None = None
+
+    @property
+    def measured_as(self) -> str:
+        """The name of its measurement."""
+        return self.measurement or self.name
