@@ -8,13 +8,16 @@ from ropetool.report.layout import counted
 from ropetool.report.plot import TRAINED, perplexity_plot
 from ropetool.report.tables import BAD, GOOD, NONE, WARN, Cell, Section, Table, row
 from ropetool.verification.gate import BROKEN as BROKEN_TEXTS
-from ropetool.verification.gate import LENGTHS, LONG, SHORT
+from ropetool.verification.gate import LENGTHS, LONG, SHORT, YARDSTICK
+from ropetool.verification.measures.rotary import ROTATION
+from ropetool.verification.readback.terms import DRESS, FILES, TABLES, WEIGHTS
 from ropetool.verification.results import FAIL, FALSE, NOT_RUN, TRUE, VerifyResult, is_true
 from ropetool.verification.verdict.answers import Answers, Question
 from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, KEPT, LOOKS, MEASURED, WORKING, WORKS
 from ropetool.verification.verdict.deciding import FILE, TEXTS
 
 TONES = {KEEP: GOOD, WORKS: GOOD, COSTS: WARN, BROKEN: BAD, MEASURED: WARN}
+OF_FILES = (TABLES, WEIGHTS, FILES, DRESS, ROTATION, YARDSTICK)  # the checks of the first question
 SIGN = "●"
 MARGIN = 1.2  # times the minutes that further texts took, and one minute to load the models
 
@@ -34,7 +37,8 @@ def answers_sentence(result: VerifyResult) -> str:
     ]
     said = ", ".join([*paid, *([f"in {counted(answered[0][1].texts, 'text')}"] if alike else [])])
     lines = [said or "no text could be read to its end in this time"]
-    if found.verdict == WORKS:
+    lines += [f"but {what}" for what in found.lost]
+    if found.verdict == WORKS and not found.lost:
         lines.append(f"that it costs no more than {100 * (KEPT - 1):.0f} % is not sure yet")
     if found.verdict == MEASURED:
         if found.long is not None and found.long.texts < LOOKS[0]:
@@ -48,7 +52,7 @@ def answers_sentence(result: VerifyResult) -> str:
 
 def next_step(found: Answers) -> str:
     """Return the next step and its duration; empty if the question is decided."""
-    if found.verdict in (KEEP, COSTS, BROKEN):
+    if found.verdict in (KEEP, COSTS, BROKEN) or found.lost:
         return ""
     if found.more_texts is None or found.more_minutes is None:
         return f"even {LOOKS[-1]} texts like these would hardly decide"
@@ -63,10 +67,10 @@ def next_step(found: Answers) -> str:
 
 
 def questions_section(result: VerifyResult) -> Section:
-    """Return the three questions with their answers."""
+    """Return the three questions with their answers, and what was measured in the time left."""
     found = result.answers
     assert found is not None
-    read = [check for check in result.checks if check.name not in (SHORT, LONG, BROKEN_TEXTS, LENGTHS)]
+    read = [check for check in result.checks if check.name in OF_FILES]
     answer = is_true(read)
     deciding = {TRUE: read, FALSE: [check for check in read if check.verdict == FAIL]}.get(
         answer, [check for check in read if check.verdict == NOT_RUN] or read
@@ -79,6 +83,10 @@ def questions_section(result: VerifyResult) -> Section:
             row("What do short texts pay?", *_answer(found, found.short, "there is no source to hold it against"))
         )
         rows.append(row("Does it work at its length?", *_answer(found, found.long, "not measured")))
+    use = [check for check in result.checks if check.name not in (*OF_FILES, SHORT, LONG, BROKEN_TEXTS, LENGTHS)]
+    if use:
+        why = "; ".join(f"{check.name}: {check.detail}" for check in use)
+        rows.append(row("Is far text used?", Cell("less", WARN) if found.lost else Cell("yes", GOOD), why))
     return Section("answers", "Three questions", Table(("question", "answer", ""), tuple(rows), words=(0, 1, 2)))
 
 

@@ -158,6 +158,10 @@ class Reader(Tokenizes, Protocol):
         """Free the model."""
 
 
+class FullRunner(Runner, Reader, Protocol):
+    """A runner that reads rows piece by piece too."""
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The documents as ids. byte_lengths: of each token, in UTF-8. kinds: of each document, empty where nothing says it."""

@@ -12,7 +12,7 @@ from ropetool.report.answered import curve_plot, next_step, questions_section
 from ropetool.report.html import render
 from ropetool.report.verdict import summary
 from ropetool.report.verified import verify_text
-from ropetool.verification.results import FAIL, PASS, Check, VerifyResult
+from ropetool.verification.results import FAIL, NOT_ASKED, PASS, Check, VerifyResult
 from ropetool.verification.verdict.answers import Answers, CurvePoint, Question, TextAnswer
 from ropetool.verification.verdict.bounds import BROKEN, COSTS, KEEP, MEASURED, WORKS
 from ropetool.verification.verdict.checkpoint import checks_of
@@ -108,6 +108,23 @@ def test_a_file_that_is_not_what_it_says_is_told_with_its_remedy() -> None:
     assert wrong.exit_code == 3
     (row,) = questions_section(wrong).table.rows
     assert row[1].text == "no"
+
+
+USED = Check("retrieval, keys", 0.12, 0.3, NOT_ASKED, "3 of 25 right at 16384 tokens, 20 of the same at 8192")
+
+
+def test_what_is_lost_of_far_text_is_named() -> None:
+    why = f"fewer questions about far text are answered: {USED.detail}"
+    lowered = result(answers(WORKS, SHORT, LONG, texts=(TEXT,) * 6, lost=(why,)))
+    lowered = replace(lowered, checks=(*lowered.checks, USED))
+    assert summary(lowered) == (
+        "works: smol.gguf: short texts pay 2.5 % (1.0 % to 4.0 %), 16,384 tokens pay 3.4 % (1.0 % to 6.0 %), in 6 texts; "
+        f"but {why}."
+    )
+    assert lowered.exit_code == 0
+    file, *_, far = questions_section(lowered).table.rows
+    assert (file[2].text, far[1].text) == ("tables: llama.cpp: the plan's tables, context 16384", "less")
+    assert USED.detail in far[2].text
 
 
 def test_short_texts_may_be_more_than_long_ones() -> None:

@@ -69,6 +69,7 @@ class Answers:
     minutes: of the whole command.
     more_texts, more_minutes: the price of a decision, or None if nothing is open or 64 texts would not decide.
     ended: the reason for the end: decided, time, texts or file.
+    lost: what the target surely lost in its use of far text, in words. It makes works of keep.
     """
 
     verdict: str
@@ -85,3 +86,4 @@ class Answers:
     more_texts: int | None
     more_minutes: float | None
     ended: str
+    lost: tuple[str, ...] = ()

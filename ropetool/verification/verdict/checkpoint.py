@@ -26,7 +26,7 @@ from ropetool.verification.options import VerifyOptions
 from ropetool.verification.readback.comparing import read_back
 from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check, VerifyResult
 from ropetool.verification.runners.llama_cache import cache_ways
-from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, Progress, Reader, Tokenizes
+from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, FullRunner, Progress, Tokenizes
 from ropetool.verification.session import Session, documents_of
 from ropetool.verification.texts import Document, fingerprint
 from ropetool.verification.verdict import bounds
@@ -48,14 +48,21 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
     tell("reading the file back", 0, 0)
     checks = read_alone(session)
     answers, description = _none(session, length, clock), ""
+    informing: list[Check] = []
     if all(check.verdict != FAIL for check in checks):
         with ExitStack() as stack:
             readers = _readers(session, options, stack)
             description = readers[TARGET].description
             journals = _journals(session, marked, options, stack)
-            answers = _answered(session, readers, documents, length, clock, journals, options.seed, tell)
+            run, answers = _answered(session, readers, documents, length, clock, journals, options.seed, tell)
             journals[TARGET].stays = answers.ended != DECIDED
-    checks += checks_of(answers)
+            if answers.verdict == bounds.KEEP and answers.length > session.trained:
+                from ropetool.verification.verdict.using import used  # loads measures of suites
+
+                informing, lost = used(run, readers, options.seed)
+                verdict = bounds.WORKS if lost else bounds.KEEP
+                answers = replace(answers, verdict=verdict, lost=lost, minutes=clock.spent / 60)
+    checks += [*checks_of(answers), *informing]
     if answers.verdict not in (bounds.BROKEN, bounds.MEASURED) and any(c.verdict == NOT_RUN for c in checks):
         answers = replace(answers, verdict=bounds.MEASURED)
     result = VerifyResult(
@@ -101,11 +108,11 @@ def _ways(options: VerifyOptions) -> list[str]:
     return [options.device, options.dtype, *cache_ways(options.cache_type)]
 
 
-def _readers(session: Session, options: VerifyOptions, stack: ExitStack) -> dict[str, Reader]:
+def _readers(session: Session, options: VerifyOptions, stack: ExitStack) -> dict[str, FullRunner]:
     """Return the models by role, opened."""
     opener = Open(session.renamed, as_served=options.dtype == "auto")
 
-    def opened(path: Path, cache: str | None = None) -> Reader:
+    def opened(path: Path, cache: str | None = None) -> FullRunner:
         runner = opener(path, device=options.device, dtype=options.dtype, report=session.notes.append, cache_type=cache)
         return stack.enter_context(closing(runner))
 
@@ -117,15 +124,15 @@ def _readers(session: Session, options: VerifyOptions, stack: ExitStack) -> dict
 
 def _answered(
     session: Session,
-    readers: dict[str, Reader],
+    readers: Mapping[str, FullRunner],
     documents: Sequence[Document],
     length: int,
     clock: Clock,
     journals: Mapping[str, Journal],
     seed: int,
     tell: Progress,
-) -> Answers:
-    """Return the answers of a run over these texts."""
+) -> tuple[Run, Answers]:
+    """Return a run over these texts, and its answers."""
     moving = _is_moving(session)
     room = longest_row(documents, readers[TARGET])
     reached = min(length, room)
@@ -145,7 +152,7 @@ def _answered(
     )  # fmt: skip
     asked: dict[str, Tokenizes] = dict(readers)
     paths = {role: checkpoint.path for role, checkpoint in session.models.items()}
-    return run.result(run.decide(Places(documents, reached, asked, paths, seed)))
+    return run, run.result(run.decide(Places(documents, reached, asked, paths, seed)))
 
 
 class _Stages:

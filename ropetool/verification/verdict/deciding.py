@@ -33,7 +33,7 @@ class Run:
     stated: the target's context length in tokens. It is longer than the shape if texts or memory do not reach it.
     stage: receives each stage.
     notes: sentences for the result.
-    answers, books: each text that was read, and the number of its document.
+    answers, places: each text that was read, and its place.
     short_only: there is no time for a whole text any more.
     reach: the position at which the previous pass was cut; the next pass ends there. 0 for none.
     """
@@ -46,7 +46,7 @@ class Run:
     stage: Stage
     notes: list[str] = field(default_factory=list)
     answers: list[TextAnswer] = field(default_factory=list)
-    books: list[int] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
     short_only: bool = False
     reach: int = 0
     _passes: list[Pass] = field(default_factory=list)
@@ -225,7 +225,7 @@ class Run:
                 broken,
             )
         )
-        self.books.append(place.book)
+        self.places.append(place)
         self._passes.append(found)
 
     def _recites(self, place: Place, losses: Array) -> bool:
@@ -303,8 +303,8 @@ class Run:
     def _gaps(self, name: str) -> tuple[list[float], list[int]]:
         chosen = self.answers if name == "short" else self._long_ones
         pairs = [
-            (getattr(answer, name), book)
-            for answer, book in zip(self.answers, self.books, strict=True)
+            (getattr(answer, name), place.book)
+            for answer, place in zip(self.answers, self.places, strict=True)
             if answer in chosen and getattr(answer, name) is not None
         ]
         return [gap for gap, _ in pairs], [book for _, book in pairs]
