@@ -13,7 +13,7 @@ from readers import LONGEST, clean, joined, messages, novel, page_text, plain, r
 
 @dataclass(frozen=True)
 class Source:
-    """One bundled document: what it is, the package that carries it, and how it is read from that, unpacked.
+    """One bundled document, its package, and the function that reads it from the unpacked package.
 
     author, date: who wrote it and when. Texts of one author are not independent of each other.
     kind: prose, transcripts, reference or code. Of the six books the package itself has the kind.
