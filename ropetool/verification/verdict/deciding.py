@@ -33,7 +33,7 @@ class Run:
     stated: the target's context length in tokens. It is longer than the shape if texts or memory do not reach it.
     stage: receives each stage.
     notes: sentences for the result.
-    answers, books: each text that was read, and the number of its document.
+    answers, books: each text that was read, and the number of its author.
     short_only: there is no time for a whole text any more.
     reach: the position at which the previous pass was cut; the next pass ends there. 0 for none.
     """
