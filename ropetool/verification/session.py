@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,19 @@ class Session:
         }  # fmt: skip
 
 
-def documents_of(texts: Sequence[str | Path], longest: int, notes: list[str]) -> list[Document]:
+def documents_of(
+    texts: Sequence[str | Path],
+    longest: int,
+    notes: list[str],
+    bundled: Callable[[int], list[Document]] = default_documents,
+) -> list[Document]:
     """Return the independent documents in these texts, or the package's documents for this longest length.
 
-    notes: receives a note if several texts count as one document. Raises: ConfigError.
+    notes: receives a note if several texts count as one document.
+    bundled: gives the package's documents. Raises: ConfigError.
     """
     if not texts:
-        return default_documents(longest)
+        return bundled(longest)
     documents, said = independent(read_documents([Path(text) for text in texts]))
     notes += said
     return catalogue.of_their_kinds(documents)

@@ -23,8 +23,11 @@ from ropetool.files.regular import open_regular
 
 EMBEDDED = Path(__file__).parent.parent / "demo" / "text"
 LONG = Path(__file__).parent.parent / "texts"
+MEDIUM = LONG / "medium"
 # Each embedded document has 4404 tokens or more with the tokenizers of Llama 3, Qwen2, GPT-2 and the demo.
 SHORT_TOKENS = 4096
+# Each document in MEDIUM has 33269 tokens or more with the tokenizers of Llama 3, Qwen2, Gemma 3, SmolLM2 and GPT-2.
+MEDIUM_TOKENS = 32768
 MAX_BYTES = 32 * 2**20  # of one document; about 8M tokens, and reading it stays under 200 MB
 MAX_JSONL_BYTES = 8 * MAX_BYTES
 MAX_JSONL_DOCUMENTS = 100_000  # a line of 20 bytes costs 300 as a document
@@ -34,17 +37,26 @@ MAX_NAME = 100  # characters of a document's name, which stands in tables
 
 @dataclass(frozen=True)
 class Document:
-    """A text that was written in one piece; the unit that standard errors are clustered by. kind: prose, code, ..."""
+    """A text that was written in one piece. Suites cluster their standard errors by document, a verdict by author.
+
+    kind: prose, code, ...
+    author: who wrote it. Empty for an author who wrote none of the other documents.
+    """
 
     name: str
     text: str
     kind: str = ""
+    author: str = ""
 
 
 # Of the bundled texts, by the first part of their names. The catalogue's kinds stand in its manifest.
 KINDS = {
     "kjv": "prose", "python": "code", "austen": "prose", "roosevelt": "prose", "bash": "reference",
     "jargon": "reference", "rust": "reference",
+}  # fmt: skip
+AUTHORS = {
+    "austen": "Jane Austen", "roosevelt": "Theodore Roosevelt", "bash": "Mendel Cooper", "jargon": "Eric S. Raymond",
+    "rust": "The Rust project",
 }  # fmt: skip
 
 
@@ -58,13 +70,32 @@ def long_documents() -> list[Document]:
     return _of_their_kinds(read_documents(sorted(LONG.glob("*.xz"))))
 
 
+def medium_documents() -> list[Document]:
+    """Return the bundled documents of other authors: more than MEDIUM_TOKENS each with the tokenizers in use."""
+    rows = json.loads((MEDIUM / "manifest.json").read_text(encoding="utf-8"))["documents"]
+    documents = read_documents([MEDIUM / f"{row['name']}.txt.xz" for row in rows])
+    return [
+        replace(document, kind=row["kind"], author=row["author"]) for document, row in zip(documents, rows, strict=True)
+    ]
+
+
 def _of_their_kinds(documents: Sequence[Document]) -> list[Document]:
-    return [replace(document, kind=KINDS.get(document.name.partition("-")[0], "")) for document in documents]
+    names = [document.name.partition("-")[0] for document in documents]
+    return [
+        replace(document, kind=KINDS.get(name, ""), author=AUTHORS.get(name, ""))
+        for document, name in zip(documents, names, strict=True)
+    ]
 
 
 def default_documents(longest: int) -> list[Document]:
-    """Return the bundled documents to measure with where the longest length has that many tokens."""
+    """Return the bundled documents that suites measure with where the longest length has that many tokens."""
     return embedded_documents() if longest <= SHORT_TOKENS else long_documents()
+
+
+def verdict_documents(length: int) -> list[Document]:
+    """Return the bundled documents for a default verification. length: the context length in tokens."""
+    medium = medium_documents() if SHORT_TOKENS < length <= MEDIUM_TOKENS else []
+    return [*default_documents(length), *medium]
 
 
 def fingerprint(documents: Sequence[Document]) -> str:

@@ -13,7 +13,7 @@ import pytest
 from ropetool.verification import near_copies
 from ropetool.verification.near_copies import independent
 from ropetool.verification.session import documents_of
-from ropetool.verification.texts import Document, embedded_documents, long_documents
+from ropetool.verification.texts import Document, embedded_documents, long_documents, medium_documents
 
 
 def words(seed: int, count: int = 600) -> list[str]:
@@ -88,7 +88,7 @@ def test_short_and_strange_texts_are_compared_too(text: str) -> None:
 
 
 def test_the_texts_of_the_package_are_independent() -> None:
-    texts = [*embedded_documents(), *long_documents()]
+    texts = [*embedded_documents(), *long_documents(), *medium_documents()]
     assert independent(texts) == (texts, [])
 
 

@@ -20,13 +20,16 @@ from tokenizers import Tokenizer
 
 from ropetool.errors import ConfigError
 from ropetool.verification import texts
+from ropetool.verification.session import documents_of
 from ropetool.verification.texts import (
     Document,
     default_documents,
     embedded_documents,
     fingerprint,
     long_documents,
+    medium_documents,
     read_documents,
+    verdict_documents,
 )
 
 DEMO_TOKENIZER = texts.EMBEDDED.parent / "model" / "tokenizer.json"
@@ -330,6 +333,58 @@ def test_nothing_bundled_was_trained_on_by_the_demo() -> None:
         assert "def __init__(self" not in document.text
 
 
+# --- the documents of other authors
+
+MANIFEST = json.loads((texts.MEDIUM / "manifest.json").read_text(encoding="utf-8"))["documents"]
+FREE = {"public domain", "BSD-3-Clause", "MIT", "Apache-2.0", "Zsh (MIT-style)"}
+
+
+def test_medium_documents_are_those_of_their_manifest_in_1_mb() -> None:
+    found = medium_documents()
+    assert [(each.name, each.kind, each.author) for each in found] == [
+        (f"{row['name']}.txt.xz", row["kind"], row["author"]) for row in MANIFEST
+    ]
+    assert [(len(each.text), hashlib.sha256(each.text.encode()).hexdigest()) for each in found] == [
+        (row["characters"], row["sha256"]) for row in MANIFEST
+    ]
+    assert {file.name for file in texts.MEDIUM.glob("*.xz")} == {each.name for each in found}
+    assert sum(file.stat().st_size for file in texts.MEDIUM.iterdir()) < 1_000_000
+
+
+def test_medium_documents_are_free_and_their_notices_are_kept() -> None:
+    assert {row["licence"] for row in MANIFEST} == FREE
+    notices = (texts.MEDIUM / "LICENSES.txt").read_text(encoding="utf-8")
+    for row in MANIFEST:
+        assert all(row[key] for key in ("title", "date", "registry", "package", "version")), row["name"]
+        assert (f"{row['name']}.txt.xz" in notices) == (row["licence"] != "public domain")
+
+
+def test_the_readme_of_the_medium_documents_has_the_rows_of_the_manifest() -> None:
+    rows = [line.split(" | ") for line in (texts.MEDIUM / "README.md").read_text().splitlines() if ".xz | " in line]
+    assert [(row[0].removeprefix("| "), row[5], row[7].removesuffix(" |")) for row in rows] == [
+        (f"{row['name']}.txt.xz", row["licence"], row["sha256"]) for row in MANIFEST
+    ]
+
+
+def test_every_medium_document_has_another_author_and_kinds_are_in_balance() -> None:
+    written = [document.author for document in medium_documents()]
+    assert len({*written}) == len(written) == 21
+    assert "" not in written
+    books = {document.author for document in long_documents()}
+    assert len(books) == 5
+    assert not books & {*written}
+    kinds = [document.kind for document in [*long_documents(), *medium_documents()]]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"prose": 7, "reference": 8, "transcripts": 6, "code": 6}
+
+
+def test_a_verdict_reads_medium_documents_too_between_4096_and_32768_tokens() -> None:
+    assert verdict_documents(4096) == embedded_documents()
+    assert verdict_documents(4097) == verdict_documents(32768) == [*long_documents(), *medium_documents()]
+    assert verdict_documents(32769) == long_documents()
+    assert documents_of((), 16384, [], verdict_documents) == verdict_documents(16384)
+    assert documents_of((), 16384, []) == long_documents()
+
+
 def counts(tokenizer: Path, documents: list[Document]) -> list[int]:
     encode = Tokenizer.from_file(str(tokenizer)).encode
     return [len(encode(document.text, add_special_tokens=False)) for document in documents]
@@ -338,6 +393,7 @@ def counts(tokenizer: Path, documents: list[Document]) -> list[int]:
 def test_the_embedded_documents_have_4096_tokens_and_the_long_ones_131072_with_the_demo_tokenizer() -> None:
     assert min(counts(DEMO_TOKENIZER, embedded_documents())) > 4096
     assert min(counts(DEMO_TOKENIZER, long_documents())) > 131072
+    assert min(counts(DEMO_TOKENIZER, medium_documents())) > 32768
 
 
 @pytest.mark.skipif("ROPETOOL_REAL_FILES" not in os.environ, reason="needs the tokenizers of real models")
@@ -346,3 +402,4 @@ def test_with_the_tokenizers_of_real_models_too(name: str) -> None:
     tokenizer = Path(os.environ["ROPETOOL_REAL_FILES"]) / "tokenizers" / name / "tokenizer.json"
     assert min(counts(tokenizer, embedded_documents())) > 4096
     assert min(counts(tokenizer, long_documents())) > 131072
+    assert min(counts(tokenizer, medium_documents())) > 33000

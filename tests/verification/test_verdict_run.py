@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ropetool.verification.verdict import bounds
 from ropetool.verification.verdict.answers import Answers
 from ropetool.verification.verdict.deciding import DECIDED, TEXTS, TIME, Run
 from ropetool.verification.verdict.pacing import Clock, Pace
-from ropetool.verification.verdict.places import Place, Places
+from ropetool.verification.verdict.places import Place, Places, authors_of
 from ropetool.verification.verdict.reading import STEP, OutOfTime, Pass, Shape, Timed
 
 TRAINED, LENGTH = 8192, 16384
@@ -340,6 +340,45 @@ def test_places_of_a_book_do_not_overlap_and_kinds_take_turns() -> None:
     for name in {place.name for place in found}:
         starts = sorted(place.start for place in found if place.name == name)
         assert all(b - a >= 4095 * CHARACTERS for a, b in pairwise(starts))
+
+
+# Four authors, of two kinds; each has written two documents.
+PAIRS = [replace(book(number, tokens=30_000), author=f"author {number // 2 % 2}, {number % 2}") for number in range(8)]
+
+
+def test_authors_of_a_kind_take_turns_and_then_their_documents() -> None:
+    found = list(places(PAIRS))
+    assert [place.kind for place in found] in (["prose", "code"] * 24, ["code", "prose"] * 24)
+    for kind in ("prose", "code"):
+        of_kind = [place for place in found if place.kind == kind]
+        authors = [place.book for place in of_kind]
+        assert authors == authors[:2] * 12
+        assert len({*authors}) == 2
+        names = [place.name for place in of_kind]
+        assert names == names[:4] * 6
+        assert len({*names}) == 4
+    other = list(Places(PAIRS, 4096, {TARGET: Model(Ticks())}, {TARGET: Path("model")}, 1))
+    assert [place.name for place in other] != [place.name for place in found]
+
+
+def test_documents_of_one_author_are_one_cluster() -> None:
+    """Clustering by document gives bounds that are too narrow, because two documents of an author cost the same."""
+    found = list(places(PAIRS))[:8]
+    assert len({place.name for place in found}) == 8
+    costs = {0: 0.01, 1: 0.09, 2: 0.05, 3: 0.03}
+    assert {place.book for place in found} == {*costs}
+    gaps = [costs[place.book] + 0.002 * (number // 4) for number, place in enumerate(found)]
+    by_author = bounds.bounds(gaps, [place.book for place in found])
+    by_document = bounds.bounds(gaps, range(8))
+    assert by_author.mean == by_document.mean
+    assert by_author.upper > by_document.upper + 0.02
+    assert by_author.lower < by_document.lower - 0.02
+    assert by_document.upper < math.log(bounds.KEPT) < by_author.upper  # keep, on four authors that look like eight
+
+
+def test_documents_without_an_author_are_clusters_of_their_own() -> None:
+    assert authors_of(BOOKS) == [0, 1, 2, 3, 4, 5]
+    assert authors_of([BOOKS[0], *PAIRS[:2], PAIRS[4], BOOKS[1]]) == [0, 1, 2, 1, 3]
 
 
 def test_both_rows_end_at_the_same_token_and_begin_with_the_prefix() -> None:

@@ -50,7 +50,7 @@ def last_look(texts: int) -> int:
 def bounds(gaps: Sequence[float], books: Sequence[int]) -> Bounds:
     """Return the mean of all gaps, and the bounds of the last look.
 
-    books: the number of each text's book; places of one book count as one cluster. Shapes: both (texts,).
+    books: the number of each text's author. All places of one author count as one cluster. Shapes: both (texts,).
     """
     look = last_look(len(gaps))
     mean = float(np.mean(gaps)) if gaps else math.nan
@@ -62,7 +62,7 @@ def bounds(gaps: Sequence[float], books: Sequence[int]) -> Bounds:
 
 
 def half_width(estimate: Estimate, texts: int) -> float:
-    """Return how far the bounds are from the mean at a look; infinite for a single book."""
+    """Return how far the bounds are from the mean at a look; infinite for a single author."""
     if not estimate.degrees:
         return math.inf
     return t_quantile(1 - 2 * chance(texts), estimate.degrees) * estimate.standard_error
@@ -114,7 +114,7 @@ def is_final(found: str) -> bool:
 def texts_needed(gaps: Sequence[float], books: Sequence[int], usual: float) -> int | None:
     """Return how many texts decide this question if those to come are like these; None if 64 do not.
 
-    usual: the standard deviation of a text that is taken where fewer than two books tell it.
+    usual: the standard deviation of a text that is taken if fewer than two authors were read.
     """
     estimate = clustered(np.array(gaps), books) if gaps else None
     mean = estimate.mean if estimate is not None else 0.0

@@ -28,7 +28,7 @@ from ropetool.verification.results import FAIL, NOT_RUN, PASS, UNDECIDED, Check,
 from ropetool.verification.runners.llama_cache import cache_ways
 from ropetool.verification.scoring import BASELINE, MIN_LENGTH, TARGET, FullRunner, Progress, Tokenizes
 from ropetool.verification.session import Session, documents_of
-from ropetool.verification.texts import Document, fingerprint
+from ropetool.verification.texts import Document, fingerprint, verdict_documents
 from ropetool.verification.verdict import bounds
 from ropetool.verification.verdict.answers import Answers
 from ropetool.verification.verdict.deciding import DECIDED, FILE, Run
@@ -44,7 +44,7 @@ def answer(session: Session, options: VerifyOptions, clock: Clock, progress: Pro
         certificate.check_place(target.path, options.place)
     marked = fingerprints.of(target, options.full_hash)  # before measuring: an edit meanwhile makes it stale
     length = max(session.trained, session.context)
-    documents = documents_of(options.texts, length, session.notes)
+    documents = documents_of(options.texts, length, session.notes, verdict_documents)
     tell("reading the file back", 0, 0)
     checks = read_alone(session)
     answers, description = _none(session, length, clock), ""

@@ -1,12 +1,12 @@
-"""The texts of a verdict: places of books, kinds in turn, each read by both tokenizers alike.
+"""The places in documents that a default verification reads: kinds in turn, then authors. Both tokenizers must agree.
 
-Only the part of a book that is read is tokenized. Knows nothing of losses or time.
+Only the part of a document that is read is tokenized. Knows nothing of losses or time.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,12 @@ LONGER = 1.5  # times as many again where it has not
 
 @dataclass(frozen=True)
 class Place:
-    """A part of a book as ids. book: the number of the document. prefix: ids in front of every row (BOS). size: bytes a token."""
+    """A part of a document as ids.
+
+    book: the number of the author, the unit of the standard error.
+    prefix: ids in front of every row (BOS).
+    size: bytes a token.
+    """
 
     book: int
     name: str
@@ -54,6 +59,7 @@ class Places:
         seed: int,
     ) -> None:
         self._documents, self._readers, self._paths = documents, readers, paths
+        self._authors = authors_of(documents)
         target = readers[TARGET]
         self.prefix = tuple(target.prefix)
         for role, reader in readers.items():
@@ -66,19 +72,18 @@ class Places:
         return int(self.length * self._characters * SPARE)
 
     def _shuffled(self, seed: int) -> list[tuple[int, int]]:
-        """Return (document, first character) of all places: kinds in turn, in each kind books in turn."""
+        """Return (document, first character) of all places: kinds in turn, in each kind authors, then their documents."""
         chosen = random.Random(seed)
-        span, by_kind = self._span(), dict[str, list[list[tuple[int, int]]]]()
+        span, by_kind = self._span(), dict[str, dict[int, list[list[tuple[int, int]]]]]()
         for number, document in enumerate(self._documents):
             room = len(document.text) - span
             count = max(1, len(document.text) // span)
             shift = chosen.randrange(max(1, len(document.text) - count * span + 1))
             places = [(number, shift + index * span) for index in range(count)] if room >= 0 else [(number, 0)]
             chosen.shuffle(places)
-            by_kind.setdefault(document.kind, []).append(places)
-        for books in by_kind.values():
-            chosen.shuffle(books)
-        kinds = [_in_turn(books) for _, books in sorted(by_kind.items())]
+            by_kind.setdefault(document.kind, {}).setdefault(self._authors[number], []).append(places)
+        by_authors = {kind: _by_author(each.values(), chosen) for kind, each in by_kind.items()}
+        kinds = [places for _, places in sorted(by_authors.items())]
         chosen.shuffle(kinds)
         return _in_turn(kinds)
 
@@ -105,8 +110,15 @@ class Places:
             if role != TARGET:
                 refuse_other_ids(document.name, ids, reader.tokenize(text), self._paths[TARGET], self._paths[role])
         return Place(
-            number, document.name, document.kind, begin, self.prefix, tuple(ids[:needed]), len(text.encode()) / len(ids)
-        )
+            self._authors[number], document.name, document.kind, begin, self.prefix, tuple(ids[:needed]),
+            len(text.encode()) / len(ids),
+        )  # fmt: skip
+
+
+def authors_of(documents: Sequence[Document]) -> list[int]:
+    """Return the number of each document's author. A document without one counts as by an author of its own."""
+    numbers: dict[str | int, int] = {}
+    return [numbers.setdefault(document.author or index, len(numbers)) for index, document in enumerate(documents)]
 
 
 def longest_row(documents: Sequence[Document], target: Tokenizes) -> int:
@@ -128,6 +140,16 @@ def _at_a_line(text: str, start: int) -> int:
         return 0
     end = text.find("\n", start, start + 2000)
     return start if end < 0 else end + 1
+
+
+def _by_author(authors: Iterable[list[list[tuple[int, int]]]], chosen: random.Random) -> list[tuple[int, int]]:
+    """Return the places of one kind, authors in turn. authors: for each author, the places of each document."""
+    lists = []
+    for documents in authors:
+        chosen.shuffle(documents)
+        lists.append(_in_turn(documents))
+    chosen.shuffle(lists)
+    return _in_turn(lists)
 
 
 def _in_turn(lists: Sequence[list[tuple[int, int]]]) -> list[tuple[int, int]]:
