@@ -351,7 +351,7 @@ def test_authors_of_a_kind_take_turns_and_then_their_documents() -> None:
     assert [place.kind for place in found] in (["prose", "code"] * 24, ["code", "prose"] * 24)
     for kind in ("prose", "code"):
         of_kind = [place for place in found if place.kind == kind]
-        authors = [place.book for place in of_kind]
+        authors = [place.author for place in of_kind]
         assert authors == authors[:2] * 12
         assert len({*authors}) == 2
         names = [place.name for place in of_kind]
@@ -366,9 +366,9 @@ def test_documents_of_one_author_are_one_cluster() -> None:
     found = list(places(PAIRS))[:8]
     assert len({place.name for place in found}) == 8
     costs = {0: 0.01, 1: 0.09, 2: 0.05, 3: 0.03}
-    assert {place.book for place in found} == {*costs}
-    gaps = [costs[place.book] + 0.002 * (number // 4) for number, place in enumerate(found)]
-    by_author = bounds.bounds(gaps, [place.book for place in found])
+    assert {place.author for place in found} == {*costs}
+    gaps = [costs[place.author] + 0.002 * (number // 4) for number, place in enumerate(found)]
+    by_author = bounds.bounds(gaps, [place.author for place in found])
     by_document = bounds.bounds(gaps, range(8))
     assert by_author.mean == by_document.mean
     assert by_author.upper > by_document.upper + 0.02

@@ -47,16 +47,16 @@ def last_look(texts: int) -> int:
     return max((look for look in LOOKS if look <= texts), default=0)
 
 
-def bounds(gaps: Sequence[float], books: Sequence[int]) -> Bounds:
+def bounds(gaps: Sequence[float], authors: Sequence[int]) -> Bounds:
     """Return the mean of all gaps, and the bounds of the last look.
 
-    books: the number of each text's author. All places of one author count as one cluster. Shapes: both (texts,).
+    authors: the number of each text's author. All places of one author count as one cluster. Shapes: both (texts,).
     """
     look = last_look(len(gaps))
     mean = float(np.mean(gaps)) if gaps else math.nan
     if not look:
         return Bounds(mean, -math.inf, math.inf)
-    estimate = clustered(np.array(gaps[:look]), books[:look])
+    estimate = clustered(np.array(gaps[:look]), authors[:look])
     reach = half_width(estimate, look)
     return Bounds(mean, estimate.mean - reach, estimate.mean + reach)
 
@@ -111,14 +111,14 @@ def is_final(found: str) -> bool:
     return found in (KEEP, COSTS, BROKEN)
 
 
-def texts_needed(gaps: Sequence[float], books: Sequence[int], usual: float) -> int | None:
+def texts_needed(gaps: Sequence[float], authors: Sequence[int], usual: float) -> int | None:
     """Return how many texts decide this question if those to come are like these; None if 64 do not.
 
     usual: the standard deviation of a text that is taken if fewer than two authors were read.
     """
-    estimate = clustered(np.array(gaps), books) if gaps else None
+    estimate = clustered(np.array(gaps), authors) if gaps else None
     mean = estimate.mean if estimate is not None else 0.0
-    count = len({*books})
+    count = len({*authors})
     spread = estimate.standard_error * math.sqrt(count) if estimate is not None and count > 1 else usual
     for look in (look for look in LOOKS if look > len(gaps)):
         reach = t_quantile(1 - 2 * chance(look), look - 1) * spread / math.sqrt(look)

@@ -272,12 +272,12 @@ class Run:
         """Return how many more texts are likely to decide; None where 64 are not."""
         needed = 0
         for name in ("short", "long"):
-            gaps, books = self._gaps(name)
+            gaps, authors = self._gaps(name)
             if name == "short" and not gaps:
                 continue
             if name == "long" and not self._whole and not self.reach:
-                gaps, books = [], []  # texts that were read less far say nothing of the whole length
-            texts = bounds.texts_needed(gaps, books, USUAL)
+                gaps, authors = [], []  # texts that were read less far say nothing of the whole length
+            texts = bounds.texts_needed(gaps, authors, USUAL)
             if texts is None:
                 return None
             needed = max(needed, texts - len(gaps))
@@ -303,15 +303,15 @@ class Run:
     def _gaps(self, name: str) -> tuple[list[float], list[int]]:
         chosen = self.answers if name == "short" else self._long_ones
         pairs = [
-            (getattr(answer, name), place.book)
+            (getattr(answer, name), place.author)
             for answer, place in zip(self.answers, self.places, strict=True)
             if answer in chosen and getattr(answer, name) is not None
         ]
-        return [gap for gap, _ in pairs], [book for _, book in pairs]
+        return [gap for gap, _ in pairs], [author for _, author in pairs]
 
     def _bounds(self, name: str) -> bounds.Bounds | None:
-        gaps, books = self._gaps(name)
-        return bounds.bounds(gaps, books) if gaps else None
+        gaps, authors = self._gaps(name)
+        return bounds.bounds(gaps, authors) if gaps else None
 
     def _question(self, name: str, length: int) -> Question | None:
         found, (gaps, _) = self._bounds(name), self._gaps(name)

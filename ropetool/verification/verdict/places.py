@@ -24,12 +24,12 @@ LONGER = 1.5  # times as many again where it has not
 class Place:
     """A part of a document as ids.
 
-    book: the number of the author, the unit of the standard error.
+    author: the number of the author, the unit of the standard error.
     prefix: ids in front of every row (BOS).
     size: bytes a token.
     """
 
-    book: int
+    author: int
     name: str
     kind: str
     start: int
