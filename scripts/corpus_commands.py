@@ -39,6 +39,7 @@ DIGITS = 6
 WORDS = 4  # a text of so many words is prose, unless it is a command
 
 BUG = 70  # the exit code of a command that met an error in ropetool itself
+ENDED = 128  # plus the number of the signal that ended a command
 RESULT, DATA = (
     "result",
     "stated",
@@ -90,8 +91,13 @@ class Keys:
 
 
 def printed(*arguments: str | Path, source: Path) -> Any:
-    """Return the exit code of a command and what counts of its JSON. "SOURCE" in the arguments is the source."""
+    """Return the exit code of a command and what counts of its JSON. "SOURCE" in the arguments is the source.
+
+    A signal that ended the command was for this process, and ends it too.
+    """
     done = run(*(source if argument == "SOURCE" else argument for argument in arguments), "--json")
+    if done.code > ENDED:
+        raise SystemExit(done.code)
     assert done.code != BUG, done.err
     places = {str(source): "SOURCE", os.getcwd(): "HERE", str(source.parent): "BESIDE"}
     text = done.out

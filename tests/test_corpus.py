@@ -7,6 +7,7 @@ again, and give the changed keys and the reason in the commit and in docs/change
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from loading import script
+from making import Done
 
 import ropetool
 from ropetool import families
@@ -311,6 +313,18 @@ def test_the_command_writes_compares_and_shows(
     assert json.loads(small.read_text()) == {"one/cell": "0", "two/cell": written["two/cell"]}
     assert run(monkeypatch, "--show", "one/cell") == 0
     assert json.loads(capsys.readouterr().out) == {"x": "0.5", "here": True}
+
+
+def test_a_signal_during_a_command_writes_nothing(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command takes the signal as its own end, and its cell must not be recorded."""
+    ended = Done(128 + signal.SIGTERM, "", "Ended by SIGTERM.")
+    commands = sys.modules["corpus_commands"]
+    monkeypatch.setattr(commands, "run", lambda *_: ended)
+    cells = [("cell", lambda folder: folder, lambda source, _: commands.printed("inspect", source=source))]
+    monkeypatch.setitem(corpus.GROUPS, "two", lambda: iter(cells))
+    with pytest.raises(SystemExit):
+        run(monkeypatch)
+    assert not small.exists()
 
 
 def test_the_shown_refusal_has_its_words(
