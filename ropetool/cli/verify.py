@@ -274,12 +274,6 @@ def run_verify(target: Path, *, as_json: bool = False, explain: bool = False, **
     return result
 
 
-def _verify_served(target: Path, served: Served, **options: Any) -> VerifyResult:
-    from ropetool.verification.served import verify_served
-
-    return verify_served(target, served, **options)
-
-
 def measured(
     target: Path, *, quiet: bool = False, again: str = "the same command with --resume",
     words: Sequence[str] | None = None, **options: Any,
@@ -290,8 +284,9 @@ def measured(
     words: the command line of this verification; None for the running command.
     """
     from ropetool.cli.progress import bar
-    from ropetool.verification.checkpoints import verify_checkpoint
+    from ropetool.verification.checkpoints import verify_target
     from ropetool.verification.gate import Limits
+    from ropetool.verification.options import VerifyOptions
     from ropetool.verification.readback.terms import Terms
 
     served = options.pop("served", None)
@@ -307,18 +302,19 @@ def measured(
         stated=dict(options.pop("stated", ())),
         **{name: options.pop(name) for name in ("trained_length", "finetuned", "strict") if name in options},
     )
-    certificate = options.pop("certificate", None)
+    chosen = VerifyOptions(
+        limits=grade, terms=terms, certificate_file=options.pop("certificate", None), command=command_line(), **options
+    )
     say = None if quiet else lambda line: notes([line])
     try:
         line = words if words is not None else click.get_current_context().find_root().obj
         with bar() as progress, naming_a_smaller_run(line):
-            result = _verify_served(
-                target, served, limits=grade, trained_length=terms.trained_length, progress=progress, say=say,
-                **{name: value for name, value in options.items() if name not in UNSERVED},
-            ) if served is not None else verify_checkpoint(
-                target, limits=grade, terms=terms, certificate_file=certificate, command=command_line(),
-                progress=progress, say=say, **options,
-            )  # fmt: skip
+            if served is not None:
+                from ropetool.verification.served import verify_served
+
+                result = verify_served(target, served, chosen, progress=progress, say=say)
+            else:
+                result = verify_target(target, chosen, progress=progress, say=say)
     except KeyboardInterrupt as error:
         unkept, rows = getattr(error, "unkept", ""), getattr(error, "rows", 0)
         if unkept:

@@ -98,9 +98,20 @@ def verify_checkpoint(
         cache_type=cache_type,
         compare_with=compare_with,
     )
-    clock = Clock(60 * (MINUTES if budget is None else budget))
-    session = Session.open(target, baseline, terms)
-    _check_cache_type(session.target, cache_type)
+    return verify_target(target, options, progress=progress, say=say)
+
+
+def verify_target(
+    target: str | Path,
+    options: VerifyOptions,
+    *,
+    progress: Progress | None = None,
+    say: Callable[[str], None] | None = None,
+) -> VerifyResult:
+    """Return what `verify_checkpoint` does, by these options. Raises: CheckpointError, ConfigError."""
+    clock = Clock(60 * (MINUTES if options.budget is None else options.budget))
+    session = Session.open(target, options.baseline, options.terms)
+    _check_cache_type(session.target, options.cache_type)
     if not options.of_suites:
         return answer(session, options, clock, progress)
     from ropetool.verification.whole_suites import measure_suites  # which loads every measurement

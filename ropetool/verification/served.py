@@ -22,9 +22,9 @@ from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import catalogue, suites
 from ropetool.verification.conditions import conditions, run_key
-from ropetool.verification.gate import Limits
 from ropetool.verification.journal import JournaledRunner
 from ropetool.verification.opening import Open
+from ropetool.verification.options import VerifyOptions
 from ropetool.verification.results import NOT_ASKED, NOT_RUN, Check, VerifyResult
 from ropetool.verification.run import default_lengths, verify
 from ropetool.verification.runners.llama_runner import LlamaRunner
@@ -56,47 +56,37 @@ class Served:
 def verify_served(
     target: str | Path,
     served: Served,
+    options: VerifyOptions,
     *,
-    baseline: str | Path | None = None,
-    texts: Sequence[str | Path] = (),
-    lengths: Sequence[int] | None = None,
-    suite: str | None = None,
-    measures: Sequence[str] = (),
-    segments: int | None = None,
-    trials: int | None = None,
-    trained_length: int | None = None,
-    limits: Limits | None = None,
-    budget: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    dtype: str = "auto",
-    resume: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> VerifyResult:
-    """Return what the suite finds of a served model; without a suite the quick one.
+    """Return what a suite measures of a served model. Without a suite it is the quick one.
 
-    A baseline runs on this machine; without one the served model's own figures within its trained length are it. Lengths
-    that the server does not take are left out, and the verdict is then partial.
+    A baseline runs on this machine. Without one, the served model's own figures within its trained length are the baseline.
+    Lengths that the server does not take are left out, and the verdict is then partial.
+
     Raises: ServerError for a server that does not answer, or not as its interface says; ConfigError for another model
     behind it, and as verify_checkpoint does; CheckpointError.
     """
     checkpoint = open_checkpoint(hub.local(target))
-    original = None if baseline is None else open_checkpoint(hub.local(baseline))
+    original = None if options.baseline is None else open_checkpoint(hub.local(options.baseline))
     http = Http(served.url)
     server = open_server(http, served.model)
     notes = [*http.notes, _asked_of(server), *([_own_baseline(checkpoint, http.url)] if original is None else [])]
-    chosen = suites.choose_by_tokens(suite, measures, segments, trials, score_prompts=served.score_prompts)
+    chosen = suites.choose_by_tokens(
+        options.suite, options.measures, options.segments, options.trials, score_prompts=served.score_prompts
+    )
     found = inspection.inspect_checkpoint(checkpoint)
     context, trained = lengths_of(found, checkpoint)
     if original is not None:
         trained = min(trained, lengths_of(inspection.inspect_checkpoint(original), original)[1])
-    trained = trained_length or trained
-    asked, left_out, cut = _taken(server, default_lengths(trained, max(trained, context)), lengths)
+    trained = (options.terms and options.terms.trained_length) or trained
+    asked, left_out, cut = _taken(server, default_lengths(trained, max(trained, context)), options.lengths)
     if cut:
         notes.append(cut)
         context = min(context, max(asked))
-    documents = documents_of(texts, max(asked), notes)
+    documents = documents_of(options.texts, max(asked), notes)
     checks = [
         *yardsticks(found.made is not None or original is not None, asked, trained, context),
         *([Check("server's context", None, None, NOT_RUN, left_out)] if left_out else []),
@@ -126,18 +116,19 @@ def verify_served(
 
     models = {TARGET: checkpoint} if original is None else {TARGET: checkpoint, BASELINE: original}
     decides = {
-        **conditions(models, documents, {}, None if original is None else device),
+        **conditions(models, documents, {}, None if original is None else options.device),
         "the server": server.program, "the limits of the server": str(server.limits),
     }  # fmt: skip
-    key = run_key(models, documents, (device, dtype, http.url, server.model, str(served)))
-    kept = kept_on_disk(key, decides, resume, notes, changes=True)
-    with _kept(server, resume, _same(server, kept) if resume else kept) as wrap:
+    key = run_key(models, documents, (options.device, options.dtype, http.url, server.model, str(served)))
+    kept = kept_on_disk(key, decides, options.resume, notes, changes=True)
+    with _kept(server, options.resume, _same(server, kept) if options.resume else kept) as wrap:
         result = verify(
             SERVED, baseline=None if original is None else original.path, texts=documents, lengths=asked,
-            trained_length=trained, context_length=context, suite=chosen, limits=limits, budget=budget, checks=checks,
-            seed=seed, device=device, dtype=dtype, progress=progress, say=say, foretell=foretold, runner=runner, wrap=wrap,
+            trained_length=trained, context_length=context, suite=chosen, limits=options.limits, budget=options.budget,
+            checks=checks, seed=options.seed, device=options.device, dtype=options.dtype, progress=progress, say=say,
+            foretell=foretold, runner=runner, wrap=wrap,
         )  # fmt: skip
-    read = catalogue.described(documents, bundled=not texts)
+    read = catalogue.described(documents, bundled=not options.texts)
     shown = _shown(asking.unseen)
     return replace(
         result, target=f"{server.model} at {http.url}", checks=(*result.checks, shown), notes=(*notes, *result.notes),

@@ -127,7 +127,7 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
     def interrupt(*_: object, **__: object) -> None:
         raise Interrupted
 
-    monkeypatch.setattr("ropetool.verification.checkpoints.verify_checkpoint", interrupt)
+    monkeypatch.setattr("ropetool.verification.checkpoints.verify_target", interrupt)
     kept = "Note: 3 rows are kept; {} goes on"
     done = run("extend", model, "-m", "yarn", "--factor", "4", "--verify", "-o", "the output")
     assert done.code == 130
@@ -144,7 +144,7 @@ def test_what_goes_on_after_an_interruption_is_a_command_that_works(
         error.unkept = "the disk is full"  # type: ignore[attr-defined]
         raise error
 
-    monkeypatch.setattr("ropetool.verification.checkpoints.verify_checkpoint", interrupt_unkept)
+    monkeypatch.setattr("ropetool.verification.checkpoints.verify_target", interrupt_unkept)
     assert "Note: what was measured is not kept: the disk is full" in run("verify", model).err.splitlines()
 
 

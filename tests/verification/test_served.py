@@ -29,6 +29,8 @@ from ropetool.servers.opening import open_server
 from ropetool.servers.text import TextServer
 from ropetool.verification import estimate, journal, served
 from ropetool.verification.checkpoints import verify_checkpoint
+from ropetool.verification.options import VerifyOptions
+from ropetool.verification.readback.terms import Terms
 from ropetool.verification.runners.served_words import TokenizerWords
 from ropetool.verification.runners.server_runner import ServerRunner
 from ropetool.verification.runners.torch_runner import TorchRunner
@@ -397,8 +399,9 @@ def verified(tiny: Path, url: str, **options: Any) -> Any:
     for number, text in enumerate(words):
         (folder / f"{number}.txt").write_text(f"{number} {text}", encoding="utf-8")
     scored = options.pop("score_prompts", False)
-    options = {"texts": [folder], "segments": 8, **options}
-    return verify_served(tiny, served.Served(url, score_prompts=scored), **options)
+    told = {name: options.pop(name) for name in ("progress", "say") if name in options}
+    chosen = VerifyOptions(**{"texts": [folder], "segments": 8, **options})
+    return verify_served(tiny, served.Served(url, score_prompts=scored), chosen, **told)
 
 
 def test_a_run_goes_on_where_the_server_died(tiny: Path, serve: Callable[..., Served]) -> None:
@@ -581,7 +584,7 @@ def test_the_pace_is_probed_once(tiny: Path, serve: Callable[..., Served], monke
         lambda runner, corpus, lengths, scored: probed.append(1) or (lambda rows: 0.01 * sum(rows.values())),
     )  # fmt: skip
     with serving(serve("vllm")) as url:
-        verified(tiny, url, lengths=[16, 32], trained_length=16, budget=1.0, say=print)
+        verified(tiny, url, lengths=[16, 32], terms=Terms(trained_length=16), budget=1.0, say=print)
     assert len(probed) == 1
 
 
@@ -593,9 +596,9 @@ def test_lengths_beyond_the_server_are_left_out_and_said(
 ) -> None:
     longer = make_variant(tiny, max_position_embeddings=256)
     with serving(serve("vllm", context=128)) as url:
-        found = verified(longer, url, trained_length=64)
+        found = verified(longer, url, terms=Terms(trained_length=64))
         with pytest.raises(ConfigError, match="the server takes 128 tokens"):
-            verified(longer, url, trained_length=64, lengths=[64, 256])
+            verified(longer, url, terms=Terms(trained_length=64), lengths=[64, 256])
     assert max(entry.length for entry in found.lengths) == 127  # and a token of the answer
     assert {check.name: check.verdict for check in found.checks}["server's context"] == "not run"
     assert found.verdict == "partial"
@@ -621,9 +624,8 @@ def test_the_checkpoint_needs_no_weights(
         (bare / "tokenizer.json").unlink()
         with pytest.raises(RopetoolError, match="tokenizer"):
             verified(bare, url, lengths=[16, 32])
-        named = verify_served(
-            bare, served.Served(url, tokenizer=tiny), texts=[f"{tiny}-texts"], segments=8, lengths=[16, 32]
-        )
+        options = VerifyOptions(texts=[f"{tiny}-texts"], segments=8, lengths=[16, 32])
+        named = verify_served(bare, served.Served(url, tokenizer=tiny), options)
     assert (
         [one.target for one in found.lengths]
         == [one.target for one in named.lengths]
@@ -669,7 +671,7 @@ def test_another_model_of_this_tokenizer_is_not_told_from_it_and_that_is_said(
 
 def test_without_a_record_and_a_baseline_it_is_partial(tiny: Path, serve: Callable[..., Served]) -> None:
     with serving(serve("vllm")) as url:
-        found = verified(tiny, url, lengths=[16, 32, 63], trained_length=32)
+        found = verified(tiny, url, lengths=[16, 32, 63], terms=Terms(trained_length=32))
     assert {check.name: check.verdict for check in found.checks}["yardstick"] == "not run"
     assert found.verdict == "partial"
 
